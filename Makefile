@@ -1,0 +1,48 @@
+# Every target sets itself up: a virtual environment in .venv, packages from pyproject.toml, pinned by constraints.txt.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+OUT    ?= runs
+
+.PHONY: demo test check bench soak setup setup-dev clean
+.DEFAULT_GOAL := demo
+
+$(VENV)/.base: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ingot needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV) (once; torch is large)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+setup: $(VENV)/.base
+setup-dev: $(VENV)/.dev
+
+# The whole main job on text that is on every machine: clean, tokenize, pretrain, fine-tune, evaluate, report.
+demo: $(VENV)/.base
+	@$(BIN)/ingot run src/ingot/recipes/stdlib.toml --out $(OUT)
+
+test: $(VENV)/.dev
+	@$(BIN)/python -m pytest -m "not timing" tests
+	@$(BIN)/python -m pytest -m timing tests
+
+check: $(VENV)/.dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright
+	@$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory test
+
+# Training speed of the shapes in docs/BENCHMARKS.md on this machine.
+bench: $(VENV)/.base
+	@$(BIN)/python benchmarks/train_speed.py
+
+# Fifty kills of a whole pipeline run at random moments; CI does six.
+soak: $(VENV)/.dev
+	@INGOT_KILLS=50 $(BIN)/python -m pytest -q -s --timeout 7200 tests/pipeline/test_kill.py
+
+clean:
+	@rm -rf $(VENV) build dist .pytest_cache .ruff_cache

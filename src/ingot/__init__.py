@@ -1,0 +1,15 @@
+"""ingot: from raw text to a trained, aligned language model, from one recipe file."""
+
+from typing import Any
+
+__version__ = "0.1.0"
+__all__ = ["load", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """`ingot.run` and `ingot.load`, imported when asked for, so that `import ingot` costs nothing."""
+    if name in __all__:
+        from ingot import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'ingot' has no attribute '{name}'")

@@ -1,0 +1,301 @@
+"""The command line: arguments in, one call, words out. Heavy imports wait until a command needs them."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ingot.core.artifact import is_full_disk
+from ingot.core.errors import StageFailed, UserError
+
+app = typer.Typer(
+    help="From raw text to a trained, aligned language model, from one recipe file.\n\n"
+    "Start with: ingot init DIR; cd DIR; ingot plan stdlib.toml; ingot run stdlib.toml",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+inspect_app = typer.Typer(help="Look inside what a stage made.", no_args_is_help=True)
+app.add_typer(inspect_app, name="inspect")
+
+RecipeArg = Annotated[Path, typer.Argument(help="The recipe, a TOML file.", show_default=False)]
+StageArg = Annotated[Path, typer.Argument(help="A stage's directory, such as runs/stdlib/base.", show_default=False)]
+SetOption = Annotated[
+    list[str], typer.Option("--set", help="Override a setting: --set stage.base.seed=2", metavar="NAME=VALUE")
+]
+OutOption = Annotated[Path, typer.Option("--out", help="Output root.")]
+OnlyOption = Annotated[list[str], typer.Option("--only", help="Only this stage and what it needs; may be repeated.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")
+]
+
+
+def main() -> None:
+    """Entry point: a user's error is one sentence and exit code 2, a full disk likewise."""
+    try:
+        app()
+    except UserError as error:
+        _fail(str(error))
+    except StageFailed as error:
+        sys.exit(error.code)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(0)
+    except OSError as error:
+        if not is_full_disk(error):
+            raise
+        _fail(f"disk full while writing {error.filename or 'a file'}; free space and run the same command again")
+
+
+@app.command()
+def init(
+    directory: Annotated[Path, typer.Argument(help="Where to write the example recipes.", show_default=False)],
+) -> None:
+    """Write the example recipes to a directory, to start from."""
+    from importlib.resources import files
+
+    directory.mkdir(parents=True, exist_ok=True)
+    for source in sorted(files("ingot.recipes").iterdir(), key=lambda f: f.name):
+        if source.name.endswith(".toml"):
+            target = directory / source.name
+            if target.exists():
+                raise UserError(f"{target}: exists already; choose another directory or move it away")
+            target.write_text(source.read_text())
+            print(f"wrote {target}")
+    print(f"next: ingot plan {directory / 'stdlib.toml'}")
+
+
+@app.command()
+def plan(recipe: RecipeArg, set: SetOption = [], out: OutOption = Path("runs"), as_json: JsonOption = False) -> None:  # noqa: B006
+    """Show what `run` would do: every stage as HIT, RESUME or RUN, and which setting changed."""
+    from ingot.report.terminal import plan_rows, print_plan
+
+    rows = plan_rows(_graph(recipe, set, out), out)
+    _emit(rows, as_json, lambda: print_plan(rows))
+
+
+@app.command()
+def run(
+    recipe: RecipeArg,
+    set: SetOption = [],  # noqa: B006
+    only: OnlyOption = [],  # noqa: B006
+    out: OutOption = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """Run a recipe: finished stages are kept, interrupted ones go on, changed ones are made anew."""
+    from ingot.pipeline.run import run as run_graph
+    from ingot.report.terminal import print_end, stage_line
+
+    graph = _graph(recipe, set, out)
+    report = (lambda *_: None) if as_json else stage_line
+    done = run_graph(graph, out, only, report, quiet=as_json)
+    results = {name: {"directory": str(path), "result": _result(path)} for name, path in done.items()}
+    _emit(results, as_json, lambda: print_end(graph, out))
+
+
+@app.command()
+def status(recipe: RecipeArg, set: SetOption = [], out: OutOption = Path("runs"), as_json: JsonOption = False) -> None:  # noqa: B006
+    """Show how far a recipe is: state, last step, loss, speed."""
+    from ingot.report.terminal import print_status, status_rows
+
+    rows = status_rows(_graph(recipe, set, out), out)
+    _emit(rows, as_json, lambda: print_status(rows))
+
+
+@app.command()
+def report(
+    recipe: RecipeArg,
+    set: SetOption = [],  # noqa: B006
+    out: OutOption = Path("runs"),
+    to: Annotated[Path | None, typer.Option("--to", help="File to write; default: runs/NAME/report.html.")] = None,
+) -> None:
+    """Write one self-contained HTML page about a run."""
+    from ingot.report.page import write_report
+
+    print(write_report(_graph(recipe, set, out), out, to))
+
+
+@app.command()
+def generate(
+    stage: StageArg,
+    prompt: Annotated[str, typer.Argument(help="Text to go on from.")] = "",
+    max_new: Annotated[int, typer.Option(help="Longest continuation, in tokens.", min=1)] = 200,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token each time.", min=0)] = 0.8,
+    top_p: Annotated[
+        float, typer.Option(help="Draw from the likeliest tokens that hold this much probability.", min=0, max=1)
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    best: Annotated[
+        bool, typer.Option("--best", help="The weights with the lowest held-out loss, not the last.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a trained model go on from a text."""
+    from ingot.api import load
+
+    model = load(stage, best=best)
+    stream = None if as_json else lambda piece: print(piece, end="", flush=True)
+    if not as_json:
+        print(prompt, end="", flush=True)
+    text = model.generate(prompt, max_new=max_new, temperature=temperature, top_p=top_p, seed=seed, on_text=stream)
+    _emit({"prompt": prompt, "text": text}, as_json, print)
+
+
+@app.command()
+def chat(
+    stage: StageArg,
+    temperature: Annotated[float, typer.Option(min=0)] = 0.7,
+    seed: Annotated[int, typer.Option()] = 0,
+) -> None:
+    """Talk to a model that was trained on conversations. An empty line or Ctrl-D ends it."""
+    from ingot.api import load
+
+    model = load(stage)
+    messages: list[dict[str, Any]] = []
+    for line in iter(lambda: _ask("you> "), ""):
+        messages.append({"role": "user", "content": line})
+        print("it>  ", end="", flush=True)
+        answer = model.chat(
+            messages,
+            temperature=temperature,
+            seed=seed + len(messages),
+            on_text=lambda piece: print(piece, end="", flush=True),
+        )
+        print()
+        messages.append({"role": "assistant", "content": answer})
+
+
+@app.command()
+def trace(
+    stage: StageArg,
+    step: Annotated[int, typer.Option(help="1-based step, past or future.", min=1)] = 1,
+    rows: Annotated[int, typer.Option(help="Rows shown.", min=1)] = 4,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the documents in the batch of any step, past or future."""
+    from itertools import islice
+
+    from ingot.report.terminal import print_trace
+    from ingot.stages.mixture import trace as traced
+
+    found = list(islice(traced(stage, step), None if as_json else rows))
+    data = [{"source": t.source, "row": t.row, "pieces": t.pieces, "ids": t.ids.tolist()} for t in found]
+    _emit(data, as_json, lambda: print_trace(data, step))
+
+
+@app.command()
+def verify(recipe: RecipeArg, set: SetOption = [], out: OutOption = Path("runs"), as_json: JsonOption = False) -> None:  # noqa: B006
+    """Check every finished stage's files against their digests."""
+    from ingot.pipeline.status import stage_dir
+
+    checked, problems = 0, []
+    for node in _graph(recipe, set, out).nodes.values():
+        directory = stage_dir(out, node)
+        if directory.is_done():
+            checked += 1
+            problems += directory.verify()
+    _emit(
+        {"stages": checked, "problems": problems},
+        as_json,
+        lambda: print(f"{checked} stages checked, {len(problems)} problems"),
+    )
+    if problems:
+        raise UserError("\n".join([*problems, "delete the damaged stage's directory and run the recipe again"]))
+
+
+@app.command()
+def gc(
+    out: OutOption = Path("runs"),
+    delete: Annotated[bool, typer.Option("--delete", help="Delete them; without it they are only listed.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List stage directories that no run links to any more, with their sizes; --delete removes them."""
+    from ingot.pipeline.collect import delete_all, orphans
+
+    found = orphans(out)
+    total = sum(o.bytes for o in found)
+    data = [{"directory": str(o.path), "bytes": o.bytes} for o in found]
+
+    def show() -> None:
+        for o in found:
+            print(f"{o.bytes / 1e6:10.1f} MB  {o.path}")
+        print(f"{len(found)} orphans, {total / 1e6:.1f} MB{'' if delete or not found else '; --delete removes them'}")
+
+    _emit(data, as_json, show)
+    if delete:
+        delete_all(found)
+
+
+@inspect_app.command("corpus")
+def inspect_corpus(stage: StageArg, as_json: JsonOption = False) -> None:
+    """The funnel of a corpus stage: what came in, what was removed and why, with samples."""
+    from ingot.report.inspect import corpus, print_corpus
+
+    data = corpus(stage)
+    _emit(data, as_json, lambda: print_corpus(data))
+
+
+@inspect_app.command("mask")
+def inspect_mask(
+    stage: Annotated[
+        Path, typer.Argument(help="A tokens stage, such as runs/stdlib/questions@bpe.", show_default=False)
+    ],
+    documents: Annotated[int, typer.Option(help="Documents shown.", min=1)] = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Which tokens are trained on, in colour."""
+    from ingot.report.inspect import mask, print_mask
+
+    data = mask(stage, documents)
+    _emit(data, as_json, lambda: print_mask(data))
+
+
+@inspect_app.command("store")
+def inspect_store(stage: StageArg, as_json: JsonOption = False) -> None:
+    """A token store's manifest, columns and first document."""
+    from ingot.report.inspect import print_store, store
+
+    data = store(stage)
+    _emit(data, as_json, lambda: print_store(data))
+
+
+@inspect_app.command("checkpoint")
+def inspect_checkpoint(stage: StageArg, as_json: JsonOption = False) -> None:
+    """A train stage's checkpoints: steps, state, tensors, whether their digests hold."""
+    from ingot.report.inspect import checkpoints, print_checkpoints
+
+    data = checkpoints(stage)
+    _emit(data, as_json, lambda: print_checkpoints(data))
+
+
+def _graph(recipe: Path, overrides: list[str], out: Path) -> Any:
+    from ingot.pipeline.graph import load_graph
+
+    return load_graph(recipe, overrides, out)
+
+
+def _result(path: Path) -> Any:
+    return json.loads((path / "result.json").read_text())
+
+
+def _emit(data: Any, as_json: bool, show: Any) -> None:
+    if as_json:
+        print(json.dumps(data, indent=1, ensure_ascii=False))
+    else:
+        show()
+
+
+def _ask(prompt: str) -> str:
+    try:
+        return input(prompt).strip()
+    except EOFError:
+        return ""
+
+
+def _fail(sentence: str) -> None:
+    print(f"error: {sentence}", file=sys.stderr)
+    sys.exit(2)

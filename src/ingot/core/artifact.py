@@ -1,0 +1,222 @@
+"""Content-addressed stage directories: keys, atomic files, locks, and the DONE file that publishes a result.
+
+A stage's directory is named by a hash of what determines its result, exists under that name from the start, and is
+locked by its one writer. Every file in it appears whole or not at all (temporary name, fsync, rename); `metrics.jsonl`
+is the one file that grows. `DONE` is written last and holds the digest of every output: without it there is no result.
+
+Rejected: an empty marker file per task (a changed setting then silently reuses old results), and timestamps (a copied
+or restored directory then looks new).
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from ingot.core.errors import UserError
+
+DONE = "DONE"
+LOCK = "LOCK"
+_CHUNK = 1 << 20
+
+
+def digest_bytes(data: bytes) -> str:
+    """BLAKE2b-128 of the bytes, in hex."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def digest_json(value: Any) -> str:
+    """Digest of plain data, independent of key order."""
+    return digest_bytes(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode())
+
+
+def digest_file(path: Path) -> str:
+    """Digest of a file's content, read in blocks."""
+    state = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while block := file.read(_CHUNK):
+            state.update(block)
+    return state.hexdigest()
+
+
+@contextlib.contextmanager
+def atomic_open(path: Path) -> Iterator[IO[bytes]]:
+    """A binary file that appears under `path` only when the block ends well; nothing is left behind otherwise."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_directory(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def atomic_write(path: Path, data: bytes | str) -> None:
+    """Write a whole file atomically."""
+    with atomic_open(path) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+def atomic_json(path: Path, value: Any) -> None:
+    """Write plain data as indented JSON, atomically."""
+    atomic_write(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+@contextlib.contextmanager
+def atomic_directory(path: Path) -> Iterator[Path]:
+    """A directory that appears under `path` only when the block ends well; an older one of that name is replaced."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                with file.open("rb") as handle:
+                    os.fsync(handle.fileno())
+        shutil.rmtree(path, ignore_errors=True)
+        os.replace(temporary, path)
+        _sync_directory(path.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def is_full_disk(error: OSError) -> bool:
+    """Whether an error says that no more can be written."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+class StageDir:
+    """One stage's directory: lock, outputs, DONE."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    def is_done(self) -> bool:
+        return (self.path / DONE).exists()
+
+    def exists(self) -> bool:
+        return (self.path / "inputs.json").exists()
+
+    def done(self) -> dict[str, Any]:
+        return json.loads((self.path / DONE).read_text())
+
+    def is_locked(self) -> bool:
+        """Whether another process is writing here now."""
+        try:
+            with self._open_lock("r") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the directory; the kernel lets go when the process ends, however it ends.
+
+        Raises:
+            UserError: another process holds it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with self._open_lock("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                owner = file.read().strip() or "unknown"
+                raise UserError(
+                    f"{self.path}: locked by process {owner}, which is running this stage now; wait for it or stop it"
+                ) from None
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            self._sweep()
+            yield
+
+    def finish(self, extra: Mapping[str, Any] | None = None) -> None:
+        """Publish: digest every output and write DONE."""
+        outputs = {
+            str(file.relative_to(self.path)): {"bytes": file.stat().st_size, "blake2b": digest_file(file)}
+            for file in self.outputs()
+        }
+        atomic_json(self.path / DONE, {**(extra or {}), "outputs": outputs})
+
+    def outputs(self) -> list[Path]:
+        """Every file of the stage but the lock, DONE and leftovers of interrupted writes."""
+        files = (f for f in sorted(self.path.rglob("*")) if f.is_file() and not f.is_symlink())
+        return [f for f in files if f.name not in (DONE, LOCK) and not f.name.endswith(".tmp")]
+
+    def verify(self) -> list[str]:
+        """Sentences about outputs that are missing or differ from their digest; empty when all is well."""
+        problems = []
+        for name, recorded in self.done()["outputs"].items():
+            file = self.path / name
+            if not file.exists():
+                problems.append(f"{file}: missing")
+            elif file.stat().st_size != recorded["bytes"]:
+                problems.append(f"{file}: {file.stat().st_size} bytes, expected {recorded['bytes']}")
+            elif digest_file(file) != recorded["blake2b"]:
+                problems.append(f"{file}: content differs from its digest")
+        return problems
+
+    def _open_lock(self, mode: str) -> IO[str]:
+        return (self.path / LOCK).open(mode)
+
+    def _sweep(self) -> None:
+        """Remove what an interrupted write of an earlier process left."""
+        for leftover in self.path.rglob(".*.tmp"):
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                leftover.unlink(missing_ok=True)
+
+
+class FileHashes:
+    """Content digests of source files, remembered by (path, size, mtime, inode): unchanged files are not reread."""
+
+    def __init__(self, memo: Path):
+        self._memo = memo
+        try:
+            self._known: dict[str, list[Any]] = json.loads(memo.read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            self._known = {}
+        self._changed = False
+
+    def digest(self, path: Path) -> str:
+        stat = path.stat()
+        stamp = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+        known = self._known.get(str(path))
+        if known is None or known[:3] != stamp:
+            known = self._known[str(path)] = [*stamp, digest_file(path)]
+            self._changed = True
+        return known[3]
+
+    def save(self) -> None:
+        if self._changed:
+            atomic_write(self._memo, json.dumps(self._known))
+            self._changed = False

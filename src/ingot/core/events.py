@@ -1,0 +1,148 @@
+"""What a stage says while it runs: `metrics.jsonl` for machines, bars or plain lines for people.
+
+The file is the truth and every display, report or sink is a reader of it. A line is `{"event", "time", "attempt",
+...}`; a stage that was killed and went on writes some steps twice, and the last attempt of a step wins.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+METRICS = "metrics.jsonl"
+VOLATILE = frozenset({"time", "attempt", "seconds", "tok_s", "peak_bytes"})
+"""Fields that differ between two equal runs; everything else is equal to the bit on one CPU process."""
+
+
+class EventLog:
+    """Appends events to a stage's `metrics.jsonl`; a torn last line of a killed writer is cut off on opening."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole = _cut_torn_line(path)
+        self.attempt = 1 + max((e.get("attempt", 0) for e in whole), default=0)
+        self._file = path.open("a", encoding="utf-8")
+        self._flushed = 0.0
+
+    def write(self, event: str, **fields: Any) -> None:
+        """One event; flushed to the file at least twice a second."""
+        now = time.time()
+        record = {"event": event, "time": round(now, 3), "attempt": self.attempt, **fields}
+        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        if now - self._flushed > 0.5:
+            self.flush()
+
+    def flush(self) -> None:
+        self._file.flush()
+        self._flushed = time.time()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_events(path: Path, event: str | None = None) -> list[dict[str, Any]]:
+    """Events of a stage in order, later attempts replacing the same (event, step) of earlier ones."""
+    kept: dict[Any, dict[str, Any]] = {}
+    for number, record in enumerate(_lines(path)):
+        if event is None or record["event"] == event:
+            step = record.get("step")
+            identity = (record["event"], record.get("name"), step) if step is not None else number
+            kept[identity] = record
+    return list(kept.values())
+
+
+def stable(record: dict[str, Any]) -> dict[str, Any]:
+    """An event without the fields that two equal runs may differ in."""
+    return {k: v for k, v in record.items() if k not in VOLATILE}
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if not line.endswith("\n"):
+                return  # being written at this moment
+            yield json.loads(line)
+
+
+def _cut_torn_line(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    data = path.read_bytes()
+    end = data.rfind(b"\n") + 1
+    if end < len(data):
+        with path.open("r+b") as file:
+            file.truncate(end)
+    return [json.loads(line) for line in data[:end].splitlines()]
+
+
+class Bar:
+    """A running progress display with a count, a rate, an ETA and free fields."""
+
+    def __init__(self, description: str, total: int | None, unit: str, console: Console, done: int = 0):
+        self.description, self.total, self.unit, self.done = description, total, unit, done
+        self._console = console
+        self._first, self._start, self._printed = done, time.monotonic(), time.monotonic()
+        self._note = ""
+        self._rich: Progress | None = None
+        if console.is_terminal:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(24),
+                TaskProgressColumn(),
+                TextColumn("{task.fields[note]}"),
+            )
+            self._rich = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
+            self._task = self._rich.add_task(description, total=total, completed=done, note="")
+            self._rich.start()
+
+    def advance(self, amount: int = 1, **fields: str) -> None:
+        """Count `amount` more; `fields` are shown as `name value`."""
+        self.done += amount
+        if fields:
+            self._note = "  ".join(f"{name} {value}" for name, value in fields.items())
+        if self._rich:
+            self._rich.update(self._task, completed=self.done, note=self._note)
+        elif time.monotonic() - self._printed > 10:
+            self._line()
+
+    def close(self) -> None:
+        if self._rich:
+            self._rich.stop()
+        elif time.monotonic() - self._start > 1:
+            self._line()
+
+    def _line(self) -> None:
+        """One plain line: what a log file or a pipe gets instead of a bar."""
+        self._printed = time.monotonic()
+        elapsed = self._printed - self._start
+        rate = (self.done - self._first) / max(elapsed, 1e-9)
+        share = f"{100 * self.done / self.total:.0f} %  " if self.total else ""
+        left = f"  ETA {(self.total - self.done) / rate:.0f} s" if self.total and rate > 0 else ""
+        text = f"  {self.description}: {share}{self.done:,} {self.unit}  {rate:,.0f} {self.unit}/s{left}  {self._note}"
+        self._console.print(text.rstrip(), highlight=False, soft_wrap=True)
+
+
+class Display:
+    """The people's side of a stage: bars and lines on standard error, or nothing when quiet."""
+
+    def __init__(self, quiet: bool = False):
+        self.console = Console(stderr=True, quiet=quiet)
+
+    def say(self, text: str) -> None:
+        self.console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def bar(self, description: str, total: int | None = None, unit: str = "", done: int = 0) -> Iterator[Bar]:
+        bar = Bar(description, total, unit, self.console, done)
+        try:
+            yield bar
+        finally:
+            bar.close()

@@ -1,0 +1,209 @@
+"""The user's file: TOML in, frozen settings out.
+
+A recipe is strict. An unknown setting is an error with the nearest known name, and all errors of a file are reported
+together, because a user who mends one error per run mends them all day. `--set a.b=c` is the only override; there is
+no second way to say the same thing (a flag per field was tried by others and frozen by a test).
+
+Settings models live beside the code that reads them, derive from `Settings`, and document each field by the string
+below it. A field marked `EXECUTION` changes how fast or where a result is made, never the result: it stays out of
+the stage key (`canonical`).
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ingot.core.errors import UserError, nearest
+
+
+class _Execution:
+    """Marks a field that cannot change the result: `workers: Annotated[int, EXECUTION] = 2`."""
+
+
+EXECUTION = _Execution()
+
+
+class Settings(BaseModel):
+    """Base of every settings model: frozen, unknown keys refused, field docstrings kept for `--help` and schemas."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+
+class RunSettings(Settings):
+    """The `[run]` table."""
+
+    name: str
+    """Names the directory `runs/NAME` where the stages of this recipe are linked."""
+    seed: int = 1
+    """Seeds initialisation, shuffling and sampling; part of the key only of stages that use it."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe after validation: the run's settings, and each stage's `(kind, settings)` in file order."""
+
+    path: Path
+    run: RunSettings
+    stages: dict[str, tuple[str, Settings]]
+
+
+def canonical(value: Any) -> Any:
+    """The part of a settings tree that determines results, as plain JSON data (EXECUTION fields left out)."""
+    if isinstance(value, BaseModel):
+        fields = type(value).model_fields
+        return {
+            name: canonical(getattr(value, name))
+            for name, field in fields.items()
+            if not any(isinstance(m, _Execution) for m in field.metadata)
+        }
+    if isinstance(value, Mapping):
+        return {str(k): canonical(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [canonical(v) for v in value]
+    return value
+
+
+def load_recipe(path: Path, overrides: list[str], kinds: Mapping[str, type[Settings]]) -> Recipe:
+    """Read, override and validate a recipe.
+
+    Args:
+        path: the TOML file.
+        overrides: `a.b=value` strings; the value is read as TOML, or as a string where that fails.
+        kinds: stage kind -> its settings model.
+
+    Raises:
+        UserError: every problem found, one line each.
+    """
+    table = _read_toml(path)
+    for override in overrides:
+        _apply_override(table, override)
+    errors = [
+        f"{path}: unknown table [{k}]; {nearest(k, ['run', 'stage'])}" for k in table if k not in ("run", "stage")
+    ]
+    run = _validate(RunSettings, table.get("run", {}), "run", errors)
+    stages: dict[str, tuple[str, Settings]] = {}
+    for name, body in table.get("stage", {}).items():
+        where = f"stage.{name}"
+        if not isinstance(body, dict) or "kind" not in body:
+            errors.append(f"{where}: no kind; every stage needs kind = one of {', '.join(sorted(kinds))}")
+            continue
+        if "@" in name or "/" in name or name.startswith("."):
+            errors.append(f"{where}: the name may not contain '@' or '/' nor start with '.'; rename the stage")
+            continue
+        body = dict(body)
+        kind = str(body.pop("kind"))
+        if kind not in kinds:
+            errors.append(f"{where}.kind: unknown kind '{kind}'; {nearest(kind, kinds)}")
+            continue
+        settings = _validate(kinds[kind], body, where, errors)
+        if settings is not None:
+            stages[name] = (kind, settings)
+    if not errors and not stages:
+        errors.append(f'{path}: no stages; add a table such as [stage.clean] with kind = "corpus"')
+    if errors:
+        raise UserError("\n".join(errors))
+    assert isinstance(run, RunSettings)
+    return Recipe(path, run, stages)
+
+
+def dump_toml(table: Mapping[str, Any]) -> str:
+    """TOML text of plain data; `None` values are left out, since TOML has none."""
+    return tomli_w.dumps(_without_none(table))
+
+
+def settings_tree(settings: BaseModel) -> dict[str, Any]:
+    """All fields of a settings model (EXECUTION ones too) as plain data that validates back to the same model."""
+    return settings.model_dump(mode="json", by_alias=True)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such recipe; `ingot init DIR` writes one to start from") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: is a directory, expected a recipe file; name the .toml inside it") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: byte {error.start} is not UTF-8; save the recipe as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path}: not valid TOML: {error}; mend that line") from None
+
+
+def _apply_override(table: dict[str, Any], override: str) -> None:
+    name, sign, text = override.partition("=")
+    if not sign or not name.strip():
+        raise UserError(f"--set {override}: expected NAME=VALUE, for example stage.base.seed=2")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *parents, leaf = name.strip().split(".")
+    for parent in parents:
+        table = table.setdefault(parent, {})
+        if not isinstance(table, dict):
+            raise UserError(f"--set {override}: {parent} is not a table, so it has no setting {leaf}")
+    table[leaf] = value
+
+
+def _validate(model: type[Settings], body: Any, where: str, errors: list[str]) -> Settings | None:
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        errors += [_sentence(model, body, where, e) for e in error.errors(include_url=False)]
+        return None
+
+
+def _sentence(model: type[Settings], body: Any, where: str, error: Any) -> str:
+    """One pydantic error as one sentence: setting, found, expected."""
+    path = [str(p) for p in error["loc"] if not _is_union_tag(str(p))]
+    name = ".".join([where, *path])
+    if error["type"] == "extra_forbidden":
+        return f"{name}: unknown setting; {nearest(path[-1], _fields_at(model, path[:-1]))}"
+    if error["type"] == "missing":
+        return f"{name}: missing; add it to the recipe ({_describe(model, path)})"
+    if error["type"] == "value_error":
+        return f"{name}: {error['ctx']['error']}"
+    message = error["msg"][0].lower() + error["msg"][1:]
+    return f"{name}: found {error['input']!r}, {message}"
+
+
+def _is_union_tag(part: str) -> bool:
+    """Pydantic puts the names of union members and wrapping validators into a location; users never wrote them."""
+    return (
+        any(c in part for c in "[(") or (part[:1].isupper() and part.isidentifier()) or part in ("str", "int", "float")
+    )
+
+
+def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
+    for part in path:
+        field = model.model_fields.get(part)
+        inner = next(_models(field.annotation), None) if field else None
+        if inner is None:
+            return []
+        model = inner
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _describe(model: type[BaseModel], path: list[str]) -> str:
+    field = next((f for n, f in model.model_fields.items() if path and path[0] in (n, f.alias)), None)
+    return (field.description or path[0]).splitlines()[0] if field else "see `ingot init`"
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in getattr(annotation, "__args__", ()):
+        yield from _models(inner)
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _without_none(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list | tuple):
+        return [_without_none(v) for v in value if v is not None]
+    return value

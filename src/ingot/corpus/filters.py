@@ -1,0 +1,193 @@
+"""Quality as columns: measures of a text, the bounds on them, and filters that anyone can add.
+
+To add a filter, write one function here and one line in `FILTERS`, or keep it in a file of your own and name it in the
+recipe as `"my_filters.py:too_shouty"`:
+
+    def too_shouty(documents: pl.DataFrame) -> pl.Series:
+        return documents["text"].str.count_matches("!") > 20
+
+It gets documents (`text`, `source`, `path`, `group` and the measures below where quality is judged), answers True for
+those that shall go, and its name becomes their `drop_reason`.
+
+Words are runs of non-blank characters. Chinese, Japanese, Thai, Lao, Khmer and Burmese put no blanks between words, so
+there every character counts as one, repetition is measured on pairs of characters, and word length is not asked: a
+white-space split would see a page of Chinese as three words and reject it (SPEC, errors of source 001).
+"""
+
+import importlib.util
+import itertools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import cast
+
+import polars as pl
+
+from ingot.core.errors import UserError, nearest
+from ingot.corpus.settings import QualityBounds
+
+Filter = Callable[[pl.DataFrame], pl.Series]
+"""Documents in; True for each one that shall go."""
+
+QUALITY_REASONS = (
+    "too_few_words",
+    "too_many_words",
+    "words_too_short",
+    "words_too_long",
+    "too_many_special_characters",
+    "too_repetitive",
+)
+
+_UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+_MOSTLY_UNSPACED = 0.3
+_CORE = (pl.col("text").str.len_chars().alias("characters"), pl.col("text").str.extract_all(r"\S+").alias("_words"))
+
+
+def measure(documents: pl.DataFrame) -> pl.DataFrame:
+    """Add `characters`, `words`, `mean_word_length`, `special_share`, `unique_word_share` (null: not asked)."""
+    text, words = pl.col("text"), pl.col("_words")
+    signs = text.str.count_matches(r"[^\p{Alphabetic}\p{M}\p{N}\s]")
+    letters = words.list.eval(pl.element().str.len_chars().sum()).list.first()
+    measured = (
+        documents.with_columns(*_CORE)
+        .with_columns(
+            words=words.list.len().cast(pl.Int64),
+            special_share=signs / pl.col("characters"),
+            mean_word_length=letters / words.list.len(),
+            unique_word_share=words.list.n_unique() / words.list.len(),
+        )
+        .drop("_words")
+    )
+    return _measure_unspaced(measured)
+
+
+def _measure_unspaced(documents: pl.DataFrame) -> pl.DataFrame:
+    """Correct the measures of rows with scripts that put no blanks between words."""
+    present = documents["text"].str.contains(f"[{_UNSPACED}]")
+    if not present.any():
+        return documents
+    rows = present.arg_true()
+    part = documents[rows]
+    texts = part["text"]
+    signs = texts.str.count_matches(f"[{_UNSPACED}]")
+    spaced = texts.str.replace_all(f"[{_UNSPACED}]", " ")
+    words = signs + spaced.str.count_matches(r"[\p{Alphabetic}\p{N}]\S*")
+    mostly = signs / texts.str.len_chars() >= _MOSTLY_UNSPACED
+    unique = pl.Series(
+        [_unique_pairs(text) if m else None for text, m in zip(texts, mostly, strict=True)], dtype=pl.Float64
+    )
+    new = {
+        "words": words.cast(pl.Int64),
+        "mean_word_length": mostly.replace_strict({True: None, False: 1.0}, return_dtype=pl.Float64)
+        * part["mean_word_length"],
+        "unique_word_share": unique.fill_null(part["unique_word_share"]),
+    }
+    return documents.with_columns(documents[name].scatter(rows, values) for name, values in new.items())
+
+
+def _unique_pairs(text: str) -> float:
+    pairs = max(len(text) - 1, 1)
+    return len(set(itertools.pairwise(text))) / pairs
+
+
+def judge(documents: pl.DataFrame, bounds: QualityBounds) -> pl.Series:
+    """The first broken bound of each measured document as its reason, or null. A null measure breaks nothing."""
+    columns = ("words", "words", "mean_word_length", "mean_word_length", "special_share", "unique_word_share")
+    words, _, length, _, special, unique = (pl.col(c) for c in columns)
+    broken = (
+        words < bounds.min_words,
+        words > bounds.max_words,
+        length < bounds.min_mean_word_length,
+        length > bounds.max_mean_word_length,
+        special > bounds.max_special_share,
+        unique < bounds.min_unique_share,
+    )
+    reasons = [pl.when(b).then(pl.lit(r)) for b, r in zip(broken, QUALITY_REASONS, strict=True)]
+    return documents.select(drop_reason=pl.coalesce(reasons))["drop_reason"]
+
+
+def lorem_ipsum(documents: pl.DataFrame) -> pl.Series:
+    """Placeholder text of unfinished pages."""
+    return documents["text"].str.contains("(?i)lorem ipsum dolor")
+
+
+def generated_code(documents: pl.DataFrame) -> pl.Series:
+    """Files that say near their top that a program wrote them."""
+    head = documents["text"].str.slice(0, 1000)
+    return head.str.contains(r"(?i)do not edit|@generated\b|auto-?(?:matically )?generated (?:by|from|file|code)")
+
+
+FILTERS: dict[str, Filter] = {
+    "lorem_ipsum": lorem_ipsum,
+    "generated_code": generated_code,
+}
+
+
+def load_filters(names: list[str]) -> dict[str, Filter]:
+    """Filters by the name that becomes their reason, in the recipe's order.
+
+    Raises:
+        UserError: an unknown name, a file that is missing or does not load, or no such function in it.
+    """
+    return dict(_load_filter(name) for name in names)
+
+
+def user_files(names: list[str]) -> list[Path]:
+    """The files of the user's own filters; their content determines the result, so it belongs in the stage's key."""
+    return [_split_name(name)[0] for name in names if ":" in name]
+
+
+def apply_filters(documents: pl.DataFrame, filters: Mapping[str, Filter]) -> pl.Series:
+    """The name of the first filter that rejects each document, or null."""
+    reason = pl.Series("drop_reason", [None] * len(documents), dtype=pl.String)
+    for name, rejects in filters.items():
+        answer = _ask(name, rejects, documents).fill_null(False)
+        reason = reason.scatter((answer & reason.is_null()).arg_true(), name)
+    return reason
+
+
+def _ask(name: str, rejects: Filter, documents: pl.DataFrame) -> pl.Series:
+    try:
+        answer = rejects(documents)
+    except Exception as error:
+        first, last = documents["path"][0], documents["path"][-1]
+        error.add_note(f"in filter '{name}', on the {len(documents)} documents from {first} to {last}")
+        raise
+    if not isinstance(answer, pl.Series) or answer.dtype != pl.Boolean or len(answer) != len(documents):
+        found = f"{answer.dtype} x {len(answer)}" if isinstance(answer, pl.Series) else type(answer).__name__
+        raise UserError(
+            f"filters: '{name}' returned {found}, expected a Boolean polars Series of {len(documents)} values "
+            "(True drops a document); mend its return value"
+        )
+    return answer
+
+
+def _split_name(name: str) -> tuple[Path, str]:
+    file, _, function = name.rpartition(":")
+    return Path(file), function
+
+
+def _load_filter(name: str) -> tuple[str, Filter]:
+    if ":" not in name:
+        if name not in FILTERS:
+            raise UserError(
+                f"filters: unknown filter '{name}'; {nearest(name, FILTERS)}; your own is \"file.py:function\""
+            )
+        return name, FILTERS[name]
+    file, function = _split_name(name)
+    if not file.is_file():
+        raise UserError(f"filters: '{name}': no file {file}; expected \"file.py:function\" relative to {Path.cwd()}")
+    spec = importlib.util.spec_from_file_location(f"ingot_user_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise UserError(f"filters: '{name}': {file} is not a Python file; name a .py file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(
+            f"filters: '{name}': {file} does not load ({type(error).__name__}: {error}); mend it"
+        ) from error
+    found = getattr(module, function, None)
+    if not callable(found):
+        known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise UserError(f"filters: '{name}': {file} has no function '{function}'; {nearest(function, known)}")
+    return function, cast(Filter, found)

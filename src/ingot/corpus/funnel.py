@@ -1,0 +1,155 @@
+"""What happened to every document: in = kept + dropped for each reason + quarantined, to the document and the byte.
+
+Bytes are those of the raw text as it was read (of the damaged line or file where it could not be), so the sum closes;
+`clean_bytes` says what the kept documents weigh after cleaning. Three files come of it: `funnel.json` (counts),
+`dropped.parquet` (every dropped document with its reason and first 400 characters) and `quarantine.jsonl` (what could
+not be read).
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ingot.core.artifact import atomic_json, atomic_open
+from ingot.corpus.filters import QUALITY_REASONS
+from ingot.corpus.pii import KINDS
+
+SAMPLE_CHARACTERS = 400
+DROPPED = pa.schema(
+    {
+        "source": pa.string(),
+        "path": pa.string(),
+        "offset": pa.int64(),
+        "reason": pa.string(),
+        "bytes": pa.int64(),  # of the raw text
+        "text": pa.string(),  # first 400 characters after cleaning
+    }
+)
+_ORDER = {r: i for i, r in enumerate(("empty", *QUALITY_REASONS))} | {"exact_duplicate": 10_000}
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """Something that could not be read as a document."""
+
+    source: str
+    path: str
+    line: int  # 1-based; 0 where the file as a whole is meant
+    offset: int  # byte where the line starts, or where the file stopped being readable
+    bytes: int
+    reason: str
+
+    def sentence(self) -> str:
+        """Where and what, for people."""
+        where = f"{self.path}: line {self.line}" if self.line else self.path
+        return f"{where}: {self.reason}"
+
+
+class Counts:
+    """Documents and bytes of one source, or of all."""
+
+    def __init__(self) -> None:
+        self.kept = [0, 0]
+        self.quarantined = [0, 0]
+        self.dropped: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        self.pii = dict.fromkeys(KINDS, 0)
+        self.clean_bytes = 0
+
+    def summary(self) -> dict[str, Any]:
+        """Plain data, reasons in the order in which they are decided."""
+        reasons = sorted(self.dropped, key=lambda r: (_ORDER.get(r, 5_000), r))
+        parts = [self.kept, self.quarantined, *self.dropped.values()]
+        return {
+            "in": _pair([sum(p[0] for p in parts), sum(p[1] for p in parts)]),
+            "kept": {**_pair(self.kept), "clean_bytes": self.clean_bytes},
+            "dropped": {reason: _pair(self.dropped[reason]) for reason in reasons},
+            "quarantined": _pair(self.quarantined),
+            "pii": self.pii,
+        }
+
+
+def _pair(counts: Iterable[int]) -> dict[str, int]:
+    return dict(zip(("documents", "bytes"), counts, strict=True))
+
+
+class Funnel:
+    """Counts while documents pass; writes its three files when closed well, and none of them otherwise."""
+
+    def __init__(self, out: Path):
+        self._out = out
+        self._stack = ExitStack()
+        self.total = Counts()
+        self.sources: dict[str, Counts] = defaultdict(Counts)
+        self.first_quarantined: Quarantined | None = None
+
+    def __enter__(self) -> "Funnel":
+        with ExitStack() as stack:
+            self._quarantine = stack.enter_context(atomic_open(self._out / "quarantine.jsonl"))
+            file = stack.enter_context(atomic_open(self._out / "dropped.parquet"))
+            self._dropped = stack.enter_context(pq.ParquetWriter(file, DROPPED, compression="zstd"))
+            self._stack = stack.pop_all()
+        self._waiting: list[pa.Table] = []
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            if error[0] is None:
+                self._flush_dropped(last=True)
+        finally:
+            self._stack.__exit__(*error)
+        if error[0] is None:
+            by_source = {name: counts.summary() for name, counts in self.sources.items()}
+            atomic_json(self._out / "funnel.json", {**self.total.summary(), "sources": by_source})
+
+    def quarantine(self, record: Quarantined) -> None:
+        """Note what could not be read."""
+        self.first_quarantined = self.first_quarantined or record
+        self._quarantine.write(json.dumps(asdict(record), ensure_ascii=False).encode() + b"\n")
+        for counts in (self.total, self.sources[record.source]):
+            counts.quarantined[0] += 1
+            counts.quarantined[1] += record.bytes
+
+    def count(self, documents: pl.DataFrame) -> None:
+        """Count a batch whose fate (`drop_reason`, null: kept) is decided."""
+        sums = [pl.col(f"pii_{kind}").sum() for kind in KINDS]
+        rows = documents.group_by("source", "drop_reason", maintain_order=True).agg(
+            pl.len(), pl.col("raw_bytes").sum(), pl.col("bytes").sum(), *sums
+        )
+        for source, reason, number, raw, clean, *found in rows.iter_rows():
+            for counts in (self.total, self.sources[source]):
+                fate = counts.kept if reason is None else counts.dropped[reason]
+                fate[0] += number
+                fate[1] += raw
+                counts.clean_bytes += clean if reason is None else 0
+                counts.pii = {k: counts.pii[k] + n for k, n in zip(KINDS, found, strict=True)}
+        self._note_dropped(documents.filter(pl.col("drop_reason").is_not_null()))
+
+    def _note_dropped(self, documents: pl.DataFrame) -> None:
+        columns = {
+            "source": "source",
+            "path": "path",
+            "offset": "offset",
+            "drop_reason": "reason",
+            "raw_bytes": "bytes",
+        }
+        sample = pl.col("text").str.slice(0, SAMPLE_CHARACTERS)
+        self._waiting.append(
+            documents.select(*[pl.col(a).alias(b) for a, b in columns.items()], sample).to_arrow().cast(DROPPED)
+        )
+        self._flush_dropped()
+
+    def _flush_dropped(self, last: bool = False, rows: int = 4096) -> None:
+        """Row groups of a fixed size, so that the file does not depend on how documents were batched."""
+        table = pa.concat_tables([DROPPED.empty_table(), *self._waiting]).combine_chunks()
+        while table.num_rows >= rows or (last and table.num_rows):
+            self._dropped.write_table(table.slice(0, rows).combine_chunks())
+            table = table.slice(rows)
+        self._waiting = [table]

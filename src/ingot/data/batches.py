@@ -1,0 +1,168 @@
+"""Batches: one fancy index into the store, and the one place where targets are inputs moved by one.
+
+A row of `context + 1` ids becomes `context` inputs and as many labels; a label is `IGNORE` where the row is padded,
+where the store's mask says that the token is not trained on, and where it would be predicted from another document.
+No other file shifts labels (a test greps for it).
+
+Shapes: B rows, T context, L = T + 1.
+"""
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from ingot.data.order import Order
+from ingot.data.packing import PAD, Plan
+from ingot.text.store import Store
+
+IGNORE = -100
+"""Label of a target that counts for nothing."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one step (or one micro-batch of it): numpy arrays from the loader, torch tensors after `to`."""
+
+    ids_BT: Any
+    """Inputs, int64."""
+    labels_BT: Any
+    """Targets, int64, IGNORE where there is none."""
+    positions_BT: Any
+    """Place in the document (isolated rows) or in the row, int64."""
+    documents_BT: Any
+    """Number of the document a place belongs to, for the attention mask; None where no row is isolated."""
+    source_B: Any
+    """Which source of the mixture each row is from."""
+    row_B: Any
+    """Which row of that source's plan."""
+
+    def __len__(self) -> int:
+        return len(self.ids_BT)
+
+    def counts(self) -> dict[str, int]:
+        """How many of each unit the batch holds: the denominators of every loss term."""
+        labelled = self.labels_BT != IGNORE
+        return {"token": int(labelled.sum()), "sequence": int(labelled.any(1).sum())}
+
+    def micro(self, rows: int) -> Iterator["Batch"]:
+        """The batch in pieces of at most `rows` rows."""
+        for start in range(0, len(self), rows):
+            part = slice(start, start + rows)
+            yield replace(self, **{f.name: v[part] for f in fields(self) if (v := getattr(self, f.name)) is not None})
+
+    def to(self, device: Any) -> "Batch":
+        """The same batch as torch tensors on `device`; the copy overlaps with compute on a GPU (pinned memory)."""
+        import torch
+
+        pin = torch.device(device).type == "cuda"
+
+        def move(array: np.ndarray) -> "torch.Tensor":
+            tensor = torch.from_numpy(array)
+            return (tensor.pin_memory() if pin else tensor).to(device, non_blocking=pin)
+
+        return replace(self, **{f.name: move(v) for f in fields(self) if (v := getattr(self, f.name)) is not None})
+
+
+@dataclass(frozen=True)
+class Source:
+    """One member of a mixture: a store, its plan of rows, and whether attention stops at document borders."""
+
+    name: str
+    store: Store
+    plan: Plan
+    isolate: bool
+    pad_id: int = 0
+
+
+def make_batch(sources: Sequence[Source], source_B: np.ndarray, row_B: np.ndarray) -> Batch:
+    """The batch of the given rows (both (B,) int64)."""
+    context = sources[0].plan.context
+    ids_BL = np.empty((len(row_B), context + 1), np.int64)
+    keep_BL = np.empty(ids_BL.shape, bool)
+    document_BL = np.zeros_like(ids_BL)
+    for s in np.unique(source_B):
+        here, source = source_B == s, sources[s]
+        index, document = source.plan.index(row_B[here])
+        padded = index == PAD
+        ids = source.store.ids.gather(np.where(padded, 0, index)).astype(np.int64)
+        ids[padded] = source.pad_id
+        keep = ~padded
+        if "mask" in source.store.columns:
+            keep &= source.store.columns["mask"].gather(np.where(padded, 0, index)) != 0
+        ids_BL[here], keep_BL[here] = ids, keep
+        if source.isolate:
+            document_BL[here] = document
+    return _shift(ids_BL, keep_BL, document_BL, any(s.isolate for s in sources), source_B, row_B)
+
+
+def _shift(
+    ids_BL: np.ndarray,
+    keep_BL: np.ndarray,
+    document_BL: np.ndarray,
+    isolated: bool,
+    source_B: np.ndarray,
+    row_B: np.ndarray,
+) -> Batch:
+    """Inputs are ids without the last, labels are ids without the first: the only shift in the house."""
+    same = document_BL[:, 1:] == document_BL[:, :-1]
+    labels = np.where(keep_BL[:, 1:] & same, ids_BL[:, 1:], IGNORE)
+    place = np.broadcast_to(np.arange(same.shape[1]), same.shape)
+    starts = np.concatenate([np.ones_like(same[:, :1]), ~same[:, :-1]], 1)
+    positions = place - np.maximum.accumulate(np.where(starts, place, 0), axis=1)
+    return Batch(
+        ids_BT=np.ascontiguousarray(ids_BL[:, :-1]),
+        labels_BT=labels,
+        positions_BT=positions,
+        documents_BT=np.ascontiguousarray(document_BL[:, :-1]) if isolated else None,
+        source_B=source_B,
+        row_B=row_B,
+    )
+
+
+class Loader:
+    """Batches of consecutive steps, made ahead on one background thread; its errors surface at the consumer."""
+
+    def __init__(self, sources: Sequence[Source], order: Order, first: int, last: int, ahead: int = 2):
+        self._queue: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=ahead)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, args=(sources, order, first, last), daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Batch]:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def close(self) -> None:
+        self._stop.set()
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._thread.join(timeout=5)
+
+    def _work(self, sources: Sequence[Source], order: Order, first: int, last: int) -> None:
+        try:
+            for step in range(first, last + 1):
+                self._put(make_batch(sources, *order.at(step)))
+            self._put(None)
+        except BaseException as error:  # handed to the consumer, which raises it
+            self._put(error)
+
+    def _put(self, item: Batch | BaseException | None) -> None:
+        while not self._stop.is_set():
+            try:
+                return self._queue.put(item, timeout=0.2)
+            except queue.Full:
+                continue
+
+
+def all_rows(source: Source, rows_per_batch: int, source_number: int = 0, limit: int | None = None) -> Iterator[Batch]:
+    """Every row of a source once, in order (the first `limit` rows): what evaluation reads."""
+    rows = source.plan.rows if limit is None else min(limit, source.plan.rows)
+    for start in range(0, rows, rows_per_batch):
+        row_B = np.arange(start, min(start + rows_per_batch, rows))
+        yield make_batch([source], np.zeros_like(row_B), row_B)

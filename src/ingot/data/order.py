@@ -1,0 +1,125 @@
+"""Which rows are in the batch of a step: a pure function of (seed, step), with no state to save or lose.
+
+Shuffling is a keyed permutation of row numbers (a Feistel network with cycle walking): O(1) memory at any length, so
+row number `k` of the shuffled epoch is computed, never looked up. Mixing spreads the sources by error diffusion, so
+that any window of rows has the asked shares to within one row of each source.
+
+Rejected: a permutation file (O(rows) memory, and its own resume state) and sampling sources at random (a window of
+100 rows then misses a 5 % share by +-2 rows, and an epoch repeats some rows before it has shown others).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+_ROUNDS = 6
+BLOCK = 10_000
+"""Length of the repeating mixture pattern: shares are exact to 1 / BLOCK."""
+
+
+def mix64(x: np.ndarray) -> np.ndarray:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014): a bijection of uint64 that scatters every bit."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def key_of(*parts: int) -> int:
+    """A 64-bit key from integers, order-sensitive."""
+    with np.errstate(over="ignore"):
+        state = np.zeros(1, np.uint64)
+        for part in parts:
+            state = mix64((state ^ np.uint64(part % 2**64)) + np.uint64(0x9E3779B97F4A7C15))
+    return int(state[0])
+
+
+def permute(index: np.ndarray, n: int, key: int) -> np.ndarray:
+    """Where each of `index` (int64, values in [0, n)) goes under the permutation of [0, n) that `key` names."""
+    half = max(1, ((n - 1).bit_length() + 1) // 2)
+    mask = np.uint64((1 << half) - 1)
+    keys = [np.uint64(key_of(key, r)) for r in range(_ROUNDS)]
+
+    def network(x: np.ndarray) -> np.ndarray:
+        left, right = x >> np.uint64(half), x & mask
+        for k in keys:
+            left, right = right, left ^ (mix64(right + k) & mask)
+        return (left << np.uint64(half)) | right
+
+    with np.errstate(over="ignore"):
+        out = network(index.astype(np.uint64))
+        while (outside := out >= n).any():  # cycle walking: the domain is at most 4 n, so few rounds
+            out[outside] = network(out[outside])
+    return out.astype(np.int64)
+
+
+def spread(shares: Sequence[float], length: int = BLOCK) -> np.ndarray:
+    """Source of each of `length` places by error diffusion: at each place the source furthest behind its share."""
+    share = np.asarray(shares, np.float64) / np.sum(shares)
+    counts = np.zeros(len(share))
+    out = np.empty(length, np.int64)
+    for place in range(length):
+        chosen = int(np.argmax(share * (place + 1) - counts))
+        counts[chosen] += 1
+        out[place] = chosen
+    return out
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of all rows of a run.
+
+    Args:
+        rows: number of rows of each source.
+        shares: share of rows of each source in every batch (any positive scale).
+        batch: rows a step.
+        seed: names the shuffle.
+    """
+
+    rows: tuple[int, ...]
+    shares: tuple[float, ...]
+    batch: int
+    seed: int
+    _pattern: np.ndarray = field(init=False, repr=False, compare=False)
+    _rank: np.ndarray = field(init=False, repr=False, compare=False)
+    _counts: np.ndarray = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        assert len(self.rows) == len(self.shares)
+        assert min(self.rows) > 0
+        assert self.batch > 0
+        pattern = spread(self.shares) if len(self.rows) > 1 else np.zeros(1, np.int64)
+        counts = np.bincount(pattern, minlength=len(self.rows))
+        if (counts == 0).any():
+            raise ValueError(
+                f"a data share is below 1 in {BLOCK}, so its source would never be drawn; raise it or drop it"
+            )
+        rank = np.zeros_like(pattern)
+        for source in range(len(self.rows)):
+            places = pattern == source
+            rank[places] = np.arange(counts[source])
+        object.__setattr__(self, "_pattern", pattern)
+        object.__setattr__(self, "_rank", rank)
+        object.__setattr__(self, "_counts", counts)
+
+    def at(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Source and row number (both int64, shape (batch,)) of the rows of a 1-based step."""
+        position = np.arange((step - 1) * self.batch, step * self.batch, dtype=np.int64)
+        block, place = np.divmod(position, len(self._pattern))
+        source = self._pattern[place]
+        drawn = block * self._counts[source] + self._rank[place]  # how often this source was drawn before
+        row = np.empty_like(drawn)
+        for s in np.unique(source):
+            here = source == s
+            epoch, within = np.divmod(drawn[here], self.rows[s])
+            out = np.empty_like(within)
+            for e in np.unique(epoch):
+                now = epoch == e
+                out[now] = permute(within[now], self.rows[s], key_of(self.seed, int(s), int(e)))
+            row[here] = out
+        return source, row
+
+    def epochs(self, step: int) -> list[float]:
+        """How many times each source has been seen whole after `step` steps."""
+        total = step * self.batch / len(self._pattern)
+        return [float(total * c / n) for c, n in zip(self._counts, self.rows, strict=True)]

@@ -1,0 +1,173 @@
+"""From documents to rows: which tokens stand in which row of a batch, decided once and before training.
+
+A row holds `context + 1` token ids, because the targets are the inputs moved by one. A plan answers two questions for
+any row: which token indices (`index`), and which documents (`slices`). `Windows` slides over the whole stream and
+wastes nothing; `BestFit` never splits a document that fits, pads what is left, and is what conversations need.
+
+Rejected: cropping documents to fill a row (a third of a small corpus is never shown), first-fit (more padding).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ingot.core.artifact import atomic_open
+from ingot.core.errors import UserError
+
+PAD = -1
+"""Token index of a padded place."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Tokens `start` to `stop` of the store, all of one document."""
+
+    document: int
+    start: int
+    stop: int
+
+
+class Windows:
+    """Row `r` is the stream from `r * stride`; with `tail`, a last padded row covers what is left over."""
+
+    def __init__(self, ends: np.ndarray, context: int, stride: int | None = None, tail: bool = False):
+        self.context, self.stride, self._ends = context, stride or context, ends
+        self._tokens = int(ends[-1]) if len(ends) else 0
+        whole = max(0, (self._tokens - context - 1) // self.stride + 1)
+        covered = (whole - 1) * self.stride + context if whole else 0
+        self.rows = whole + (tail and covered < self._tokens - 1)
+
+    @property
+    def targets(self) -> int:
+        """Different targets the rows cover (an epoch is counted in tokens, so overlapping rows count once)."""
+        return min(self._tokens - 1, (self.rows - 1) * self.stride + self.context) if self.rows else 0
+
+    @property
+    def row_targets(self) -> float:
+        """Targets of a row, on average."""
+        return float(self.context)
+
+    def index(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Token indices (PAD where there is none) and document numbers, both (rows, context + 1) int64."""
+        index = rows[:, None] * self.stride + np.arange(self.context + 1)
+        document = np.searchsorted(self._ends, index, side="right")
+        outside = index >= self._tokens
+        return np.where(outside, PAD, index), np.where(outside, PAD, document)
+
+    def slices(self, row: int) -> list[Slice]:
+        return _slices(*self.index(np.array([row])))
+
+
+class BestFit:
+    """Whole documents, longest first, each into the fullest row that still has room (best-fit decreasing).
+
+    A document longer than a row is cut into pieces that share one token, so that no target is lost; with
+    `truncate` (conversations: an answer without its question teaches nothing) only its first piece is kept.
+    """
+
+    def __init__(self, ends: np.ndarray, context: int, truncate: bool = False):
+        self.context = context
+        pieces, self.dropped_tokens = _pieces(ends, context, truncate)
+        row_of, self.rows = _best_fit(pieces[:, 2] - pieces[:, 1], context + 1)
+        order = np.argsort(row_of, kind="stable")
+        self._pieces = pieces[order]
+        self._first = np.searchsorted(row_of[order], np.arange(self.rows + 1))
+        self.targets = int((self._pieces[:, 2] - self._pieces[:, 1] - 1).sum())
+
+    @property
+    def row_targets(self) -> float:
+        """Targets of a row, on average (labels that a mask removes included)."""
+        return self.targets / self.rows
+
+    def index(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Token indices (PAD where there is none) and document numbers, both (rows, context + 1) int64."""
+        index = np.full((len(rows), self.context + 1), PAD, np.int64)
+        document = np.full_like(index, PAD)
+        for i, row in enumerate(rows):
+            place = 0
+            for doc, start, stop in self._pieces[self._first[row] : self._first[row + 1]]:
+                end = place + stop - start
+                index[i, place:end] = np.arange(start, stop)
+                document[i, place:end] = doc
+                place = end
+        return index, document
+
+    def slices(self, row: int) -> list[Slice]:
+        return [Slice(*map(int, p)) for p in self._pieces[self._first[row] : self._first[row + 1]]]
+
+    def save(self, path: Path) -> None:
+        """Write the row index as an artifact: pieces (document, start, stop) and each row's first piece."""
+        with atomic_open(path) as file:
+            np.savez(file, pieces=self._pieces, first=self._first)
+
+
+Plan = Windows | BestFit
+
+
+def make_plan(kind: str, ends: np.ndarray, context: int, stride: int | None, masked: bool, what: str) -> Plan:
+    """The training plan of one store.
+
+    Args:
+        kind: `concat` or `best-fit`.
+        ends: cumulative document ends of the store, (documents,).
+        masked: whether the store has a mask column (long documents are then truncated, not cut in pieces).
+        what: names the store in errors.
+
+    Raises:
+        UserError: the store does not fill one row.
+    """
+    tokens = int(ends[-1]) if len(ends) else 0
+    plan = Windows(ends, context, stride) if kind == "concat" else BestFit(ends, context, truncate=masked)
+    if plan.rows == 0:
+        raise UserError(
+            f"{what}: holds {tokens:,} tokens, fewer than one row of context {context} needs ({context + 1:,}); "
+            "give it more text or set a smaller model.context"
+        )
+    return plan
+
+
+def _pieces(ends: np.ndarray, context: int, truncate: bool) -> tuple[np.ndarray, int]:
+    """(pieces, 3) of document, start, stop, in document order, and the number of tokens left out."""
+    ends = ends.astype(np.int64)
+    starts = np.concatenate([[0], ends[:-1]])
+    lengths = ends - starts
+    counts = np.ones_like(lengths) if truncate else np.maximum(1, -(-(lengths - 1) // context))
+    document = np.repeat(np.arange(len(ends)), counts)
+    number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
+    start = starts[document] + number * context
+    stop = np.minimum(start + context + 1, ends[document])
+    keep = stop - start >= 2  # one token has no target
+    dropped = int(np.maximum(0, lengths - context - 1).sum()) if truncate else 0
+    return np.stack([document, start, stop], 1)[keep], dropped
+
+
+def _best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:
+    """Row of each piece. `free` has bit `s` set while some row has `s` places left."""
+    row_of = np.empty(len(lengths), np.int64)
+    by_space: list[list[int]] = [[] for _ in range(capacity + 1)]
+    free = rows = 0
+    for piece in np.argsort(-lengths, kind="stable"):
+        length = int(lengths[piece])
+        if fitting := free >> length:
+            space = length + (fitting & -fitting).bit_length() - 1
+            row = by_space[space].pop()
+            if not by_space[space]:
+                free &= ~(1 << space)
+        else:
+            row, space = rows, capacity
+            rows += 1
+        row_of[piece] = row
+        if left := space - length:
+            by_space[left].append(row)
+            free |= 1 << left
+    return row_of, rows
+
+
+def _slices(index: np.ndarray, document: np.ndarray) -> list[Slice]:
+    index, document = index[0][index[0] != PAD], document[0][index[0] != PAD]
+    cuts = np.flatnonzero(np.diff(document)) + 1
+    return [
+        Slice(int(d[0]), int(i[0]), int(i[-1]) + 1)
+        for i, d in zip(np.split(index, cuts), np.split(document, cuts), strict=True)
+    ]

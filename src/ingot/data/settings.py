@@ -1,0 +1,20 @@
+"""Settings of the data room: how documents become rows of a training batch."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from ingot.core.recipe import Settings
+
+
+class PackingSettings(Settings):
+    """How a store's documents are laid out in rows of `context` targets."""
+
+    kind: Literal["concat", "best-fit"] | None = None
+    """`concat` slides one window over the whole stream; `best-fit` fills rows with whole documents and pads the rest.
+    Default: concat for text, best-fit for chat."""
+    stride: int | None = Field(default=None, ge=1)
+    """Distance between the starts of two concat rows; default: the context (each token is a target once an epoch).
+    With 1 every offset is a row, and each token is shown about `context` times an epoch."""
+    isolate: bool | None = None
+    """Whether attention stops at document borders; default: only for best-fit."""

@@ -1,0 +1,125 @@
+"""How well a model predicts held-out text: nats per token, perplexity, bits per byte, with intervals over documents.
+
+Windows overlap, so that a target sees at least a share of the context and is counted once. Bits per byte = nats of all
+predicted tokens (end of text included) / ln 2 / UTF-8 bytes of the cleaned text: the one figure that compares models
+with different tokenizers, and models with gzip.
+
+Intervals resample whole documents (a percentile bootstrap of the ratio of sums): tokens of one document are not
+independent, so an interval over tokens would be far too narrow.
+"""
+
+import gzip
+import lzma
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from ingot.data.batches import IGNORE, Batch, Source, all_rows
+from ingot.data.packing import BestFit, Windows
+from ingot.model.ops import token_logps
+from ingot.model.transformer import Transformer
+from ingot.text.store import Store
+from ingot.text.tokenizer import Tokenizer
+
+_RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Sums per held-out document: nats and predicted tokens, and its bytes."""
+
+    nats: np.ndarray
+    tokens: np.ndarray
+    bytes: np.ndarray
+    whole: bool
+    """Whether every token was predicted (text), or only labelled ones (responses)."""
+
+    def rows(self) -> Iterator[dict]:
+        """Table rows: metric, value, and a 95 % interval."""
+        loss = ratio(self.nats, self.tokens)
+        yield {"metric": "loss_nats" if self.whole else "response_loss_nats", **loss}
+        yield {"metric": "perplexity", **{k: math.exp(v) if k != "n" else v for k, v in loss.items()}}
+        if self.whole:
+            yield {"metric": "bits_per_byte", **ratio(self.nats / math.log(2), self.bytes)}
+
+
+def likelihood(
+    model: Transformer,
+    store: Store,
+    overlap: float,
+    rows_per_batch: int,
+    advance: Callable[[int], None] = lambda n: None,
+) -> Likelihood:
+    """Score every held-out token of a store once.
+
+    Args:
+        model: read in its own precision, in evaluation mode.
+        store: the held-out split.
+        overlap: share of a window that is context only (text); conversations are scored one by one.
+        rows_per_batch: rows of a forward pass.
+        advance: told the number of rows done.
+    """
+    context = int(model.config.context)
+    masked = "mask" in store.columns
+    ends = np.asarray(store.ends)
+    stride = max(1, round(context * (1 - overlap)))
+    plan = BestFit(ends, context, truncate=True) if masked else Windows(ends, context, stride, tail=True)
+    source = Source("held out", store, plan, isolate=masked)
+    nats = np.zeros(store.documents)
+    tokens = np.zeros(store.documents, np.int64)
+    device = next(model.parameters()).device
+    model.eval()
+    with torch.inference_mode():
+        for batch in all_rows(source, rows_per_batch):
+            if not masked:
+                batch = _once(batch, context - stride)
+            document_BT = plan.index(batch.row_B)[1][:, 1:]
+            nll_BT = _nll(model, batch.to(device)).cpu().numpy()
+            counted = batch.labels_BT != IGNORE
+            np.add.at(nats, document_BT[counted], nll_BT[counted])
+            np.add.at(tokens, document_BT[counted], 1)
+            advance(len(batch))
+    lengths = store.columns["bytes"].read(0, store.documents) if "bytes" in store.columns else np.zeros(store.documents)
+    return Likelihood(nats, tokens, np.asarray(lengths, np.float64), whole=not masked)
+
+
+def _once(batch: Batch, seen: int) -> Batch:
+    """Leave out targets that the window before has counted."""
+    labels = batch.labels_BT.copy()
+    labels[batch.row_B > 0, :seen] = IGNORE
+    return replace(batch, labels_BT=labels)
+
+
+def _nll(model: Transformer, batch: Batch) -> torch.Tensor:
+    out = model(batch.ids_BT, positions_BT=batch.positions_BT, documents_BT=batch.documents_BT)
+    return -token_logps(out.hidden, out.head, batch.labels_BT.clamp(min=0)).double()
+
+
+def ratio(numerator: np.ndarray, denominator: np.ndarray) -> dict[str, float]:
+    """sum / sum with a 95 % bootstrap interval over documents; `n` is the number of documents."""
+    n = len(numerator)
+    draw = np.random.default_rng(0)
+    value = float(numerator.sum() / denominator.sum())
+    if n < 2:
+        return {"value": value, "low": value, "high": value, "n": n}
+    sums = np.empty((_RESAMPLES, 2))
+    for i in range(_RESAMPLES):
+        weight = np.bincount(draw.integers(0, n, n), minlength=n)
+        sums[i] = weight @ numerator, weight @ denominator
+    ratios = sums[:, 0] / np.maximum(sums[:, 1], 1e-12)
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    return {"value": value, "low": float(low), "high": float(high), "n": n}
+
+
+def compressors(store: Store, tokenizer: Tokenizer) -> dict[str, float]:
+    """Bits per byte of general compressors on the same held-out text, the yardstick that needs no model."""
+    skip = {tokenizer.eot}
+    ids = store.ids.read(0, store.tokens)
+    text = tokenizer.decode_bytes([int(i) for i in ids if int(i) not in skip])
+    return {
+        "gzip -9": 8 * len(gzip.compress(text, 9)) / len(text),
+        "xz -9": 8 * len(lzma.compress(text, preset=9)) / len(text),
+    }

@@ -1,0 +1,195 @@
+"""Causal self-attention: rotary positions, grouped keys, documents kept apart, and a cache for generation.
+
+Two ways to the same numbers. `plain` writes the scores out and is the readable reference; `sdpa` is PyTorch's fused
+kernel, whose memory grows with T instead of T^2. `auto` takes the fused one except where the plain one is measurably
+faster (`_faster`). Masks are booleans built once per forward and shared by all layers; no mask means plainly causal,
+which lets the fused kernel skip half of the work.
+
+Rejected: FlexAttention (compiles per shape, slow to start on a CPU; worth another look for long rows of many documents
+on a GPU), learned position tables (they fix the context), and repeating the keys of a group (memory for nothing).
+
+Shapes: B rows, T queries, S keys, H query heads, K key heads, G = H / K, D features of a head, E = D / 2, W = H D.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ingot.model.settings import ModelConfig
+
+Path = Literal["auto", "sdpa", "plain"]
+_PLAIN_BF16_KEYS = 512
+
+
+class Rotation(NamedTuple):
+    """Cosines and sines of one forward's positions, at least float32, shared by all layers; (B or 1) x T x 1 x E."""
+
+    cos_BT1E: Tensor
+    sin_BT1E: Tensor
+
+
+def rotation(positions_BT: Tensor, head_size: int, theta: float, dtype: torch.dtype) -> Rotation:
+    """Angles position * theta^(-2 i / D) (Su et al. 2021, arXiv:2104.09864), never in less than float32.
+
+    bfloat16 has 8 bits of mantissa: position 257 would not exist.
+    """
+    dtype = torch.promote_types(dtype, torch.float32)
+    exponent_E = torch.arange(0, head_size, 2, dtype=dtype, device=positions_BT.device) / head_size
+    angle_BTE = positions_BT.to(dtype)[..., None] * theta**-exponent_E
+    return Rotation(angle_BTE.cos()[:, :, None], angle_BTE.sin()[:, :, None])
+
+
+def rotate(x_BTHD: Tensor, turn: Rotation) -> Tensor:
+    """Turn the pairs (i, i + D/2) by their angles: Llama's half-split layout, so its weights load without shuffling."""
+    a, b = x_BTHD.to(turn.cos_BT1E.dtype).chunk(2, dim=-1)
+    cos, sin = turn
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x_BTHD.dtype)
+
+
+def document_mask(documents_BT: Tensor) -> Tensor:
+    """B x T x T, True where a query may see a key: same document, not later."""
+    T = documents_BT.shape[1]
+    causal_TT = torch.ones(T, T, dtype=torch.bool, device=documents_BT.device).tril()
+    return (documents_BT[:, :, None] == documents_BT[:, None, :]) & causal_TT
+
+
+def attend(
+    q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask_BTS: Tensor | None = None, path: Path = "auto"
+) -> Tensor:
+    """Softmax(q k^T / sqrt(D)) v, B x H x T x D.
+
+    Args:
+        mask_BTS: True where a query may see a key; every query must see one. None: causal, for which S = T.
+        path: "sdpa" (fused), "plain" (scores written out) or "auto" (whichever is faster here).
+    """
+    assert mask_BTS is not None or q_BHTD.shape[2] == k_BKSD.shape[2], "causal attention needs as many keys as queries"
+    if path == "auto":
+        path = _faster(q_BHTD, k_BKSD)
+    if path == "plain":
+        return attend_plain(q_BHTD, k_BKSD, v_BKSD, mask_BTS)[0]
+    return F.scaled_dot_product_attention(
+        q_BHTD,
+        k_BKSD,
+        v_BKSD,
+        attn_mask=None if mask_BTS is None else mask_BTS[:, None],
+        is_causal=mask_BTS is None,
+        enable_gqa=q_BHTD.shape[1] != k_BKSD.shape[1],
+    )
+
+
+def attend_plain(
+    q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask_BTS: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The reference: outputs B x H x T x D, and the probabilities B x H x T x S that the fused kernel never holds."""
+    (B, H, T, D), (K, S) = q_BHTD.shape, k_BKSD.shape[1:3]
+    if mask_BTS is None:
+        mask_BTS = torch.ones(1, T, S, dtype=torch.bool, device=q_BHTD.device).tril()
+    # A bias is added, not filled in: addition costs the backward pass nothing.
+    bias_BTS = torch.zeros(mask_BTS.shape, dtype=q_BHTD.dtype, device=q_BHTD.device).masked_fill(~mask_BTS, -torch.inf)
+    q_BKRD = (q_BHTD * D**-0.5).reshape(B, K, H // K * T, D)
+    score_BKGTS = (q_BKRD @ k_BKSD.transpose(2, 3)).view(B, K, H // K, T, S) + bias_BTS[:, None, None]
+    p_BKGTS = torch.softmax(score_BKGTS, dim=-1)
+    out_BKRD = p_BKGTS.view(B, K, H // K * T, S) @ v_BKSD
+    return out_BKRD.view(B, H, T, D), p_BKGTS.view(B, H, T, S)
+
+
+def _faster(q_BHTD: Tensor, k_BKSD: Tensor) -> Path:
+    """In bfloat16 on a CPU the fused backward is slow; writing short rows' scores out beats it and fp32 kernels too.
+
+    Forward + backward of one layer in ms, 2 cores with AVX-512 bf16, torch 2.13, with glibc returning pages / keeping
+    them (`MALLOC_TRIM_THRESHOLD_` ...); heads of 32, 64, 64, 64 features:
+
+        B x T x W, H        fused bf16      fused fp32      plain bf16      plain bf16, softmax cast to fp32
+        64 x 64 x 128, 4    24.4 / 23.8      9.1 /  9.0      5.9 /  5.5       8.8 /  6.2
+        16 x 256 x 384, 6   46.0 / 50.1     42.9 / 45.4     27.8 / 24.2      44.1 / 27.9
+        8 x 512 x 256, 4    51.2 / 56.4     55.0 / 62.7     43.2 / 28.4      71.4 / 33.9
+        4 x 1024 x 256, 4   64.2 / 64.2     80.1 / 78.4     99.5 / 54.0     208.4 / 66.5
+
+    The bf16 softmax kernel computes in fp32 inside and rounds its result, so nothing is gained by the cast. In fp32
+    the fused kernel wins at every length (9.1 against 14.7 ms in the first row), and past 512 keys its memory does.
+    """
+    slow_fused = q_BHTD.device.type == "cpu" and q_BHTD.dtype == torch.bfloat16
+    return "plain" if slow_fused and k_BKSD.shape[2] <= _PLAIN_BF16_KEYS else "sdpa"
+
+
+class KVCache:
+    """Keys and values of all layers, allocated once; every row has its own length, so ragged prompts share a batch.
+
+    Prompts are padded on the right. The padding writes keys too, but a query sees only keys at positions up to its
+    own, and after `length_B` is set to the real lengths the next tokens overwrite them.
+
+    Args:
+        capacity: the longest sequence, prompt and continuation together.
+    """
+
+    def __init__(self, config: ModelConfig, rows: int, capacity: int, dtype: torch.dtype, device: torch.device | str):
+        shape = (config.depth, 2, rows, config.kv_heads, capacity, config.head_size)
+        self.kv_L2BKSD = torch.zeros(shape, dtype=dtype, device=device)
+        self.length_B = torch.zeros(rows, dtype=torch.long, device=device)
+        self.end = 0
+        """Upper bound of `length_B` known without asking the device: keys from here on are never read."""
+
+    def positions(self, T: int) -> Tensor:
+        """Where the next T tokens of every row stand, B x T."""
+        return self.length_B[:, None] + torch.arange(T, device=self.length_B.device)
+
+    def write(self, layer: int, k_BTKD: Tensor, v_BTKD: Tensor, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Store one layer's new keys and values; returns all of its keys and values so far, B x K x S x D."""
+        end = self.end + k_BTKD.shape[1]
+        assert end <= self.kv_L2BKSD.shape[4], f"cache of {self.kv_L2BKSD.shape[4]} positions cannot hold {end}"
+        keys_BKSD, values_BKSD = self.kv_L2BKSD[layer]
+        rows_B1 = torch.arange(len(k_BTKD), device=k_BTKD.device)[:, None]
+        keys_BKSD[rows_B1, :, positions_BT] = k_BTKD.to(keys_BKSD.dtype)
+        values_BKSD[rows_B1, :, positions_BT] = v_BTKD.to(values_BKSD.dtype)
+        return keys_BKSD[:, :, :end], values_BKSD[:, :, :end]
+
+    def advance(self, T: int) -> None:
+        """All layers have written T tokens."""
+        self.length_B = self.length_B + T
+        self.end += T
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but these (indices)."""
+        self.kv_L2BKSD = self.kv_L2BKSD[:, :, rows]
+        self.length_B = self.length_B[rows]
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions and no biases; the parameters are named as in Llama: q, k, v, o."""
+
+    def __init__(self, config: ModelConfig, index: int):
+        super().__init__()
+        self.index = index
+        self.head_size = config.head_size
+        kv_width = config.kv_heads * config.head_size
+        self.q = nn.Linear(config.width, config.width, bias=False)
+        self.k = nn.Linear(config.width, kv_width, bias=False)
+        self.v = nn.Linear(config.width, kv_width, bias=False)
+        self.o = nn.Linear(config.width, config.width, bias=False)
+
+    def forward(
+        self,
+        x_BTW: Tensor,
+        turn: Rotation,
+        mask_BTS: Tensor | None,
+        cache: tuple[KVCache, Tensor] | None,
+        path: Path,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Output B x T x W, and on the plain path the probabilities B x H x T x S."""
+        heads = (*x_BTW.shape[:2], -1, self.head_size)
+        q_BTHD = rotate(self.q(x_BTW).view(heads), turn)
+        k_BTKD = rotate(self.k(x_BTW).view(heads), turn)
+        v_BTKD = self.v(x_BTW).view(heads)
+        k_BKSD, v_BKSD = k_BTKD.transpose(1, 2), v_BTKD.transpose(1, 2)
+        if cache is not None:
+            all_keys, all_values = cache[0].write(self.index, k_BTKD, v_BTKD, cache[1])
+            if mask_BTS is not None:  # without one the cache was empty, and the new keys are all there is
+                k_BKSD, v_BKSD = all_keys.to(k_BTKD.dtype), all_values.to(v_BTKD.dtype)
+        q_BHTD, p_BHTS = q_BTHD.transpose(1, 2), None
+        if path == "plain":
+            out_BHTD, p_BHTS = attend_plain(q_BHTD, k_BKSD, v_BKSD, mask_BTS)
+        else:
+            out_BHTD = attend(q_BHTD, k_BKSD, v_BKSD, mask_BTS, path)
+        return self.o(out_BHTD.transpose(1, 2).reshape(x_BTW.shape)), p_BHTS

@@ -1,0 +1,1 @@
+"""The graph of stages: keys, plan, run, resume, lineage."""

@@ -1,0 +1,186 @@
+"""From a recipe to nodes with keys.
+
+Edges are the stage names that settings mention. Between a corpus and its readers stands a derived node
+`corpus@tokenizer` of kind `tokens`, made here and shared by all who read that pair. A key is a hash of the kind, its
+code version, the settings that determine the result, the raw files, the seed where it is used, and the keys of the
+inputs; it names the directory.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ingot.core.artifact import FileHashes, digest_json
+from ingot.core.errors import UserError, nearest
+from ingot.core.recipe import Recipe, Settings, canonical, load_recipe
+from ingot.stages.kinds import KINDS, RECIPE_KINDS
+from ingot.stages.settings import EvaluateStageSettings, TrainSettings
+from ingot.text.settings import TokenizerSettings, TokensSettings
+
+
+@dataclass(frozen=True)
+class Node:
+    """One stage with its inputs and its key."""
+
+    name: str
+    kind: str
+    settings: Settings
+    inputs: dict[str, "Node"] = field(hash=False)
+    seed: int | None
+    raw: str | None
+    key: str
+
+    @property
+    def directory(self) -> str:
+        """Name of the directory below the output root's `stages`."""
+        return f"{self.kind}-{self.key}"
+
+    @property
+    def canonical(self) -> Any:
+        return canonical(self.settings)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """All nodes of a recipe, inputs before their readers."""
+
+    recipe: Recipe
+    nodes: dict[str, Node]
+
+    def needed(self, only: list[str]) -> list[Node]:
+        """The named stages and all they stand on, in order; everything where no name is given."""
+        for name in only:
+            if name not in self.nodes:
+                raise UserError(f"--only {name}: no such stage in {self.recipe.path}; {nearest(name, self.nodes)}")
+        if not only:
+            return list(self.nodes.values())
+        wanted = {n.name for name in only for n in _ancestors(self.nodes[name])}
+        return [n for n in self.nodes.values() if n.name in wanted]
+
+
+def load_graph(path: Path, overrides: list[str], root: Path) -> Graph:
+    """Read a recipe and give every stage its key.
+
+    Args:
+        path: the recipe.
+        overrides: `--set` strings.
+        root: output root; digests of raw files are remembered below it.
+
+    Raises:
+        UserError: what is wrong with the recipe or its sources.
+    """
+    recipe = load_recipe(path, overrides, RECIPE_KINDS)
+    hashes = FileHashes(root / "stages" / "file-digests.json")
+    builder = _Builder(recipe, hashes)
+    for name in recipe.stages:
+        builder.node(name, reader=None)
+    hashes.save()
+    return Graph(recipe, builder.nodes)
+
+
+class _Builder:
+    """Depth-first resolution, so that inputs come before their readers and a circle is noticed."""
+
+    def __init__(self, recipe: Recipe, hashes: FileHashes):
+        self.recipe, self.hashes = recipe, hashes
+        self.nodes: dict[str, Node] = {}
+        self._open: list[str] = []
+
+    def node(self, name: str, reader: str | None, kinds: tuple[str, ...] = ()) -> Node:
+        if name not in self.recipe.stages:
+            raise UserError(f"{reader}: no stage '{name}'; {nearest(name, self.recipe.stages)}")
+        kind, settings = self.recipe.stages[name]
+        if kinds and kind not in kinds:
+            raise UserError(f"{reader}: stage '{name}' is a {kind}, expected a {' or '.join(kinds)}")
+        if name in self._open:
+            raise UserError(
+                f"stage.{name}: reads itself by way of {' -> '.join([*self._open, name])}; break the circle"
+            )
+        if name not in self.nodes:
+            self._open.append(name)
+            inputs = self._inputs(name, settings)
+            self._open.pop()
+            self._add(name, kind, settings, inputs)
+        return self.nodes[name]
+
+    def _inputs(self, name: str, settings: Settings) -> dict[str, Node]:
+        where = f"stage.{name}"
+        if isinstance(settings, TokenizerSettings):
+            return {f"corpus:{c}": self.node(c, f"{where}.from", ("corpus",)) for c in settings.source}
+        if isinstance(settings, TokensSettings):
+            corpus = self.node(settings.corpus, f"{where}.corpus", ("corpus",))
+            return {"corpus": corpus, "tokenizer": self.node(settings.tokenizer, f"{where}.tokenizer", ("tokenizer",))}
+        if isinstance(settings, TrainSettings):
+            inputs: dict[str, Node] = {}
+            if settings.init:
+                inputs["init"] = self.node(settings.init, f"{where}.init", ("train",))
+            inputs["tokenizer"] = self._tokenizer(name)
+            for corpus in settings.data:
+                inputs[f"data:{corpus}"] = self._tokens(corpus, inputs["tokenizer"], f"{where}.data")
+            return inputs
+        if isinstance(settings, EvaluateStageSettings):
+            inputs = {f"model:{m}": self.node(m, f"{where}.models", ("train",)) for m in settings.models}
+            for model in settings.models:
+                tokenizer = self._tokenizer(model)
+                for corpus in settings.data or self._corpora(settings.models):
+                    tokens = self._tokens(corpus, tokenizer, f"{where}.data")
+                    inputs[f"data:{tokens.name}"] = tokens
+            return inputs
+        return {}
+
+    def _tokenizer(self, train: str) -> Node:
+        """The tokenizer of a train stage: its own, or that of the stage it starts from."""
+        settings = self.recipe.stages[train][1]
+        assert isinstance(settings, TrainSettings)
+        if settings.tokenizer:
+            return self.node(settings.tokenizer, f"stage.{train}.tokenizer", ("tokenizer",))
+        assert settings.init
+        return self._tokenizer(settings.init)
+
+    def _corpora(self, models: list[str]) -> list[str]:
+        found: dict[str, None] = {}
+        for model in models:
+            settings = self.recipe.stages[model][1]
+            assert isinstance(settings, TrainSettings)
+            found |= dict.fromkeys(settings.data)
+        return list(found)
+
+    def _tokens(self, name: str, tokenizer: Node, reader: str) -> Node:
+        """The tokens node of a corpus, or the tokens stage of that name."""
+        source = self.node(name, reader, ("corpus", "tokens"))
+        if source.kind == "tokens":
+            if source.inputs["tokenizer"].key != tokenizer.key:
+                other = source.inputs["tokenizer"].name
+                raise UserError(f"{reader}: '{name}' was encoded by '{other}', expected '{tokenizer.name}'")
+            return source
+        derived = f"{name}@{tokenizer.name}"
+        if derived not in self.nodes:
+            settings = TokensSettings(corpus=name, tokenizer=tokenizer.name)
+            self._add(derived, "tokens", settings, {"corpus": source, "tokenizer": tokenizer})
+        return self.nodes[derived]
+
+    def _add(self, name: str, kind: str, settings: Settings, inputs: dict[str, Node]) -> None:
+        described = KINDS[kind]
+        try:
+            raw = described.raw(settings, self.hashes) if described.raw else None
+        except UserError as error:
+            raise UserError(f"stage.{name}: {error}") from None
+        seed = (getattr(settings, "seed", None) or self.recipe.run.seed) if described.seeded else None
+        key = digest_json(
+            {
+                "kind": kind,
+                "version": described.version,
+                "settings": canonical(settings),
+                "inputs": {role: node.key for role, node in inputs.items()},
+                "seed": seed,
+                "raw": raw,
+            }
+        )[:20]
+        self.nodes[name] = Node(name, kind, settings, inputs, seed, raw, key)
+
+
+def _ancestors(node: Node) -> Iterator[Node]:
+    yield node
+    for source in node.inputs.values():
+        yield from _ancestors(source)

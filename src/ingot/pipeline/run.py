@@ -1,0 +1,115 @@
+"""Running a recipe: each stage that is not a HIT gets a child process of its own, one after the other.
+
+The parent never imports torch. It prepares the child's environment before the child starts, because allocator and
+thread settings are read once at start-up.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ingot.core.errors import StageFailed, UserError
+from ingot.core.recipe import settings_tree
+from ingot.pipeline.graph import Graph, Node
+from ingot.pipeline.status import Status, link_path, stage_dir, status
+from ingot.stages.kinds import KINDS
+
+ALLOCATOR = {
+    # glibc gives large blocks back to the kernel at every free; a training step allocates them anew each time
+    "MALLOC_MMAP_THRESHOLD_": "4294967296",
+    "MALLOC_TRIM_THRESHOLD_": "4294967296",
+    "MALLOC_TOP_PAD_": "67108864",
+}
+QUIET = {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true"}
+
+
+Report = Callable[[Node, Status, float | None], None]
+"""Called before a stage (seconds None) and, where it ran, after it."""
+
+
+def run(graph: Graph, root: Path, only: list[str], report: Report, quiet: bool = False) -> dict[str, Path]:
+    """Bring the named stages (all by default) and what they need up to date.
+
+    Returns: stage name -> its directory.
+
+    Raises:
+        StageFailed: a stage's process ended with an error, which it has printed.
+        UserError: the run cannot start.
+    """
+    _refuse_torchrun()
+    done: dict[str, Path] = {}
+    for node in graph.needed(only):
+        now = status(root, graph.recipe.run.name, node)
+        report(node, now, None)
+        if now.state != "HIT":
+            link(root, graph.recipe.run.name, node)
+            _run_child(root, node, quiet)
+            report(node, now, stage_dir(root, node).done()["seconds"])
+        link(root, graph.recipe.run.name, node)
+        done[node.name] = stage_dir(root, node).path
+    return done
+
+
+def link(root: Path, run_name: str, node: Node) -> None:
+    """Point `runs/NAME/STAGE` at the node's directory; the link is relative, so the root can be moved."""
+    path = link_path(root, run_name, node)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    target = os.path.relpath(stage_dir(root, node).path, path.parent)
+    if path.is_symlink() and os.readlink(path) == target:
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    os.replace(temporary, path)
+
+
+def _run_child(root: Path, node: Node, quiet: bool) -> None:
+    environment = {**ALLOCATOR, **QUIET, **os.environ}
+    threads = getattr(getattr(node.settings, "loop", None), "threads", None)
+    if threads:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "ingot.stages.child"],
+        stdin=subprocess.PIPE,
+        stdout=sys.stderr,
+        env=environment,
+    )
+    assert child.stdin
+    try:
+        child.stdin.write(json.dumps(_job(root, node, quiet)).encode())
+        child.stdin.close()
+        code = child.wait()
+    except KeyboardInterrupt:
+        child.wait()
+        raise
+    if code:
+        raise StageFailed(code if code in (2, 130) else 1)
+
+
+def _job(root: Path, node: Node, quiet: bool) -> dict[str, Any]:
+    return {
+        "name": node.name,
+        "kind": node.kind,
+        "key": node.key,
+        "version": KINDS[node.kind].version,
+        "seed": node.seed,
+        "raw": node.raw,
+        "settings": settings_tree(node.settings),
+        "canonical": node.canonical,
+        "inputs": {
+            role: {"name": n.name, "key": n.key, "dir": f"stages/{n.directory}"} for role, n in node.inputs.items()
+        },
+        "root": str(root.absolute()),
+        "dir": str(stage_dir(root, node).path.absolute()),
+        "parent": os.getpid(),
+        "quiet": quiet,
+    }
+
+
+def _refuse_torchrun() -> None:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("found WORLD_SIZE > 1 (torchrun), expected one process; call `ingot run` without torchrun")

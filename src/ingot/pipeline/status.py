@@ -1,0 +1,79 @@
+"""What `plan` says of a stage before anything runs: HIT, RESUME, RUN or RUNNING, and why."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ingot.core.artifact import StageDir
+from ingot.pipeline.graph import Node
+from ingot.stages.kinds import KINDS
+
+
+@dataclass(frozen=True)
+class Status:
+    """A stage's state and the reason in words."""
+
+    state: str
+    why: str
+
+
+def stage_dir(root: Path, node: Node) -> StageDir:
+    return StageDir(root / "stages" / node.directory)
+
+
+def link_path(root: Path, run: str, node: Node) -> Path:
+    """`runs/NAME/STAGE`, the link to the stage's current directory."""
+    return root / run / node.name
+
+
+def status(root: Path, run: str, node: Node) -> Status:
+    """The state of one node."""
+    out = stage_dir(root, node)
+    if out.is_done():
+        return Status("HIT", f"{out.done().get('seconds', 0):.1f} s when it was made")
+    if out.is_locked():
+        return Status("RUNNING", "another process holds it")
+    if out.exists():
+        return Status("RESUME", _progress(out))
+    return Status("RUN", _changes(link_path(root, run, node), node))
+
+
+def _progress(out: StageDir) -> str:
+    saved = sorted(int(p.name) for p in (out / "checkpoints").glob("[0-9]*") if p.name.isdigit())
+    return f"from step {saved[-1]:,}" if saved else "interrupted before its first checkpoint"
+
+
+def _changes(link: Path, node: Node) -> str:
+    """Which setting or input differs from the result that the run's link points to."""
+    try:
+        before = json.loads((link / "inputs.json").read_text())
+    except (OSError, json.JSONDecodeError):
+        return "first run"
+    changes = _differences(before["canonical"], node.canonical)
+    if before["version"] != KINDS[node.kind].version:
+        changes.append(f"code version {before['version']} -> {KINDS[node.kind].version}")
+    if before["seed"] != node.seed:
+        changes.append(f"seed {before['seed']} -> {node.seed}")
+    if before["raw"] != node.raw:
+        changes.append("source files changed")
+    old = {role: i["key"] for role, i in before["inputs"].items()}
+    changes += [f"input {n.name} changed" for role, n in node.inputs.items() if old.get(role) != n.key]
+    return ", ".join(dict.fromkeys(changes)) or "its directory is gone"
+
+
+def _differences(before: Any, now: Any, name: str = "") -> list[str]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        found = []
+        for key in [*now, *(k for k in before if k not in now)]:
+            inner = f"{name}.{key}" if name else key
+            found += _differences(before.get(key), now.get(key), inner)
+        return found
+    if isinstance(before, list) and isinstance(now, list | tuple) and list(now) == before:
+        return []
+    return [] if before == now else [f"{name} {_short(before)} -> {_short(now)}"]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,72 @@
+"""The axes of a chart: from values to places on the picture, round tick values, and their drawing."""
+
+import math
+
+from markupsafe import Markup
+
+WIDTH, HEIGHT = 480, 260
+LEFT, RIGHT, TOP, BOTTOM = 52, 14, 22, 40
+
+
+class Frame:
+    """From values to places on the picture."""
+
+    def __init__(self, x0: float, x1: float, y0: float, y1: float, log_x: bool):
+        self.log_x = log_x
+        self.x0, self.x1 = (x0, x1) if x1 > x0 else (x0 * 0.5, x0 * 1.5) if x0 else (-1.0, 1.0)
+        room = (y1 - y0) * 0.05 or abs(y0) * 0.1 or 1.0
+        self.y0, self.y1 = y0 - (room if y0 else 0.0), y1 + room
+        self._start, self._end = self._place(self.x0), self._place(self.x1)
+
+    def _place(self, x: float) -> float:
+        return math.log10(x) if self.log_x else x
+
+    def x(self, value: float) -> float:
+        return LEFT + (self._place(value) - self._start) / (self._end - self._start) * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        return TOP + (self.y1 - value) / (self.y1 - self.y0) * (HEIGHT - TOP - BOTTOM)
+
+
+def ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round values (1, 2 or 5 times a power of ten apart) within low .. high, at most `most`."""
+    rough = (high - low) / most
+    scale = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * scale for m in (1, 2, 5, 10, 20) if math.floor(high / (m * scale)) - math.ceil(low / (m * scale)) < most)
+    return [round(n * step, 12) for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Powers of ten within low .. high, with 2 and 5 times them where there are few."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1, 2, 5) if len(decades) <= 3 else (1,)
+    return [f * 10.0**d for d in decades for f in factors if low <= f * 10.0**d <= high] or [low, high]
+
+
+def tick_label(value: float) -> str:
+    """Short and unambiguous: 0, 0.5, 2,000, 20k, 3e-4."""
+    if value and (abs(value) < 1e-2 or abs(value) >= 1e9):
+        mantissa, exponent = f"{value:.1e}".split("e")
+        return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size * (10 if unit == "k" else 1):
+            return f"{value / size:g}{unit}"
+    return f"{value:,.6g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def draw_axes(frame: Frame, x_label: str, y_label: str) -> Markup:
+    parts = []
+    for value in ticks(frame.y0, frame.y1, most=6):
+        y = frame.y(value)
+        line = "<line class=grid x1={} x2={} y1={:.1f} y2={:.1f} /><text x={} y={:.1f} text-anchor=end>{}</text>"
+        parts.append(Markup(line).format(LEFT, WIDTH - RIGHT, y, y, LEFT - 6, y + 4, tick_label(value)))
+    for value in log_ticks(frame.x0, frame.x1) if frame.log_x else ticks(frame.x0, frame.x1, most=7):
+        x = frame.x(value)
+        line = "<line class=tick x1={:.1f} x2={:.1f} y1={} y2={} /><text x={:.1f} y={} text-anchor=middle>{}</text>"
+        bottom = HEIGHT - BOTTOM
+        parts.append(Markup(line).format(x, x, bottom, bottom + 4, x, bottom + 17, tick_label(value)))
+    base = "<line class=axis x1={} x2={} y1={} y2={} />"
+    parts.append(Markup(base).format(LEFT, WIDTH - RIGHT, HEIGHT - BOTTOM, HEIGHT - BOTTOM))
+    names = "<text class=label x=2 y=12>{}</text><text class=label x={} y={} text-anchor=end>{}</text>"
+    parts.append(Markup(names).format(y_label, WIDTH - RIGHT, HEIGHT - 6, x_label))
+    return Markup("").join(parts)

@@ -1,0 +1,64 @@
+"""Numbers as people read them: one spelling for the terminal and the page.
+
+A number's precision follows its meaning, not its size: losses get four decimals because runs are compared in the
+third, counts get separators, durations two units at most.
+"""
+
+import math
+
+
+def count(value: float) -> str:
+    """A whole number with separators: 1115394 -> "1,115,394"."""
+    return f"{value:,.0f}"
+
+
+def short(value: float) -> str:
+    """A count in three digits: 4213 -> "4.2k", 1115394 -> "1.1M"."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:.1f}".removesuffix(".0") + unit
+    return f"{value:g}"
+
+
+def size(value: float) -> str:
+    """Bytes in decimal units: 3200000 -> "3.2 MB"."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(value) >= scale:
+            return f"{value / scale:.1f} {unit}"
+    return f"{value:,.0f} bytes"
+
+
+def duration(seconds: float) -> str:
+    """81.24 -> "81.2 s", 303 -> "5 min 3 s", 8000 -> "2 h 13 min"."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def nats(value: float | None) -> str:
+    """A loss or bits per byte: four decimals."""
+    return "–" if value is None else f"{value:.4f}"
+
+
+def perplexity(loss_nats: float | None) -> str:
+    """exp(loss): how many tokens the model hesitates between; one decimal below a thousand (rows D1 and D15)."""
+    if loss_nats is None or math.isnan(loss_nats):
+        return "–"
+    value = math.exp(loss_nats) if loss_nats < 700 else math.inf
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+
+
+def share(part: float, whole: float) -> str:
+    """Part of a whole in per cent; "–" of nothing."""
+    return f"{100 * part / whole:.1f} %" if whole else "–"
+
+
+def value(number: object) -> str:
+    """Any scalar of a result: integers with separators, others to six digits, words as they are."""
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return "–" if number is None else str(number)
+    if isinstance(number, int):
+        return f"{number:,}"
+    return f"{number:,.6g}"

@@ -1,0 +1,123 @@
+"""What the page says about a finished or unfinished stage: kind -> function(stage's directory) -> HTML.
+
+A panel reads the directory and nothing else, so it can be shown for any stage of any run. A new kind is one function
+and one line in `PANELS`; until then its scalars are listed.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from ingot.report import figures, reading
+from ingot.report.panels_model import evaluate, train
+from ingot.report.rendering import render
+
+
+def corpus(stage: Path) -> Markup:
+    """The funnel: in, less each reason, less what could not be read, makes what was kept."""
+    funnel = reading.read_json(stage / "funnel.json")
+    return render(
+        "corpus.html",
+        funnel=funnel,
+        steps=_funnel_steps(funnel) if funnel else [],
+        pairs=_corpus_facts(funnel, reading.result(stage)) if funnel else [],
+        samples=reading.dropped_samples(stage),
+        quarantined=reading.quarantined(stage),
+    )
+
+
+def _funnel_steps(funnel: dict[str, Any]) -> list[dict[str, Any]]:
+    whole = funnel["in"]
+
+    def step(label: str, counts: dict[str, int], css: str) -> dict[str, Any]:
+        width = 100 * counts["documents"] / max(1, whole["documents"])
+        note = f"{figures.share(counts['documents'], whole['documents'])} of documents, "
+        note += f"{figures.share(counts['bytes'], whole['bytes'])} of bytes"
+        return {"label": label, "css": css, "width": width, "note": note, **counts}
+
+    dropped = [step(f"− {reason.replace('_', ' ')}", counts, "dropped") for reason, counts in funnel["dropped"].items()]
+    return [
+        step("in", whole, ""),
+        *dropped,
+        step("− quarantined", funnel["quarantined"], "dropped"),
+        step("kept", funnel["kept"], "kept"),
+    ]
+
+
+def _corpus_facts(funnel: dict[str, Any], result: dict[str, Any]) -> list[tuple[str, str]]:
+    masked = [f"{figures.count(n)} {kind}" for kind, n in funnel["pii"].items() if n]
+    pairs = [("personal data masked", ", ".join(masked) or "none")]
+    for split, name in (("train", "to train on"), ("val", "held out")):
+        if f"{split}_documents" in result:
+            documents, size = result[f"{split}_documents"], result[f"{split}_bytes"]
+            pairs.append((name, f"{figures.count(documents)} documents, {figures.size(size)}"))
+    return pairs
+
+
+def tokenizer(stage: Path) -> Markup:
+    """The vocabulary and what it does to text."""
+    report = reading.read_json(stage / "report.json") | reading.result(stage)
+    words: dict[str, tuple[str, Callable[[Any], str]]] = {
+        "vocab": ("vocabulary", figures.count),
+        "bytes_per_token": ("bytes per token", lambda n: f"{n:.3f}"),
+        "sample_bytes": ("text measured on", figures.size),
+        "unused_ids": ("ids that text never needs", figures.count),
+    }
+    tokens = [visible(token) for token in report.get("longest_tokens", ())]
+    return render("facts.html", pairs=_named(report, words), tokens=tokens, heading="Longest tokens")
+
+
+def tokens(stage: Path) -> Markup:
+    """How much there is to train on and to judge with."""
+    result = reading.result(stage)
+    for event in reading.events(stage, "encoded"):
+        counts = {f"{event['split']}_{k}": v for k, v in event.items() if isinstance(v, int)}
+        result = counts | result
+    pairs = []
+    for split, name in (("train", "to train on"), ("val", "held out")):
+        if f"{split}_tokens" in result:
+            of = [figures.count(result[f"{split}_{unit}"]) + f" {unit}" for unit in ("tokens", "documents")]
+            pairs.append((name, f"{', '.join(of)}, {figures.size(result[f'{split}_bytes'])}"))
+    if "train_tokens" in result and "val_tokens" in result:
+        both = result["train_tokens"] + result["val_tokens"]
+        pairs.append(("held-out share", figures.share(result["val_tokens"], both) + " of tokens"))
+    words: dict[str, tuple[str, Callable[[Any], str]]] = {
+        "bytes_per_token": ("bytes per predicted token", lambda n: f"{n:.3f}"),
+        "trained_share": ("tokens trained on", lambda n: f"{100 * n:.1f} %"),
+    }
+    return render("facts.html", pairs=pairs + _named(result, words), tokens=[], heading="")
+
+
+def scalars(stage: Path) -> Markup:
+    """A kind without a panel of its own: its result as it is."""
+    pairs = [(name, figures.value(number)) for name, number in reading.result(stage).items()]
+    return render("facts.html", pairs=pairs, tokens=[], heading="")
+
+
+def visible(token: str) -> str:
+    """A token with its blanks spelled out: a run of one character as `" " x 64`, else a quoted string."""
+    if len(token) > 3 and len(set(token)) == 1:
+        return f"{json.dumps(token[0], ensure_ascii=False)} × {len(token)}"
+    return json.dumps(token, ensure_ascii=False)
+
+
+def _named(numbers: dict[str, Any], words: dict[str, tuple[str, Callable[[Any], str]]]) -> list[tuple[str, str]]:
+    return [(name, spell(numbers[key])) for key, (name, spell) in words.items() if key in numbers]
+
+
+PANELS: dict[str, Callable[[Path], Markup]] = {
+    "corpus": corpus,
+    "tokenizer": tokenizer,
+    "tokens": tokens,
+    "train": train,
+    "evaluate": evaluate,
+}
+"""Stage kind -> panel."""
+
+
+def panel(kind: str, stage: Path) -> Markup:
+    """A stage's panel."""
+    return PANELS.get(kind, scalars)(stage)

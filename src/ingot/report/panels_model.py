@@ -1,0 +1,180 @@
+"""The panels of the stages that make and judge models: curves, tables, samples."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from ingot.report import figures, reading
+from ingot.report.charts import Series, line_chart
+from ingot.report.rendering import render
+from ingot.train.guard import judge
+
+SMOOTH = 0.9
+SHOWN = 12
+"""Rows of the loss table and samples by step."""
+_VERDICTS = {
+    "healthy": ("good", "most gradients are shorter than the threshold, so clipping acts on outliers only."),
+    "always clipped": ("warn", "nine in ten gradients are cut to the threshold: it sets the step, not the gradient."),
+    "critical": ("bad", "a gradient was NaN or infinite: the run stopped there or should have."),
+}
+
+
+def train(stage: Path) -> Markup:
+    """Curves against references, health, losses in nats and perplexity, samples over time."""
+    steps, evaluations = reading.events(stage, "step"), reading.evaluations(stage)
+    facts, clip = reading.facts(stage), _clip(stage)
+    return render(
+        "train.html",
+        pairs=_facts(stage, facts, steps),
+        charts=_charts(steps, evaluations, facts, clip) if steps or evaluations else [],
+        verdict=_verdict([s["grad_norm"] for s in steps], clip) if steps else None,
+        rows=_loss_rows(evaluations),
+        sources=_sources(evaluations),
+        samples=reading.spread(reading.samples(stage), SHOWN),
+    )
+
+
+def _clip(stage: Path) -> float:
+    return reading.record(stage).get("settings", {}).get("optim", {}).get("clip", 1.0)
+
+
+def _charts(
+    steps: list[dict[str, Any]], evaluations: list[dict[str, Any]], facts: dict[str, Any], clip: float
+) -> list[Markup]:
+    def curve(name: str, field: str, smooth: float = 0.0) -> Series:
+        points = [(s["step"], s[field]) for s in steps]
+        return Series(name, points, smooth if len(points) > 50 else 0.0)
+
+    held_out = {"validation": "val_loss_nats"} | {f"validation, {s}": f"val_loss_nats/{s}" for s in _sources(evaluations)[:4]}
+    validation = [
+        Series(name, [(e["step"], e[field]) for e in evaluations if field in e], dots=True)
+        for name, field in held_out.items()
+    ]
+    losses = [y for s in validation for _, y in s.points] + [s["loss_nats"] for s in steps]
+    guess = facts.get("ln_vocab_nats")
+    far = guess is None or max((y for y in losses if math.isfinite(y)), default=0.0) < 0.6 * guess
+    references = {} if far else {"uniform guess, ln V": guess}  # a tuned model starts far below: the line would flatten it
+    return [
+        line_chart("Loss", [curve("train", "loss_nats", SMOOTH), *validation], "step", "nats per token", references),
+        line_chart("Learning rate", [curve("learning rate", "lr")], "step", "rate", from_zero=True),
+        line_chart(
+            "Gradient norm before clipping",
+            [curve("norm", "grad_norm", SMOOTH)],
+            "step",
+            "norm",
+            {"clipped to": clip},
+            from_zero=True,
+        ),
+        line_chart("Throughput", [curve("training", "tok_s")], "step", "tokens per second", from_zero=True),
+    ]
+
+
+def _verdict(norms: list[float], clip: float) -> dict[str, str]:
+    health = judge(norms, clip)
+    css, sentence = _VERDICTS[health]
+    above = figures.share(sum(n > clip for n in norms), len(norms))
+    return {"health": health, "css": css, "sentence": f"{above} of logged gradient norms exceed {clip:g}; {sentence}"}
+
+
+def _sources(evaluations: list[dict[str, Any]]) -> list[str]:
+    """Corpora whose validation loss is given one by one (where there are several)."""
+    prefix = "val_loss_nats/"
+    return list(dict.fromkeys(k.removeprefix(prefix) for e in evaluations for k in e if k.startswith(prefix)))
+
+
+def _loss_rows(evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    measured = [e for e in evaluations if "val_loss_nats" in e]
+    if not measured:
+        return []
+    best = min(measured, key=lambda e: e["val_loss_nats"])
+    shown = reading.spread(measured, SHOWN)
+    if best not in shown:
+        shown = sorted([*shown, best], key=lambda e: e["step"])
+    return [
+        {
+            "step": e["step"],
+            "train": e.get("train_loss_nats"),
+            "val": e["val_loss_nats"],
+            "sources": [e.get(f"val_loss_nats/{s}") for s in _sources(evaluations)],
+            "best": e is best,
+        }
+        for e in shown
+    ]
+
+
+def _facts(stage: Path, facts: dict[str, Any], steps: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    if not facts:
+        return []
+    result, execution = reading.result(stage), reading.read_json(stage / "execution.json")
+    done = steps[-1]["step"] if steps else 0
+    pairs = [
+        ("parameters", figures.count(facts["parameters"])),
+        ("with weight decay", figures.count(facts["decayed_parameters"])),
+        ("without", figures.count(facts["undecayed_parameters"])),
+        ("steps", f"{figures.count(done)} of {figures.count(facts['steps'])}"),
+        ("tokens a step", f"{figures.count(facts['batch_tokens'])} in {figures.count(facts['batch_rows'])} rows"),
+        ("context", f"{figures.count(facts['context'])} tokens"),
+        ("vocabulary", f"{figures.count(facts['vocab'])}, ln V = {facts['ln_vocab_nats']:.4f} nats"),
+        ("peak learning rate", f"{facts['peak_lr']:.3g} after {figures.count(facts['warmup_steps'])} steps"),
+    ]
+    if result:
+        loss = result.get("val_loss_nats")
+        pairs += [
+            ("validation loss, whole split", f"{figures.nats(loss)} nats, perplexity {figures.perplexity(loss)}"),
+            ("tokens trained on", figures.count(result.get("tokens", 0))),
+        ]
+        pairs += [("best at step", figures.count(result["best_step"]))] if result.get("best_step") is not None else []
+        names = {"bits_per_byte": "bits per byte", "epochs": "epochs of"}
+        for key, number in result.items():
+            stem, _, source = key.partition("/")
+            if stem in names:
+                pairs.append((f"{names[stem]} {source}".strip(), figures.nats(number)))
+        if "peak_bytes" in result:
+            pairs.append(("peak memory", figures.size(result["peak_bytes"])))
+    if execution:
+        pairs.append(("computed with", ", ".join(f"{k} {v}" for k, v in execution.items() if k != "reason")))
+    return pairs
+
+
+def evaluate(stage: Path) -> Markup:
+    """Bits per byte against yardsticks, every metric with its interval, samples."""
+    rows = reading.table(stage)
+    bars = {task: _bars(found) for task, found in reading.yardsticks(stage).items()}
+    samples = [{**s, "shown": repr(s["prompt"])} for s in reading.samples(stage)]
+    return render("evaluate.html", yardsticks=bars, groups=_groups(rows), samples=samples)
+
+
+def _bars(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    full = max(max(r["value"], r["high"]) for r in rows) or 1.0
+    return [
+        {
+            **row,
+            "width": 100 * row["value"] / full,
+            "from": 100 * row["low"] / full,
+            "to": 100 * row["high"] / full,
+            "note": f"{row['low']:.4f} to {row['high']:.4f}" if row["high"] > row["low"] else "",
+        }
+        for row in rows
+    ]
+
+
+def _groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows by task; a model's metrics side by side. Yardsticks have one metric and stand as bars already."""
+    groups = []
+    for task in dict.fromkeys(r["task"] for r in rows):
+        mine = [r for r in rows if r["task"] == task]
+        metrics = list(dict.fromkeys(r["metric"] for r in mine))
+        cells = {(r["model"], r["metric"]): r for r in mine}
+        lines = [
+            {
+                "model": model,
+                "cells": [cells.get((model, metric)) for metric in metrics],
+                "n": figures.count(max(r["n"] for r in mine if r["model"] == model)),
+            }
+            for model in dict.fromkeys(r["model"] for r in mine)
+        ]
+        # metrics first seen on a yardstick would come first; the models' own order is the natural one
+        groups.append({"task": task, "metrics": [m.replace("_", " ") for m in metrics], "rows": lines})
+    return groups

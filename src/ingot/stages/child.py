@@ -1,0 +1,89 @@
+"""The process that runs one stage: `python -m ingot.stages.child`, its job as JSON on standard input.
+
+It dies with its parent, holds the directory's lock, and ends by publishing the result. Exit code 2 is the user's to
+mend (one sentence on standard error), 1 is ours.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ingot.core.artifact import StageDir, atomic_json, atomic_write, is_full_disk
+from ingot.core.errors import UserError
+from ingot.core.events import METRICS, Display, EventLog
+from ingot.core.recipe import dump_toml
+from ingot.stages.job import Input, Job
+from ingot.stages.kinds import KINDS
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """Run the job on standard input."""
+    job = json.load(sys.stdin)
+    _die_with(job["parent"])
+    try:
+        run(job)
+    except UserError as error:
+        print(f"{job['name']}: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if not is_full_disk(error):
+            raise
+        where = error.filename or job["dir"]
+        print(
+            f"{job['name']}: disk full while writing {where}; free space and run the same command again",
+            file=sys.stderr,
+        )
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def run(job: dict[str, Any]) -> None:
+    """Lock, build, publish."""
+    kind = KINDS[job["kind"]]
+    out = StageDir(Path(job["dir"]))
+    with out.lock():
+        if out.is_done():  # another process was faster
+            return
+        record = {
+            k: job[k] for k in ("name", "kind", "key", "version", "seed", "settings", "canonical", "inputs", "raw")
+        }
+        atomic_json(out / "inputs.json", record)
+        atomic_write(out / "recipe.toml", dump_toml({"stage": {job["name"]: {"kind": job["kind"], **job["settings"]}}}))
+        log = EventLog(out / METRICS)
+        log.write("start", pid=os.getpid(), python=sys.version.split()[0])
+        module, function = kind.builder.split(":")
+        began = time.monotonic()
+        inputs = {role: Input(i["name"], i["key"], Path(job["root"]) / i["dir"]) for role, i in job["inputs"].items()}
+        settings = kind.settings.model_validate(job["settings"])
+        built = Job(job["name"], settings, inputs, job["seed"], out, log, Display(quiet=job["quiet"]))
+        result = getattr(importlib.import_module(module), function)(built)
+        seconds = round(time.monotonic() - began, 3)
+        result = {**result, "seconds": seconds}
+        log.write("end", seconds=seconds)
+        log.close()
+        atomic_json(out / "result.json", result)
+        out.finish({"key": job["key"], "seconds": seconds})
+
+
+def _die_with(parent: int) -> None:
+    """Ask the kernel to end this process when its parent does (Linux); elsewhere the lock is all that protects."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # the parent died before the request was made
+
+
+if __name__ == "__main__":
+    sys.exit(main())

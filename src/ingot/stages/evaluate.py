@@ -1,0 +1,88 @@
+"""Builder of the `evaluate` kind: models times held-out corpora, yardsticks, samples."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+from ingot.core.artifact import atomic_write
+from ingot.evaluate.likelihood import compressors, likelihood
+from ingot.infer.generate import generate
+from ingot.stages.job import Input, Job
+from ingot.stages.load import Loaded, load_model
+from ingot.stages.settings import EvaluateStageSettings
+from ingot.text.chat import render, stop_ids
+from ingot.text.store import Store
+
+_TOKENS_PER_PASS = 16_384
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Judge every model on every corpus that was encoded with its tokenizer."""
+    settings = job.settings
+    assert isinstance(settings, EvaluateStageSettings)
+    table: list[dict[str, Any]] = []
+    judged: set[str] = set()
+    for name, stage in job.roles("model").items():
+        loaded = load_model(stage.path, job.display.say)
+        for data, tokens in job.roles("data").items():
+            corpus = data.split("@")[0]
+            if tokens.key_of("tokenizer") != stage.key_of("tokenizer"):
+                continue  # encoded for another model
+            store = Store.open(tokens.path / "val", tokenizer=loaded.tokenizer.fingerprint)
+            if store.documents == 0:
+                continue
+            if data not in judged and "mask" not in store.columns:
+                table += _yardsticks(corpus, store, loaded)
+            judged.add(data)
+            table += _score(job, settings, name, corpus, store, loaded)
+        _samples(job, settings, name, stage, loaded)
+    atomic_write(job.out / "table.jsonl", "".join(json.dumps(row) + "\n" for row in table))
+    return {f"{r['model']}/{r['task']}/{r['metric']}": r["value"] for r in table}
+
+
+def _score(
+    job: Job, settings: EvaluateStageSettings, model: str, corpus: str, store: Store, loaded: Loaded
+) -> list[dict[str, Any]]:
+    context = loaded.config.context
+    with job.display.bar(f"evaluate {model} on {corpus}", unit="rows") as bar:
+        scored = likelihood(loaded.model, store, settings.overlap, max(1, _TOKENS_PER_PASS // context), bar.advance)
+    return [{"model": model, "task": corpus, **row} for row in scored.rows()]
+
+
+def _yardsticks(corpus: str, store: Store, loaded: Loaded) -> list[dict[str, Any]]:
+    """What a model has to beat: a uniform guess over the vocabulary, gzip and xz on the same text."""
+    uniform = math.log(loaded.tokenizer.vocab)
+    guess = {"uniform guess": uniform * store.tokens / math.log(2) / store.bytes}
+    return [
+        {"model": name, "task": corpus, "metric": "bits_per_byte", "value": value, "low": value, "high": value, "n": 1}
+        for name, value in (guess | compressors(store, loaded.tokenizer)).items()
+    ]
+
+
+def _samples(job: Job, settings: EvaluateStageSettings, model: str, stage: Input, loaded: Loaded) -> None:
+    tokenizer = loaded.tokenizer
+    chats = any(
+        "mask" in Store.open(t.path / "val").columns for t in job.roles("data").values() if _trained_on(stage, t)
+    )
+    for number, text in enumerate(settings.prompts):
+        if chats:
+            prompt, _ = render([{"role": "user", "content": text}], tokenizer, generation_prompt=True)
+        else:
+            start = [] if tokenizer.eot is None else [tokenizer.eot]
+            prompt = np.array([*start, *tokenizer.encode(text)], np.int64)
+        (completion,) = generate(
+            loaded.model,
+            [prompt],
+            max_new=min(settings.sample_tokens, loaded.config.context - len(prompt)),
+            temperature=settings.temperature,
+            stop=frozenset(stop_ids(tokenizer)),
+            seed=job.seed,
+            step=number,
+        )
+        job.log.write("sample", model=model, prompt=text, text=tokenizer.decode(completion.ids))
+
+
+def _trained_on(stage: Input, tokens: Input) -> bool:
+    return tokens.name.split("@")[0] in stage.settings()["data"]

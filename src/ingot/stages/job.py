@@ -1,0 +1,77 @@
+"""What a stage's child process is told, and what it hands to the builder."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ingot.core.artifact import StageDir
+from ingot.core.errors import UserError
+from ingot.core.events import Display, EventLog
+from ingot.core.recipe import Settings
+
+
+@dataclass(frozen=True)
+class Input:
+    """A stage this one reads: its name in the recipe, its key, its directory."""
+
+    name: str
+    key: str
+    path: Path
+
+    def result(self) -> dict[str, Any]:
+        return json.loads((self.path / "result.json").read_text())
+
+    def settings(self) -> dict[str, Any]:
+        return self._record()["settings"]
+
+    def key_of(self, role: str) -> str:
+        """Key of one of this stage's own inputs."""
+        return self._record()["inputs"][role]["key"]
+
+    def _record(self) -> dict[str, Any]:
+        return open_stage(self.path)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything a builder needs."""
+
+    name: str
+    settings: Settings
+    inputs: Mapping[str, Input]
+    """Role -> input; roles are `corpus`, `tokenizer`, `init`, `data:NAME`, `model:NAME`."""
+    seed: int
+    out: StageDir
+    log: EventLog
+    display: Display
+
+    def roles(self, prefix: str) -> dict[str, Input]:
+        """`data:clean` -> `clean`, for all roles with the prefix, in name order."""
+        found = {r.removeprefix(prefix + ":"): i for r, i in self.inputs.items() if r.startswith(prefix + ":")}
+        return dict(sorted(found.items()))
+
+
+def open_stage(stage: Path) -> dict[str, Any]:
+    """What a stage was told: name, kind, key, settings, inputs.
+
+    Raises:
+        UserError: not the directory of a stage.
+    """
+    path = stage / "inputs.json"
+    if not path.exists():
+        raise UserError(f"{stage}: no inputs.json, expected a stage's directory, such as runs/NAME/base")
+    return json.loads(path.read_text())
+
+
+def read_result(stage: Path) -> dict[str, Any]:
+    """A finished stage's numbers.
+
+    Raises:
+        UserError: the stage has not finished.
+    """
+    path = stage / "result.json"
+    if not path.exists():
+        raise UserError(f"{stage}: no result.json, so the stage has not finished; `ingot run` it first")
+    return json.loads(path.read_text())

@@ -1,0 +1,61 @@
+"""The stage kinds: their settings, the version of their code, what they read, and who builds them.
+
+This table is what the parent process knows of a stage, so nothing here imports torch; a builder is named as text and
+imported by the child that runs it. `version` is part of every key: raise it when the same settings and inputs give
+another result (a test compares the sources with the digest recorded for the version).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ingot.core.artifact import FileHashes
+from ingot.core.recipe import Settings
+from ingot.corpus.settings import CorpusSettings
+from ingot.corpus.sources import source_digest
+from ingot.stages.settings import EvaluateStageSettings, TrainSettings
+from ingot.text.settings import TokenizerSettings, TokensSettings
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of stage."""
+
+    settings: type[Settings]
+    version: int
+    builder: str
+    """`module:function`, called as function(Job) -> result in the child process."""
+    sources: tuple[str, ...]
+    """Packages and modules (below ingot) that determine the result."""
+    seeded: bool = False
+    """Whether the run's seed is part of the key."""
+    raw: Callable[[Settings, FileHashes], str] | None = None
+    """Digest of inputs that are no stages (files)."""
+
+
+def _corpus_digest(settings: Settings, hashes: FileHashes) -> str:
+    assert isinstance(settings, CorpusSettings)
+    return source_digest(settings, hashes)
+
+
+KINDS: dict[str, Kind] = {
+    "corpus": Kind(CorpusSettings, 1, "ingot.stages.text:corpus", ("corpus",), raw=_corpus_digest),
+    "tokenizer": Kind(TokenizerSettings, 1, "ingot.stages.text:tokenizer", ("text",)),
+    "tokens": Kind(TokensSettings, 1, "ingot.stages.text:tokens", ("text",)),
+    "train": Kind(
+        TrainSettings,
+        1,
+        "ingot.stages.train:run",
+        ("data", "model", "optim", "dist", "train", "objectives", "infer", "stages/train.py"),
+        seeded=True,
+    ),
+    "evaluate": Kind(
+        EvaluateStageSettings,
+        1,
+        "ingot.stages.evaluate:run",
+        ("data", "model", "infer", "evaluate", "stages/evaluate.py"),
+        seeded=True,
+    ),
+}
+
+RECIPE_KINDS: dict[str, type[Settings]] = {name: kind.settings for name, kind in KINDS.items()}
+"""Kinds a recipe may name."""

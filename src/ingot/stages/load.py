@@ -1,0 +1,67 @@
+"""A trained stage on disk to a model in memory, and back: the directory stands on its own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ingot.core.artifact import atomic_write
+from ingot.core.errors import UserError
+from ingot.dist import checkpoint
+from ingot.model.settings import ModelConfig
+from ingot.model.transformer import Transformer
+from ingot.stages.text import TOKENIZER
+from ingot.text.tokenizer import Tokenizer, load_tokenizer
+
+MODEL = "model.json"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model with the tokenizer it was trained on."""
+
+    model: Transformer
+    tokenizer: Tokenizer
+    config: ModelConfig
+
+
+def describe(out: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
+    """Write what is needed besides the weights: the shape and the tokenizer."""
+    atomic_write(out / MODEL, config.model_dump_json(indent=1) + "\n")
+    tokenizer.save(out / TOKENIZER)
+
+
+def load_model(
+    stage: Path, say: Callable[[str], None], device: str = "cpu", dtype: torch.dtype = torch.float32, best: bool = False
+) -> Loaded:
+    """The newest good weights of a train stage (or its best ones).
+
+    Raises:
+        UserError: not a train stage, nothing saved yet, or all of it damaged.
+    """
+    if not (stage / MODEL).exists():
+        raise UserError(f"{stage}: no {MODEL}, expected the directory of a train stage, such as runs/NAME/base")
+    config = ModelConfig.model_validate_json((stage / MODEL).read_text())
+    root = stage / "checkpoints"
+    path = root / "best" if best else checkpoint.newest_good(root, say)
+    if path is None or not path.exists():
+        raise UserError(f"{stage}: no checkpoint yet; `ingot run` trains it")
+    if best and (trouble := checkpoint.problem(path)):
+        raise UserError(f"damaged checkpoint: {trouble}; load the last one instead of the best")
+    model = empty(config, device, dtype)
+    load_weights(model, path)
+    return Loaded(model, load_tokenizer(stage / TOKENIZER), config)
+
+
+def empty(config: ModelConfig, device: str, dtype: torch.dtype) -> Transformer:
+    """A model of that shape with memory but no values."""
+    with torch.device("meta"):
+        model = Transformer(config)
+    return model.to(dtype).to_empty(device=device)
+
+
+def load_weights(model: Transformer, path: Path) -> None:
+    """Fill a model from a checkpoint directory, without touching its optimizer tensors."""
+    tensors = {f"model.{n}": p.detach() for n, p in model.named_parameters()}
+    checkpoint.load(path, tensors)

@@ -1,0 +1,123 @@
+"""Flat binary files with a checksum for every block of 1 MiB, verified when a block is first read.
+
+A token file is read at random for days, so hashing it whole before a run would cost minutes and not hashing it would
+let one flipped bit into a model. A block is hashed once, when it is first touched, by the reader that touches it; a
+file that was cut or grown is refused when it is opened.
+
+Rejected: one digest a file (nothing is known until all of it was read), and CRC-32 (four of a billion flips pass, and
+it is no faster here than BLAKE2b next to a disk).
+"""
+
+import hashlib
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from ingot.core.errors import UserError
+
+BLOCK = 1 << 20
+_DIGEST = 8
+
+
+def _checksum(data: Any) -> bytes:
+    return hashlib.blake2b(data, digest_size=_DIGEST).digest()
+
+
+class BlockWriter:
+    """Appends to an open file and keeps the checksum of every full block; a file object as far as pyarrow asks."""
+
+    closed = False
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        self._state = hashlib.blake2b(digest_size=_DIGEST)
+        self._digests: list[bytes] = []
+        self.bytes = 0
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B") if len(data) else memoryview(b"")
+        self._file.write(view)
+        start = 0
+        while start < len(view):
+            stop = min(len(view), start + BLOCK - self.bytes % BLOCK)
+            self._state.update(view[start:stop])
+            self.bytes += stop - start
+            if self.bytes % BLOCK == 0:
+                self._next_block()
+            start = stop
+        return len(view)
+
+    def finish(self) -> dict[str, Any]:
+        """The file's entry in a manifest; nothing may be written after it."""
+        if self.bytes % BLOCK:
+            self._next_block()
+        return {"bytes": self.bytes, "blocks": b"".join(self._digests).hex()}
+
+    def tell(self) -> int:
+        return self.bytes
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def _next_block(self) -> None:
+        self._digests.append(self._state.digest())
+        self._state = hashlib.blake2b(digest_size=_DIGEST)
+
+
+class BlockFile:
+    """A memory-mapped file whose blocks are verified on first touch.
+
+    Args:
+        path: the file.
+        recorded: its entry in the manifest.
+
+    Raises:
+        UserError: missing, or of another size than recorded.
+    """
+
+    def __init__(self, path: Path, recorded: dict[str, Any]):
+        self.path = path
+        size = path.stat().st_size if path.exists() else None
+        if size is None:
+            raise UserError(f"{path}: missing, expected {recorded['bytes']:,} bytes; run the stage that wrote it again")
+        if size != recorded["bytes"]:
+            raise UserError(
+                f"{path}: found {size:,} bytes, expected {recorded['bytes']:,} (cut or overwritten); "
+                "run the stage that wrote it again"
+            )
+        self.data = np.memmap(path, np.uint8, mode="r").view(np.ndarray) if size else np.empty(0, np.uint8)
+        self._recorded = bytes.fromhex(recorded["blocks"])
+        count = -(-size // BLOCK)
+        if len(self._recorded) != count * _DIGEST:
+            found = len(self._recorded) // _DIGEST
+            raise UserError(f"{path}: the manifest has {found} checksums, expected {count}; run its stage again")
+        self._pending = np.ones(count, dtype=bool)
+        self.verified = count == 0
+
+    def verify_bytes(self, start: int, stop: int) -> None:
+        """Check the blocks of one range of bytes."""
+        if not self.verified and stop > start:
+            self.verify_blocks(np.arange(start // BLOCK, (stop - 1) // BLOCK + 1))
+
+    def verify_blocks(self, blocks: np.ndarray) -> None:
+        """Check those of `blocks` (any shape, repeats allowed) that were not checked yet.
+
+        Raises:
+            UserError: a block's content differs from its checksum.
+        """
+        for block in np.unique(blocks[self._pending[blocks]]).tolist():
+            found = _checksum(self.data[block * BLOCK : (block + 1) * BLOCK])
+            expected = self._recorded[block * _DIGEST : (block + 1) * _DIGEST]
+            if found != expected:
+                raise UserError(
+                    f"{self.path}: block {block} (bytes {block * BLOCK:,} and on) has checksum {found.hex()}, "
+                    f"expected {expected.hex()}; the file was damaged: run the stage that wrote it again"
+                )
+            self._pending[block] = False
+        self.verified = not self._pending.any()
+
+    def verify(self) -> None:
+        """Check every block that was not checked yet."""
+        self.verify_bytes(0, len(self.data))

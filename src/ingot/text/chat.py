@@ -1,0 +1,153 @@
+"""Conversations to ids and the mask of what is learned, in one pass, so that the two can never disagree.
+
+The format (`template = "turns"`) is `<|role|>content<|end|>` for each message. A conversation is rendered segment by
+segment, each encoded on its own: the mask is 1 on an assistant's content and on the `<|end|>` after it (else the model
+never learns to stop), and 0 on headers, on everybody else's words and on what a prompt for generation adds. Content is
+always encoded as text, so a user who types `<|end|>` ends nothing.
+
+Rejected: rendering to a string and finding the answers again in its ids (merges across the seams move the borders),
+and masks from marks in a template (most published templates lack them and give a mask of zeros).
+"""
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ingot.core.errors import UserError, nearest
+from ingot.text.tokenizer import Tokenizer
+
+ROLES = ("system", "user", "assistant", "tool")
+FIELDS = ("role", "content", "train")
+
+Message = Mapping[str, Any]
+"""`role`, `content`, and optionally `train = false` on an assistant's message that is not to be learned."""
+
+
+def render(
+    messages: Sequence[Message], tokenizer: Tokenizer, generation_prompt: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """One conversation.
+
+    Args:
+        messages: in order, any roles.
+        tokenizer: one with special tokens.
+        generation_prompt: end with the header of an assistant's answer; the mask may then be all 0.
+
+    Returns:
+        ids [n] (uint32) and mask [n] (uint8; 1 where the id is a target of training).
+
+    Raises:
+        UserError: a malformed message, nothing to learn, or a tokenizer without special tokens.
+    """
+    ids, mask, _ = render_batch([messages], tokenizer, generation_prompt=generation_prompt)[0]
+    return ids, mask
+
+
+def render_batch(
+    conversations: Sequence[Sequence[Message]], tokenizer: Tokenizer, threads: int = 1, generation_prompt: bool = False
+) -> list[tuple[np.ndarray, np.ndarray, int]]:
+    """`render` of many conversations, with the UTF-8 bytes of the text that the targets of each spell."""
+    require_chat(tokenizer)
+    for messages in conversations:
+        check(messages, needs_target=not generation_prompt)
+    contents = tokenizer.encode_batch([m["content"] for messages in conversations for m in messages], threads)
+    encoded = iter(contents)
+    special, end = tokenizer.specials, tokenizer.specials["<|end|>"]
+    rendered = []
+    for messages in conversations:
+        ids: list[np.ndarray] = []
+        mask: list[np.ndarray] = []
+        target_bytes = 0
+        for message in messages:
+            content = next(encoded)
+            trained = _is_trained(message)
+            target_bytes += trained * len(message["content"].encode())
+            ids += [_one(special[f"<|{message['role']}|>"]), content, _one(end)]
+            mask += [np.zeros(1, np.uint8), np.full(len(content) + 1, trained, np.uint8)]
+        if generation_prompt:
+            ids.append(_one(special["<|assistant|>"]))
+            mask.append(np.zeros(1, np.uint8))
+        rendered.append((np.concatenate(ids), np.concatenate(mask), target_bytes))
+    return rendered
+
+
+def parse_conversation(text: str) -> list[dict[str, Any]]:
+    """The messages of a chat document: a JSON list of messages, or an object with `messages`.
+
+    Raises:
+        UserError: not JSON, or a malformed message.
+    """
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"conversation: not JSON ({error}); expected a list of messages") from None
+    messages: Any = data.get("messages") if isinstance(data, dict) else data
+    check(messages, needs_target=False)
+    return messages
+
+
+def check(messages: Any, needs_target: bool = True) -> None:
+    """Raise a UserError, naming the message by its number from 1, unless this is a conversation to train on."""
+    if not isinstance(messages, list | tuple) or not messages:
+        raise UserError(f"conversation: found {_shown(messages)}, expected a list of at least one message")
+    for number, message in enumerate(messages, 1):
+        where = f"conversation, message {number}"
+        if not isinstance(message, Mapping):
+            raise UserError(f"{where}: found {_shown(message)}, expected a table with role and content")
+        unknown = sorted(set(message) - set(FIELDS))
+        if unknown:
+            raise UserError(f"{where}: unknown field '{unknown[0]}' would be lost; {nearest(unknown[0], FIELDS)}")
+        role, content = message.get("role"), message.get("content")
+        if role not in ROLES:
+            raise UserError(f"{where}: role {_shown(role)}; {nearest(str(role), ROLES)}")
+        if not isinstance(content, str):
+            raise UserError(f"{where}: content is {_shown(content)}, expected a string")
+        train = message.get("train", role == "assistant")
+        if not isinstance(train, bool):
+            raise UserError(f"{where}: train is {_shown(train)}, expected true or false")
+        if train and role != "assistant":
+            raise UserError(f"{where}: train = true on a {role} message; only assistant messages are learned")
+    if needs_target and not any(_is_trained(m) for m in messages):
+        raise UserError(
+            "conversation: nothing to learn, as no assistant message is trained on; add an answer or drop the document"
+        )
+
+
+def show(ids: np.ndarray, mask: np.ndarray, tokenizer: Tokenizer) -> list[tuple[str, bool]]:
+    """Runs of text with whether they are learned, for a coloured view; special tokens appear by name."""
+    assert len(ids) == len(mask)
+    borders = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(ids)]
+    return [
+        (tokenizer.decode(ids[start:stop]), bool(mask[start]))
+        for start, stop in itertools.pairwise(borders)
+        if stop > start
+    ]
+
+
+def stop_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Ids that end a generated answer: end of message and end of text, where the vocabulary has them."""
+    return tuple(tokenizer.specials[n] for n in ("<|end|>", "<|endoftext|>") if n in tokenizer.specials)
+
+
+def require_chat(tokenizer: Tokenizer) -> None:
+    """Raise a UserError for a tokenizer that has no special tokens to mark turns with."""
+    if "<|end|>" not in tokenizer.specials:
+        raise UserError(
+            f'format chat: a {tokenizer.kind} tokenizer has no special tokens to mark turns with; use type = "byte-bpe"'
+        )
+
+
+def _is_trained(message: Message) -> bool:
+    return message["role"] == "assistant" and message.get("train", True)
+
+
+def _one(token: int) -> np.ndarray:
+    return np.array([token], dtype=np.uint32)
+
+
+def _shown(value: Any) -> str:
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

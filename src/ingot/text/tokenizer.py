@@ -1,0 +1,237 @@
+"""Text to ids and back, losslessly or with an error: byte-level BPE and characters.
+
+A tokenizer is a value: everything that determines its ids (type, pattern, tokens, special tokens, chat template) is in
+one JSON file and in one fingerprint, which stores and checkpoints record and compare. Special tokens are never made
+from text: a document that contains the letters `<|endoftext|>` is encoded as those letters, and only code that means a
+special token (`eot`, the chat renderer) writes its id. rustbpe trains merges and tiktoken applies them, each the
+fastest at its half.
+
+Rejected: pickle (a file that runs code), an unknown token for characters (it hides what it replaced), and parsing
+special tokens out of text with an escape hatch (every caller must then remember the hatch).
+"""
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import tiktoken
+
+from ingot.core.artifact import atomic_json, digest_json
+from ingot.core.errors import UserError
+from ingot.text.settings import SPECIALS
+
+FORMAT, VERSION = "ingot-tokenizer", 1
+CODE_POINTS = 0x110000
+
+
+class Tokenizer(Protocol):
+    """What the rest of the house knows of a tokenizer."""
+
+    kind: str
+    vocab: int
+    """Number of ids, special tokens included."""
+    specials: dict[str, int]
+    """Special token -> id; empty for characters."""
+
+    @property
+    def eot(self) -> int | None:
+        """The id that ends a document, where the vocabulary has one."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of everything that determines ids."""
+        ...
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids [n] (uint32) that spell `text`; never special ones. Raises UserError on text it cannot spell."""
+        ...
+
+    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[np.ndarray]:
+        """`encode` of every text; the result does not depend on `threads`."""
+        ...
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of ids; bytes that are no UTF-8 (a character cut in two) become U+FFFD."""
+        ...
+
+    def decode_bytes(self, ids: Sequence[int] | np.ndarray) -> bytes:
+        """The exact bytes of ids."""
+        ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes one id stands for; a special token's are its name."""
+        ...
+
+    def spelled_bytes(self, ids: np.ndarray) -> int:
+        """How many UTF-8 bytes ids stand for, special tokens counting none."""
+        ...
+
+    def save(self, path: Path) -> None:
+        """Write the JSON file that `load_tokenizer` reads."""
+        ...
+
+
+class _Base:
+    """What both tokenizers share: file, fingerprint, threads."""
+
+    kind: str
+    vocab: int
+    specials: dict[str, int]
+
+    def _definition(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def encode(self, text: str) -> np.ndarray:
+        raise NotImplementedError
+
+    def decode_bytes(self, ids: Sequence[int] | np.ndarray) -> bytes:
+        raise NotImplementedError
+
+    @property
+    def fingerprint(self) -> str:
+        return digest_json(self._definition())
+
+    @property
+    def eot(self) -> int | None:
+        return self.specials.get("<|endoftext|>")
+
+    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[np.ndarray]:
+        if threads <= 1 or len(texts) <= 1:
+            return [self.encode(text) for text in texts]
+        size = -(-len(texts) // (4 * threads))  # a few parts a thread: little overhead, yet an even end
+        parts = [texts[start : start + size] for start in range(0, len(texts), size)]
+        with ThreadPoolExecutor(threads) as pool:  # the encoders let go of the interpreter lock
+            return [ids for part in pool.map(self.encode_batch, parts) for ids in part]
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def save(self, path: Path) -> None:
+        head = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint}
+        atomic_json(path, {**head, **self._definition()})
+
+
+class ByteBPE(_Base):
+    """Byte-level BPE: tokens in merge order (the 256 bytes first), then the special block at the end.
+
+    Args:
+        tokens: bytes of every ordinary token; the position is the id.
+        pattern: pre-tokenisation regular expression.
+        template: name of the chat format.
+    """
+
+    kind = "byte-bpe"
+
+    def __init__(self, tokens: Sequence[bytes], pattern: str, template: str = "turns"):
+        self.tokens, self.pattern, self.template = list(tokens), pattern, template
+        self.specials = {name: len(self.tokens) + n for n, name in enumerate(SPECIALS)}
+        self.vocab = len(self.tokens) + len(self.specials)
+        self._lengths = np.array([len(t) for t in self.tokens] + [0] * len(self.specials), dtype=np.int64)
+        ranks = {token: rank for rank, token in enumerate(self.tokens)}
+        self._encoding = tiktoken.Encoding(
+            "ingot", pat_str=pattern, mergeable_ranks=ranks, special_tokens=self.specials, explicit_n_vocab=self.vocab
+        )
+
+    def encode(self, text: str) -> np.ndarray:
+        try:
+            ids = self._encoding.encode_to_numpy(text, allowed_special=set(), disallowed_special=())
+        except UnicodeEncodeError as error:
+            raise UserError(f"text to encode: {error.reason} at position {error.start}; give valid Unicode") from None
+        except ValueError as error:
+            raise UserError(f"tokenizer pattern {self.pattern!r}: {error}; bound its repetitions") from None
+        return np.asarray(ids, dtype=np.uint32)
+
+    def decode_bytes(self, ids: Sequence[int] | np.ndarray) -> bytes:
+        return self._encoding.decode_bytes(np.asarray(ids).tolist())
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._encoding.decode_single_token_bytes(int(token))
+
+    def spelled_bytes(self, ids: np.ndarray) -> int:
+        return int(self._lengths[ids].sum())
+
+    def _definition(self) -> dict[str, Any]:
+        return {
+            "type": self.kind,
+            "pattern": self.pattern,
+            "template": self.template,
+            "specials": list(self.specials),
+            "tokens": [token.hex() for token in self.tokens],
+        }
+
+
+class Char(_Base):
+    """One id a character.
+
+    Args:
+        alphabet: the characters, id = position in code point order; None: the id is the code point.
+    """
+
+    kind = "char"
+
+    def __init__(self, alphabet: str | None):
+        self.specials = {}
+        points = np.arange(CODE_POINTS) if alphabet is None else np.array(sorted({ord(c) for c in alphabet}))
+        self.alphabet = None if alphabet is None else "".join(map(chr, points))
+        self.vocab = len(points)
+        self._points = points.astype("<u4")
+        self._widths = (1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)).astype(np.int64)
+        self._ids = np.full(CODE_POINTS, -1, dtype=np.int32)
+        self._ids[points] = np.arange(len(points))
+
+    def encode(self, text: str) -> np.ndarray:
+        ids = self._ids[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")]
+        unseen = np.flatnonzero(ids < 0)
+        if len(unseen):
+            at = int(unseen[0])
+            raise UserError(
+                f"character {text[at]!r} (U+{ord(text[at]):04X}) at position {at}: not among the {self.vocab} "
+                'characters of the train text; remove it, or use alphabet = "unicode" or type = "byte-bpe"'
+            )
+        return ids.astype(np.uint32)
+
+    def decode_bytes(self, ids: Sequence[int] | np.ndarray) -> bytes:
+        points = self._points[np.asarray(ids, dtype=np.int64)]
+        return points.tobytes().decode("utf-32-le", "surrogatepass").encode("utf-8", "surrogatepass")
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.decode_bytes([token])
+
+    def spelled_bytes(self, ids: np.ndarray) -> int:
+        return int(self._widths[ids].sum())
+
+    def _definition(self) -> dict[str, Any]:
+        return {"type": self.kind, "alphabet": self.alphabet}
+
+
+def load_tokenizer(path: Path) -> ByteBPE | Char:
+    """Read a tokenizer file.
+
+    Raises:
+        UserError: missing, not a tokenizer, of another version, or changed since it was written.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such tokenizer; run the tokenizer stage first") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not a tokenizer file ({error}); run the tokenizer stage again") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
+        found = f"{data.get('format')} {data.get('version')}" if isinstance(data, dict) else type(data).__name__
+        raise UserError(f"{path}: found {found}, expected {FORMAT} {VERSION}; run the tokenizer stage again")
+    if data.get("type") == Char.kind:
+        tokenizer = Char(data["alphabet"])
+    elif data.get("type") == ByteBPE.kind:
+        tokenizer = ByteBPE([bytes.fromhex(t) for t in data["tokens"]], data["pattern"], data["template"])
+    else:
+        raise UserError(f"{path}: unknown type {data.get('type')!r}, expected byte-bpe or char; write it anew")
+    if tokenizer.fingerprint != data["fingerprint"]:
+        raise UserError(
+            f"{path}: the content's fingerprint is {tokenizer.fingerprint}, the recorded one {data['fingerprint']}: "
+            "the file was changed; run the tokenizer stage again"
+        )
+    return tokenizer

@@ -1,0 +1,56 @@
+"""The types an objective meets: it turns (model output, batch) into unnormalised sums, and nothing else.
+
+An objective never sees an optimizer, a rank, a micro-batch or a checkpoint. It returns sums with the unit they count
+in; the engine knows how many units the whole step holds, over all micro-batches and ranks, and divides once. That is
+why averaging micro-batch means, wrong as soon as their token counts differ, cannot be written here.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from ingot.data.batches import Batch
+
+
+@dataclass(frozen=True)
+class Term:
+    """One part of a loss: a sum over units, the unit's name (`token`, `sequence`, `pair`) and its weight."""
+
+    sum: Tensor
+    unit: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Context:
+    """What `expand` may use besides the batch: the step, the seed, the model being trained, and frozen companions."""
+
+    step: int
+    seed: int
+    model: nn.Module
+    companions: Mapping[str, nn.Module] = field(default_factory=dict)
+
+
+class Objective(Protocol):
+    """One training method, in one small file."""
+
+    taps: frozenset[str]
+    """What the forward must also return (hidden states, attention maps); usually nothing."""
+
+    def modules(self, model: nn.Module) -> dict[str, nn.Module]:
+        """Further trained modules (value head, projections): saved with the checkpoint, never exported."""
+        ...
+
+    def companions(self) -> Mapping[str, str]:
+        """Role -> stage name of frozen models (reference, reward, teacher)."""
+        ...
+
+    def expand(self, batch: Batch, ctx: Context) -> Iterator[Batch]:
+        """Called without gradients on all rows of a step: annotate, roll out, or yield the batch unchanged."""
+        ...
+
+    def loss(self, out: Any, batch: Batch) -> dict[str, Term]:
+        """Named unnormalised terms of the loss of some rows; training and evaluation call the same function."""
+        ...

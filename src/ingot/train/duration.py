@@ -1,0 +1,47 @@
+"""`"3M tokens"`, `"5000 steps"`, `"1 epoch"`, `"20 tokens/param"`: how long a run is."""
+
+import math
+import re
+from dataclasses import dataclass
+
+_FORM = re.compile(r"([0-9][0-9_,.]*(?:e[0-9]+)?)\s*([KMBT]?)\s*(steps?|tokens?/param(?:eter)?|tokens?|epochs?)")
+_SCALE = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+EXPECTED = "expected a number and a unit: '5000 steps', '3M tokens', '1 epoch' or '20 tokens/param'"
+
+
+@dataclass(frozen=True)
+class Duration:
+    """An amount of `steps`, `tokens`, `epochs` or `tokens/param`."""
+
+    amount: float
+    unit: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Duration":
+        """Read the recipe's form.
+
+        Raises:
+            ValueError: what was expected instead.
+        """
+        match = _FORM.fullmatch(text.strip())
+        if not match:
+            raise ValueError(f"found {text!r}, {EXPECTED}")
+        number, scale, unit = match.groups()
+        amount = float(re.sub("[_,]", "", number)) * _SCALE[scale]
+        if amount <= 0:
+            raise ValueError(f"found {text!r}, expected more than nothing")
+        unit = "tokens/param" if "/" in unit else unit.rstrip("s") + "s"
+        return cls(amount, unit)
+
+    def steps(self, *, batch_tokens: float, epoch_tokens: float, parameters: int) -> int:
+        """Whole steps that reach the amount: at least one.
+
+        Args:
+            batch_tokens: targets in one step.
+            epoch_tokens: targets in one pass over the mixture.
+            parameters: trained parameters of the model, embeddings included.
+        """
+        if self.unit == "steps":
+            return max(1, round(self.amount))
+        tokens = self.amount * {"tokens": 1, "epochs": epoch_tokens, "tokens/param": parameters}[self.unit]
+        return max(1, math.ceil(tokens / batch_tokens - 1e-9))

@@ -1,0 +1,294 @@
+"""The one training loop. Pretraining, fine-tuning and every other objective run through `Engine.step`.
+
+A step: take the raw batch of that step, let the objective expand it (usually to itself), count the units of the whole
+step over all ranks, run forward and backward over micro-batches with each loss term divided by its unit's global
+count, add gradients up, clip by the global norm, set the learning rate of this step, update. Gradients are summed and
+never averaged, so one micro-batch or sixteen, one rank or eight give the same update.
+
+Everything that is neither a weight nor a moment is a function of the step, so a checkpoint is tensors, a few integers
+and the objective's small declared dict; resuming repeats nothing and skips nothing.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ingot.core.errors import UserError
+from ingot.core.events import EventLog
+from ingot.data.batches import Batch
+from ingot.dist import checkpoint
+from ingot.dist.mesh import Mesh
+from ingot.optim.groups import adamw, clip_, global_norm, optimizer_tensors
+from ingot.optim.schedule import Schedule
+from ingot.optim.settings import OptimSettings
+from ingot.train.api import Context, Objective, Term
+from ingot.train.execution import Execution
+from ingot.train.settings import LoopSettings
+
+DECLARED = frozenset({"step", "tokens", "best_step", "best_val_loss_nats", "objective"})
+"""All that a checkpoint's state may hold besides tensors."""
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """One step's numbers, still on the device so that a step never waits for one."""
+
+    step: int
+    loss: Tensor
+    grad_norm: Tensor
+    lr: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the engine follows: all of it derived from the recipe and its inputs before the first step."""
+
+    steps: int
+    seed: int
+    schedule: Schedule
+    optim: OptimSettings
+    loop: LoopSettings
+    evaluate_every: int
+
+
+class Engine:
+    """Model, optimizer, and the state that a checkpoint holds."""
+
+    def __init__(
+        self, model: nn.Module, objective: Objective, plan: Plan, execution: Execution, mesh: Mesh, directory: Path
+    ):
+        self.model, self.objective, self.plan = model, objective, plan
+        self.execution, self.mesh = execution, mesh
+        self.checkpoints = directory / "checkpoints"
+        self.extra = nn.ModuleDict(objective.modules(model))
+        self.named = dict(model.named_parameters()) | {f"extra.{n}": p for n, p in self.extra.named_parameters()}
+        self.trained = {n: p for n, p in self.named.items() if p.requires_grad}
+        self.optimizer = adamw(self.named, plan.optim, plan.schedule.peak)
+        self.state: dict[str, Any] = {
+            "step": 0,
+            "tokens": 0,
+            "best_step": 0,
+            "best_val_loss_nats": None,
+            "objective": {},
+        }
+
+    # -- one step --------------------------------------------------------------------------------------------------
+
+    def step(self, raw: Batch) -> StepMetrics:
+        """Train on the batch of the next step."""
+        step = self.state["step"] + 1
+        lr = self.plan.schedule.lr(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        context = Context(step, self.plan.seed, self.model)
+        metrics = None
+        with torch.no_grad():
+            batches = self.objective.expand(raw, context)
+        for batch in batches:
+            metrics = self._update(step, lr, batch)
+        assert metrics is not None, "expand yielded no batch"
+        self.state["step"] = step
+        self.state["tokens"] += metrics.tokens
+        return metrics
+
+    def gradients(self, batch: Batch) -> tuple[Tensor, dict[str, int]]:
+        """Leave the gradient of the whole batch in `.grad` and return (loss, unit counts)."""
+        counts = self._global_counts(batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), dtype=torch.float64, device=self.execution.device)
+        for micro in batch.micro(self.execution.micro_batch):
+            loss = normalised(self._terms(micro), counts)
+            loss.backward()
+            total += loss.detach().double()
+        for gradient in self._gradients():
+            self.mesh.sum(gradient)
+        return self.mesh.sum(total), counts
+
+    def _update(self, step: int, lr: float, batch: Batch) -> StepMetrics:
+        loss, counts = self.gradients(batch)
+        gradients = self._gradients()
+        norm = global_norm(gradients)
+        clip_(gradients, self.plan.optim.clip, norm)
+        self.optimizer.step()
+        return StepMetrics(step, loss, norm, lr, counts["token"])
+
+    def _terms(self, batch: Batch) -> dict[str, Term]:
+        batch = batch.to(self.execution.device)
+        with self.execution.forward():
+            out = self.model(
+                batch.ids_BT,
+                positions_BT=batch.positions_BT,
+                documents_BT=batch.documents_BT,
+                taps=self.objective.taps,
+            )
+            return self.objective.loss(out, batch)
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.trained.values() if p.grad is not None]
+
+    def _global_counts(self, batch: Batch) -> dict[str, int]:
+        local = batch.counts()
+        summed = self.mesh.sum(torch.tensor(list(local.values()), dtype=torch.int64))
+        return dict(zip(local, summed.tolist(), strict=True))
+
+    # -- evaluation ------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[Batch]) -> tuple[float, dict[str, int]]:
+        """Loss over all batches together, by the objective's own loss, and the units it was taken over."""
+        self.model.eval()
+        sums: dict[str, tuple[Tensor, Term]] = {}
+        counts: dict[str, int] = {}
+        for batch in batches:
+            for unit, n in self._global_counts(batch).items():
+                counts[unit] = counts.get(unit, 0) + n
+            for name, term in self._terms(batch).items():
+                before = sums[name][0] if name in sums else 0
+                sums[name] = (before + term.sum.double(), term)
+        self.model.train()
+        parts = (self.mesh.sum(s) * t.weight / max(1, counts[t.unit]) for s, t in sums.values())
+        return float(sum(parts)), counts
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def tensors(self, moments: bool = True) -> dict[str, Tensor]:
+        """Checkpoint names to tensors (shared memory: loading fills the running model)."""
+        out = {f"model.{n}": p.detach() for n, p in self.named.items()}
+        if moments:
+            out |= {f"optim.{n}": t for n, t in optimizer_tensors(self.optimizer, self.named).items()}
+        return out
+
+    def save(self) -> None:
+        """Write a checkpoint of this moment and drop the oldest."""
+        assert set(self.state) == DECLARED, f"undeclared state: {set(self.state) ^ DECLARED}"
+        checkpoint.save(checkpoint.step_path(self.checkpoints, self.state["step"]), self.tensors(), self.state)
+        checkpoint.prune(self.checkpoints, self.plan.loop.keep)
+
+    def save_best(self) -> None:
+        """Write the weights alone, as the best so far."""
+        checkpoint.save(self.checkpoints / "best", self.tensors(moments=False), self.state)
+
+    def resume(self, say: Callable[[str], None]) -> bool:
+        """Go on from the newest good checkpoint, if there is one."""
+        path = checkpoint.newest_good(self.checkpoints, say)
+        if path is None:
+            return False
+        self.state = checkpoint.load(path, self.tensors())
+        return True
+
+
+def normalised(terms: dict[str, Term], counts: dict[str, int]) -> Tensor:
+    """The loss these terms contribute to a step with these global counts: sum of weight * sum / count."""
+    return torch.stack([t.weight * t.sum / max(1, counts[t.unit]) for t in terms.values()]).sum()
+
+
+Evaluation = Callable[[int, bool], dict[str, float]]
+"""(step, whole split?) -> flat numbers, among them `val_loss_nats`; passed in by the stage."""
+
+
+def train(
+    engine: Engine,
+    batches: Iterator[Batch],
+    evaluation: Evaluation,
+    log: EventLog,
+    progress: Callable[[StepMetrics, float], None],
+) -> dict[str, float]:
+    """Run the engine to the end of its plan: log, evaluate, save. Returns the numbers of the final evaluation."""
+    plan, loop, state = engine.plan, engine.plan.loop, engine.state
+    if state["step"] == 0:
+        log.write("evaluation", step=0, **evaluation(0, False))
+    pending: list[StepMetrics] = []
+    clock = _Clock()
+    for raw in batches:
+        metrics = engine.step(raw)
+        step = metrics.step
+        last = step == plan.steps
+        if step == 1 or last or step % loop.log_every == 0:
+            pending.append(metrics)
+        rate = clock.tick(metrics.tokens)
+        if clock.due() or last:
+            _write(pending, rate, log)
+            progress(metrics, rate)
+        if not last and step % plan.evaluate_every == 0:
+            with clock.paused():
+                _note_best(engine, evaluation(step, False), log)
+        if last or step % loop.save_every == 0:
+            with clock.paused():
+                _write(pending, rate, log)
+                _refuse_nonfinite(metrics, log)
+                log.flush()
+                engine.save()
+    _note_best(engine, evaluation(plan.steps, False), log)
+    return evaluation(plan.steps, True)
+
+
+def _note_best(engine: Engine, numbers: dict[str, float], log: EventLog) -> None:
+    state = engine.state
+    log.write("evaluation", step=state["step"], **numbers)
+    best, now = state["best_val_loss_nats"], numbers["val_loss_nats"]
+    if best is None or now < best:
+        state["best_step"], state["best_val_loss_nats"] = state["step"], now
+        engine.save_best()
+
+
+def _write(pending: list[StepMetrics], rate: float, log: EventLog) -> None:
+    """Turn buffered device numbers into log lines: the one moment that waits for the device."""
+    for m in pending:
+        loss, norm = float(m.loss), float(m.grad_norm)
+        log.write("step", step=m.step, loss_nats=loss, grad_norm=norm, lr=m.lr, tokens=m.tokens, tok_s=round(rate))
+        _refuse_nonfinite(m, log)
+    pending.clear()
+
+
+def _refuse_nonfinite(m: StepMetrics, log: EventLog) -> None:
+    """Stop before broken weights are saved; the checkpoints on disk are from before the break."""
+    if not (math.isfinite(float(m.loss)) and math.isfinite(float(m.grad_norm))):
+        log.flush()
+        raise UserError(
+            f"step {m.step}: loss {float(m.loss)}, gradient norm {float(m.grad_norm)}, expected finite numbers; "
+            "lower optim.lr, or look at that batch with `ingot trace`"
+        )
+
+
+class _Clock:
+    """Tokens per second of training proper (evaluation and saving excluded), and when to speak next."""
+
+    def __init__(self) -> None:
+        self._start = self._spoke = time.monotonic()
+        self._tokens = 0
+        self._steps = 0
+
+    def tick(self, tokens: int) -> float:
+        self._tokens += tokens
+        return self._tokens / max(1e-9, time.monotonic() - self._start)
+
+    def due(self) -> bool:
+        now = time.monotonic()
+        if now - self._spoke < 0.5:
+            return False
+        self._spoke = now
+        return True
+
+    def paused(self) -> "_Pause":
+        return _Pause(self)
+
+    def shift(self, seconds: float) -> None:
+        self._start += seconds
+
+
+class _Pause:
+    def __init__(self, clock: _Clock):
+        self._clock = clock
+
+    def __enter__(self) -> None:
+        self._began = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._clock.shift(time.monotonic() - self._began)

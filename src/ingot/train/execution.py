@@ -1,0 +1,86 @@
+"""Choices made by hardware: device, precision path, threads, micro-batch. Written down, reused on resume, never keyed.
+
+`model.parameters()` are fp32 and named; a lower precision is a property of the forward pass (autocast), so optimizer,
+checkpoint and export never meet it. fp64 exists for proofs: there the parameters themselves are fp64.
+"""
+
+import contextlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ingot.core.artifact import atomic_json
+from ingot.core.errors import UserError
+from ingot.train.settings import LoopSettings, Precision
+
+MICRO_TOKENS = 16_384
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How this run computes."""
+
+    device: str
+    precision: str
+    threads: int
+    micro_batch: int
+    reason: str
+
+    @property
+    def parameter_dtype(self) -> torch.dtype:
+        return torch.float64 if self.precision == "fp64" else torch.float32
+
+    def forward(self) -> contextlib.AbstractContextManager[Any]:
+        """The context of every forward pass, in training and evaluation alike."""
+        if self.precision == "bf16":
+            return torch.autocast(self.device.split(":")[0], dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+    def line(self) -> str:
+        return (
+            f"{self.device}, {self.precision} ({self.reason}), {self.threads} threads, micro-batch {self.micro_batch}"
+        )
+
+
+def choose(settings: LoopSettings, precision: Precision, context: int, batch: int) -> Execution:
+    """The execution for this machine.
+
+    Raises:
+        UserError: a device was asked for that is not here.
+    """
+    has_gpu = torch.cuda.is_available()
+    if settings.device == "cuda" and not has_gpu:
+        raise UserError('loop.device: found no CUDA device, expected one for device = "cuda"; use "cpu" or "auto"')
+    device = "cuda" if has_gpu and settings.device != "cpu" else "cpu"
+    chosen, reason = (precision, "as set") if precision != "auto" else _precision(device)
+    threads = settings.threads or torch.get_num_threads()
+    micro = min(batch, settings.micro_batch or max(1, MICRO_TOKENS // context))
+    return Execution(device, chosen, threads, micro, reason)
+
+
+def remembered(path: Path, fresh: Execution, settings: LoopSettings) -> Execution:
+    """The execution an interrupted run began with, so that it goes on bit for bit; explicit settings win."""
+    if path.exists():
+        old = json.loads(path.read_text())
+        keep = {"precision": old["precision"], "reason": old["reason"]}
+        if settings.threads is None:
+            keep["threads"] = min(old["threads"], os.cpu_count() or 1)
+        if settings.micro_batch is None:
+            keep["micro_batch"] = old["micro_batch"]
+        fresh = Execution(**{**asdict(fresh), **keep})
+    atomic_json(path, asdict(fresh))
+    return fresh
+
+
+def _precision(device: str) -> tuple[str, str]:
+    if device == "cuda":
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return "bf16", "the GPU has bf16 matrix units"
+        return "fp32", "the GPU has no bf16 matrix units"
+    if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
+        return "bf16", "the CPU has bf16 matrix instructions"
+    return "fp32", "the CPU has no bf16 matrix instructions"

@@ -1,0 +1,39 @@
+"""Settings of the loop: duration, batch, evaluation, checkpoints, precision."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ingot.core.recipe import EXECUTION, Settings
+
+Precision = Literal["auto", "fp32", "bf16", "fp64"]
+
+
+class EvaluateSettings(Settings):
+    """Evaluation during training, with the same loss as training."""
+
+    every: int = Field(default=250, ge=1)
+    """Steps between evaluations; the start and the end are always evaluated."""
+    tokens: int = Field(default=65536, ge=1)
+    """Held-out targets per source looked at while training runs; the end looks at all of them."""
+    sample: str | None = ""
+    """Prompt of the sample drawn at each evaluation, so that a reader sees the model learn; absent for none."""
+    sample_tokens: int = Field(default=100, ge=1)
+    """Length of that sample."""
+
+
+class LoopSettings(Settings):
+    """How a run is executed. No field here changes the result, so none is part of the stage key."""
+
+    micro_batch: Annotated[int | None, EXECUTION] = Field(default=None, ge=1)
+    """Rows per forward pass; default: as many as hold 16,384 tokens. The gradient is the same for every choice."""
+    log_every: Annotated[int, EXECUTION] = Field(default=10, ge=1)
+    """Steps between logged lines."""
+    save_every: Annotated[int, EXECUTION] = Field(default=500, ge=1)
+    """Steps between checkpoints; a killed run goes on from the newest one."""
+    keep: Annotated[int, EXECUTION] = Field(default=2, ge=1)
+    """Checkpoints kept."""
+    threads: Annotated[int | None, EXECUTION] = Field(default=None, ge=1)
+    """Compute threads; default: one per core."""
+    device: Annotated[Literal["auto", "cpu", "cuda"], EXECUTION] = "auto"
+    """Where to compute; `auto` takes a GPU if there is one."""

@@ -1,0 +1,79 @@
+"""Shared by all tests: no network, fixed threads, and small stores made by hand."""
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that reaches for the network fails at once."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError(f"network call to {args[1:]}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.fixture
+def shakespeare() -> Path:
+    """The public benchmark text, where it is at hand."""
+    path = DATA / "tinyshakespeare" / "input.txt"
+    if not path.exists():
+        pytest.skip("tinyshakespeare is not on this machine")
+    return path
+
+
+@pytest.fixture
+def make_store(tmp_path: Path) -> Callable[..., object]:
+    """documents (lists of ids), optional masks -> an opened store."""
+    import pyarrow as pa
+
+    from ingot.text.store import Store
+    from ingot.text.store_writer import IDENTITY, ColumnSpec, StoreWriter
+
+    count = iter(range(1000))
+
+    def make(documents: list[list[int]], masks: list[list[int]] | None = None, vocab: int = 64) -> Store:
+        path = tmp_path / f"store{next(count)}"
+        columns = {"mask": ColumnSpec("token", "u1")} if masks is not None else {}
+        n = len(documents)
+        values = {
+            "source": ["made"] * n,
+            "path": [f"doc{i}" for i in range(n)],
+            "offset": [0] * n,
+            "group": ["g"] * n,
+            "cluster": list(range(n)),
+            "bytes": [len(d) for d in documents],
+        }
+        identity = pa.RecordBatch.from_pydict({name: values[name] for name in IDENTITY.names}, schema=IDENTITY)
+        with StoreWriter(path, tokenizer="made", vocab=vocab, columns=columns) as writer:
+            extra = {"mask": np.concatenate([np.array(m, np.uint8) for m in masks])} if masks is not None else {}
+            ids = np.concatenate([np.array(d, np.uint32) for d in documents])
+            lengths = np.array([len(d) for d in documents], np.int64)
+            writer.append(ids, lengths, np.array(values["bytes"], np.int64), identity, **extra)
+        return Store.open(path)
+
+    return make
+
+
+@pytest.fixture
+def ingot() -> Callable[..., object]:
+    """Run the command line in a process of its own: ingot("run", recipe, cwd=...) -> CompletedProcess."""
+    import subprocess
+
+    def call(*arguments: object, **options: object) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-c", "from ingot.cli import main; main()", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=280, **options)  # type: ignore[call-overload]
+
+    return call

@@ -1,0 +1,68 @@
+"""SPEC B1: what is personal data and what only looks like it."""
+
+import polars as pl
+import pytest
+
+from ingot.corpus.pii import mask_pii
+
+
+def mask(text: str) -> str:
+    return mask_pii(pl.Series([text]))[0][0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "on 2024-01-15 and 15.01.2024 and 01/15/2024",
+        "version 1.2.3 and 10.15.7",
+        "ISBN 0306406152",
+        "ISBN 978-0-306-40615-7 or 0-306-40615-2",
+        "at 1700000000 seconds",
+        "1.2.3.400 is too large",
+        "1.2.3.4.5 has five parts, v1.2.3.4 is a version",
+        "12:30:45 and 2024-01-15T12:30:00",
+        "x[::2], x[1::2], x[::-1], std::vector, a::b, ::1",
+        "mac 00:1a:2b:3c:4d:5e",
+        "000-12-3456 666-12-3456 900-12-3456 123-00-4567 123-45-0000",
+        "@functools.wraps and user@host and y = a@b.T + w@x.transpose(0)",
+    ],
+)
+def test_B1_not_personal(text: str):
+    assert mask(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("write to contact@example.com.", "write to [EMAIL]."),
+        ("<first.last+tag@mail.example.co.uk>", "<[EMAIL]>"),
+        ("jürgen@müller.de und x@y.io", "[EMAIL] und [EMAIL]"),
+        ("call (415) 555-2671 now", "call [PHONE] now"),
+        ("415 555 2671", "[PHONE]"),
+        ("415-555-2671, 415.555.2671", "[PHONE], [PHONE]"),
+        ("+1 415 555 2671 or +1-415-555-2671.", "[PHONE] or [PHONE]."),
+        ("+44 20 7946 0958, +49 30 901820, +14155552671", "[PHONE], [PHONE], [PHONE]"),
+        ("SSN 123-45-6789.", "SSN [SSN]."),
+        ("1.2.3.4", "[IP]"),
+        ("1.2.3.4 5.6.7.8 9.10.11.12", "[IP] [IP] [IP]"),
+        ("host 192.168.0.1:80, net 10.0.0.0/8.", "host [IP]:80, net [IP]/8."),
+        ("at 2001:0db8:85a3:0000:0000:8a2e:0370:7334.", "at [IP]."),
+        ("[2001:db8::1]:80 and fe80::1ff:fe23:4567:890a", "[[IP]]:80 and [IP]"),
+        ("::ffff:1.2.3.4 x", "::ffff:[IP] x"),
+    ],
+)
+def test_B1_personal(text: str, masked: str):
+    assert mask(text) == masked
+
+
+def test_B1_the_sources_patterns_are_not_reproduced():
+    """001's e-mail class accepts "|", and its IP pattern 999.999.999.999."""
+    assert mask("user@example.c|m") == "user@example.c|m"
+    assert mask("a|user@example.com|b") == "a|[EMAIL]|b"
+    assert mask("999.999.999.999") == "999.999.999.999"
+
+
+def test_B1_counts_by_kind_ignore_marks_that_were_there():
+    texts = pl.Series(["[EMAIL] a@b.org c@d.org", "1.2.3.4 fe80::1 [IP]", "nothing", "123-45-6789 (415) 555-2671"])
+    counts = {kind: count.to_list() for kind, count in mask_pii(texts)[1].items()}
+    assert counts == {"email": [2, 0, 0, 0], "phone": [0, 0, 0, 1], "ssn": [0, 0, 0, 1], "ip": [0, 2, 0, 0]}

@@ -1,0 +1,113 @@
+"""Batches: the one shift, padding, masks, document borders."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+import ingot
+from ingot.data.batches import IGNORE, Loader, Source, all_rows, make_batch
+from ingot.data.order import Order
+from ingot.data.packing import BestFit, Windows
+
+
+def _source(store, plan, isolate=False, pad=0) -> Source:
+    return Source("s", store, plan, isolate, pad)
+
+
+def test_C1_the_pairs_of_six_tokens(make_store) -> None:
+    store = make_store([[10, 11, 12, 13, 14, 15]])
+    source = _source(store, Windows(np.asarray(store.ends), 4, stride=1))
+    batch = make_batch([source], np.zeros(2, int), np.arange(2))
+    assert batch.ids_BT.tolist() == [[10, 11, 12, 13], [11, 12, 13, 14]]
+    assert batch.labels_BT.tolist() == [[11, 12, 13, 14], [12, 13, 14, 15]]
+
+
+def test_D1_counts_of_predictions(make_store) -> None:
+    """T + 1 ids give T targets, a sequence of T tokens T - 1; 4 rows of 8 are 32 predictions, 64 x 64 are 4,096."""
+    store = make_store([list(range(60)) * 80])
+    for rows, context, predictions in ((4, 8, 32), (64, 64, 4096)):
+        source = _source(store, Windows(np.asarray(store.ends), context))
+        batch = make_batch([source], np.zeros(rows, int), np.arange(rows))
+        assert batch.counts()["token"] == predictions
+    short = make_store([list(range(9))])
+    batch = make_batch([_source(short, BestFit(np.asarray(short.ends), 20))], np.zeros(1, int), np.zeros(1, int))
+    assert batch.counts() == {"token": 8, "sequence": 1}
+
+
+def test_C5_padding_has_no_label_whatever_the_pad_id(make_store) -> None:
+    store = make_store([[1, 2, 3], [4, 5]])
+    for pad in (0, 63):
+        source = _source(store, BestFit(np.asarray(store.ends), 9), isolate=True, pad=pad)
+        batch = make_batch([source], np.zeros(1, int), np.zeros(1, int))
+        assert batch.ids_BT.tolist() == [[1, 2, 3, 4, 5, pad, pad, pad, pad]]
+        assert batch.labels_BT.tolist() == [[2, 3, IGNORE, 5, *[IGNORE] * 5]]
+        assert batch.positions_BT[0, :5].tolist() == [0, 1, 2, 0, 1]
+        assert batch.documents_BT[0].tolist() == [0, 0, 0, 1, 1, -1, -1, -1, -1]
+
+
+def test_C5_pad_id_zero_is_a_token_like_any_other(make_store) -> None:
+    """Pad id 0 is "!" in GPT-2: a real 0 must keep its label, so padding goes by place and never by id."""
+    store = make_store([[0, 0, 5, 0]])
+    batch = make_batch([_source(store, BestFit(np.asarray(store.ends), 6))], np.zeros(1, int), np.zeros(1, int))
+    assert batch.labels_BT.tolist() == [[0, 5, 0, IGNORE, IGNORE, IGNORE]]
+
+
+def test_E1_mask_goes_by_target(make_store) -> None:
+    store = make_store([[1, 2, 3, 4, 5]], masks=[[0, 0, 1, 1, 0]])
+    batch = make_batch([_source(store, BestFit(np.asarray(store.ends), 4))], np.zeros(1, int), np.zeros(1, int))
+    assert batch.labels_BT.tolist() == [[IGNORE, 3, 4, IGNORE]]
+
+
+def test_concat_trains_on_what_follows_the_end_of_a_document(make_store) -> None:
+    store = make_store([[1, 2], [3, 4, 5]])
+    plan = Windows(np.asarray(store.ends), 4)
+    joined = make_batch([_source(store, plan)], np.zeros(1, int), np.zeros(1, int))
+    apart = make_batch([_source(store, plan, isolate=True)], np.zeros(1, int), np.zeros(1, int))
+    assert joined.labels_BT.tolist() == [[2, 3, 4, 5]]
+    assert joined.documents_BT is None
+    assert apart.labels_BT.tolist() == [[2, IGNORE, 4, 5]]
+    assert apart.positions_BT.tolist() == [[0, 1, 0, 1]]
+
+
+def test_labels_are_shifted_in_one_file_only() -> None:
+    """002 shifts twice and so trains on the token after next; here no other file may slice `[:, 1:]` of labels."""
+    root = Path(ingot.__file__).parent
+    shifting = [
+        str(f.relative_to(root)) for f in root.rglob("*.py") if re.search(r"(ids|labels)\w*\[[^\]]*(:, 1:|:, :-1)", f.read_text())
+    ]
+    assert shifting == ["data/batches.py"]
+
+
+def test_microbatches_are_the_batch(make_store) -> None:
+    store = make_store([list(range(50)) * 10])
+    source = _source(store, Windows(np.asarray(store.ends), 8), isolate=True)
+    (batch,) = all_rows(source, 10, limit=10)
+    parts = list(batch.micro(3))
+    assert [len(p) for p in parts] == [3, 3, 3, 1]
+    assert np.array_equal(np.concatenate([p.labels_BT for p in parts]), batch.labels_BT)
+
+
+def test_loader_gives_the_batches_of_the_steps_and_its_errors(make_store) -> None:
+    store = make_store([list(range(60)) * 20])
+    source = _source(store, Windows(np.asarray(store.ends), 8))
+    order = Order((source.plan.rows,), (1.0,), 4, seed=3)
+    loader = Loader([source], order, 5, 12)
+    rows = [b.row_B.tolist() for b in loader]
+    loader.close()
+    assert rows == [order.at(s)[1].tolist() for s in range(5, 13)]
+
+    class Broken:
+        context = 8
+
+        def index(self, rows):
+            raise RuntimeError("disk on fire")
+
+    loader = Loader([Source("s", store, Broken(), False)], order, 1, 2)  # type: ignore[arg-type]
+    try:
+        next(iter(loader))
+    except RuntimeError as error:
+        assert str(error) == "disk on fire"
+    else:
+        raise AssertionError("the loader swallowed an error")
+    loader.close()

@@ -1,0 +1,80 @@
+"""Rows: windows over the stream, and best-fit packing of whole documents."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingot.core.errors import UserError
+from ingot.data.packing import PAD, BestFit, Windows, make_plan
+
+
+def _ends(lengths: list[int]) -> np.ndarray:
+    return np.cumsum(lengths).astype(np.uint64)
+
+
+def test_C1_number_of_windows() -> None:
+    assert Windows(_ends([10_000]), 1024, stride=1).rows == 8_976
+
+
+def test_C1_six_tokens_context_four_give_two_pairs() -> None:
+    index, _ = Windows(_ends([6]), 4, stride=1).index(np.array([0, 1]))
+    assert index.tolist() == [[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]]
+
+
+def test_C2_every_valid_offset_is_reachable() -> None:
+    """004's randint(len - T - 1) can never draw the last window; the last row here ends at the last token."""
+    n, context = 1000, 64
+    plan = Windows(_ends([n]), context, stride=1)
+    index, _ = plan.index(np.arange(plan.rows))
+    assert index[0, 0] == 0
+    assert index[-1, -1] == n - 1
+    assert plan.rows == n - context
+
+
+@given(st.integers(2, 400), st.integers(1, 50), st.integers(1, 60))
+def test_windows_with_tail_cover_every_target(tokens: int, context: int, stride: int) -> None:
+    stride = min(stride, context)
+    plan = Windows(_ends([tokens]), context, stride, tail=True)
+    index, _ = plan.index(np.arange(plan.rows))
+    targets = index[:, 1:]
+    assert set(targets[targets != PAD].tolist()) == set(range(1, tokens))
+    if stride == context:
+        assert (targets != PAD).sum() == tokens - 1 == plan.targets
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=80), st.integers(4, 40))
+def test_best_fit_loses_no_target_and_splits_no_document_that_fits(lengths: list[int], context: int) -> None:
+    ends = _ends(lengths)
+    plan = BestFit(ends, context)
+    if plan.rows == 0:
+        assert max(lengths) < 2
+        return
+    pieces = [p for row in range(plan.rows) for p in plan.slices(row)]
+    targets = sorted(t for p in pieces for t in range(p.start + 1, p.stop))
+    starts = np.concatenate([[0], ends[:-1]]).astype(int)
+    assert targets == [t for s, e in zip(starts, ends.astype(int), strict=True) for t in range(s + 1, e)]
+    assert plan.targets == len(targets)
+    for row in range(plan.rows):
+        assert sum(p.stop - p.start for p in plan.slices(row)) <= context + 1
+    whole = [p for p in pieces if lengths[p.document] <= context + 1]
+    assert all(p.stop - p.start == lengths[p.document] for p in whole)
+
+
+def test_best_fit_is_tight() -> None:
+    plan = BestFit(_ends([7, 3, 5, 5, 8, 2]), context=9)
+    assert plan.rows == 3
+    index, document = plan.index(np.arange(3))
+    assert (index != PAD).all()
+    assert sorted(map(len, (set(d) for d in document.tolist()))) == [2, 2, 2]
+
+
+def test_conversations_are_truncated_and_the_loss_counted() -> None:
+    plan = BestFit(_ends([30, 5]), context=9, truncate=True)
+    assert plan.dropped_tokens == 20
+    assert max(p.stop - p.start for r in range(plan.rows) for p in plan.slices(r)) == 10
+
+
+def test_context_longer_than_the_data_is_one_sentence() -> None:
+    with pytest.raises(UserError, match=r"data.clean: holds 10 tokens, fewer than one row of context 64 needs \(65\)"):
+        make_plan("concat", _ends([10]), 64, None, masked=False, what="data.clean")

@@ -1,0 +1,109 @@
+"""D8: the fused attention against the plain one, memory, documents, and the rounding of rotary positions."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ingot.model.attention import attend, document_mask, rotate, rotation
+
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
+
+
+def _random(B, H, K, T, D, dtype, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(B, n, T, D, generator=generator, dtype=dtype, requires_grad=True) for n in (H, K, K)]
+
+
+class _LargestTensor(TorchDispatchMode):
+    """Elements of the largest tensor that any operation makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kv_heads", [8, 2, 1])
+@pytest.mark.parametrize("isolated", [False, True])
+def test_D8_fused_equals_plain(dtype, kv_heads, isolated):
+    T = 130
+    mask = None
+    if isolated:
+        mask = document_mask(torch.randint(3, (2, T), generator=torch.Generator().manual_seed(1)).sort(dim=1).values)
+    results = []
+    for path in ("sdpa", "plain"):
+        inputs = _random(2, 8, kv_heads, T, 16, dtype)
+        out = attend(*inputs, mask, path)
+        out.square().sum().backward()
+        results.append([out, *(x.grad for x in inputs)])
+    for fused, plain in zip(*results, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=TOLERANCE[dtype], atol=10 * TOLERANCE[dtype])
+
+
+def test_D8_plain_memory_is_quadratic_and_fused_linear():
+    largest = {}
+    for path in ("plain", "sdpa"):
+        for T in (1024, 2048):
+            q, k, v = (x.detach() for x in _random(1, 2, 2, T, 16, torch.float32))
+            with _LargestTensor() as seen:
+                attend(q, k, v, None, path)
+            largest[path, T] = seen.elements
+    assert largest["plain", 1024] == 2 * 1024 * 1024
+    assert largest["plain", 2048] == 4 * largest["plain", 1024]
+    assert largest["sdpa", 2048] == 2 * largest["sdpa", 1024]
+
+
+def test_D8_auto_is_plain_only_for_short_bfloat16_rows_on_a_cpu():
+    def writes_scores(T, dtype):
+        q, k, v = (x.detach() for x in _random(1, 1, 1, T, 8, dtype))
+        with _LargestTensor() as seen:
+            attend(q, k, v)
+        return seen.elements >= T * T
+
+    assert writes_scores(64, torch.bfloat16)
+    assert not writes_scores(1024, torch.bfloat16)
+    assert not writes_scores(64, torch.float32)
+
+
+def test_D8_plain_bfloat16_is_close_to_float32():
+    q, k, v = _random(2, 4, 4, 64, 32, torch.float32)
+    half = attend(q.bfloat16(), k.bfloat16(), v.bfloat16(), None, "plain").float()
+    assert (half - attend(q, k, v, None, "plain")).abs().max() < 0.03
+
+
+def test_document_mask_is_block_diagonal_and_causal():
+    mask = document_mask(torch.tensor([[5, 5, 9, 9, 9]]))[0].int().tolist()
+    assert mask == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 1, 1]]
+
+
+@pytest.mark.parametrize("path", ["sdpa", "plain"])
+def test_D8_a_document_behind_many_masked_keys_is_finite(path):
+    """The fused kernel goes through keys in blocks, and here whole blocks are masked."""
+    q, k, v = _random(1, 2, 2, 1400, 8, torch.float32)
+    documents = (torch.arange(1400) >= 1300).long()[None]
+    out = attend(q, k, v, document_mask(documents), path)
+    alone = attend(q[:, :, 1300:], k[:, :, 1300:], v[:, :, 1300:], None, path)
+    torch.testing.assert_close(out[:, :, 1300:], alone, rtol=1e-5, atol=1e-5)
+
+
+def test_rotation_keeps_lengths_and_depends_on_differences_only():
+    q, k = torch.randn(2, 1, 6, 1, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    scores = []
+    for shift in (0, 1000):
+        turn = rotation(torch.arange(6)[None] + shift, 32, 10_000.0, torch.float64)
+        a, b = rotate(q, turn), rotate(k, turn)
+        torch.testing.assert_close(a.norm(dim=-1), q.norm(dim=-1), rtol=1e-12, atol=1e-12)
+        scores.append(a[0, :, 0] @ b[0, :, 0].T)
+    torch.testing.assert_close(scores[0], scores[1], rtol=1e-10, atol=1e-10)
+
+
+def test_rotation_angles_are_float32_for_a_bfloat16_model():
+    turn = rotation(torch.tensor([[256, 257]]), 32, 10_000.0, torch.bfloat16)
+    assert turn.cos_BT1E.dtype == torch.float32
+    assert not torch.equal(turn.cos_BT1E[0, 0], turn.cos_BT1E[0, 1])
+    assert rotate(torch.ones(1, 2, 1, 32, dtype=torch.bfloat16), turn).dtype == torch.bfloat16

@@ -1,0 +1,118 @@
+"""D1: cross-entropy over labelled positions, in chunks, and exactly nothing from the others."""
+
+import math
+
+import pytest
+import torch
+
+from ingot.model.ops import IGNORE, cross_entropy, token_logps
+
+D, V = 5, 11
+
+
+def _case(ignored: float = 0.4, dtype=torch.float64, B=3, T=7):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(B, T, D, generator=generator, dtype=dtype, requires_grad=True)
+    weight = torch.randn(V, D, generator=generator, dtype=dtype, requires_grad=True)
+    labels = torch.randint(V, (B, T), generator=generator)
+    labels[torch.rand(B, T, generator=generator) < ignored] = IGNORE
+    return hidden, weight, labels
+
+
+def _loss_and_gradients(hidden, weight, labels, **options):
+    nll, count = cross_entropy(hidden, lambda h: h @ weight.T, labels, **options)
+    return nll, count, *torch.autograd.grad(nll, (hidden, weight))
+
+
+def test_D1_equals_the_definition():
+    hidden, weight, labels = _case()
+    nll, count, *_ = _loss_and_gradients(hidden, weight, labels)
+    expected = 0.0
+    for h, label in zip(hidden.reshape(-1, D), labels.reshape(-1).tolist(), strict=True):
+        if label != IGNORE:
+            p = torch.softmax(h @ weight.T, dim=0)
+            expected -= math.log(p[label].item())
+    assert nll.item() == pytest.approx(expected, rel=1e-12)
+    assert count == (labels != IGNORE).sum()
+
+
+def test_D1_uniform_logits_cost_ln_V():
+    for vocab, nats in ((65, 4.174), (50_257, 10.82)):
+        labels = torch.zeros(64, 64, dtype=torch.long)
+        nll, count = cross_entropy(torch.zeros(64, 64, 1), lambda h, v=vocab: h.new_zeros(len(h), v), labels)
+        assert count == 4096
+        assert nll.item() / 4096 == pytest.approx(nats, abs=5e-3)
+    assert math.exp(4.0) == pytest.approx(54.6, abs=0.01)
+
+
+@pytest.mark.parametrize("max_logits", [1, V, 3 * V, 5 * V + 1])
+def test_D1_chunked_equals_whole(max_logits):
+    whole = _loss_and_gradients(*_case())
+    chunked = _loss_and_gradients(*_case(), max_logits=max_logits)
+    for a, b in zip(chunked, whole, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_D1_logits_are_never_larger_than_the_budget():
+    hidden, weight, labels = _case(ignored=0.0)
+    rows = []
+
+    def head(h):
+        rows.append(len(h))
+        return h @ weight.T
+
+    cross_entropy(hidden, head, labels, max_logits=4 * V)[0].backward()
+    assert max(rows) == 4
+    assert sum(rows) == 2 * labels.numel()  # once forward, once again backward
+
+
+def test_D1_ignored_positions_change_nothing_to_the_bit():
+    for max_logits in (4 * V, 1 << 20):
+        hidden, weight, labels = _case(dtype=torch.float32)
+        first = _loss_and_gradients(hidden, weight, labels, max_logits=max_logits)
+        with torch.no_grad():
+            hidden[labels == IGNORE] = 1e30
+        second = _loss_and_gradients(hidden, weight, labels, max_logits=max_logits)
+        for a, b in zip(first, second, strict=True):
+            assert torch.equal(a, b)
+        assert not first[2][labels == IGNORE].any()
+
+
+def test_D1_another_ignore_index():
+    hidden, weight, labels = _case()
+    renamed = torch.where(labels == IGNORE, -1, labels)
+    for a, b in zip(
+        _loss_and_gradients(hidden, weight, labels), _loss_and_gradients(hidden, weight, renamed, ignore=-1), strict=True
+    ):
+        assert torch.equal(a, b)
+
+
+def test_D1_all_ignored_is_zero_with_zero_gradients():
+    hidden, weight, labels = _case()
+    nll, count, *gradients = _loss_and_gradients(hidden, weight, torch.full_like(labels, IGNORE))
+    assert nll == 0
+    assert count == 0
+    for gradient in gradients:
+        assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
+def test_D1_gradcheck():
+    hidden, weight, labels = _case(B=1, T=4)
+    for max_logits in (2 * V, 1 << 20):
+        assert torch.autograd.gradcheck(
+            lambda h, w, m=max_logits: cross_entropy(h, lambda x: x @ w.T, labels, max_logits=m)[0], (hidden, weight)
+        )
+
+
+def test_D1_half_precision_logits_get_a_float32_softmax():
+    hidden, weight, labels = _case(dtype=torch.bfloat16)
+    logps = token_logps(hidden, lambda h: h @ weight.T, labels)
+    assert logps.dtype == torch.float32
+    torch.testing.assert_close(logps.exp().sum(), logps.double().exp().sum().float())
+
+
+def test_token_logps_at_a_temperature():
+    hidden, weight, labels = _case()
+    logps = token_logps(hidden, lambda h: h @ weight.T, labels, temperature=0.5)
+    expected = torch.log_softmax(hidden @ weight.T / 0.5, dim=-1).gather(2, labels.clamp(min=0)[..., None])[..., 0]
+    torch.testing.assert_close(logps, expected.masked_fill(labels == IGNORE, 0.0), rtol=1e-12, atol=1e-12)
