@@ -92,10 +92,9 @@ def test_G2_keys_make_the_randomness(model):
 
     base = sample(seed=1, step=1, keys=[(0, 0)])
     assert base == sample(seed=1, step=1, keys=[(0, 0)])
-    others = [dict(seed=2, step=1), dict(seed=1, step=2), dict(seed=1, step=1, keys=[(1, 0)])]
-    others.append(dict(seed=1, step=1, keys=[(0, 1)]))
-    drawn = {tuple(sample(**other)) for other in others} | {tuple(base)}
-    assert len(drawn) == 5
+    others = [(2, 1, (0, 0)), (1, 2, (0, 0)), (1, 1, (1, 0)), (1, 1, (0, 1))]
+    drawn = {tuple(sample(seed=seed, step=step, keys=[key])) for seed, step, key in others}
+    assert len(drawn | {tuple(base)}) == 5
 
 
 def test_G2_top_p_keeps_the_nucleus(model):

@@ -67,7 +67,9 @@ def test_misfits_are_one_sentence_with_both_numbers(table, numbers):
         assert number in error["msg"]
 
 
-@pytest.mark.parametrize("table", [{"size": "10K"}, {"size": "4M", "width": 100}, {"size": "4M", "width": 64, "heads": 3}])
+@pytest.mark.parametrize(
+    "table", [{"size": "10K"}, {"size": "4M", "width": 100}, {"size": "4M", "width": 64, "heads": 3}]
+)
 def test_a_size_that_cannot_be_met_is_the_users_error(table):
     with pytest.raises(UserError) as caught:
         ModelSettings.model_validate(table).resolve(4096)

@@ -45,7 +45,8 @@ def test_F1_forward_of_70B():
 
 def test_F1_compute_of_the_published_runs():
     """001's table is off by factors of 8 to 70 for these; C = 6 N D gives them."""
-    for billions, tokens, flops in ((1, 20e9, 1.2e20), (7, 1.4e12, 5.88e22), (70, 1.4e12, 5.88e23), (400, 3e12, 7.2e24)):
+    runs = ((1, 20e9, 1.2e20), (7, 1.4e12, 5.88e22), (70, 1.4e12, 5.88e23), (400, 3e12, 7.2e24))
+    for billions, tokens, flops in runs:
         assert training_flops(billions * BILLION, int(tokens)) == pytest.approx(flops, rel=1e-3)
 
 

@@ -180,7 +180,7 @@ def _is_union_tag(part: str) -> bool:
 
 
 def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
-    for part in path:
+    for part in (p for p in path if not p.isdigit()):
         field = model.model_fields.get(part)
         inner = next(_models(field.annotation), None) if field else None
         if inner is None:

@@ -32,7 +32,9 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Round values (1, 2 or 5 times a power of ten apart) within low .. high, at most `most`."""
     rough = (high - low) / most
     scale = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * scale for m in (1, 2, 5, 10, 20) if math.floor(high / (m * scale)) - math.ceil(low / (m * scale)) < most)
+    step = next(
+        m * scale for m in (1, 2, 5, 10, 20) if math.floor(high / (m * scale)) - math.ceil(low / (m * scale)) < most
+    )
     return [round(n * step, 12) for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
@@ -44,14 +46,14 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def tick_label(value: float) -> str:
-    """Short and unambiguous: 0, 0.5, 2,000, 20k, 3e-4."""
+    """Short and unambiguous: 0, 0.5, 2k, 1.5M, 3e-4."""
     if value and (abs(value) < 1e-2 or abs(value) >= 1e9):
         mantissa, exponent = f"{value:.1e}".split("e")
         return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
     for unit, size in (("M", 1e6), ("k", 1e3)):
-        if abs(value) >= size * (10 if unit == "k" else 1):
+        if abs(value) >= size:
             return f"{value / size:g}{unit}"
-    return f"{value:,.6g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:g}"
 
 
 def draw_axes(frame: Frame, x_label: str, y_label: str) -> Markup:

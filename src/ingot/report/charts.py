@@ -1,8 +1,8 @@
 """Line charts as inline SVG: one function, no script, colours from the page's style sheet.
 
-A chart is `<figure>`: title, legend (HTML, so that it wraps and never overlaps), the SVG. Long series are thinned to the
-lowest and highest value of each of some 240 buckets, so a spike survives and the page stays small. Values that are not
-finite break the line and are marked at the top: a NaN is the one point of a curve that nobody may miss.
+A chart is a `<figure>`: title, legend (HTML, so that it wraps and never overlaps), the SVG. Long series are thinned to
+the lowest and highest value of each of some 240 buckets, so a spike survives and the page stays small. Values that are
+not finite break the line and are marked at the top: a NaN is the one point of a curve that nobody may miss.
 
 Rejected: a plotting library (each is larger than the rest of the base install's report) and a script in the page.
 """
@@ -55,14 +55,16 @@ def line_chart(
     series = [Series(s.name, sorted(p for p in s.points if not log_x or p[0] > 0), s.smooth, s.dots) for s in series]
     finite = [p for s in series for p in s.points if math.isfinite(p[1])]
     if not finite:
-        return Markup("<figure class=chart><figcaption>{}</figcaption><p class=muted>no data yet</p></figure>").format(title)
+        return Markup("<figure class=chart><figcaption>{}</figcaption><p class=muted>no data yet</p></figure>").format(
+            title
+        )
     heights = [y for _, y in finite] + list(references.values()) + ([0.0] if from_zero else [])
     every_x = [x for s in series for x, _ in s.points]
     frame = Frame(min(every_x), max(every_x), min(heights), max(heights), log_x)
     body = [draw_axes(frame, x_label, y_label)]
     for name, height in references.items():
         y = frame.y(height)
-        line = '<line class=reference x1={} x2={} y1={:.1f} y2={:.1f}><title>{}: {}</title></line>'
+        line = "<line class=reference x1={} x2={} y1={:.1f} y2={:.1f}><title>{}: {}</title></line>"
         body.append(Markup(line).format(LEFT, WIDTH - RIGHT, y, y, name, f"{height:.4g}"))
     for number, one in enumerate(series):
         body.append(_curve(frame, one, number))
@@ -81,7 +83,9 @@ def _curve(frame: Frame, series: Series, number: int) -> Markup:
     parts.append(_path(frame, drawn, f"line s{number}"))
     good = [p for p in drawn if math.isfinite(p[1])]
     for x, y in good if series.dots or len(good) == 1 else []:
-        parts.append(Markup('<circle class="dot s{}" cx={:.1f} cy={:.1f} r=2.5 />').format(number, frame.x(x), frame.y(y)))
+        parts.append(
+            Markup('<circle class="dot s{}" cx={:.1f} cy={:.1f} r=2.5 />').format(number, frame.x(x), frame.y(y))
+        )
     for x, y in _spread(good, HOVERS):
         circle = "<circle class=hover cx={:.1f} cy={:.1f} r=7><title>{}, {}: {}</title></circle>"
         parts.append(Markup(circle).format(frame.x(x), frame.y(y), series.name, f"{x:,.6g}", f"{y:.5g}"))

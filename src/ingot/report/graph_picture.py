@@ -67,7 +67,7 @@ def columns(inputs: Mapping[str, Sequence[str]]) -> dict[str, int]:
     column: dict[str, int] = {}
     for name, sources in inputs.items():
         column[name] = 1 + max((column[s] for s in sources), default=-1)
-    for name in reversed(inputs):
+    for name in reversed(list(inputs)):
         readers = [column[r] for r, sources in inputs.items() if name in sources]
         column[name] = min(readers, default=column[name] + 1) - 1
     return column
@@ -106,8 +106,9 @@ def _edge(stops: Sequence[tuple[float, float]]) -> Markup:
     path = ""
     for (x0, y0), (x1, y1) in pairwise(stops):
         start, end, y0, y1 = x0 + BOX, x1, y0 + TALL / 2, y1 + TALL / 2
-        bend = (end - start) / 2
-        path += f"{'L' if path else 'M'}{start:.0f} {y0:.0f}C{start + bend:.0f} {y0:.0f} {end - bend:.0f} {y1:.0f} {end:.0f} {y1:.0f}"
+        middle = (start + end) / 2
+        path += f"{'L' if path else 'M'}{start:.0f} {y0:.0f}"
+        path += f"C{middle:.0f} {y0:.0f} {middle:.0f} {y1:.0f} {end:.0f} {y1:.0f}"
     return Markup('<path class=edge d="{}" marker-end="url(#arrow)" />').format(path)
 
 
@@ -118,7 +119,8 @@ def _box(box: Box, x: float, y: float) -> Markup:
         for n, (css, text) in enumerate(lines)
     ]
     picture = (
-        '<g class="box {css}"><title>{name}: {kind}, {state} {note}</title><rect x={x} y={y} width={w} height={h} rx=6 />'
+        '<g class="box {css}"><title>{name}: {kind}, {state} {note}</title>'
+        "<rect x={x} y={y} width={w} height={h} rx=6 />"
         "<rect class=stripe x={x} y={y} width=5 height={h} rx=2 />{texts}</g>"
     )
     return Markup(picture).format(

@@ -11,7 +11,6 @@ from ingot.report.charts import Series, line_chart
 from ingot.report.rendering import render
 from ingot.train.guard import judge
 
-SMOOTH = 0.9
 SHOWN = 12
 """Rows of the loss table and samples by step."""
 _VERDICTS = {
@@ -43,25 +42,28 @@ def _clip(stage: Path) -> float:
 def _charts(
     steps: list[dict[str, Any]], evaluations: list[dict[str, Any]], facts: dict[str, Any], clip: float
 ) -> list[Markup]:
-    def curve(name: str, field: str, smooth: float = 0.0) -> Series:
-        points = [(s["step"], s[field]) for s in steps]
-        return Series(name, points, smooth if len(points) > 50 else 0.0)
+    smooth = 1 - 1 / min(50, max(1, len(steps) / 50))  # over a fiftieth of the run, so that the mean does not lag
 
-    held_out = {"validation": "val_loss_nats"} | {f"validation, {s}": f"val_loss_nats/{s}" for s in _sources(evaluations)[:4]}
+    def curve(name: str, field: str, smooth: float = 0.0) -> Series:
+        return Series(name, [(s["step"], s[field]) for s in steps], smooth)
+
+    held_out = {"validation": "val_loss_nats"} | {
+        f"validation, {s}": f"val_loss_nats/{s}" for s in _sources(evaluations)[:4]
+    }
     validation = [
         Series(name, [(e["step"], e[field]) for e in evaluations if field in e], dots=True)
         for name, field in held_out.items()
     ]
     losses = [y for s in validation for _, y in s.points] + [s["loss_nats"] for s in steps]
-    guess = facts.get("ln_vocab_nats")
-    far = guess is None or max((y for y in losses if math.isfinite(y)), default=0.0) < 0.6 * guess
-    references = {} if far else {"uniform guess, ln V": guess}  # a tuned model starts far below: the line would flatten it
+    guess = facts.get("ln_vocab_nats", math.inf)
+    near = max((y for y in losses if math.isfinite(y)), default=0.0) > 0.6 * guess
+    references = {"uniform guess, ln V": guess} if near else {}  # far above a tuned model's curve, it would flatten it
     return [
-        line_chart("Loss", [curve("train", "loss_nats", SMOOTH), *validation], "step", "nats per token", references),
+        line_chart("Loss", [curve("train", "loss_nats", smooth), *validation], "step", "nats per token", references),
         line_chart("Learning rate", [curve("learning rate", "lr")], "step", "rate", from_zero=True),
         line_chart(
             "Gradient norm before clipping",
-            [curve("norm", "grad_norm", SMOOTH)],
+            [curve("norm", "grad_norm", smooth)],
             "step",
             "norm",
             {"clipped to": clip},
@@ -111,8 +113,8 @@ def _facts(stage: Path, facts: dict[str, Any], steps: list[dict[str, Any]]) -> l
     done = steps[-1]["step"] if steps else 0
     pairs = [
         ("parameters", figures.count(facts["parameters"])),
-        ("with weight decay", figures.count(facts["decayed_parameters"])),
-        ("without", figures.count(facts["undecayed_parameters"])),
+        ("decayed parameters", figures.count(facts["decayed_parameters"])),
+        ("undecayed parameters", figures.count(facts["undecayed_parameters"])),
         ("steps", f"{figures.count(done)} of {figures.count(facts['steps'])}"),
         ("tokens a step", f"{figures.count(facts['batch_tokens'])} in {figures.count(facts['batch_rows'])} rows"),
         ("context", f"{figures.count(facts['context'])} tokens"),
@@ -140,7 +142,8 @@ def _facts(stage: Path, facts: dict[str, Any], steps: list[dict[str, Any]]) -> l
 
 def evaluate(stage: Path) -> Markup:
     """Bits per byte against yardsticks, every metric with its interval, samples."""
-    rows = reading.table(stage)
+    models = reading.record(stage).get("settings", {}).get("models", ())
+    rows = [row for row in reading.table(stage) if row["model"] in models]
     bars = {task: _bars(found) for task, found in reading.yardsticks(stage).items()}
     samples = [{**s, "shown": repr(s["prompt"])} for s in reading.samples(stage)]
     return render("evaluate.html", yardsticks=bars, groups=_groups(rows), samples=samples)
@@ -161,7 +164,7 @@ def _bars(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows by task; a model's metrics side by side. Yardsticks have one metric and stand as bars already."""
+    """Rows by task; a model's metrics side by side."""
     groups = []
     for task in dict.fromkeys(r["task"] for r in rows):
         mine = [r for r in rows if r["task"] == task]
@@ -175,6 +178,5 @@ def _groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             }
             for model in dict.fromkeys(r["model"] for r in mine)
         ]
-        # metrics first seen on a yardstick would come first; the models' own order is the natural one
         groups.append({"task": task, "metrics": [m.replace("_", " ") for m in metrics], "rows": lines})
     return groups

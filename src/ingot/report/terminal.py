@@ -1,0 +1,219 @@
+"""What the command line prints: tables and lines, the same facts as the page.
+
+Progress goes to standard error, where the stages' own bars are; answers go to standard output. Rows are plain data
+first (`--json` prints those), and a table of them second.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ingot.corpus.settings import CorpusSettings
+from ingot.pipeline.graph import Graph, Node
+from ingot.pipeline.status import Status, stage_dir, status
+from ingot.report import figures, reading
+from ingot.report.page import write_report
+from ingot.stages.settings import EvaluateStageSettings, TrainSettings
+from ingot.text.settings import TokenizerSettings
+
+COLOURS = {"HIT": "green", "RUN": "cyan", "RESUME": "yellow", "RUNNING": "blue"}
+PIPE_WIDTH = 160
+"""Columns where no terminal says how many: a log should not be cut at 80."""
+PIECE_CHARACTERS = 300
+
+
+def console(error: bool = False) -> Console:
+    """Standard output (or error), wide where it is a file or a pipe."""
+    stream = sys.stderr if error else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
+    return Console(stderr=error, width=width, highlight=False, markup=False, soft_wrap=False)
+
+
+def plan_rows(graph: Graph, root: Path) -> list[dict[str, Any]]:
+    """What `run` would do: {name, kind, state, why, key, inputs, facts} of every stage, in order."""
+    rows = []
+    for node in graph.nodes.values():
+        now = status(root, graph.recipe.run.name, node)
+        rows.append(
+            {
+                "name": node.name,
+                "kind": node.kind,
+                "state": now.state,
+                "why": now.why,
+                "key": node.key,
+                "inputs": [n.name for n in node.inputs.values()],
+                "facts": _facts(node),
+            }
+        )
+    return rows
+
+
+def _facts(node: Node) -> dict[str, Any]:
+    """A few settings that tell stages apart, and what follows from them before anything runs."""
+    settings = node.settings
+    if isinstance(settings, CorpusSettings):
+        return {"sources": [s.path for s in settings.sources], "format": settings.format}
+    if isinstance(settings, TokenizerSettings):
+        return {"type": settings.type} | ({"vocab": settings.vocab} if settings.vocab else {})
+    if isinstance(settings, TrainSettings):
+        facts: dict[str, Any] = {"duration": settings.duration, "data": settings.data}
+        vocab = getattr(node.inputs["tokenizer"].settings, "vocab", None)
+        if settings.model and vocab:
+            facts["parameters"] = settings.model.resolve(vocab).parameters
+        return facts | ({"init": settings.init} if settings.init else {})
+    if isinstance(settings, EvaluateStageSettings):
+        return {"models": settings.models}
+    return {}
+
+
+def print_plan(rows: list[dict[str, Any]]) -> None:
+    """The plan as a table."""
+    table = _table("stage", "kind", "state", "why", "what", "key")
+    for row in rows:
+        what = ", ".join(_fact(name, value) for name, value in row["facts"].items())
+        table.add_row(row["name"], row["kind"], _state(row["state"]), row["why"], what, row["key"][:8])
+    console().print(table)
+    to_do = [row for row in rows if row["state"] != "HIT"]
+    console().print(f"{len(rows) - len(to_do)} of {len(rows)} stages are done" + ("" if to_do else "; nothing to run"))
+
+
+def _fact(name: str, value: Any) -> str:
+    if name == "parameters":
+        return f"{figures.short(value)} parameters"
+    if isinstance(value, dict):
+        return " + ".join(k if len(value) == 1 else f"{share:g} {k}" for k, share in value.items())
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return f"{name} {value}" if name in ("vocab", "init") else str(value)
+
+
+def stage_line(node: Node, now: Status, seconds: float | None) -> None:
+    """One line before a stage, and one after it where it ran (the callback of `pipeline.run`)."""
+    line = Text(f"{node.name:<16}  ")
+    if seconds is None:
+        line.append_text(_state(now.state)).append(f"  {now.why}")
+    else:
+        line.append("done", "green").append(f" in {figures.duration(seconds)}")
+    console(error=True).print(line, soft_wrap=True)
+
+
+def print_end(graph: Graph, root: Path) -> None:
+    """The most important numbers, a sample, and the report's path (which is written here)."""
+    out = console()
+    for node in graph.nodes.values():
+        stage = stage_dir(root, node).path
+        if node.kind == "train":
+            _print_train(out, node.name, stage)
+        if node.kind == "evaluate":
+            _print_evaluate(out, stage)
+    out.print(f"report  {write_report(graph, root, None)}", soft_wrap=True)
+
+
+def _print_train(out: Console, name: str, stage: Path) -> None:
+    result = reading.result(stage)
+    if not result:
+        return
+    loss = result.get("val_loss_nats")
+    line = f"{name}: validation loss {figures.nats(loss)} nats, perplexity {figures.perplexity(loss)}"
+    if "bits_per_byte" in result:
+        line += f", {figures.nats(result['bits_per_byte'])} bits per byte"
+    out.print(
+        f"{line}; {figures.short(result['tokens'])} tokens in {figures.duration(result['seconds'])}", soft_wrap=True
+    )
+
+
+def _print_evaluate(out: Console, stage: Path) -> None:
+    for task, rows in reading.yardsticks(stage).items():
+        numbers = ", ".join(f"{row['model']} {figures.nats(row['value'])}" for row in rows)
+        out.print(f"bits per byte on held-out {task}: {numbers}", soft_wrap=True)
+    newest = {s["model"]: s for s in reversed(reading.samples(stage))}  # the first prompt of each model
+    for model, sample in reversed(newest.items()):
+        out.print(Text.assemble(f"{model} writes: ", (sample["prompt"], "bold"), _clip(sample["text"])), soft_wrap=True)
+
+
+def status_rows(graph: Graph, root: Path) -> list[dict[str, Any]]:
+    """How far every stage is: {name, kind, state, why, seconds}; of train stages also {step, steps, loss_nats,
+    val_loss_nats, tok_s, eta_s}.
+    """
+    rows = []
+    for node in graph.nodes.values():
+        now, stage = status(root, graph.recipe.run.name, node), stage_dir(root, node).path
+        row: dict[str, Any] = {"name": node.name, "kind": node.kind, "state": now.state, "why": now.why}
+        if node.kind == "train":
+            row |= _train_progress(stage, now.state)
+        row["seconds"] = reading.result(stage).get("seconds")
+        rows.append(row)
+    return rows
+
+
+def _train_progress(stage: Path, state: str) -> dict[str, Any]:
+    steps, facts = reading.events(stage, "step"), reading.facts(stage)
+    evaluations = reading.evaluations(stage)
+    last = steps[-1] if steps else {}
+    left = facts.get("steps", 0) - last.get("step", 0)
+    rate = last.get("tok_s") or 0
+    eta = left * facts["batch_tokens"] / rate if state == "RUNNING" and rate and facts else None
+    return {
+        "step": last.get("step", 0),
+        "steps": facts.get("steps"),
+        "loss_nats": last.get("loss_nats"),
+        "val_loss_nats": evaluations[-1].get("val_loss_nats") if evaluations else None,
+        "tok_s": last.get("tok_s"),
+        "eta_s": eta,
+    }
+
+
+def print_status(rows: list[dict[str, Any]]) -> None:
+    """The status as a table."""
+    table = _table("stage", "kind", "state", "step", "loss", "validation", "tok/s", "ETA", "time", "why")
+    for row in rows:
+        step = f"{row['step']:,} / {row['steps']:,}" if row.get("steps") else ""
+        spelled = [
+            figures.nats(row["loss_nats"]) if row.get("loss_nats") is not None else "",
+            figures.nats(row["val_loss_nats"]) if row.get("val_loss_nats") is not None else "",
+            figures.count(row["tok_s"]) if row.get("tok_s") else "",
+            figures.duration(row["eta_s"]) if row.get("eta_s") is not None else "",
+            figures.duration(row["seconds"]) if row.get("seconds") is not None else "",
+        ]
+        why = "" if row["state"] == "HIT" else row["why"]
+        table.add_row(row["name"], row["kind"], _state(row["state"]), step, *spelled, why)
+    console().print(table)
+
+
+def print_trace(data: list[dict[str, Any]], step: int) -> None:
+    """The documents of a batch, row by row."""
+    out = console()
+    for row in data:
+        pieces = row["pieces"]
+        many = f"{len(pieces)} document{'s' if len(pieces) != 1 else ''}"
+        out.print(
+            Text(f"step {step:,}: {row['source']}, row {row['row']:,}: {many}, {len(row['ids']):,} tokens", "bold")
+        )
+        for piece in pieces:
+            at = f" at {piece['offset']:,}" if piece.get("offset") else ""
+            span = f"tokens {piece['first_token']:,} to {piece['first_token'] + piece['tokens'] - 1:,}"
+            out.print(Text(f"  {piece.get('path', '?')}{at}, {span}", "cyan"), soft_wrap=True)
+            out.print(Text(_clip(piece["text"], PIECE_CHARACTERS), "dim"), soft_wrap=True)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        right = column in ("step", "loss", "validation", "tok/s", "ETA", "time")
+        table.add_column(
+            column, justify="right" if right else "left", overflow="fold", no_wrap=column in ("stage", "state")
+        )
+    return table
+
+
+def _state(state: str) -> Text:
+    return Text(state, COLOURS.get(state, ""))
+
+
+def _clip(text: str, most: int = 400) -> str:
+    return text if len(text) <= most else text[:most] + " …"

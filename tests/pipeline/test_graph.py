@@ -1,0 +1,162 @@
+"""Keys: what changes a result changes the key of that stage and of its readers, and nothing else does."""
+
+import os
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from ingot.core.artifact import digest_json
+from ingot.core.errors import UserError
+from ingot.core.recipe import Settings, _Execution, canonical
+from ingot.pipeline.graph import Graph, load_graph
+from ingot.stages.kinds import RECIPE_KINDS
+
+
+def _graph(workplace: Path, *overrides: str) -> Graph:
+    os.chdir(workplace)
+    return load_graph(Path("tiny.toml"), list(overrides), Path("runs"))
+
+
+def _keys(workplace: Path, *overrides: str) -> dict[str, str]:
+    return {name: node.key for name, node in _graph(workplace, *overrides).nodes.items()}
+
+
+def _changed(workplace: Path, *overrides: str) -> set[str]:
+    before, after = _keys(workplace), _keys(workplace, *overrides)
+    return {name for name in before if before[name] != after[name]}
+
+
+@pytest.fixture(autouse=True)
+def _stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_nodes_come_after_their_inputs(workplace: Path) -> None:
+    graph = _graph(workplace)
+    names = list(graph.nodes)
+    assert set(names) == {"clean", "talk", "bpe", "base", "chat", "card", "clean@bpe", "talk@bpe"}
+    for node in graph.nodes.values():
+        assert all(names.index(i.name) < names.index(node.name) for i in node.inputs.values())
+
+
+@pytest.mark.parametrize(
+    ("override", "changed"),
+    [
+        ("stage.bpe.vocab=320", {"bpe", "clean@bpe", "talk@bpe", "base", "chat", "card"}),
+        ("stage.base.optim.lr=0.01", {"base", "chat", "card"}),
+        ("stage.chat.data.clean=0.2", {"chat", "card"}),
+        ("stage.talk.holdout.share=0.3", {"talk", "talk@bpe", "chat", "card"}),
+        ("stage.card.overlap=0.25", {"card"}),
+        ("run.seed=4", {"base", "chat", "card"}),
+        ("run.name=\"other\"", set()),
+        ("stage.base.loop.micro_batch=2", set()),
+        ("stage.base.loop.log_every=7", set()),
+        ("stage.base.loop.save_every=7", set()),
+        ("stage.clean.workers=1", set()),
+        ("stage.base.loop.threads=2", set()),
+    ],
+)
+def test_a_setting_changes_what_depends_on_it_and_no_more(workplace: Path, override: str, changed: set[str]) -> None:
+    assert _changed(workplace, override) == changed
+
+
+def test_a_changed_source_file_changes_what_is_made_of_it(workplace: Path) -> None:
+    before = _keys(workplace)
+    (workplace / "talk.jsonl").write_text((workplace / "talk.jsonl").read_text().replace("say", "tell"))
+    after = _keys(workplace)
+    assert {n for n in before if before[n] != after[n]} == {"talk", "talk@bpe", "chat", "card"}
+
+
+def _fields(model: type[BaseModel], path: tuple[str, ...] = ()) -> Any:
+    """(path, field, under an EXECUTION field?) of every leaf of a settings tree."""
+    for name, field in model.model_fields.items():
+        inner = [t for t in (field.annotation, *get_args(field.annotation)) if isinstance(t, type)]
+        nested = next((t for t in inner if issubclass(t, BaseModel)), None)
+        if nested is not None and not any(isinstance(m, _Execution) for m in field.metadata):
+            yield from _fields(nested, (*path, name))
+        yield (*path, name), field
+
+
+BASES: dict[str, dict[str, Any]] = {
+    "corpus": {"sources": ["a"]},
+    "tokenizer": {"from": "clean", "type": "byte-bpe", "vocab": 400},
+    "tokens": {"corpus": "a", "tokenizer": "b"},
+    "train": {"data": {"a": 1.0}, "duration": "5 steps", "tokenizer": "t", "model": {"depth": 2}},
+    "evaluate": {"models": ["a"]},
+}
+CANDIDATES: list[Any] = [
+    *(7, 3, 96, 0.3, 0.77, True, False, "x", "2 epochs", "8M", "char", "chat", "best-fit", "code", "none", "linear"),
+    *("fp32", "cpu", "group", "tail", "unicode", [0.1, 0.2], ["q"], {"b": 0.5}, {"depth": 3}, {"kind": "best-fit"}, None),
+    *(512, {"lr": 0.1}, {"every": 9}, {"save_every": 9}, "p{2}", {"share": 0.2}, {"exact": False}, {"min_words": 3}, "[a-z]+|.", [{"path": "z"}], 0.0, 1, 2, "sha"),
+]
+"""Values to try on a field until one is valid and different."""
+
+ONE_VALUE = {("tokenizer", "template"), ("train", "objective", "kind"), ("train", "objective")}
+"""Fields that have one legal value so far."""
+WITH = {
+    ("tokenizer", "alphabet"): {"from": "clean", "type": "char"},
+    ("tokenizer", "type"): {"from": "clean", "type": "byte-bpe", "vocab": 400},
+    ("train", "init"): {"data": {"a": 1.0}, "duration": "5 steps", "init": "t"},
+    ("train", "model", "size"): {"data": {"a": 1.0}, "duration": "5 steps", "tokenizer": "t", "model": {"size": "4M"}},
+}
+"""Fields that need other company to be legal."""
+
+
+def _set(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    head, *rest = path
+    if not rest:
+        out = {**tree, head: value}
+        if head == "type" and value == "char":
+            out.pop("vocab", None)
+        return out
+    inner = tree.get(head)
+    return {**tree, head: _set(inner if isinstance(inner, dict) else {}, tuple(rest), value)}
+
+
+def _key(settings: Settings) -> str:
+    return digest_json(canonical(settings))
+
+
+def _cases() -> list[Any]:
+    return [
+        pytest.param(kind, path, field, id=f"{kind}.{'.'.join(path)}")
+        for kind, model in RECIPE_KINDS.items()
+        for path, field in _fields(model)
+    ]
+
+
+@pytest.mark.parametrize(("kind", "path", "field"), _cases())
+def test_every_semantic_field_changes_the_key_and_no_other_does(kind: str, path: tuple[str, ...], field: Any) -> None:
+    model = RECIPE_KINDS[kind]
+    base = WITH.get((kind, *path), BASES[kind])
+    before = model.model_validate(base)
+    name = (*path[:-1], field.alias or path[-1])
+    execution = any(isinstance(m, _Execution) for m in field.metadata) or "loop" in path
+    found = 0
+    for value in CANDIDATES:
+        try:
+            after = model.model_validate(_set(base, name, value))
+        except ValidationError:
+            continue
+        if after == before:
+            continue
+        found += 1
+        if execution:
+            assert _key(after) == _key(before)
+        else:
+            assert _key(after) != _key(before)
+    if (kind, *path) not in ONE_VALUE:
+        assert found, f"no candidate value is legal for {kind}.{'.'.join(path)}; add one"
+
+
+def test_a_circle_and_a_wrong_kind_are_named(workplace: Path) -> None:
+    with pytest.raises(UserError, match=r"stage\.base\.tokenizer: stage 'clean' is a corpus, expected a tokenizer"):
+        _graph(workplace, 'stage.base.tokenizer="clean"')
+    with pytest.raises(UserError, match=r"stage\.base\.data: no stage 'claen'; did you mean|no stage"):
+        _graph(workplace, 'stage.base.data={claen=1.0}')
+    text = (workplace / "tiny.toml").read_text().replace('tokenizer = "bpe"\nmodel = { depth = 2, width = 32, heads = 2, context = 32 }', 'init = "chat"')
+    (workplace / "tiny.toml").write_text(text)
+    with pytest.raises(UserError, match="reads itself by way of"):
+        _graph(workplace)

@@ -1,0 +1,102 @@
+"""Charts: thinning keeps extremes, NaN is shown, nothing is large, ticks are round."""
+
+import math
+import re
+
+import pytest
+
+from ingot.report.axes import log_ticks, tick_label, ticks
+from ingot.report.charts import BUCKETS, Series, line_chart, smoothed, thinned
+
+
+def chart(*series: Series, **more) -> str:
+    return str(line_chart("Loss", series, "step", "nats", **more))
+
+
+def path(svg: str) -> str:
+    (found,) = re.findall(r'class="line s0" d="([^"]*)"', svg)
+    return found
+
+
+def test_axes_have_names_and_units():
+    svg = chart(Series("train", [(0, 8.3), (10, 4.0)]), references={"ln V": 8.318})
+    assert ">step</text>" in svg
+    assert ">nats</text>" in svg
+    assert "ln V = 8.318" in svg
+
+
+def test_values_appear_on_hover():
+    assert "<title>train, 10: 4.25</title>" in chart(Series("train", [(0, 8.3), (10, 4.25)]))
+
+
+def test_one_point_is_visible():
+    svg = chart(Series("train", [(7, 3.5)]))
+    assert 'class="dot s0"' in svg
+    assert "nan" not in svg
+
+
+@pytest.mark.parametrize("points", [[], [(1, math.nan)]])
+def test_nothing_finite_says_so(points):
+    assert "no data yet" in chart(Series("train", points))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_value_that_is_not_finite_breaks_the_line_and_is_marked(bad):
+    svg = chart(Series("train", [(1, 3.0), (2, 2.9), (3, bad), (4, 2.8), (5, 2.7)]))
+    assert path(svg).count("M") == 2
+    assert f"<title>train, 3: {bad}</title>" in svg
+    assert not re.search(r"(cx|cy|x1|y1)=(nan|inf)", svg)
+
+
+def test_hundred_thousand_points_stay_small_and_keep_the_spike():
+    points = [(i, math.sin(i / 9000)) for i in range(100_000)]
+    points[54_321] = (54_321, 77.0)
+    svg = chart(Series("norm", points, smooth=0.9))
+    assert len(svg) < 30_000
+    assert (54_321, 77.0) in thinned(points)
+    assert len(thinned(points)) <= 3 * BUCKETS + 2
+
+
+def test_thinning_keeps_a_nan():
+    points = [(float(i), 1.0) for i in range(10_000)]
+    points[777] = (777.0, math.nan)
+    assert any(math.isnan(y) for _, y in thinned(points))
+
+
+def test_running_mean_starts_at_the_first_value_and_skips_nan():
+    out = smoothed([(0, 4.0), (1, 4.0), (2, math.nan), (3, 4.0)], 0.9)
+    assert [round(y, 12) for _, y in out if math.isfinite(y)] == [4.0, 4.0, 4.0]
+    assert math.isnan(out[2][1])
+
+
+def test_constant_series_and_log_axis():
+    assert "<path" in chart(Series("lr", [(0, 1e-3), (5, 1e-3)]), from_zero=True)
+    svg = chart(Series("train", [(0, 9.0), (1, 8.0), (1000, 3.0)]), log_x=True)
+    assert "train, 0:" not in svg  # there is no 0 on a logarithmic axis
+    assert ">1k</text>" in svg
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (1.47, 4.4), (0, 5000), (-3, 7), (0.00006, 0.00061), (2.0, 2.0001)])
+def test_ticks_are_few_round_and_inside(low, high):
+    found = ticks(low, high)
+    assert 2 <= len(found) <= 6
+    assert all(low - 1e-9 <= t <= high + 1e-9 for t in found)
+    assert len({tick_label(t) for t in found}) == len(found)
+
+
+def test_log_ticks():
+    assert log_ticks(1, 5000) == [1, 10, 100, 1000]
+    assert log_ticks(1, 60) == [1, 2, 5, 10, 20, 50]
+
+
+@pytest.mark.parametrize(
+    ("value", "label"), [(0, "0"), (0.5, "0.5"), (2000, "2k"), (20_000, "20k"), (3e-4, "3e-4"), (1.5e6, "1.5M")]
+)
+def test_tick_labels(value, label):
+    assert tick_label(value) == label
+
+
+def test_names_are_escaped():
+    svg = chart(Series("<script>alert(1)</script>", [(0, 1.0), (1, 2.0)]), references={"<b>": 1.0})
+    assert "<script" not in svg
+    assert "<b>" not in svg
