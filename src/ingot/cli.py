@@ -88,13 +88,17 @@ def run(
 ) -> None:
     """Run a recipe: finished stages are kept, interrupted ones go on, changed ones are made anew."""
     from ingot.pipeline.run import run as run_graph
+    from ingot.report.page import write_report
     from ingot.report.terminal import print_end, stage_line
 
     graph = _graph(recipe, set, out)
     report = (lambda *_: None) if as_json else stage_line
-    done = run_graph(graph, out, only, report, quiet=as_json)
+    try:
+        done = run_graph(graph, out, only, report, quiet=as_json)
+    finally:  # a half-finished run has a report too
+        page = write_report(graph, out, None)
     results = {name: {"directory": str(path), "result": _result(path)} for name, path in done.items()}
-    _emit(results, as_json, lambda: print_end(graph, out))
+    _emit(results, as_json, lambda: print_end(graph, out, page))
 
 
 @app.command()

@@ -72,7 +72,7 @@ def test_D3_what_decays() -> None:
 
 
 def test_D3_decay_is_one_minus_lr_lambda() -> None:
-    """theta 2, lambda .01, lr 1e-3: 2e-5 off, not .02 (000 subtracts lambda theta, 002 writes the factor 1 - lambda)."""
+    """theta 2, lambda .01, lr 1e-3: 2e-5 off, not .02 (000: minus lambda theta; 002: times 1 - lambda)."""
     weight = torch.nn.Parameter(torch.full((1, 1), 2.0, dtype=torch.float64))
     optimizer = adamw({"w": weight}, OptimSettings(weight_decay=0.01), lr=1e-3)
     weight.grad = torch.zeros_like(weight)

@@ -65,7 +65,9 @@ def workplace(tmp_path: Path) -> Path:
 
 def make_workplace(path: Path) -> Path:
     draw = random.Random(0)
-    words = "the cat sat on a mat and dog ran over hill to see red sun rise by old mill".split()
+    words = sorted(
+        {"the", "cat", "sat", "mat", "and", "dog", "ran", "over", "hill", "red", "sun", "rise", "old", "mill"}
+    )
     (path / "notes").mkdir(parents=True)
     for i in range(60):
         text = " ".join(draw.choice(words) for _ in range(80))

@@ -50,7 +50,7 @@ def test_nodes_come_after_their_inputs(workplace: Path) -> None:
         ("stage.talk.holdout.share=0.3", {"talk", "talk@bpe", "chat", "card"}),
         ("stage.card.overlap=0.25", {"card"}),
         ("run.seed=4", {"base", "chat", "card"}),
-        ("run.name=\"other\"", set()),
+        ('run.name="other"', set()),
         ("stage.base.loop.micro_batch=2", set()),
         ("stage.base.loop.log_every=7", set()),
         ("stage.base.loop.save_every=7", set()),
@@ -88,8 +88,35 @@ BASES: dict[str, dict[str, Any]] = {
 }
 CANDIDATES: list[Any] = [
     *(7, 3, 96, 0.3, 0.77, True, False, "x", "2 epochs", "8M", "char", "chat", "best-fit", "code", "none", "linear"),
-    *("fp32", "cpu", "group", "tail", "unicode", [0.1, 0.2], ["q"], {"b": 0.5}, {"depth": 3}, {"kind": "best-fit"}, None),
-    *(512, {"lr": 0.1}, {"every": 9}, {"save_every": 9}, "p{2}", {"share": 0.2}, {"exact": False}, {"min_words": 3}, "[a-z]+|.", [{"path": "z"}], 0.0, 1, 2, "sha"),
+    *(
+        "fp32",
+        "cpu",
+        "group",
+        "tail",
+        "unicode",
+        [0.1, 0.2],
+        ["q"],
+        {"b": 0.5},
+        {"depth": 3},
+        {"kind": "best-fit"},
+        None,
+    ),
+    *(
+        512,
+        {"lr": 0.1},
+        {"every": 9},
+        {"save_every": 9},
+        "p{2}",
+        {"share": 0.2},
+        {"exact": False},
+        {"min_words": 3},
+        "[a-z]+|.",
+        [{"path": "z"}],
+        0.0,
+        1,
+        2,
+        "sha",
+    ),
 ]
 """Values to try on a field until one is valid and different."""
 
@@ -155,8 +182,12 @@ def test_a_circle_and_a_wrong_kind_are_named(workplace: Path) -> None:
     with pytest.raises(UserError, match=r"stage\.base\.tokenizer: stage 'clean' is a corpus, expected a tokenizer"):
         _graph(workplace, 'stage.base.tokenizer="clean"')
     with pytest.raises(UserError, match=r"stage\.base\.data: no stage 'claen'; did you mean|no stage"):
-        _graph(workplace, 'stage.base.data={claen=1.0}')
-    text = (workplace / "tiny.toml").read_text().replace('tokenizer = "bpe"\nmodel = { depth = 2, width = 32, heads = 2, context = 32 }', 'init = "chat"')
+        _graph(workplace, "stage.base.data={claen=1.0}")
+    text = (
+        (workplace / "tiny.toml")
+        .read_text()
+        .replace('tokenizer = "bpe"\nmodel = { depth = 2, width = 32, heads = 2, context = 32 }', 'init = "chat"')
+    )
     (workplace / "tiny.toml").write_text(text)
     with pytest.raises(UserError, match="reads itself by way of"):
         _graph(workplace)

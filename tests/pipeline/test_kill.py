@@ -69,7 +69,7 @@ def test_killed_runs_end_like_an_undisturbed_one(tmp_path: Path) -> None:
     assert _start(straight).wait(timeout=240) == 0
     draw = random.Random(11)
     moments = [MOMENTS[i % len(MOMENTS)] for i in range(KILLS)]
-    if KILLS < len(MOMENTS):
+    if len(MOMENTS) > KILLS:
         moments = ["clean", "bpe", "base", "saving", "saving", "chat"][:KILLS]
     landed = []
     for number, moment in enumerate(moments):

@@ -39,9 +39,7 @@ def test_boxes_do_not_overlap():
     svg = str(draw([Box(n, "train", "done", "1 s", inputs) for n, inputs in STAGES.items()]))
     places = [(float(x), float(y)) for x, y in re.findall(rf"<rect x=(\S+) y=(\S+) width={BOX}", svg)]
     assert len(places) == len(STAGES)
-    assert all(
-        abs(x0 - x1) >= BOX or abs(y0 - y1) >= 64 for i, (x0, y0) in enumerate(places) for x1, y1 in places[:i]
-    )
+    assert all(abs(x0 - x1) >= BOX or abs(y0 - y1) >= 64 for i, (x0, y0) in enumerate(places) for x1, y1 in places[:i])
 
 
 def test_one_stage_and_hostile_names():

@@ -289,7 +289,7 @@ def test_D12_undeclared_state_is_refused(tmp_path: Path, make_store) -> None:
     engine = _engine(tmp_path, "fp32")
     engine.step(next(all_rows(_text(make_store), 8)))
     engine.state["mood"] = "good"
-    with pytest.raises(AssertionError, match="undeclared state: {'mood'}"):
+    with pytest.raises(AssertionError, match=r"undeclared state: \{'mood'\}"):
         engine.save()
 
 

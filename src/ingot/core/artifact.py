@@ -23,6 +23,7 @@ from ingot.core.errors import UserError
 
 DONE = "DONE"
 LOCK = "LOCK"
+MANIFEST = "manifest.json"
 _CHUNK = 1 << 20
 
 
@@ -93,6 +94,36 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         raise
 
 
+def write_manifest(directory: Path) -> None:
+    """List every file of a directory with its size and digest."""
+    files = sorted(f for f in directory.iterdir() if f.is_file())
+    atomic_json(directory / MANIFEST, {f.name: _record(f) for f in files})
+
+
+def manifest_problem(directory: Path) -> str | None:
+    """What differs from the directory's manifest, as a sentence, or None."""
+    try:
+        manifest = json.loads((directory / MANIFEST).read_text())
+    except (OSError, json.JSONDecodeError):
+        return f"{directory}: no readable {MANIFEST}"
+    return next(_problems(directory, manifest), None)
+
+
+def _record(file: Path) -> dict[str, Any]:
+    return {"bytes": file.stat().st_size, "blake2b": digest_file(file)}
+
+
+def _problems(directory: Path, recorded: Mapping[str, Any]) -> Iterator[str]:
+    for name, expected in recorded.items():
+        file = directory / name
+        if not file.exists():
+            yield f"{file}: missing"
+        elif (size := file.stat().st_size) != expected["bytes"]:
+            yield f"{file}: {size:,} bytes, expected {expected['bytes']:,}"
+        elif digest_file(file) != expected["blake2b"]:
+            yield f"{file}: content differs from its digest"
+
+
 def _sync_directory(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -160,10 +191,7 @@ class StageDir:
 
     def finish(self, extra: Mapping[str, Any] | None = None) -> None:
         """Publish: digest every output and write DONE."""
-        outputs = {
-            str(file.relative_to(self.path)): {"bytes": file.stat().st_size, "blake2b": digest_file(file)}
-            for file in self.outputs()
-        }
+        outputs = {str(file.relative_to(self.path)): _record(file) for file in self.outputs()}
         atomic_json(self.path / DONE, {**(extra or {}), "outputs": outputs})
 
     def outputs(self) -> list[Path]:
@@ -173,16 +201,7 @@ class StageDir:
 
     def verify(self) -> list[str]:
         """Sentences about outputs that are missing or differ from their digest; empty when all is well."""
-        problems = []
-        for name, recorded in self.done()["outputs"].items():
-            file = self.path / name
-            if not file.exists():
-                problems.append(f"{file}: missing")
-            elif file.stat().st_size != recorded["bytes"]:
-                problems.append(f"{file}: {file.stat().st_size} bytes, expected {recorded['bytes']}")
-            elif digest_file(file) != recorded["blake2b"]:
-                problems.append(f"{file}: content differs from its digest")
-        return problems
+        return list(_problems(self.path, self.done()["outputs"]))
 
     def _open_lock(self, mode: str) -> IO[str]:
         return (self.path / LOCK).open(mode)

@@ -52,7 +52,7 @@ def read_events(path: Path, event: str | None = None) -> list[dict[str, Any]]:
     for number, record in enumerate(_lines(path)):
         if event is None or record["event"] == event:
             step = record.get("step")
-            identity = (record["event"], record.get("name"), step) if step is not None else number
+            identity = (record["event"], record.get("model"), step) if step is not None else number
             kept[identity] = record
     return list(kept.values())
 

@@ -184,4 +184,3 @@ def _default_ffn(width: int) -> int:
     """
     multiple = 64 if width < 1024 else 256
     return -(-8 * width // (3 * multiple)) * multiple
-

@@ -5,6 +5,8 @@ third, counts get separators, durations two units at most.
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 
 def count(value: float) -> str:
@@ -62,3 +64,8 @@ def value(number: object) -> str:
     if isinstance(number, int):
         return f"{number:,}"
     return f"{number:,.6g}"
+
+
+def execution(choices: Mapping[str, Any]) -> str:
+    """`execution.json` in one line: "device cpu, precision bf16, threads 2, micro batch 64"."""
+    return ", ".join(f"{name.replace('_', ' ')} {choice}" for name, choice in choices.items() if name != "reason")

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
-BOX, GAP, ROW, TALL, PAD = 148, 40, 80, 64, 8
+BOX, GAP, ROW, TALL, PAD = 142, 32, 80, 64, 6
 _SWEEPS = 4
 
 
@@ -137,5 +137,5 @@ def _box(box: Box, x: float, y: float) -> Markup:
     )
 
 
-def _clip(text: str, room: int = 19) -> str:
+def _clip(text: str, room: int = 18) -> str:
     return text if len(text) <= room else text[: room - 1] + "…"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from ingot.core.artifact import digest_file
+from ingot.core.artifact import manifest_problem
 from ingot.core.errors import UserError
 from ingot.report import figures, reading
 from ingot.report.terminal import console
@@ -170,7 +170,7 @@ def checkpoints(stage: Path) -> dict[str, Any]:
 
 
 def _checkpoint(path: Path) -> dict[str, Any]:
-    problem = _problem(path)
+    problem = manifest_problem(path)
     return {
         "name": path.name,
         "bytes": sum(f.stat().st_size for f in path.iterdir() if f.is_file()),
@@ -178,23 +178,6 @@ def _checkpoint(path: Path) -> dict[str, Any]:
         "state": {} if problem else reading.read_json(path / "state.json"),
         "tensors": [] if problem else [t for f in sorted(path.glob("*.safetensors")) for t in _tensors(f)],
     }
-
-
-def _problem(path: Path) -> str | None:
-    """What differs from the manifest, or None."""
-    try:
-        manifest = json.loads((path / "manifest.json").read_text())
-    except (OSError, ValueError):
-        return "no readable manifest.json"
-    for name, written in manifest.items():
-        file = path / name
-        if not file.exists():
-            return f"{name}: missing"
-        if file.stat().st_size != written["bytes"]:
-            return f"{name}: {file.stat().st_size:,} bytes, expected {written['bytes']:,}"
-        if digest_file(file) != written["blake2b"]:
-            return f"{name}: content differs from its digest"
-    return None
 
 
 def _tensors(path: Path) -> list[dict[str, Any]]:

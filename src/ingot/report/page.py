@@ -137,8 +137,8 @@ def _environment(graph: Graph, root: Path) -> list[tuple[str, str]]:
     for node in graph.nodes.values():
         execution = reading.read_json(stage_dir(root, node) / "execution.json")
         if execution:
-            text = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in execution.items() if key != "reason")
-            lines.append((f"{node.name} ran with", f"{text} ({execution.get('reason', 'as set')})"))
+            text = f"{figures.execution(execution)} ({execution.get('reason', 'as set')})"
+            lines.append((f"{node.name} ran with", text))
     return lines
 
 

@@ -15,7 +15,10 @@ SHOWN = 12
 """Rows of the loss table and samples by step."""
 _VERDICTS = {
     "healthy": ("good", "most gradients are shorter than the threshold, so clipping acts on outliers only."),
-    "always clipped": ("warn", "nine in ten gradients are cut to the threshold: it sets the step, not the gradient."),
+    "always clipped": (
+        "warn",
+        "nine in ten gradients are cut to the threshold: the threshold, not the gradient, sets the length of a step.",
+    ),
     "critical": ("bad", "a gradient was NaN or infinite: the run stopped there or should have."),
 }
 
@@ -119,7 +122,7 @@ def _facts(stage: Path, facts: dict[str, Any], steps: list[dict[str, Any]]) -> l
         ("tokens a step", f"{figures.count(facts['batch_tokens'])} in {figures.count(facts['batch_rows'])} rows"),
         ("context", f"{figures.count(facts['context'])} tokens"),
         ("vocabulary", f"{figures.count(facts['vocab'])}, ln V = {facts['ln_vocab_nats']:.4f} nats"),
-        ("peak learning rate", f"{facts['peak_lr']:.3g} after {figures.count(facts['warmup_steps'])} steps"),
+        ("peak learning rate", f"{facts['peak_lr']:.3g}, warmup {figures.count(facts['warmup_steps'])}"),
     ]
     if result:
         loss = result.get("val_loss_nats")
@@ -128,15 +131,15 @@ def _facts(stage: Path, facts: dict[str, Any], steps: list[dict[str, Any]]) -> l
             ("tokens trained on", figures.count(result.get("tokens", 0))),
         ]
         pairs += [("best at step", figures.count(result["best_step"]))] if result.get("best_step") is not None else []
-        names = {"bits_per_byte": "bits per byte", "epochs": "epochs of"}
+        names = {"bits_per_byte": "bits per byte", "epochs": "epochs"}
         for key, number in result.items():
             stem, _, source = key.partition("/")
             if stem in names:
-                pairs.append((f"{names[stem]} {source}".strip(), figures.nats(number)))
+                pairs.append((f"{names[stem]}, {source}" if source else names[stem], figures.nats(number)))
         if "peak_bytes" in result:
             pairs.append(("peak memory", figures.size(result["peak_bytes"])))
     if execution:
-        pairs.append(("computed with", ", ".join(f"{k} {v}" for k, v in execution.items() if k != "reason")))
+        pairs.append(("computed with", figures.execution(execution)))
     return pairs
 
 
@@ -173,10 +176,19 @@ def _groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         lines = [
             {
                 "model": model,
-                "cells": [cells.get((model, metric)) for metric in metrics],
+                "cells": [_cell(cells.get((model, metric))) for metric in metrics],
                 "n": figures.count(max(r["n"] for r in mine if r["model"] == model)),
             }
             for model in dict.fromkeys(r["model"] for r in mine)
         ]
         groups.append({"task": task, "metrics": [m.replace("_", " ") for m in metrics], "rows": lines})
     return groups
+
+
+def _cell(row: dict[str, Any] | None) -> tuple[str, str]:
+    """A value and its interval in the precision of its metric."""
+    if row is None:
+        return "–", ""
+    decimals = 1 if row["metric"] == "perplexity" else 4
+    value, low, high = (f"{row[name]:,.{decimals}f}" for name in ("value", "low", "high"))
+    return value, f"{low} to {high}" if row["high"] > row["low"] else ""

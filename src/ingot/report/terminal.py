@@ -17,14 +17,14 @@ from ingot.corpus.settings import CorpusSettings
 from ingot.pipeline.graph import Graph, Node
 from ingot.pipeline.status import Status, stage_dir, status
 from ingot.report import figures, reading
-from ingot.report.page import write_report
 from ingot.stages.settings import EvaluateStageSettings, TrainSettings
 from ingot.text.settings import TokenizerSettings
 
 COLOURS = {"HIT": "green", "RUN": "cyan", "RESUME": "yellow", "RUNNING": "blue"}
 PIPE_WIDTH = 160
 """Columns where no terminal says how many: a log should not be cut at 80."""
-PIECE_CHARACTERS = 300
+PIECE_CHARACTERS, SAMPLE_CHARACTERS = 300, 200
+"""How much of a text is printed."""
 
 
 def console(error: bool = False) -> Console:
@@ -102,8 +102,8 @@ def stage_line(node: Node, now: Status, seconds: float | None) -> None:
     console(error=True).print(line, soft_wrap=True)
 
 
-def print_end(graph: Graph, root: Path) -> None:
-    """The most important numbers, a sample, and the report's path (which is written here)."""
+def print_end(graph: Graph, root: Path, page: Path) -> None:
+    """The most important numbers, a sample, and the path of the report."""
     out = console()
     for node in graph.nodes.values():
         stage = stage_dir(root, node).path
@@ -111,7 +111,7 @@ def print_end(graph: Graph, root: Path) -> None:
             _print_train(out, node.name, stage)
         if node.kind == "evaluate":
             _print_evaluate(out, stage)
-    out.print(f"report  {write_report(graph, root, None)}", soft_wrap=True)
+    out.print(f"report  {page}", soft_wrap=True)
 
 
 def _print_train(out: Console, name: str, stage: Path) -> None:
@@ -133,7 +133,9 @@ def _print_evaluate(out: Console, stage: Path) -> None:
         out.print(f"bits per byte on held-out {task}: {numbers}", soft_wrap=True)
     newest = {s["model"]: s for s in reversed(reading.samples(stage))}  # the first prompt of each model
     for model, sample in reversed(newest.items()):
-        out.print(Text.assemble(f"{model} writes: ", (sample["prompt"], "bold"), _clip(sample["text"])), soft_wrap=True)
+        text = Text.assemble("  ", (sample["prompt"], "bold"), _clip(sample["text"], SAMPLE_CHARACTERS))
+        out.print(f"{model} writes:")
+        out.print(Text("\n  ").join(text.split("\n", allow_blank=True)), soft_wrap=True)
 
 
 def status_rows(graph: Graph, root: Path) -> list[dict[str, Any]]:
@@ -215,5 +217,5 @@ def _state(state: str) -> Text:
     return Text(state, COLOURS.get(state, ""))
 
 
-def _clip(text: str, most: int = 400) -> str:
+def _clip(text: str, most: int) -> str:
     return text if len(text) <= most else text[:most] + " …"

@@ -81,7 +81,7 @@ def _samples(job: Job, settings: EvaluateStageSettings, model: str, stage: Input
             seed=job.seed,
             step=number,
         )
-        job.log.write("sample", model=model, prompt=text, text=tokenizer.decode(completion.ids))
+        job.log.write("sample", step=number, model=model, prompt=text, text=tokenizer.decode(completion.ids))
 
 
 def _trained_on(stage: Input, tokens: Input) -> bool:

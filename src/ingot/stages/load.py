@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ingot.core.artifact import atomic_write
+from ingot.core.artifact import atomic_write, manifest_problem
 from ingot.core.errors import UserError
 from ingot.dist import checkpoint
 from ingot.model.settings import ModelConfig
@@ -47,7 +47,7 @@ def load_model(
     path = root / "best" if best else checkpoint.newest_good(root, say)
     if path is None or not path.exists():
         raise UserError(f"{stage}: no checkpoint yet; `ingot run` trains it")
-    if best and (trouble := checkpoint.problem(path)):
+    if best and (trouble := manifest_problem(path)):
         raise UserError(f"damaged checkpoint: {trouble}; load the last one instead of the best")
     model = empty(config, device, dtype)
     load_weights(model, path)

@@ -1,0 +1,198 @@
+"""Bad input: one sentence (where, found, expected, what to do), exit code 2, nothing half-written."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ingot.core.artifact import StageDir
+
+
+def _refused(result: "subprocess.CompletedProcess[str]", *parts: str) -> str:
+    """Exit 2, one line (nothing of a traceback), and the parts in it."""
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    errors = [line for line in result.stderr.splitlines() if any(p in line for p in parts)]
+    assert errors, result.stderr
+    for part in parts:
+        assert part in errors[-1], result.stderr
+    return errors[-1]
+
+
+def _recipe(path: Path, *changes: tuple[str, str]) -> None:
+    text = (path / "tiny.toml").read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (path / "tiny.toml").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ([("quality = ", "qualty = ")], ["stage.clean.qualty", "unknown setting", "did you mean 'quality'?"]),
+        ([("vocab = 300", 'vocab = "many"')], ["stage.bpe.vocab", "found 'many'", "integer"]),
+        ([("vocab = 300", "vocab = 100")], ["stage.bpe.vocab", "found 100", "at least 272"]),
+        ([('kind = "evaluate"', 'kind = "evalute"')], ["stage.card.kind", "unknown kind 'evalute'", "'evaluate'"]),
+        (
+            [('duration = "60 steps"', 'duration = "a while"')],
+            ["stage.base.duration", "found 'a while'", "'5000 steps'"],
+        ),
+        ([("width = 32", "width = 33")], ["stage.base.model", "width 33", "heads 2"]),
+        (
+            [('tokenizer = "bpe"', 'tokenizer = "bep"')],
+            ["stage.base.tokenizer", "no stage 'bep'", "did you mean 'bpe'?"],
+        ),
+        ([('init = "base"', 'init = "base"\ntokenizer = "bpe"')], ["stage.chat", "both init = 'base' and a tokenizer"]),
+        ([("[run]", "[run")], ["tiny.toml", "not valid TOML", "line 2"]),
+        ([('sources = ["notes"]', 'sources = ["nots"]')], ["stage.clean", "nots"]),
+    ],
+    ids=lambda p: p[0] if isinstance(p[0], str) else p[0][1][:30],
+)
+def test_a_wrong_recipe_is_refused_before_anything_runs(workplace: Path, ingot, changes, parts) -> None:
+    _recipe(workplace, *changes)
+    _refused(ingot("run", "tiny.toml", cwd=workplace), *parts)
+    assert not list(workplace.glob("runs/stages/*-*/inputs.json"))
+
+
+def test_all_errors_of_a_recipe_are_told_at_once(workplace: Path, ingot) -> None:
+    _recipe(workplace, ("vocab = 300", "vocab = 100"), ("share = 0.2", "shar = 0.2"), ("depth = 2", 'depth = "two"'))
+    error = ingot("plan", "tiny.toml", cwd=workplace).stderr
+    assert all(
+        name in error
+        for name in ("stage.bpe.vocab", "stage.clean.holdout.shar", "stage.talk.holdout.shar", "stage.base.model.depth")
+    )
+
+
+def test_no_such_recipe(tmp_path: Path, ingot) -> None:
+    _refused(ingot("run", "absent.toml", cwd=tmp_path), "absent.toml", "no such recipe", "ingot init")
+
+
+def test_an_empty_source(workplace: Path, ingot) -> None:
+    for note in (workplace / "notes").iterdir():
+        note.unlink()
+    _refused(ingot("run", "tiny.toml", cwd=workplace), "stage.clean", "notes")
+
+
+def test_invalid_utf8_and_malformed_lines_are_quarantined_and_counted(workplace: Path, ingot) -> None:
+    with (workplace / "talk.jsonl").open("ab") as file:
+        file.write(b'{"messages": [broken\n')
+        file.write(b'{"messages": "\xff\xfe"}\n')
+    assert ingot("run", "tiny.toml", "--only", "talk", cwd=workplace).returncode == 0
+    stage = workplace / "runs" / "tiny" / "talk"
+    assert json.loads((stage / "result.json").read_text())["quarantined_documents"] == 2
+    rows = [json.loads(line) for line in (stage / "quarantine.jsonl").read_text().splitlines()]
+    assert [row["line"] for row in rows] == [81, 82]
+    assert all("talk.jsonl" in row["path"] for row in rows)
+
+
+def test_a_file_with_no_good_line_names_file_and_line(workplace: Path, ingot) -> None:
+    (workplace / "talk.jsonl").write_text("not json\n")
+    _refused(ingot("run", "tiny.toml", cwd=workplace), "talk.jsonl", "line 1")
+
+
+def test_a_missing_text_field_names_those_found(workplace: Path, ingot) -> None:
+    (workplace / "talk.jsonl").write_text('{"body": "x", "title": "y"}\n')
+    _refused(ingot("run", "tiny.toml", cwd=workplace), "talk.jsonl", "messages", "body", "title")
+
+
+def test_context_longer_than_the_data(workplace: Path, ingot) -> None:
+    _recipe(workplace, ("context = 32", "context = 100000"))
+    _refused(
+        ingot("run", "tiny.toml", cwd=workplace),
+        "base",
+        "data.clean",
+        "one row of context 100000",
+        "smaller model.context",
+    )
+    stage = (workplace / "runs" / "tiny" / "base").resolve()
+    assert not StageDir(stage).is_done()
+    assert not (stage / "checkpoints").exists()
+
+
+def test_nothing_held_out(workplace: Path, ingot) -> None:
+    _recipe(
+        workplace, ('share = 0.2, by = "document" }\n\n[stage.talk]', 'share = 0.0, by = "document" }\n\n[stage.talk]')
+    )
+    _refused(ingot("run", "tiny.toml", cwd=workplace), "data.clean", "no held-out text", "holdout.share")
+
+
+@pytest.fixture
+def trained(workplace: Path, ingot) -> Path:
+    result = ingot("run", "tiny.toml", "--only", "base", cwd=workplace)
+    assert result.returncode == 0, result.stderr
+    return workplace
+
+
+def test_a_damaged_store(trained: Path, ingot) -> None:
+    """A flipped byte and a truncated file in a store: the next stage that reads it says which file, and ends."""
+    ids = (trained / "runs" / "tiny" / "clean@bpe" / "train" / "ids.bin").resolve()
+    data = bytearray(ids.read_bytes())
+    data[100] ^= 1
+    ids.write_bytes(data)
+    again = ("run", "tiny.toml", "--only", "base", "--set", "stage.base.batch=4")
+    _refused(ingot(*again, cwd=trained), "ids.bin")
+    assert "ids.bin" in ingot("verify", "tiny.toml", cwd=trained).stderr
+    ids.write_bytes(data[:-2])
+    _refused(ingot(*again, cwd=trained), "ids.bin", f"{len(data) - 2:,}", f"{len(data):,}")
+
+
+def test_a_damaged_checkpoint_falls_back_and_says_so(trained: Path, ingot) -> None:
+    root = (trained / "runs" / "tiny" / "base" / "checkpoints").resolve()
+    (newest,) = (root / "00000060").glob("*.safetensors")
+    newest.write_bytes(newest.read_bytes()[:-4])
+    result = ingot("generate", "runs/tiny/base", "the", "--max-new", "3", cwd=trained)
+    assert result.returncode == 0, result.stderr
+    assert "damaged checkpoint passed over" in result.stdout + result.stderr
+    assert "00000060" in result.stdout + result.stderr
+    _refused(ingot("verify", "tiny.toml", cwd=trained), "00000060")
+
+
+def test_another_tokenizer_is_refused(trained: Path, ingot) -> None:
+    """A store whose manifest names another tokenizer than the model's."""
+    stage = trained / "runs" / "tiny" / "clean@bpe"
+    for split in ("train", "val"):
+        manifest = (stage / split / "manifest.json").resolve()
+        record = json.loads(manifest.read_text())
+        record["tokenizer"] = "0" * 32
+        manifest.write_text(json.dumps(record))
+    _refused(
+        ingot("run", "tiny.toml", "--only", "base", "--set", "stage.base.batch=4", cwd=trained), "tokenizer", "0" * 8
+    )
+
+
+def test_a_second_run_on_a_locked_directory(workplace: Path, ingot) -> None:
+    assert ingot("run", "tiny.toml", "--only", "clean", cwd=workplace).returncode == 0
+    stage = StageDir((workplace / "runs" / "tiny" / "clean").resolve())
+    (stage / "DONE").unlink()
+    with stage.lock():
+        _refused(ingot("run", "tiny.toml", "--only", "clean", cwd=workplace), "locked by process", str(os.getpid()))
+        assert json.loads(ingot("plan", "tiny.toml", "--json", cwd=workplace).stdout)[0]["state"] == "RUNNING"
+    assert ingot("run", "tiny.toml", "--only", "clean", cwd=workplace).returncode == 0
+
+
+def test_a_full_disk(workplace: Path, ingot) -> None:
+    """A file system of 1 MB; the run ends with one sentence, and goes on where there is room."""
+    small = workplace / "small"
+    small.mkdir()
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(small)], capture_output=True, check=False
+    )
+    if mount.returncode:
+        pytest.skip("needs the right to mount a small file system")
+    try:
+        error = _refused(ingot("run", "tiny.toml", "--out", "small", cwd=workplace), "disk full", "free space")
+        assert "run the same command again" in error
+        assert not list(small.rglob("*.tmp"))
+        subprocess.run(["mount", "-o", "remount,size=100m", str(small)], check=True)
+        assert ingot("run", "tiny.toml", "--out", "small", "--only", "base", cwd=workplace).returncode == 0
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+def test_torchrun_is_refused_with_a_sentence(workplace: Path, ingot) -> None:
+    _refused(
+        ingot("run", "tiny.toml", cwd=workplace, env={**os.environ, "WORLD_SIZE": "2"}), "WORLD_SIZE", "one process"
+    )

@@ -1,0 +1,167 @@
+"""The command line on a whole small run: plan, HIT, what changed, trace, generate, gc, silence."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import ingot as package
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One run of the small recipe, shared by the tests that only look."""
+    from tests.pipeline.conftest import make_workplace
+
+    path = make_workplace(tmp_path_factory.mktemp("finished"))
+    command = [sys.executable, "-c", "from ingot.cli import main; main()", "run", "tiny.toml"]
+    result = subprocess.run(command, cwd=path, capture_output=True, text=True, timeout=240, check=False)
+    assert result.returncode == 0, result.stderr
+    return path
+
+
+def _states(finished: Path, ingot, *arguments: str) -> dict[str, tuple[str, str]]:
+    rows = json.loads(ingot("plan", "tiny.toml", "--json", *arguments, cwd=finished).stdout)
+    return {row["name"]: (row["state"], row["why"]) for row in rows}
+
+
+def test_everything_is_a_hit_the_second_time(finished: Path, ingot) -> None:
+    assert {state for state, _ in _states(finished, ingot).values()} == {"HIT"}
+    began = time.monotonic()
+    again = ingot("run", "tiny.toml", cwd=finished)
+    assert again.returncode == 0
+    assert " RUN " not in again.stderr
+    assert time.monotonic() - began < 10
+
+
+def test_plan_names_the_setting_that_changed(finished: Path, ingot) -> None:
+    states = _states(finished, ingot, "--set", "stage.base.optim.lr=0.01")
+    assert states["base"] == ("RUN", "optim.lr null -> 0.01")
+    assert states["chat"] == ("RUN", "input base changed")
+    assert {states[n][0] for n in ("clean", "talk", "bpe", "clean@bpe", "talk@bpe")} == {"HIT"}
+
+
+def test_workers_microbatch_and_logging_rerun_nothing(finished: Path, ingot) -> None:
+    changes = ["stage.clean.workers=1", "stage.base.loop.micro_batch=2", "stage.chat.loop.log_every=3"]
+    states = _states(finished, ingot, *(a for c in changes for a in ("--set", c)))
+    assert {state for state, _ in states.values()} == {"HIT"}
+
+
+def test_json_prints_one_document_and_nothing_else(finished: Path, ingot) -> None:
+    for command in (["run", "tiny.toml"], ["plan", "tiny.toml"], ["status", "tiny.toml"], ["verify", "tiny.toml"]):
+        result = ingot(*command, "--json", cwd=finished)
+        json.loads(result.stdout)
+        assert result.stderr == ""
+
+
+def test_D12_a_stage_directory_holds_all_that_the_contract_names(finished: Path) -> None:
+    stage = finished / "runs" / "tiny" / "base"
+    for name in ("recipe.toml", "inputs.json", "metrics.jsonl", "result.json", "execution.json", "DONE", "model.json"):
+        assert (stage / name).exists(), name
+    assert (stage / "checkpoints" / "best" / "manifest.json").exists()
+    assert (stage / "checkpoints" / "00000060" / "manifest.json").exists()
+    assert (finished / "runs" / "tiny" / "card" / "table.jsonl").exists()
+    result = json.loads((stage / "result.json").read_text())
+    assert {"val_loss_nats", "bits_per_byte", "tokens", "seconds", "peak_bytes", "decayed_parameters"} <= set(result)
+
+
+def test_generate_is_repeatable_and_chat_answers(finished: Path, ingot) -> None:
+    runs = [
+        ingot("generate", "runs/tiny/base", "the cat", "--seed", 3, "--max-new", 8, "--json", cwd=finished)
+        for _ in "ab"
+    ]
+    assert runs[0].returncode == 0, runs[0].stderr
+    assert runs[0].stdout == runs[1].stdout
+    chat = ingot("chat", "runs/tiny/chat", cwd=finished, input="say cat dog 1\n\n")
+    assert chat.returncode == 0, chat.stderr
+    assert "it>" in chat.stdout
+
+
+def test_python_door(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(finished)
+    model = package.load(finished / "runs" / "tiny" / "base")
+    assert model.generate("the", max_new=4, seed=1) == model.generate("the", max_new=4, seed=1)
+    done = package.run("tiny.toml", only=["clean"])
+    assert (done["clean"] / "DONE").exists()
+
+
+def test_inspect(finished: Path, ingot) -> None:
+    for what, stage in (("corpus", "clean"), ("mask", "talk@bpe"), ("store", "clean@bpe"), ("checkpoint", "base")):
+        result = ingot("inspect", what, f"runs/tiny/{stage}", "--json", cwd=finished)
+        assert result.returncode == 0, result.stderr
+        json.loads(result.stdout)
+
+
+def test_trace_is_what_was_trained_on(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty random batches of both train stages, recorded where the loop takes them, against `trace`."""
+    import numpy as np
+
+    from ingot.stages import child, train
+    from ingot.stages.mixture import trace
+    from ingot.train.engine import Engine
+
+    rng = np.random.default_rng(4)
+    for name, steps in (("base", 60), ("chat", 20)):
+        seen: dict[int, list[list[int]]] = {}
+        original = Engine.step
+
+        def spy(self, raw, original=original, seen=seen):
+            lengths = [(row != -100).any() and len(row) for row in raw.labels_BT]
+            assert all(lengths)
+            seen[self.state["step"] + 1] = [row.tolist() for row in raw.ids_BT]
+            return original(self, raw)
+
+        monkeypatch.setattr(Engine, "step", spy)
+        stage = finished / "runs" / "tiny" / name
+        record = json.loads((stage / "inputs.json").read_text())
+        job = {**record, "root": str(finished / "runs"), "dir": str(finished / f"again-{name}"), "quiet": True}
+        child.run(job)
+        monkeypatch.setattr(Engine, "step", original)
+        for step in rng.choice(np.arange(1, steps + 1), 10, replace=False):
+            for traced, trained in zip(trace(stage, int(step)), seen[int(step)], strict=True):
+                ids = traced.ids.tolist()
+                assert trained[: len(ids) - 1] == ids[:-1]
+                assert set(trained[len(ids) :]) <= {trained[-1]}  # padding
+                assert all(p["path"] for p in traced.pieces)
+    assert train.run  # the builder that the child ran
+
+
+def test_gc_lists_and_deletes_only_orphans(finished: Path, ingot) -> None:
+    arguments = ("run", "tiny.toml", "--only", "bpe", "--set", "stage.bpe.vocab=290")
+    assert ingot(*arguments, cwd=finished).returncode == 0
+    assert ingot("run", "tiny.toml", cwd=finished).returncode == 0  # links point back
+    listed = json.loads(ingot("gc", "--json", cwd=finished).stdout)
+    assert [re.sub("-.*", "", Path(o["directory"]).name) for o in listed] == ["tokenizer"]
+    assert ingot("gc", "--delete", cwd=finished).returncode == 0
+    assert json.loads(ingot("gc", "--json", cwd=finished).stdout) == []
+    assert {state for state, _ in _states(finished, ingot).values()} == {"HIT"}
+
+
+def test_help_comes_without_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['ingot', '--help']\n"
+        "from ingot.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules and 'polars' not in sys.modules, 'heavy imports'\n"
+        "import ingot.pipeline.run, ingot.report.page, ingot.stages.kinds\n"
+        "assert 'torch' not in sys.modules, 'the parent process imports torch'\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "plan" in result.stdout
+
+
+@pytest.mark.timing
+def test_help_is_quick() -> None:
+    command = [sys.executable, "-c", "from ingot.cli import main; main()", "--help"]
+    times = []
+    for _ in range(7):
+        began = time.monotonic()
+        subprocess.run(command, capture_output=True, check=True)
+        times.append(time.monotonic() - began)
+    assert sorted(times)[3] < 0.3

@@ -1,0 +1,80 @@
+"""What the commands print, and the data behind it."""
+
+import json
+import subprocess
+import sys
+
+from ingot.pipeline.status import status
+from ingot.report import terminal
+from ingot.report.page import write_report
+
+
+def test_plan(finished, capsys):
+    rows = terminal.plan_rows(finished.graph, finished.root)
+    assert json.loads(json.dumps(rows)) == rows
+    by_name = {row["name"]: row for row in rows}
+    assert by_name["base"]["state"] == "HIT"
+    assert by_name["chat"]["state"] == "RESUME"
+    assert by_name["base"]["inputs"] == ["bpe", "clean@bpe"]
+    assert by_name["base"]["facts"]["parameters"] > 0
+    terminal.print_plan(rows)
+    shown = capsys.readouterr().out
+    assert "questions@bpe" in shown
+    assert "0.9 questions + 0.1 clean" in shown
+
+
+def test_plan_says_that_nothing_is_left(finished, capsys):
+    rows = [row for row in terminal.plan_rows(finished.graph, finished.root) if row["state"] == "HIT"]
+    terminal.print_plan(rows)
+    assert "nothing to run" in capsys.readouterr().out
+
+
+def test_stage_lines_go_to_standard_error(finished, capsys):
+    node = finished.graph.nodes["chat"]
+    now = status(finished.root, "small", node)
+    terminal.stage_line(node, now, None)
+    terminal.stage_line(node, now, 81.24)
+    out, err = capsys.readouterr()
+    assert out == ""
+    first, second = err.splitlines()
+    assert first.split()[:2] == ["chat", "RESUME"]
+    assert second.split(maxsplit=1) == ["chat", "done in 81.2 s"]
+
+
+def test_status_of_a_stage_under_way(finished, capsys):
+    rows = {row["name"]: row for row in terminal.status_rows(finished.graph, finished.root)}
+    assert (rows["chat"]["step"], rows["chat"]["steps"]) == (25, 40)
+    assert rows["chat"]["eta_s"] is None  # nobody is running it
+    with finished.dir("chat").lock():
+        running = {row["name"]: row for row in terminal.status_rows(finished.graph, finished.root)}["chat"]
+    assert running["state"] == "RUNNING"
+    assert abs(running["eta_s"] - 15 * 16384 / 20025) < 1e-9
+    terminal.print_status(list(rows.values()))
+    assert "25 / 40" in capsys.readouterr().out
+
+
+def test_status_of_nothing(empty):
+    assert {row["state"] for row in terminal.status_rows(empty.graph, empty.root)} == {"RUN"}
+
+
+def test_end_names_the_numbers_and_the_report(finished, capsys):
+    terminal.print_end(finished.graph, finished.root, write_report(finished.graph, finished.root, None))
+    shown = capsys.readouterr().out
+    assert "base: validation loss 1.5114 nats, perplexity 4.5, 1.8421 bits per byte; 6.6M tokens in 81.2 s" in shown
+    assert "bits per byte on held-out clean: uniform guess 3.2000, gzip -9 1.9700, xz -9 1.6400, base 1.8421" in shown
+    assert "base writes:\n  def main(" in shown
+    assert shown.splitlines()[-1] == f"report  {finished.root / 'small' / 'report.html'}"
+
+
+def test_trace(capsys):
+    piece = {"source": "s", "path": "a/[b].py", "offset": 12, "first_token": 3, "tokens": 4, "text": "x = [1]"}
+    terminal.print_trace([{"source": "clean", "row": 1234, "pieces": [piece], "ids": [1, 2, 3, 4]}], 7)
+    shown = capsys.readouterr().out
+    assert "step 7: clean, row 1,234: 1 document, 4 tokens" in shown
+    assert "a/[b].py at 12, tokens 3 to 6" in shown
+    assert "x = [1]" in shown
+
+
+def test_no_torch():
+    code = "import sys; import ingot.report.terminal, ingot.report.inspect; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
