@@ -1,6 +1,14 @@
-"""Settings of the objectives, apart from their code so that a recipe is read without torch."""
+"""The objectives a recipe may name: their settings, apart from their code so that a recipe is read without torch.
 
-from typing import Literal
+Adding one is a file in this room and a line in `OBJECTIVES` (with a settings class above it where it has settings).
+"""
+
+import functools
+import operator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
 
 from ingot.core.recipe import Settings
 
@@ -9,3 +17,30 @@ class LanguageModelSettings(Settings):
     """`objective = { kind = "lm" }`, the default: next-token prediction over every labelled target."""
 
     kind: Literal["lm"] = "lm"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An objective's settings, and its class as `module:name`, imported where it is built."""
+
+    settings: type[Settings]
+    builder: str
+
+
+OBJECTIVES: dict[str, Entry] = {
+    "lm": Entry(LanguageModelSettings, "ingot.objectives.lm:LanguageModel"),
+}
+
+
+def _named(value: Any) -> Any:
+    """`objective = "lm"` is short for `{ kind = "lm" }`."""
+    return {"kind": value} if isinstance(value, str) else value
+
+
+def _any_of(members: list[type[Settings]]) -> Any:
+    union: Any = functools.reduce(operator.or_, members)
+    return Annotated[union, Field(discriminator="kind")] if len(members) > 1 else union
+
+
+ObjectiveSettings = Annotated[_any_of([e.settings for e in OBJECTIVES.values()]), BeforeValidator(_named)]
+"""The type of a recipe's `objective`."""

@@ -1,20 +1,14 @@
 """Settings of the stage kinds that put several rooms together: `train` and `evaluate`."""
 
-from typing import Annotated, Any
-
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ingot.core.recipe import Settings
 from ingot.data.settings import PackingSettings
 from ingot.model.settings import ModelSettings
-from ingot.objectives.settings import LanguageModelSettings
+from ingot.objectives.settings import LanguageModelSettings, ObjectiveSettings
 from ingot.optim.settings import OptimSettings
 from ingot.train.duration import Duration
 from ingot.train.settings import EvaluateSettings, LoopSettings, Precision
-
-
-def _named(value: Any) -> Any:
-    return {"kind": value} if isinstance(value, str) else value
 
 
 class TrainSettings(Settings):
@@ -32,7 +26,7 @@ class TrainSettings(Settings):
     """Shape of a model that starts from random weights."""
     batch: int | None = Field(default=None, ge=1)
     """Rows of `context` tokens in one update; default: as many as hold 16,384 tokens."""
-    objective: Annotated[LanguageModelSettings, BeforeValidator(_named)] = LanguageModelSettings()
+    objective: ObjectiveSettings = LanguageModelSettings()
     """What is learned."""
     packing: PackingSettings = PackingSettings()
     """How documents are laid out in rows."""

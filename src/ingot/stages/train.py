@@ -1,5 +1,6 @@
 """Builder of the `train` kind: settings and inputs to an engine, and the engine's numbers to a result."""
 
+import importlib
 import math
 import resource
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from ingot.dist import mesh
 from ingot.infer.generate import generate
 from ingot.model.settings import ModelConfig
 from ingot.model.transformer import Transformer
-from ingot.objectives.lm import LanguageModel
+from ingot.objectives.settings import OBJECTIVES
 from ingot.optim.groups import counts as decay_counts
 from ingot.optim.schedule import Schedule
 from ingot.stages.job import Job
@@ -24,12 +25,10 @@ from ingot.stages.settings import TrainSettings
 from ingot.stages.text import TOKENIZER
 from ingot.text.chat import stop_ids
 from ingot.text.tokenizer import Tokenizer, load_tokenizer
+from ingot.train.api import Objective
 from ingot.train.duration import Duration
 from ingot.train.engine import Engine, Plan, StepMetrics, train
 from ingot.train.execution import Execution, choose, remembered
-
-OBJECTIVES: dict[str, Callable[..., Any]] = {"lm": LanguageModel}
-"""Objective kind -> its class; adding one is a file and a line here."""
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -51,7 +50,7 @@ def run(job: Job) -> dict[str, Any]:
     plan = Plan(
         steps, job.seed, _schedule(settings, config, steps), settings.optim, settings.loop, settings.evaluate.every
     )
-    objective = OBJECTIVES[settings.objective.kind]()
+    objective = _objective(settings)
     engine = Engine(model, objective, plan, execution, mesh.current(), job.out.path)
     describe(job.out.path, config, tokenizer)
     facts = _facts(engine, config, data, batch)
@@ -88,6 +87,11 @@ def _model(
     model = empty(config, "cpu", execution.parameter_dtype)  # drawn on the CPU, so every machine starts alike
     model.init_weights(torch.Generator().manual_seed(job.seed))
     return config, model.to(execution.device), execution
+
+
+def _objective(settings: TrainSettings) -> Objective:
+    module, name = OBJECTIVES[settings.objective.kind].builder.split(":")
+    return getattr(importlib.import_module(module), name)()
 
 
 def _schedule(settings: TrainSettings, config: ModelConfig, steps: int) -> Schedule:
