@@ -69,9 +69,9 @@ def open_data(settings: TrainSettings, inputs: Mapping[str, Input], context: int
     return Data(train_sources, held_out, shares)
 
 
-def batch_rows(settings: TrainSettings, context: int) -> int:
-    """Rows of one update."""
-    return settings.batch or max(1, 16_384 // context)
+def batch_rows(settings: TrainSettings, config: ModelConfig) -> int:
+    """Rows of one update: as set, or 512 x depth^2 tokens' worth, since larger models learn from cleaner gradients."""
+    return settings.batch or max(1, 512 * config.depth**2 // config.context)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def trace(stage: Path, step: int) -> Iterator[TracedRow]:
     inputs = {r: Input(i["name"], i["key"], root / i["dir"]) for r, i in record["inputs"].items()}
     by_name = {r.removeprefix("data:"): i for r, i in sorted(inputs.items()) if r.startswith("data:")}
     data = open_data(settings, by_name, config.context, tokenizer)
-    order = data.order(batch_rows(settings, config.context), record["seed"])
+    order = data.order(batch_rows(settings, config), record["seed"])
     for s, row in zip(*order.at(step), strict=True):
         source = data.train[s]
         pieces, ids = [], []

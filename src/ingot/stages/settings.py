@@ -25,7 +25,7 @@ class TrainSettings(Settings):
     model: ModelSettings | None = None
     """Shape of a model that starts from random weights."""
     batch: int | None = Field(default=None, ge=1)
-    """Rows of `context` tokens in one update; default: as many as hold 16,384 tokens."""
+    """Rows of `context` tokens in one update; default: 512 x depth^2 tokens."""
     objective: ObjectiveSettings = LanguageModelSettings()
     """What is learned."""
     packing: PackingSettings = PackingSettings()

@@ -42,7 +42,7 @@ def run(job: Job) -> dict[str, Any]:
     for source in data.train:
         if isinstance(source.plan, BestFit):
             source.plan.save(job.out / f"rows-{source.name}.npz")
-    batch = batch_rows(settings, config.context)
+    batch = batch_rows(settings, config)
     parameters = sum(p.numel() for p in model.parameters())
     steps = Duration.parse(settings.duration).steps(
         batch_tokens=batch * data.row_targets, epoch_tokens=data.targets, parameters=parameters
@@ -64,9 +64,9 @@ def run(job: Job) -> dict[str, Any]:
     return _loop(job, settings, engine, data, batch, tokenizer) | facts
 
 
-def _execution(job: Job, settings: TrainSettings) -> Callable[[int], Execution]:
-    def of(context: int) -> Execution:
-        fresh = choose(settings.loop, settings.precision, context, batch_rows(settings, context))
+def _execution(job: Job, settings: TrainSettings) -> Callable[[ModelConfig], Execution]:
+    def of(config: ModelConfig) -> Execution:
+        fresh = choose(settings.loop, settings.precision, config.context, batch_rows(settings, config))
         execution = remembered(job.out / "execution.json", fresh, settings.loop)
         torch.set_num_threads(execution.threads)
         return execution
@@ -75,15 +75,15 @@ def _execution(job: Job, settings: TrainSettings) -> Callable[[int], Execution]:
 
 
 def _model(
-    job: Job, settings: TrainSettings, tokenizer: Tokenizer, execution_of: Callable[[int], Execution]
+    job: Job, settings: TrainSettings, tokenizer: Tokenizer, execution_of: Callable[[ModelConfig], Execution]
 ) -> tuple[ModelConfig, Transformer, Execution]:
     if "init" in job.inputs:
         start = load_model(job.inputs["init"].path, job.display.say)
-        execution = execution_of(start.config.context)
+        execution = execution_of(start.config)
         return start.config, start.model.to(execution.device, execution.parameter_dtype), execution
     assert settings.model
     config = settings.model.resolve(tokenizer.vocab)
-    execution = execution_of(config.context)
+    execution = execution_of(config)
     model = empty(config, "cpu", execution.parameter_dtype)  # drawn on the CPU, so every machine starts alike
     model.init_weights(torch.Generator().manual_seed(job.seed))
     return config, model.to(execution.device), execution
