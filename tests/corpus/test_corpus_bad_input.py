@@ -10,7 +10,6 @@ import urllib.request
 
 import pyarrow as pa
 import pytest
-from corpus_helpers import funnel, jsonl, make, quarantine, settings
 
 from ingot.core.artifact import FileHashes
 from ingot.core.errors import UserError
@@ -18,6 +17,7 @@ from ingot.core.recipe import canonical, dump_toml, load_recipe, settings_tree
 from ingot.corpus.documents import iter_texts, read_documents
 from ingot.corpus.settings import CorpusSettings
 from ingot.corpus.sources import source_digest
+from tests.corpus.corpus_helpers import funnel, jsonl, make, quarantine, settings
 
 GOOD = [{"text": f"line number {i}"} for i in range(2000)]
 

@@ -6,13 +6,13 @@ import random
 
 import polars as pl
 import pytest
-from corpus_helpers import funnel, jsonl, make
 
 from ingot.core.errors import UserError
 from ingot.corpus import readers, sources
 from ingot.corpus.documents import SCHEMA, iter_texts, read_documents
 from ingot.corpus.python_sources import library_files
 from ingot.corpus.settings import DOCS, STDLIB
+from tests.corpus.corpus_helpers import funnel, jsonl, make
 
 
 def column(out, name, split=None):

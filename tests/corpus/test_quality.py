@@ -4,7 +4,6 @@ import random
 
 import polars as pl
 import pytest
-from corpus_helpers import funnel, jsonl, make
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from ingot.corpus.clean import clean_texts
 from ingot.corpus.documents import iter_texts
 from ingot.corpus.filters import judge, measure
 from ingot.corpus.settings import CODE, TEXT, CorpusSettings, QualityBounds
+from tests.corpus.corpus_helpers import funnel, jsonl, make
 
 WORDS = [f"word{a}{b}" for a in "abcdefghijklmnop" for b in "abcdefghijklmnopqrstuvwxyz"]
 

@@ -14,7 +14,7 @@ from ingot.model.settings import ModelConfig, ModelSettings
 def test_every_width_follows_from_the_depth():
     config = ModelSettings(depth=4).resolve(4096)
     assert (config.width, config.heads, config.kv_heads, config.ffn, config.context) == (256, 4, 4, 704, 256)
-    assert config.tied
+    assert not config.tied
     assert ModelConfig.model_validate(settings_tree(config)) == config
 
 
@@ -31,7 +31,7 @@ def test_F5_feed_forward_of_the_full_size():
     assert ModelSettings(depth=2, width=128).resolve(65).ffn == 384
 
 
-@pytest.mark.parametrize(("size", "vocab", "depth"), [("4M", 4096, 4), ("124M", 50_257, 12), ("0.5M", 65, 2)])
+@pytest.mark.parametrize(("size", "vocab", "depth"), [("5M", 4096, 4), ("162M", 50_257, 12), ("0.5M", 65, 2)])
 def test_size_takes_the_closest_depth(size, vocab, depth):
     config = ModelSettings(size=size).resolve(vocab)
     assert config.depth == depth

@@ -109,11 +109,11 @@ def test_D8_paths_agree_through_the_whole_model(dtype, tolerance, isolated):
 @pytest.mark.parametrize(
     ("table", "vocab", "millions"),
     [
-        ({"depth": 6, "width": 512, "heads": 8, "context": 256}, 65, 19.3),
-        ({"depth": 12, "width": 768, "heads": 12, "context": 512}, 32_000, 109.5),
-        ({"depth": 12, "width": 768, "heads": 12, "context": 1024}, 50_257, 123.6),
+        ({"depth": 6, "width": 512, "heads": 8, "context": 256, "tied": True}, 65, 19.3),
+        ({"depth": 12, "width": 768, "heads": 12, "context": 512, "tied": True}, 32_000, 109.5),
+        ({"depth": 12, "width": 768, "heads": 12, "context": 1024, "tied": True}, 50_257, 123.6),
         ({"depth": 32, "width": 4096, "heads": 32, "context": 4096, "tied": False}, 128_000, 7524.8),
-        ({"depth": 4, "width": 256, "kv_heads": 2}, 4096, 4.0),
+        ({"depth": 4, "width": 256, "kv_heads": 2, "tied": True}, 4096, 4.0),
     ],
 )
 def test_G1_shapes(table, vocab, millions):

@@ -6,11 +6,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from text_helpers import SOURCES, documents, settings
 
 from ingot.core.events import Display, EventLog
 from ingot.text.tokenizer import ByteBPE
 from ingot.text.train_tokenizer import train
+from tests.text.text_helpers import SOURCES, documents, settings
 
 
 @pytest.fixture

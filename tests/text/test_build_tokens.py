@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from text_helpers import SOURCES, documents
 
 from ingot.core.errors import UserError
 from ingot.core.events import read_events
@@ -16,6 +15,7 @@ from ingot.text.chat import render, show
 from ingot.text.store import Store
 from ingot.text.tokenizer import Char
 from ingot.text.train_tokenizer import training_texts
+from tests.text.text_helpers import SOURCES, documents
 
 PARAGRAPHS = [p for source in SOURCES for p in source.split("\n\n") if p]
 SHAKESPEARE = Path(__file__).parents[3] / "shared/data/tinyshakespeare/input.txt"

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from text_helpers import documents
 
 from ingot.core.errors import UserError
 from ingot.text.blocks import BLOCK, BlockFile
 from ingot.text.store import Store, id_dtype
 from ingot.text.store_writer import ColumnSpec, OverlayWriter, StoreWriter
+from tests.text.text_helpers import documents
 
 TOP3 = ColumnSpec("token", "<f4", 3)  # 12 bytes a row: rows lie across blocks
 MASK = ColumnSpec("token", "u1")

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from text_helpers import SOURCES, settings
 
 from ingot.core.errors import UserError
 from ingot.core.recipe import canonical, settings_tree
 from ingot.text.settings import PATTERN, SPECIALS, TokensSettings
 from ingot.text.tokenizer import ByteBPE, Char, load_tokenizer
 from ingot.text.train_tokenizer import check_lossless, sample_texts, train
+from tests.text.text_helpers import SOURCES, settings
 
 SHAKESPEARE = Path(__file__).parents[3] / "shared/data/tinyshakespeare/input.txt"
 

@@ -66,7 +66,7 @@ def _samples(job: Job, settings: EvaluateStageSettings, model: str, stage: Input
     chats = any(
         "mask" in Store.open(t.path / "val").columns for t in job.roles("data").values() if _trained_on(stage, t)
     )
-    for number, text in enumerate(settings.prompts):
+    for number, text in enumerate(settings.questions if chats else settings.prompts):
         if chats:
             prompt, _ = render([{"role": "user", "content": text}], tokenizer, generation_prompt=True)
         else:

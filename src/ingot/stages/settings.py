@@ -80,7 +80,9 @@ class EvaluateStageSettings(Settings):
     overlap: float = Field(default=0.5, ge=0, lt=1)
     """Share of a window that is context only: with 0.5 every target but the first sees at least half a window."""
     prompts: tuple[str, ...] = ()
-    """Texts to go on from, shown in the report (as a question to models trained on conversations)."""
+    """Texts that models of running text go on from; shown in the report."""
+    questions: tuple[str, ...] = ()
+    """Questions that models trained on conversations answer; shown in the report."""
     sample_tokens: int = Field(default=120, ge=1)
     """Length of those samples."""
     temperature: float = Field(default=0.8, ge=0)

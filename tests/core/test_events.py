@@ -1,0 +1,38 @@
+"""The event log: attempts, torn lines, the last attempt of a step."""
+
+from pathlib import Path
+
+from ingot.core.events import EventLog, read_events, stable
+
+
+def test_the_last_attempt_of_a_step_wins(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    first = EventLog(path)
+    for step in (1, 2, 3):
+        first.write("step", step=step, loss=step * 1.0)
+    first.close()
+    second = EventLog(path)
+    assert (first.attempt, second.attempt) == (1, 2)
+    second.write("step", step=3, loss=30.0)
+    second.write("step", step=4, loss=4.0)
+    second.close()
+    assert [(e["step"], e["loss"]) for e in read_events(path, "step")] == [(1, 1.0), (2, 2.0), (3, 30.0), (4, 4.0)]
+
+
+def test_a_torn_last_line_is_ignored_and_then_cut(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = EventLog(path)
+    log.write("step", step=1)
+    log.close()
+    with path.open("a") as file:
+        file.write('{"event": "st')
+    assert len(read_events(path)) == 1
+    log = EventLog(path)
+    log.write("step", step=2)
+    log.close()
+    assert [e["step"] for e in read_events(path)] == [1, 2]
+
+
+def test_what_two_equal_runs_share() -> None:
+    record = {"event": "step", "time": 1.0, "attempt": 2, "step": 3, "tok_s": 9, "loss": 0.5}
+    assert stable(record) == {"event": "step", "step": 3, "loss": 0.5}

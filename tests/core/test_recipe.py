@@ -1,0 +1,77 @@
+"""The recipe's strictness, beyond what the command line's tests show."""
+
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+
+from ingot.core.errors import UserError
+from ingot.core.recipe import EXECUTION, Settings, canonical, dump_toml, load_recipe, settings_tree
+
+
+class Inner(Settings):
+    width: int = 4
+    """Width."""
+
+
+class Thing(Settings):
+    depth: int
+    """How deep."""
+    inner: Inner = Inner()
+    """Inside."""
+    workers: Annotated[int, EXECUTION] = 2
+    """How many hands."""
+
+
+def _load(tmp_path: Path, text: str, *overrides: str):
+    path = tmp_path / "r.toml"
+    path.write_text('[run]\nname = "x"\n' + text)
+    return load_recipe(path, list(overrides), {"thing": Thing})
+
+
+def test_defaults_and_override(tmp_path: Path) -> None:
+    recipe = _load(tmp_path, '[stage.a]\nkind = "thing"\ndepth = 3\n', "stage.a.inner.width=9", "run.seed=5")
+    kind, settings = recipe.stages["a"]
+    assert (kind, settings, recipe.run.seed) == ("thing", Thing(depth=3, inner=Inner(width=9)), 5)
+
+
+def test_execution_fields_are_not_canonical() -> None:
+    assert canonical(Thing(depth=1, workers=7)) == {"depth": 1, "inner": {"width": 4}}
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(Exception, match="frozen"):
+        Thing(depth=1).depth = 2  # type: ignore[misc]
+
+
+def test_resolved_settings_are_toml_and_validate_back() -> None:
+    import tomllib
+
+    thing = Thing(depth=1, inner=Inner(width=8))
+    assert Thing.model_validate(tomllib.loads(dump_toml(settings_tree(thing)))) == thing
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('[stage.a]\nkind = "thing"\n', "stage.a.depth: missing; add it to the recipe (How deep.)"),
+        (
+            '[stage.a]\nkind = "thing"\ndepth = 1\ninner = { widht = 3 }\n',
+            "stage.a.inner.widht: unknown setting; did you mean 'width'?",
+        ),
+        ("[stage.a]\ndepth = 1\n", "stage.a: no kind; every stage needs kind = one of thing"),
+        ('[stage."a@b"]\nkind = "thing"\n', "stage.a@b: the name may not contain '@'"),
+        ("", "no stages; add a table such as [stage.clean]"),
+        ("[stages]\n", "unknown table [stages]; did you mean 'stage'?"),
+    ],
+)
+def test_sentences(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        _load(tmp_path, text)
+    assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize("override", ["depth", "=3", "run.name.x=3"])
+def test_wrong_overrides(tmp_path: Path, override: str) -> None:
+    with pytest.raises(UserError, match="--set"):
+        _load(tmp_path, '[stage.a]\nkind = "thing"\ndepth = 1\n', override)

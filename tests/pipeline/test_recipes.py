@@ -1,0 +1,123 @@
+"""What we ship and what the README says: every recipe, every command, the whole demo without a network."""
+
+import json
+import math
+import os
+import re
+import shlex
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from ingot.pipeline.graph import load_graph
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = sorted(Path(str(files("ingot.recipes"))).glob("*.toml"))
+NO_NETWORK = """
+import socket, pathlib
+def refuse(*args, **kwargs):
+    pathlib.Path(__file__).with_name("called").write_text(repr(args))
+    raise OSError("the network is blocked")
+socket.socket.connect = socket.socket.connect_ex = refuse
+socket.getaddrinfo = socket.create_connection = refuse
+"""
+SMALL = (
+    "stage.base.model.depth=1",
+    "stage.base.model.context=64",
+    'stage.base.duration="6 steps"',
+    "stage.base.evaluate.tokens=512",
+    'stage.chat.duration="3 steps"',
+    "stage.chat.evaluate.tokens=512",
+    "stage.clean.holdout.share=0.01",
+    "stage.questions.holdout.share=0.01",
+    "stage.bpe.vocab=512",
+    "stage.card.sample_tokens=8",
+)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda p: p.name)
+def test_every_shipped_recipe_has_a_plan(recipe: Path, tmp_path: Path) -> None:
+    graph = load_graph(recipe, [], tmp_path)
+    assert {"train", "evaluate", "corpus", "tokenizer", "tokens"} == {n.kind for n in graph.nodes.values()}
+
+
+@pytest.mark.slow
+def test_the_demo_makes_no_network_call_and_ends_in_a_report(tmp_path: Path, ingot) -> None:
+    """The stdlib recipe, made small, in processes whose sockets refuse."""
+    (tmp_path / "blocked").mkdir()
+    (tmp_path / "blocked" / "sitecustomize.py").write_text(NO_NETWORK)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "blocked"), "HOME": str(tmp_path / "home")}
+    assert ingot("init", "work", cwd=tmp_path, env=environment).returncode == 0
+    overrides = [a for o in SMALL for a in ("--set", o)]
+    result = ingot("run", "work/stdlib.toml", *overrides, cwd=tmp_path, env=environment)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert not (tmp_path / "blocked" / "called").exists()
+    page = (tmp_path / "runs" / "stdlib" / "report.html").read_text()
+    assert "gzip -9" in page
+    assert not re.search(r"(src|href)=\"https?://", page)
+    talk = json.loads((tmp_path / "runs" / "stdlib" / "questions@bpe" / "result.json").read_text())
+    assert 0.2 < talk["trained_share"] < 0.9
+    control = ingot("run", "work/shakespeare-char.toml", cwd=tmp_path, env=environment)
+    assert control.returncode == 2  # the one recipe that needs the network says what to do without it
+    assert "sources=" in control.stderr
+    assert (tmp_path / "blocked" / "called").exists()
+
+
+def _readme_commands() -> list[str]:
+    fenced = (ROOT / "README.md").read_text().split("```")[1::2]
+    lines = [line.split("  #")[0].strip() for block in fenced for line in block.splitlines()]
+    return [line for line in lines if line.startswith("ingot ")]
+
+
+def test_the_readme_opens_with_the_two_commands_and_shows_the_recipe() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert re.search(r"make demo.*\n.*make test", text[:600])
+    assert (ROOT / "src/ingot/recipes/stdlib.toml").read_text().strip() in text
+
+
+@pytest.mark.parametrize("command", _readme_commands())
+def test_readme_commands_are_understood(command: str, tmp_path: Path, ingot) -> None:
+    """Each command's words are accepted: no unknown command or option (what they do is tested elsewhere)."""
+    words = shlex.split(command.split(" && ")[0])[1:]
+    words = [w.replace("stdlib.toml", str(RECIPES[-1])) if w.endswith("stdlib.toml") else w for w in words]
+    if words[0] == "run":
+        words[0] = "plan"
+    result = ingot(*words, cwd=tmp_path)
+    assert "No such" not in result.stderr, result.stderr
+    assert "Usage" not in result.stderr, result.stderr
+
+
+def test_the_filter_of_the_extending_page_works(tmp_path: Path, ingot) -> None:
+    code, recipe = re.findall(r"```(?:python|toml)\n(.*?)```", (ROOT / "docs/extending.md").read_text(), re.S)[:2]
+    (tmp_path / "my_filters.py").write_text(code)
+    (tmp_path / "notes").mkdir()
+    for i in range(40):
+        sign = "!" * 30 if i == 7 else "."
+        (tmp_path / "notes" / f"{i}.txt").write_text(" ".join(f"word{j * i}" for j in range(150)) + sign)
+    (tmp_path / "r.toml").write_text(f'[run]\nname = "x"\n{recipe}')
+    assert ingot("run", "r.toml", cwd=tmp_path).returncode == 0
+    funnel = json.loads((tmp_path / "runs" / "x" / "clean" / "funnel.json").read_text())
+    assert funnel["dropped"]["too_shouty"]["documents"] == 1
+
+
+@pytest.mark.slow
+def test_D13_shakespeare_500_steps(shakespeare: Path, tmp_path: Path, ingot) -> None:
+    """1,115,394 ids, 65 symbols, the contiguous split, ln 65 at the start, at most 2.05 nats after 500 steps."""
+    recipe = next(r for r in RECIPES if r.name == "shakespeare-char.toml")
+    result = ingot(
+        *("run", recipe, "--only", "base", "--set", f'stage.text.sources="{shakespeare}"'),
+        *("--set", 'stage.base.duration="500 steps"', "--set", "stage.base.evaluate.every=500"),
+        cwd=tmp_path,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    run = tmp_path / "runs" / "shakespeare-char"
+    tokens = json.loads((run / "text@chars" / "result.json").read_text())
+    assert (tokens["train_tokens"], tokens["val_tokens"]) == (1_003_854, 111_540)
+    assert tokens["train_tokens"] + tokens["val_tokens"] == 1_115_394
+    assert json.loads((run / "chars" / "result.json").read_text())["vocab"] == 65
+    steps = [json.loads(line) for line in (run / "base" / "metrics.jsonl").read_text().splitlines()]
+    first = next(e for e in steps if e["event"] == "step")
+    assert first["step"] == 1
+    assert first["loss_nats"] == pytest.approx(math.log(65), abs=0.05)
+    assert json.loads((run / "base" / "result.json").read_text())["val_loss_nats"] <= 2.05

@@ -1,0 +1,13 @@
+"""Old results are never passed off as those of changed code."""
+
+from tests import kind_sources
+
+
+def test_a_kinds_code_does_not_change_without_a_version_or_a_word() -> None:
+    assert kind_sources.problems() == []
+
+
+def test_the_digest_sees_code_and_not_comments() -> None:
+    same = kind_sources._syntax('def f(x):\n    """Words."""\n    return x + 1  # why\n')
+    assert same == kind_sources._syntax("def f(x):\n    return x + 1\n")
+    assert same != kind_sources._syntax("def f(x):\n    return x + 2\n")
