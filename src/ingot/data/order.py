@@ -25,13 +25,19 @@ def mix64(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def key_of(*parts: int) -> int:
-    """A 64-bit key from integers, order-sensitive."""
+def keys_of(*parts: int | np.ndarray) -> np.ndarray:
+    """64-bit keys from integers or arrays of them (int64, broadcast together), order-sensitive."""
+    state = np.zeros(1, np.uint64)
     with np.errstate(over="ignore"):
-        state = np.zeros(1, np.uint64)
         for part in parts:
-            state = mix64((state ^ np.uint64(part % 2**64)) + np.uint64(0x9E3779B97F4A7C15))
-    return int(state[0])
+            number = np.uint64(part % 2**64) if isinstance(part, int) else part.astype(np.uint64)
+            state = mix64((state ^ number) + np.uint64(0x9E3779B97F4A7C15))
+    return state
+
+
+def key_of(*parts: int) -> int:
+    """One 64-bit key from integers."""
+    return int(keys_of(*parts)[0])
 
 
 def permute(index: np.ndarray, n: int, key: int) -> np.ndarray:

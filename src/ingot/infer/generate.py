@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ingot.core.errors import UserError
+from ingot.data.order import keys_of
 from ingot.model.attention import KVCache
 from ingot.model.transformer import Transformer
 
@@ -78,20 +79,10 @@ def generate(
 
 
 def uniforms(seed: int, step: int, keys: Sequence[tuple[int, int]], positions: Sequence[int]) -> np.ndarray:
-    """One number in [0, 1) for each (row, sample) and position: splitmix64 over the parts of the key, 52 bits kept."""
+    """One number in [0, 1) for each (row, sample) and position: 52 bits of a hash of all five."""
     rows, samples = np.array(keys, dtype=np.int64).reshape(-1, 2).T
-    state = np.zeros(len(rows), dtype=np.uint64)
-    for part in (np.int64(seed), np.int64(step), rows, samples, np.asarray(positions, dtype=np.int64)):
-        state = _splitmix64(state ^ np.asarray(part).astype(np.uint64))
-    return (state >> np.uint64(12)).astype(np.float64) * 2.0**-52
-
-
-def _splitmix64(x: np.ndarray) -> np.ndarray:
-    """Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators": a bijection that mixes all bits."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    hashed = keys_of(seed, step, rows, samples, np.asarray(positions, dtype=np.int64))
+    return (hashed >> np.uint64(12)).astype(np.float64) * 2.0**-52
 
 
 def _generate(

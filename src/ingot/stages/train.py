@@ -18,6 +18,7 @@ from ingot.model.transformer import Transformer
 from ingot.objectives.settings import OBJECTIVES
 from ingot.optim.groups import counts as decay_counts
 from ingot.optim.schedule import Schedule
+from ingot.plan.arithmetic import training_flops_per_token
 from ingot.stages.job import Job
 from ingot.stages.load import describe, empty, load_model
 from ingot.stages.mixture import Data, batch_rows, open_data
@@ -111,6 +112,7 @@ def _facts(engine: Engine, config: ModelConfig, data: Data, batch: int) -> dict[
         "context": config.context,
         "batch_rows": batch,
         "batch_tokens": round(batch * data.row_targets, 1),
+        "training_flops": training_flops_per_token(config) * batch * config.context * engine.plan.steps,
         "vocab": config.vocab,
         "ln_vocab_nats": math.log(config.vocab),
         "peak_lr": engine.plan.schedule.peak,
@@ -191,8 +193,8 @@ class _Evaluation:
 
     def _prompt(self) -> tuple[np.ndarray, str]:
         """The set prompt; where the stage trains on conversations, the first held-out question."""
-        source = self.data.held_out[0]
-        if "mask" in source.store.columns:
+        source = next((s for s in self.data.held_out if "mask" in s.store.columns), None)
+        if source is not None:
             end = int(source.store.ends[0])
             first = int(np.argmax(source.store.columns["mask"].read(0, end) != 0))
             ids = source.store.ids.read(0, first)[-self._context() // 2 :]

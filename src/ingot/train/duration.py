@@ -4,7 +4,9 @@ import math
 import re
 from dataclasses import dataclass
 
-_FORM = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([KMBT]?)\s*(steps?|tokens?/param(?:eter)?|tokens?|epochs?)")
+_FORM = re.compile(
+    r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([KMBT]?)\s*(steps?|tokens?/param(?:eter)?|tokens?|epochs?)"
+)
 _SCALE = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 EXPECTED = "expected a number and a unit: '5000 steps', '3M tokens', '1 epoch' or '20 tokens/param'"
 
