@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -94,6 +95,16 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         raise
 
 
+def _patient_flock(file: IO[str]) -> None:
+    """Take the lock within half a second: whoever only asks whether it is held holds it for an instant."""
+    for _ in range(10):
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.05)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def write_manifest(directory: Path) -> None:
     """List every file of a directory with its size and digest."""
     files = sorted(f for f in directory.iterdir() if f.is_file())
@@ -103,10 +114,9 @@ def write_manifest(directory: Path) -> None:
 def manifest_problem(directory: Path) -> str | None:
     """What differs from the directory's manifest, as a sentence, or None."""
     try:
-        manifest = json.loads((directory / MANIFEST).read_text())
-    except (OSError, json.JSONDecodeError):
+        return next(_problems(directory, json.loads((directory / MANIFEST).read_text())), None)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # absent, or damaged itself
         return f"{directory}: no readable {MANIFEST}"
-    return next(_problems(directory, manifest), None)
 
 
 def _record(file: Path) -> dict[str, Any]:
@@ -176,7 +186,7 @@ class StageDir:
         self.path.mkdir(parents=True, exist_ok=True)
         with self._open_lock("a+") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _patient_flock(file)
             except BlockingIOError:
                 file.seek(0)
                 owner = file.read().strip() or "unknown"
@@ -201,7 +211,10 @@ class StageDir:
 
     def verify(self) -> list[str]:
         """Sentences about outputs that are missing or differ from their digest; empty when all is well."""
-        return list(_problems(self.path, self.done()["outputs"]))
+        try:
+            return list(_problems(self.path, self.done()["outputs"]))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return [f"{self.path / DONE}: not readable"]
 
     def _open_lock(self, mode: str) -> IO[str]:
         return (self.path / LOCK).open(mode)

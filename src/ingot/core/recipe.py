@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ingot.core.errors import UserError, nearest
 
@@ -37,7 +37,7 @@ class Settings(BaseModel):
 class RunSettings(Settings):
     """The `[run]` table."""
 
-    name: str
+    name: str = Field(pattern=r"^(?!stages$)[A-Za-z0-9_][A-Za-z0-9_.-]*$")
     """Names the directory `runs/NAME` where the stages of this recipe are linked."""
     seed: int = 1
     """Seeds initialisation, shuffling and sampling; part of the key only of stages that use it."""
@@ -87,7 +87,10 @@ def load_recipe(path: Path, overrides: list[str], kinds: Mapping[str, type[Setti
     ]
     run = _validate(RunSettings, table.get("run", {}), "run", errors)
     stages: dict[str, tuple[str, Settings]] = {}
-    for name, body in table.get("stage", {}).items():
+    bodies = table.get("stage", {})
+    if not isinstance(bodies, dict):
+        raise UserError(f"{path}: stage = {bodies!r}, expected tables such as [stage.clean]")
+    for name, body in bodies.items():
         where = f"stage.{name}"
         if not isinstance(body, dict) or "kind" not in body:
             errors.append(f"{where}: no kind; every stage needs kind = one of {', '.join(sorted(kinds))}")

@@ -198,7 +198,7 @@ def _messages(row: dict[str, Any], field: str) -> str:
     return dump_messages([_message(m, n, field) for n, m in enumerate(value, 1)])
 
 
-def _message(message: Any, number: int, field: str) -> dict[str, str]:
+def _message(message: Any, number: int, field: str) -> dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(message.get("content"), str):
         raise _BadLine(
             f'message {number} of \'{field}\' has no string "content", expected {{"role": ..., "content": ...}}'
@@ -206,7 +206,12 @@ def _message(message: Any, number: int, field: str) -> dict[str, str]:
     role = message.get("role")
     if role not in ROLES:
         raise _BadLine(f"message {number} of '{field}' has role {role!r}, expected one of {', '.join(sorted(ROLES))}")
-    return {"role": role, "content": message["content"]}
+    kept = {"role": role, "content": message["content"]}
+    if "train" in message:
+        if not isinstance(message["train"], bool):
+            raise _BadLine(f"message {number} of '{field}' has train = {message['train']!r}, expected true or false")
+        kept["train"] = message["train"]
+    return kept
 
 
 def _type(value: Any) -> str:

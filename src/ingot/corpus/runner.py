@@ -120,7 +120,7 @@ def _clean_chat(texts: pl.Series, settings: CorpusSettings) -> tuple[pl.Series, 
     contents = pl.Series([m["content"] for c in conversations for m in c], dtype=pl.String)
     cleaned, empty, found = _clean_text(contents, settings)
     replies = iter(cleaned)
-    rebuilt = [dump_messages([{"role": m["role"], "content": next(replies)} for m in c]) for c in conversations]
+    rebuilt = [dump_messages([{**m, "content": next(replies)} for m in c]) for c in conversations]
     starts = np.cumsum(lengths) - lengths
     summed = {name: pl.Series(np.add.reduceat(count.to_numpy(), starts)) for name, count in found.items()}
     any_empty = pl.Series(np.logical_or.reduceat(empty.to_numpy(), starts))

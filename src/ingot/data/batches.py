@@ -160,9 +160,11 @@ class Loader:
                 continue
 
 
-def all_rows(source: Source, rows_per_batch: int, source_number: int = 0, limit: int | None = None) -> Iterator[Batch]:
-    """Every row of a source once, in order (the first `limit` rows): what evaluation reads."""
-    rows = source.plan.rows if limit is None else min(limit, source.plan.rows)
-    for start in range(0, rows, rows_per_batch):
-        row_B = np.arange(start, min(start + rows_per_batch, rows))
+def all_rows(source: Source, rows_per_batch: int, limit: int | None = None) -> Iterator[Batch]:
+    """Every row of a source once, in order: what evaluation reads. With a `limit`, that many rows, evenly spaced."""
+    rows = np.arange(source.plan.rows)
+    if limit is not None and limit < len(rows):
+        rows = rows[np.arange(limit) * len(rows) // limit]
+    for start in range(0, len(rows), rows_per_batch):
+        row_B = rows[start : start + rows_per_batch]
         yield make_batch([source], np.zeros_like(row_B), row_B)

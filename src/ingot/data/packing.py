@@ -31,6 +31,8 @@ class Slice:
 class Windows:
     """Row `r` is the stream from `r * stride`; with `tail`, a last padded row covers what is left over."""
 
+    dropped_tokens = 0
+
     def __init__(self, ends: np.ndarray, context: int, stride: int | None = None, tail: bool = False):
         self.context, self.stride, self._ends = context, stride or context, ends
         self._tokens = int(ends[-1]) if len(ends) else 0

@@ -154,6 +154,7 @@ class KVCache:
         """Drop all rows but these (indices)."""
         self.kv_L2BKSD = self.kv_L2BKSD[:, :, rows]
         self.length_B = self.length_B[rows]
+        self.end = int(self.length_B.max())
 
 
 class Attention(nn.Module):

@@ -30,6 +30,7 @@ def orphans(root: Path) -> list[Orphan]:
 
 
 def delete_all(found: list[Orphan]) -> None:
-    """Remove the directories."""
+    """Remove the directories, each held while it goes."""
     for orphan in found:
-        shutil.rmtree(orphan.path)
+        with StageDir(orphan.path).lock():
+            shutil.rmtree(orphan.path)

@@ -166,7 +166,8 @@ class _Builder:
             raw = described.raw(settings, self.hashes) if described.raw else None
         except UserError as error:
             raise UserError(f"stage.{name}: {error}") from None
-        seed = (getattr(settings, "seed", None) or self.recipe.run.seed) if described.seeded else None
+        own = getattr(settings, "seed", None)
+        seed = (self.recipe.run.seed if own is None else own) if described.seeded else None
         key = digest_json(
             {
                 "kind": kind,

@@ -4,8 +4,10 @@ The parent never imports torch. It prepares the child's environment before the c
 thread settings are read once at start-up.
 """
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -80,12 +82,18 @@ def _run_child(root: Path, node: Node, quiet: bool) -> None:
     )
     assert child.stdin
     try:
-        child.stdin.write(json.dumps(_job(root, node, quiet)).encode())
-        child.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # a child that died at once is told by its exit code
+            child.stdin.write(json.dumps(_job(root, node, quiet)).encode())
+            child.stdin.close()
         code = child.wait()
     except KeyboardInterrupt:
         child.wait()
         raise
+    if code < 0:
+        name = signal.Signals(-code).name
+        print(
+            f"{node.name}: its process was ended by {name} (out of memory?); the same command goes on", file=sys.stderr
+        )
     if code:
         raise StageFailed(code if code in (2, 130) else 1)
 
@@ -111,5 +119,5 @@ def _job(root: Path, node: Node, quiet: bool) -> dict[str, Any]:
 
 
 def _refuse_torchrun() -> None:
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise UserError("found WORLD_SIZE > 1 (torchrun), expected one process; call `ingot run` without torchrun")

@@ -37,22 +37,24 @@ def _corpus_digest(settings: Settings, hashes: FileHashes) -> str:
     return source_digest(settings, hashes)
 
 
+_WIRING = ("stages/mixture.py", "stages/load.py")
+
 KINDS: dict[str, Kind] = {
-    "corpus": Kind(CorpusSettings, 1, "ingot.stages.text:corpus", ("corpus",), raw=_corpus_digest),
-    "tokenizer": Kind(TokenizerSettings, 1, "ingot.stages.text:tokenizer", ("text",)),
-    "tokens": Kind(TokensSettings, 1, "ingot.stages.text:tokens", ("text",)),
+    "corpus": Kind(CorpusSettings, 1, "ingot.stages.text:corpus", ("corpus", "stages/text.py"), raw=_corpus_digest),
+    "tokenizer": Kind(TokenizerSettings, 1, "ingot.stages.text:tokenizer", ("text", "stages/text.py")),
+    "tokens": Kind(TokensSettings, 1, "ingot.stages.text:tokens", ("text", "stages/text.py")),
     "train": Kind(
         TrainSettings,
         1,
         "ingot.stages.train:run",
-        ("data", "model", "optim", "dist", "train", "objectives", "infer", "stages/train.py"),
+        ("text", "data", "model", "optim", "dist", "train", "objectives", "infer", *_WIRING, "stages/train.py"),
         seeded=True,
     ),
     "evaluate": Kind(
         EvaluateStageSettings,
         1,
         "ingot.stages.evaluate:run",
-        ("data", "model", "infer", "evaluate", "stages/evaluate.py"),
+        ("text", "data", "model", "infer", "evaluate", *_WIRING, "stages/evaluate.py"),
         seeded=True,
     ),
 }

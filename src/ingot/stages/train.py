@@ -29,7 +29,7 @@ from ingot.text.tokenizer import Tokenizer, load_tokenizer
 from ingot.train.api import Objective
 from ingot.train.duration import Duration
 from ingot.train.engine import Engine, Plan, StepMetrics, train
-from ingot.train.execution import Execution, choose, remembered
+from ingot.train.execution import MICRO_TOKENS, Execution, choose, remembered
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -43,13 +43,21 @@ def run(job: Job) -> dict[str, Any]:
     for source in data.train:
         if isinstance(source.plan, BestFit):
             source.plan.save(job.out / f"rows-{source.name}.npz")
+            if cut := source.plan.dropped_tokens:
+                job.display.say(f"{source.name}: {cut:,} tokens beyond the context of {config.context} are left out")
     batch = batch_rows(settings, config)
     parameters = sum(p.numel() for p in model.parameters())
     steps = Duration.parse(settings.duration).steps(
         batch_tokens=batch * data.row_targets, epoch_tokens=data.targets, parameters=parameters
     )
     plan = Plan(
-        steps, job.seed, _schedule(settings, config, steps), settings.optim, settings.loop, settings.evaluate.every
+        steps=steps,
+        seed=job.seed,
+        schedule=_schedule(settings, config, steps),
+        optim=settings.optim,
+        loop=settings.loop,
+        evaluate_every=settings.evaluate.every,
+        config={"model": config.model_dump(), "tokenizer": tokenizer.fingerprint},
     )
     objective = _objective(settings)
     engine = Engine(model, objective, plan, execution, mesh.current(), job.out.path)
@@ -113,6 +121,7 @@ def _facts(engine: Engine, config: ModelConfig, data: Data, batch: int) -> dict[
         "batch_rows": batch,
         "batch_tokens": round(batch * data.row_targets, 1),
         "training_flops": training_flops_per_token(config) * batch * config.context * engine.plan.steps,
+        "truncated_tokens": sum(s.plan.dropped_tokens for s in data.train),
         "vocab": config.vocab,
         "ln_vocab_nats": math.log(config.vocab),
         "peak_lr": engine.plan.schedule.peak,
@@ -168,7 +177,7 @@ class _Evaluation:
         losses, bits = {}, {}
         for source in sources:
             limit = None if whole else max(1, round(self.settings.evaluate.tokens / source.plan.row_targets))
-            loss, counts = self.engine.evaluate(all_rows(source, self.engine.execution.micro_batch, limit=limit))
+            loss, counts = self.engine.evaluate(all_rows(source, max(1, MICRO_TOKENS // self._context()), limit=limit))
             losses[source.name] = loss
             if whole and "mask" not in source.store.columns:
                 bits[f"bits_per_byte/{source.name}"] = loss * counts["token"] / math.log(2) / source.store.bytes

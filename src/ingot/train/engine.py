@@ -11,8 +11,8 @@ and the objective's small declared dict; resuming repeats nothing and skips noth
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,8 @@ class Plan:
     optim: OptimSettings
     loop: LoopSettings
     evaluate_every: int
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """What a checkpoint says of itself besides its state: the model's shape, the tokenizer."""
 
 
 class Engine:
@@ -87,11 +89,8 @@ class Engine:
         lr = self.plan.schedule.lr(step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        context = Context(step, self.plan.seed, self.model)
         metrics = None
-        with torch.no_grad():
-            batches = self.objective.expand(raw, context)
-        for batch in batches:
+        for batch in self._expanded(raw, Context(step, self.plan.seed, self.model)):
             metrics = self._update(step, lr, batch)
         assert metrics is not None, "expand yielded no batch"
         self.state["step"] = step
@@ -110,6 +109,16 @@ class Engine:
         for gradient in self._gradients():
             self.mesh.sum(gradient)
         return self.mesh.sum(total), counts
+
+    def _expanded(self, raw: Batch, context: Context) -> Iterator[Batch]:
+        """The objective's batches; its code runs without gradients, each time the next batch is asked for."""
+        batches = iter(self.objective.expand(raw, context))
+        while True:
+            with torch.no_grad():
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
 
     def _update(self, step: int, lr: float, batch: Batch) -> StepMetrics:
         loss, counts = self.gradients(batch)
@@ -168,12 +177,13 @@ class Engine:
     def save(self) -> None:
         """Write a checkpoint of this moment and drop the oldest."""
         assert set(self.state) == DECLARED, f"undeclared state: {set(self.state) ^ DECLARED}"
-        checkpoint.save(checkpoint.step_path(self.checkpoints, self.state["step"]), self.tensors(), self.state)
+        path = checkpoint.step_path(self.checkpoints, self.state["step"])
+        checkpoint.save(path, self.tensors(), self.state, self.plan.config)
         checkpoint.prune(self.checkpoints, self.plan.loop.keep)
 
     def save_best(self) -> None:
         """Write the weights alone, as the best so far."""
-        checkpoint.save(self.checkpoints / "best", self.tensors(moments=False), self.state)
+        checkpoint.save(self.checkpoints / "best", self.tensors(moments=False), self.state, self.plan.config)
 
     def resume(self, say: Callable[[str], None]) -> bool:
         """Go on from the newest good checkpoint, if there is one."""
@@ -181,6 +191,7 @@ class Engine:
         if path is None:
             return False
         self.state = checkpoint.load(path, self.tensors())
+        checkpoint.drop_after(self.checkpoints, self.state["step"])
         return True
 
 
@@ -218,6 +229,7 @@ def train(
             progress(metrics, rate)
         if not last and step % plan.evaluate_every == 0:
             with clock.paused():
+                _refuse_nonfinite(metrics, log)
                 _note_best(engine, evaluation(step, False), log)
         if last or step % loop.save_every == 0:
             with clock.paused():
@@ -233,7 +245,7 @@ def _note_best(engine: Engine, numbers: dict[str, float], log: EventLog) -> None
     state = engine.state
     log.write("evaluation", step=state["step"], **numbers)
     best, now = state["best_val_loss_nats"], numbers["val_loss_nats"]
-    if best is None or now < best:
+    if math.isfinite(now) and (best is None or now < best):
         state["best_step"], state["best_val_loss_nats"] = state["step"], now
         engine.save_best()
 

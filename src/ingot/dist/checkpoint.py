@@ -1,0 +1,97 @@
+"""Checkpoints: names to tensors as safetensors shards, integers as JSON, a manifest of checksums; nothing is pickled.
+
+A checkpoint directory appears whole or not at all. On loading, every file is checked against its digest, and a damaged
+checkpoint is passed over for the newest good one. Tensors go through torch's distributed checkpoint, so what one mesh
+saved another can load.
+"""
+
+import contextlib
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+
+from ingot.core.artifact import atomic_directory, atomic_json, manifest_problem, write_manifest
+from ingot.core.errors import UserError
+
+STATE, CONFIG = "state.json", "config.json"
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Write one checkpoint directory atomically: tensors, `state` and `config` (plain data), and their digests."""
+    with atomic_directory(path) as directory:
+        with warnings.catch_warnings(), _unwrapped():
+            warnings.simplefilter("ignore")  # torch remarks that one process saves alone, as intended
+            state_dict_saver.save(
+                dict(tensors), storage_writer=HuggingFaceStorageWriter(str(directory), save_distributed=True)
+            )
+        atomic_json(directory / STATE, dict(state))
+        atomic_json(directory / CONFIG, dict(config))
+        write_manifest(directory)
+
+
+@contextlib.contextmanager
+def _unwrapped() -> Iterator[None]:
+    """A full disk stays an OSError: torch wraps what went wrong on each rank in an exception of its own."""
+    try:
+        yield
+    except CheckpointException as error:
+        for cause, _ in error.failures.values():
+            raise cause from None
+        raise
+
+
+def load(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Fill the given tensors in place (only those: a model loads without its optimizer) and return the state."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        state_dict_loader.load(tensors, storage_reader=HuggingFaceStorageReader(str(path)))
+    return json.loads((path / STATE).read_text())
+
+
+def steps(root: Path) -> list[int]:
+    """Steps of the checkpoints under `root`, newest first."""
+    return sorted((int(p.name) for p in root.glob("[0-9]*") if p.name.isdigit()), reverse=True)
+
+
+def step_path(root: Path, step: int) -> Path:
+    return root / f"{step:08d}"
+
+
+def newest_good(root: Path, say: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint whose files match their digests; each damaged one is named.
+
+    Raises:
+        UserError: there are checkpoints and all of them are damaged.
+    """
+    found = steps(root)
+    for step in found:
+        path = step_path(root, step)
+        trouble = manifest_problem(path)
+        if trouble is None:
+            return path
+        say(f"damaged checkpoint passed over: {trouble}")
+    if found:
+        raise UserError(
+            f"{root}: all {len(found)} checkpoints are damaged; delete the stage's directory and run it again"
+        )
+    return None
+
+
+def drop_after(root: Path, step: int) -> None:
+    """Delete checkpoints later than the one a run goes on from: damaged ones must not crowd out good ones."""
+    for later in (s for s in steps(root) if s > step):
+        shutil.rmtree(step_path(root, later), ignore_errors=True)
+
+
+def prune(root: Path, keep: int) -> None:
+    """Delete all but the newest `keep` checkpoints."""
+    for step in steps(root)[keep:]:
+        shutil.rmtree(step_path(root, step), ignore_errors=True)

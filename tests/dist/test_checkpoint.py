@@ -1,0 +1,72 @@
+"""Checkpoints: whole or absent, checked on loading, the newest good one wins."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from ingot.core.errors import UserError
+from ingot.dist import checkpoint
+
+
+def _save(root: Path, step: int) -> dict[str, torch.Tensor]:
+    tensors = {
+        "model.w": torch.randn(4, 3),
+        "optim.w.step": torch.tensor(float(step)),
+        "model.d": torch.rand(2).double(),
+    }
+    checkpoint.save(checkpoint.step_path(root, step), tensors, {"step": step}, {"model": {"width": 3}})
+    return tensors
+
+
+def test_round_trip_to_the_bit(tmp_path: Path) -> None:
+    tensors = _save(tmp_path, 7)
+    back = {n: torch.zeros_like(t) for n, t in tensors.items()}
+    assert checkpoint.load(checkpoint.step_path(tmp_path, 7), back) == {"step": 7}
+    assert all(torch.equal(back[n], tensors[n]) for n in tensors)
+
+
+def test_D12_the_config_is_inside(tmp_path: Path) -> None:
+    _save(tmp_path, 1)
+    assert json.loads((checkpoint.step_path(tmp_path, 1) / "config.json").read_text()) == {"model": {"width": 3}}
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
+def test_a_damaged_checkpoint_falls_back_and_says_so(tmp_path: Path, damage: str) -> None:
+    for step in (10, 20):
+        _save(tmp_path, step)
+    (file,) = checkpoint.step_path(tmp_path, 20).glob("*.safetensors")
+    data = bytearray(file.read_bytes())
+    if damage == "flip":
+        data[-3] ^= 1
+        file.write_bytes(data)
+    elif damage == "truncate":
+        file.write_bytes(data[:-5])
+    else:
+        file.unlink()
+    said: list[str] = []
+    assert checkpoint.newest_good(tmp_path, said.append) == checkpoint.step_path(tmp_path, 10)
+    assert len(said) == 1
+    assert said[0].startswith("damaged checkpoint passed over: ")
+    assert file.name in said[0]
+
+
+def test_all_damaged_is_an_error_and_none_is_none(tmp_path: Path) -> None:
+    assert checkpoint.newest_good(tmp_path, print) is None
+    _save(tmp_path, 10)
+    (checkpoint.step_path(tmp_path, 10) / "state.json").write_text("{}")
+    with pytest.raises(UserError, match="all 1 checkpoints are damaged"):
+        checkpoint.newest_good(tmp_path, lambda text: None)
+
+
+def test_old_ones_are_dropped(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        _save(tmp_path, step)
+    checkpoint.prune(tmp_path, keep=2)
+    assert checkpoint.steps(tmp_path) == [4, 3]
+
+
+def test_nothing_is_pickled(tmp_path: Path) -> None:
+    _save(tmp_path, 1)
+    assert {f.suffix for f in checkpoint.step_path(tmp_path, 1).iterdir()} == {".safetensors", ".json"}
