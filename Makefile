@@ -36,7 +36,7 @@ check: $(VENV)/.dev
 	@$(BIN)/lint-imports
 	@$(MAKE) --no-print-directory test
 
-# Training speed of the shapes in docs/BENCHMARKS.md on this machine.
+# Training speed at three fixed shapes on this machine.
 bench: $(VENV)/.base
 	@$(BIN)/python benchmarks/train_speed.py
 

@@ -11,6 +11,7 @@ old results are made anew, or somebody states that the result is the same:
 import argparse
 import ast
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ingot.stages.kinds import KINDS
 
 RECORD = Path(__file__).with_suffix(".json")
 ROOT = Path(ingot.__file__).parent
+PYTHON = ".".join(map(str, sys.version_info[:2]))
 
 
 def digest(sources: tuple[str, ...]) -> str:
@@ -64,6 +66,7 @@ def record(same_result: str | None) -> None:
         if old and old["digest"] != now and old["version"] == kind.version:
             notes = [*notes, same_result]
         known[name] = {"version": kind.version, "digest": now, "same_result": notes}
+    known["python"] = PYTHON  # syntax trees differ between versions of the language
     RECORD.write_text(json.dumps(known, indent=1) + "\n")
 
 

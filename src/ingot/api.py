@@ -1,5 +1,6 @@
 """The Python door: `ingot.run("recipe.toml")`, `ingot.load("runs/x/base").generate("...")`."""
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,17 +30,17 @@ def run(
     return run_graph(graph, Path(out), list(only), lambda *_: None, quiet=True)
 
 
-def load(stage: str | Path, *, device: str = "cpu", best: bool = False) -> "LanguageModel":
+def load(stage: str | Path, *, device: str = "auto", best: bool = False) -> "LanguageModel":
     """Load a train stage's model and tokenizer.
 
     Args:
         stage: its directory, such as "runs/stdlib/base".
-        device: where the weights go.
+        device: where the weights go; "auto" takes a GPU if there is one.
         best: the weights with the lowest held-out loss instead of the last ones.
     """
     from ingot.stages.load import load_model
 
-    return LanguageModel(load_model(Path(stage), print, device=device, best=best))
+    return LanguageModel(load_model(Path(stage), lambda text: print(text, file=sys.stderr), device=device, best=best))
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,8 @@ class LanguageModel:
     def generate(self, prompt: str = "", **sampling: Any) -> str:
         """Text that follows `prompt`. `sampling`: max_new, temperature, top_p, seed, on_text."""
         tokenizer = self.loaded.tokenizer
-        text = prompt or ("" if tokenizer.eot is not None else "\n")
         start = [] if tokenizer.eot is None else [tokenizer.eot]
-        return self._continue([*start, *tokenizer.encode(text).tolist()], **sampling)
+        return self._continue([*start, *tokenizer.encode(prompt).tolist()] or [0], **sampling)
 
     def chat(self, messages: list[dict[str, Any]], **sampling: Any) -> str:
         """The assistant's next message, given messages such as {"role": "user", "content": "..."}."""

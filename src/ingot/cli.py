@@ -58,14 +58,14 @@ def init(
     """Write the example recipes to a directory, to start from."""
     from importlib.resources import files
 
+    sources = sorted((f for f in files("ingot.recipes").iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
+    for source in sources:
+        if (target := directory / source.name).exists():
+            raise UserError(f"{target}: exists already; choose another directory or move it away")
     directory.mkdir(parents=True, exist_ok=True)
-    for source in sorted(files("ingot.recipes").iterdir(), key=lambda f: f.name):
-        if source.name.endswith(".toml"):
-            target = directory / source.name
-            if target.exists():
-                raise UserError(f"{target}: exists already; choose another directory or move it away")
-            target.write_text(source.read_text())
-            print(f"wrote {target}")
+    for source in sources:
+        (directory / source.name).write_text(source.read_text())
+        print(f"wrote {directory / source.name}")
     print(f"next: ingot plan {directory / 'stdlib.toml'}")
 
 
@@ -116,11 +116,13 @@ def report(
     set: SetOption = [],  # noqa: B006
     out: OutOption = Path("runs"),
     to: Annotated[Path | None, typer.Option("--to", help="File to write; default: runs/NAME/report.html.")] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write one self-contained HTML page about a run."""
     from ingot.report.page import write_report
 
-    print(write_report(_graph(recipe, set, out), out, to))
+    page = str(write_report(_graph(recipe, set, out), out, to))
+    _emit({"report": page}, as_json, lambda: print(page))
 
 
 @app.command()

@@ -112,3 +112,13 @@ def test_clean_passes_clean_text_byte_for_byte(tmp_path):
     (tmp_path / "a.txt").write_text(text)
     make(tmp_path / "out", tmp_path / "a.txt")
     assert list(iter_texts(tmp_path / "out")) == [text]
+
+
+def test_B2_special_share_0_3_and_unique_share_0_2_are_the_bounds():
+    def text(signs):  # 200 words of 10 characters, 2,200 characters in all
+        extra = signs - 600
+        return "".join(f"{i:03d}abcd"[: 7 - (i < extra)] + "!" * (3 + (i < extra)) + " " for i in range(200))
+
+    assert [reason(text(n)) for n in (660, 661)] == [None, "too_many_special_characters"]
+    words = [f"word{c}" for c in "abcdefghijklmnopqrstuvwxyz"]
+    assert [reason(" ".join((words[:n] * 6)[:130])) for n in (26, 25)] == [None, "too_repetitive"]

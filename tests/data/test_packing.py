@@ -78,3 +78,10 @@ def test_conversations_are_truncated_and_the_loss_counted() -> None:
 def test_context_longer_than_the_data_is_one_sentence() -> None:
     with pytest.raises(UserError, match=r"data.clean: holds 10 tokens, fewer than one row of context 64 needs \(65\)"):
         make_plan("concat", _ends([10]), 64, None, masked=False, what="data.clean")
+
+
+def test_C1_an_epoch_is_counted_in_tokens_at_any_stride():
+    every = Windows(_ends([1_000_000]), 1024, stride=1)
+    assert every.targets == 999_999
+    assert every.rows * 1024 / every.targets == pytest.approx(1024, rel=2e-3)  # each token about T times
+    assert Windows(_ends([10_000]), 1024).targets == 9 * 1024

@@ -162,3 +162,11 @@ def test_bad_input_is_one_sentence(model, prompts, options, words):
     assert "\n" not in str(caught.value)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_G2_short_prompts_go_on_when_a_long_one_has_filled_the_context():
+    from ingot.infer.generate import generate
+
+    model = build(ModelSettings(depth=1, width=16, heads=2, context=16).resolve(11), seed=0)
+    short, long = generate(model, [[1], list(range(1, 10))], max_new=14, temperature=0)
+    assert (len(short.ids), len(long.ids)) == (14, 7)

@@ -115,3 +115,11 @@ def test_token_logps_at_a_temperature():
     logps = token_logps(hidden, lambda h: h @ weight.T, labels, temperature=0.5)
     expected = torch.log_softmax(hidden @ weight.T / 0.5, dim=-1).gather(2, labels.clamp(min=0)[..., None])[..., 0]
     torch.testing.assert_close(logps, expected.masked_fill(labels == IGNORE, 0.0), rtol=1e-12, atol=1e-12)
+
+
+def test_D1_a_tied_head_of_N_0_02_would_start_0_154_too_high():
+    g = torch.Generator().manual_seed(0)
+    hidden = torch.nn.functional.rms_norm(torch.randn(4, 64, 768, generator=g), (768,))
+    weight = 0.02 * torch.randn(2048, 768, generator=g)
+    nll, n = cross_entropy(hidden, lambda h: h @ weight.T, torch.randint(2048, (4, 64), generator=g))
+    assert (nll / n).item() - math.log(2048) == pytest.approx(0.154, abs=0.08)

@@ -58,12 +58,12 @@ sample_tokens = 5
 
 
 @pytest.fixture
-def workplace(tmp_path: Path) -> Path:
+def work(tmp_path: Path) -> Path:
     """A directory with `tiny.toml`, 60 notes and 80 conversations."""
-    return make_workplace(tmp_path)
+    return make_work(tmp_path)
 
 
-def make_workplace(path: Path) -> Path:
+def make_work(path: Path) -> Path:
     draw = random.Random(0)
     words = sorted(
         {"the", "cat", "sat", "mat", "and", "dog", "ran", "over", "hill", "red", "sun", "rise", "old", "mill"}

@@ -51,15 +51,17 @@ def _recipe(path: Path, *changes: tuple[str, str]) -> None:
     ],
     ids=lambda p: p[0] if isinstance(p[0], str) else p[0][1][:30],
 )
-def test_a_wrong_recipe_is_refused_before_anything_runs(workplace: Path, ingot, changes, parts) -> None:
-    _recipe(workplace, *changes)
-    _refused(ingot("run", "tiny.toml", cwd=workplace), *parts)
-    assert not list(workplace.glob("runs/stages/*-*/inputs.json"))
+def test_a_wrong_recipe_is_refused_before_anything_runs(work: Path, ingot, changes, parts) -> None:
+    _recipe(work, *changes)
+    result = ingot("run", "tiny.toml", cwd=work)
+    _refused(result, *parts)
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    assert not list(work.glob("runs/stages/*-*/inputs.json"))
 
 
-def test_all_errors_of_a_recipe_are_told_at_once(workplace: Path, ingot) -> None:
-    _recipe(workplace, ("vocab = 300", "vocab = 100"), ("share = 0.2", "shar = 0.2"), ("depth = 2", 'depth = "two"'))
-    error = ingot("plan", "tiny.toml", cwd=workplace).stderr
+def test_all_errors_of_a_recipe_are_told_at_once(work: Path, ingot) -> None:
+    _recipe(work, ("vocab = 300", "vocab = 100"), ("share = 0.2", "shar = 0.2"), ("depth = 2", 'depth = "two"'))
+    error = ingot("plan", "tiny.toml", cwd=work).stderr
     assert all(
         name in error
         for name in ("stage.bpe.vocab", "stage.clean.holdout.shar", "stage.talk.holdout.shar", "stage.base.model.depth")
@@ -70,60 +72,61 @@ def test_no_such_recipe(tmp_path: Path, ingot) -> None:
     _refused(ingot("run", "absent.toml", cwd=tmp_path), "absent.toml", "no such recipe", "ingot init")
 
 
-def test_an_empty_source(workplace: Path, ingot) -> None:
-    for note in (workplace / "notes").iterdir():
+def test_an_empty_source(work: Path, ingot) -> None:
+    for note in (work / "notes").iterdir():
         note.unlink()
-    _refused(ingot("run", "tiny.toml", cwd=workplace), "stage.clean", "notes")
+    _refused(ingot("run", "tiny.toml", cwd=work), "stage.clean", "notes")
 
 
-def test_invalid_utf8_and_malformed_lines_are_quarantined_and_counted(workplace: Path, ingot) -> None:
-    with (workplace / "talk.jsonl").open("ab") as file:
+def test_invalid_utf8_and_malformed_lines_are_quarantined_and_counted(work: Path, ingot) -> None:
+    with (work / "talk.jsonl").open("ab") as file:
         file.write(b'{"messages": [broken\n')
         file.write(b'{"messages": "\xff\xfe"}\n')
-    assert ingot("run", "tiny.toml", "--only", "talk", cwd=workplace).returncode == 0
-    stage = workplace / "runs" / "tiny" / "talk"
+    assert ingot("run", "tiny.toml", "--only", "talk", cwd=work).returncode == 0
+    stage = work / "runs" / "tiny" / "talk"
     assert json.loads((stage / "result.json").read_text())["quarantined_documents"] == 2
     rows = [json.loads(line) for line in (stage / "quarantine.jsonl").read_text().splitlines()]
     assert [row["line"] for row in rows] == [81, 82]
     assert all("talk.jsonl" in row["path"] for row in rows)
 
 
-def test_a_file_with_no_good_line_names_file_and_line(workplace: Path, ingot) -> None:
-    (workplace / "talk.jsonl").write_text("not json\n")
-    _refused(ingot("run", "tiny.toml", cwd=workplace), "talk.jsonl", "line 1")
+def test_a_file_with_no_good_line_names_file_and_line(work: Path, ingot) -> None:
+    (work / "talk.jsonl").write_text("not json\n")
+    _refused(ingot("run", "tiny.toml", cwd=work), "talk.jsonl", "line 1")
 
 
-def test_a_missing_text_field_names_those_found(workplace: Path, ingot) -> None:
-    (workplace / "talk.jsonl").write_text('{"body": "x", "title": "y"}\n')
-    _refused(ingot("run", "tiny.toml", cwd=workplace), "talk.jsonl", "messages", "body", "title")
+def test_a_missing_text_field_names_those_found(work: Path, ingot) -> None:
+    (work / "talk.jsonl").write_text('{"body": "x", "title": "y"}\n')
+    _refused(ingot("run", "tiny.toml", cwd=work), "talk.jsonl", "messages", "body", "title")
 
 
-def test_context_longer_than_the_data(workplace: Path, ingot) -> None:
-    _recipe(workplace, ("context = 32", "context = 100000"))
+def test_context_longer_than_the_data(work: Path, ingot) -> None:
+    _recipe(work, ("context = 32", "context = 100000"))
     _refused(
-        ingot("run", "tiny.toml", cwd=workplace),
+        ingot("run", "tiny.toml", cwd=work),
         "base",
         "data.clean",
         "one row of context 100000",
         "smaller model.context",
     )
-    stage = (workplace / "runs" / "tiny" / "base").resolve()
+    stage = (work / "runs" / "tiny" / "base").resolve()
     assert not StageDir(stage).is_done()
     assert not (stage / "checkpoints").exists()
+    plan = {row["name"]: row for row in json.loads(ingot("plan", "tiny.toml", "--json", cwd=work).stdout)}
+    assert plan["base"]["state"] == "FAILED"
+    assert "one row of context" in plan["base"]["why"]
 
 
-def test_nothing_held_out(workplace: Path, ingot) -> None:
-    _recipe(
-        workplace, ('share = 0.2, by = "document" }\n\n[stage.talk]', 'share = 0.0, by = "document" }\n\n[stage.talk]')
-    )
-    _refused(ingot("run", "tiny.toml", cwd=workplace), "data.clean", "no held-out text", "holdout.share")
+def test_nothing_held_out(work: Path, ingot) -> None:
+    _recipe(work, ('share = 0.2, by = "document" }\n\n[stage.talk]', 'share = 0.0, by = "document" }\n\n[stage.talk]'))
+    _refused(ingot("run", "tiny.toml", cwd=work), "data.clean", "no held-out text", "holdout.share")
 
 
 @pytest.fixture
-def trained(workplace: Path, ingot) -> Path:
-    result = ingot("run", "tiny.toml", "--only", "base", cwd=workplace)
+def trained(work: Path, ingot) -> Path:
+    result = ingot("run", "tiny.toml", "--only", "base", cwd=work)
     assert result.returncode == 0, result.stderr
-    return workplace
+    return work
 
 
 def test_a_damaged_store(trained: Path, ingot) -> None:
@@ -163,19 +166,19 @@ def test_another_tokenizer_is_refused(trained: Path, ingot) -> None:
     )
 
 
-def test_a_second_run_on_a_locked_directory(workplace: Path, ingot) -> None:
-    assert ingot("run", "tiny.toml", "--only", "clean", cwd=workplace).returncode == 0
-    stage = StageDir((workplace / "runs" / "tiny" / "clean").resolve())
+def test_a_second_run_on_a_locked_directory(work: Path, ingot) -> None:
+    assert ingot("run", "tiny.toml", "--only", "clean", cwd=work).returncode == 0
+    stage = StageDir((work / "runs" / "tiny" / "clean").resolve())
     (stage / "DONE").unlink()
     with stage.lock():
-        _refused(ingot("run", "tiny.toml", "--only", "clean", cwd=workplace), "locked by process", str(os.getpid()))
-        assert json.loads(ingot("plan", "tiny.toml", "--json", cwd=workplace).stdout)[0]["state"] == "RUNNING"
-    assert ingot("run", "tiny.toml", "--only", "clean", cwd=workplace).returncode == 0
+        _refused(ingot("run", "tiny.toml", "--only", "clean", cwd=work), "locked by process", str(os.getpid()))
+        assert json.loads(ingot("plan", "tiny.toml", "--json", cwd=work).stdout)[0]["state"] == "RUNNING"
+    assert ingot("run", "tiny.toml", "--only", "clean", cwd=work).returncode == 0
 
 
-def test_a_full_disk(workplace: Path, ingot) -> None:
+def test_a_full_disk(work: Path, ingot) -> None:
     """A file system of 1 MB; the run ends with one sentence, and goes on where there is room."""
-    small = workplace / "small"
+    small = work / "small"
     small.mkdir()
     mount = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(small)], capture_output=True, check=False
@@ -183,16 +186,14 @@ def test_a_full_disk(workplace: Path, ingot) -> None:
     if mount.returncode:
         pytest.skip("needs the right to mount a small file system")
     try:
-        error = _refused(ingot("run", "tiny.toml", "--out", "small", cwd=workplace), "disk full", "free space")
+        error = _refused(ingot("run", "tiny.toml", "--out", "small", cwd=work), "disk full", "free space")
         assert "run the same command again" in error
         assert not list(small.rglob("*.tmp"))
         subprocess.run(["mount", "-o", "remount,size=100m", str(small)], check=True)
-        assert ingot("run", "tiny.toml", "--out", "small", "--only", "base", cwd=workplace).returncode == 0
+        assert ingot("run", "tiny.toml", "--out", "small", "--only", "base", cwd=work).returncode == 0
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)
 
 
-def test_torchrun_is_refused_with_a_sentence(workplace: Path, ingot) -> None:
-    _refused(
-        ingot("run", "tiny.toml", cwd=workplace, env={**os.environ, "WORLD_SIZE": "2"}), "WORLD_SIZE", "one process"
-    )
+def test_torchrun_is_refused_with_a_sentence(work: Path, ingot) -> None:
+    _refused(ingot("run", "tiny.toml", cwd=work, env={**os.environ, "WORLD_SIZE": "2"}), "WORLD_SIZE", "one process")

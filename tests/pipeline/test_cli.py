@@ -15,9 +15,9 @@ import ingot as package
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One run of the small recipe, shared by the tests that only look."""
-    from tests.pipeline.conftest import make_workplace
+    from tests.pipeline.conftest import make_work
 
-    path = make_workplace(tmp_path_factory.mktemp("finished"))
+    path = make_work(tmp_path_factory.mktemp("finished"))
     command = [sys.executable, "-c", "from ingot.cli import main; main()", "run", "tiny.toml"]
     result = subprocess.run(command, cwd=path, capture_output=True, text=True, timeout=240, check=False)
     assert result.returncode == 0, result.stderr
@@ -118,7 +118,13 @@ def test_trace_is_what_was_trained_on(finished: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(Engine, "step", spy)
         stage = finished / "runs" / "tiny" / name
         record = json.loads((stage / "inputs.json").read_text())
-        job = {**record, "root": str(finished / "runs"), "dir": str(finished / f"again-{name}"), "quiet": True}
+        job = {
+            **record,
+            "recipe": {},
+            "root": str(finished / "runs"),
+            "dir": str(finished / f"again-{name}"),
+            "quiet": True,
+        }
         child.run(job)
         monkeypatch.setattr(Engine, "step", original)
         for step in rng.choice(np.arange(1, steps + 1), 10, replace=False):

@@ -9,22 +9,22 @@ from pydantic import BaseModel, ValidationError
 
 from ingot.core.artifact import digest_json
 from ingot.core.errors import UserError
-from ingot.core.recipe import Settings, _Execution, canonical
+from ingot.core.recipe import Settings, _Execution, _models, canonical
 from ingot.pipeline.graph import Graph, load_graph
 from ingot.stages.kinds import RECIPE_KINDS
 
 
-def _graph(workplace: Path, *overrides: str) -> Graph:
-    os.chdir(workplace)
+def _graph(work: Path, *overrides: str) -> Graph:
+    os.chdir(work)
     return load_graph(Path("tiny.toml"), list(overrides), Path("runs"))
 
 
-def _keys(workplace: Path, *overrides: str) -> dict[str, str]:
-    return {name: node.key for name, node in _graph(workplace, *overrides).nodes.items()}
+def _keys(work: Path, *overrides: str) -> dict[str, str]:
+    return {name: node.key for name, node in _graph(work, *overrides).nodes.items()}
 
 
-def _changed(workplace: Path, *overrides: str) -> set[str]:
-    before, after = _keys(workplace), _keys(workplace, *overrides)
+def _changed(work: Path, *overrides: str) -> set[str]:
+    before, after = _keys(work), _keys(work, *overrides)
     return {name for name in before if before[name] != after[name]}
 
 
@@ -33,8 +33,8 @@ def _stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_nodes_come_after_their_inputs(workplace: Path) -> None:
-    graph = _graph(workplace)
+def test_nodes_come_after_their_inputs(work: Path) -> None:
+    graph = _graph(work)
     names = list(graph.nodes)
     assert set(names) == {"clean", "talk", "bpe", "base", "chat", "card", "clean@bpe", "talk@bpe"}
     for node in graph.nodes.values():
@@ -50,6 +50,7 @@ def test_nodes_come_after_their_inputs(workplace: Path) -> None:
         ("stage.talk.holdout.share=0.3", {"talk", "talk@bpe", "chat", "card"}),
         ("stage.card.overlap=0.25", {"card"}),
         ("run.seed=4", {"base", "chat", "card"}),
+        ("stage.base.seed=0", {"base", "chat", "card"}),
         ('run.name="other"', set()),
         ("stage.base.loop.micro_batch=2", set()),
         ("stage.base.loop.log_every=7", set()),
@@ -58,14 +59,14 @@ def test_nodes_come_after_their_inputs(workplace: Path) -> None:
         ("stage.base.loop.threads=2", set()),
     ],
 )
-def test_a_setting_changes_what_depends_on_it_and_no_more(workplace: Path, override: str, changed: set[str]) -> None:
-    assert _changed(workplace, override) == changed
+def test_a_setting_changes_what_depends_on_it_and_no_more(work: Path, override: str, changed: set[str]) -> None:
+    assert _changed(work, override) == changed
 
 
-def test_a_changed_source_file_changes_what_is_made_of_it(workplace: Path) -> None:
-    before = _keys(workplace)
-    (workplace / "talk.jsonl").write_text((workplace / "talk.jsonl").read_text().replace("say", "tell"))
-    after = _keys(workplace)
+def test_a_changed_source_file_changes_what_is_made_of_it(work: Path) -> None:
+    before = _keys(work)
+    (work / "talk.jsonl").write_text((work / "talk.jsonl").read_text().replace("say", "tell"))
+    after = _keys(work)
     assert {n for n in before if before[n] != after[n]} == {"talk", "talk@bpe", "chat", "card"}
 
 
@@ -74,6 +75,9 @@ def _fields(model: type[BaseModel], path: tuple[str, ...] = ()) -> Any:
     for name, field in model.model_fields.items():
         inner = [t for t in (field.annotation, *get_args(field.annotation)) if isinstance(t, type)]
         nested = next((t for t in inner if issubclass(t, BaseModel)), None)
+        if name == "sources":  # a list of tables: the first one stands for all
+            nested = None
+            yield from _fields(next(_models(field.annotation)), (*path, name, "0"))
         if nested is not None and not any(isinstance(m, _Execution) for m in field.metadata):
             yield from _fields(nested, (*path, name))
         yield (*path, name), field
@@ -111,6 +115,7 @@ CANDIDATES: list[Any] = [
         {"exact": False},
         {"min_words": 3},
         "[a-z]+|.",
+        "0" * 64,
         [{"path": "z"}],
         0.0,
         1,
@@ -133,6 +138,10 @@ WITH = {
 
 def _set(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
     head, *rest = path
+    if rest and rest[0] == "0":
+        first = tree[head][0]
+        table = first if isinstance(first, dict) else {"path": first}
+        return {**tree, head: [_set(table, tuple(rest[1:]), value)]}
     if not rest:
         out = {**tree, head: value}
         if head == "type" and value == "char":
@@ -178,16 +187,16 @@ def test_every_semantic_field_changes_the_key_and_no_other_does(kind: str, path:
         assert found, f"no candidate value is legal for {kind}.{'.'.join(path)}; add one"
 
 
-def test_a_circle_and_a_wrong_kind_are_named(workplace: Path) -> None:
+def test_a_circle_and_a_wrong_kind_are_named(work: Path) -> None:
     with pytest.raises(UserError, match=r"stage\.base\.tokenizer: stage 'clean' is a corpus, expected a tokenizer"):
-        _graph(workplace, 'stage.base.tokenizer="clean"')
+        _graph(work, 'stage.base.tokenizer="clean"')
     with pytest.raises(UserError, match=r"stage\.base\.data: no stage 'claen'; did you mean|no stage"):
-        _graph(workplace, "stage.base.data={claen=1.0}")
+        _graph(work, "stage.base.data={claen=1.0}")
     text = (
-        (workplace / "tiny.toml")
+        (work / "tiny.toml")
         .read_text()
         .replace('tokenizer = "bpe"\nmodel = { depth = 2, width = 32, heads = 2, context = 32 }', 'init = "chat"')
     )
-    (workplace / "tiny.toml").write_text(text)
+    (work / "tiny.toml").write_text(text)
     with pytest.raises(UserError, match="reads itself by way of"):
-        _graph(workplace)
+        _graph(work)

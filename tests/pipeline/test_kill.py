@@ -18,25 +18,25 @@ from ingot.core.artifact import StageDir
 from ingot.core.events import VOLATILE, read_events, stable
 
 KILLS = int(os.environ.get("INGOT_KILLS", "6"))
-MOMENTS = ("clean", "bpe", "talk@bpe", "base", "saving", "chat", "card")
+MOMENTS = ("clean", "bpe", "clean@bpe", "talk@bpe", "base", "saving", "chat", "card")
 """Stages to be killed in; `saving` is the instant when a checkpoint of `base` is half written."""
 
 
-def _start(workplace: Path) -> subprocess.Popen[bytes]:
+def _start(work: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", "from ingot.cli import main; main()", "run", "tiny.toml", "--json"]
-    with (workplace / "log.txt").open("ab") as log:
-        return subprocess.Popen(command, cwd=workplace, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True)
+    with (work / "log.txt").open("ab") as log:
+        return subprocess.Popen(command, cwd=work, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True)
 
 
-def _wait_for(moment: str, workplace: Path, parent: subprocess.Popen[bytes], draw: random.Random) -> None:
+def _wait_for(moment: str, work: Path, parent: subprocess.Popen[bytes], draw: random.Random) -> None:
     """Until the moment has come, plus a random instant; or until the run has ended."""
-    link = workplace / "runs" / "tiny" / ("base" if moment == "saving" else moment)
+    link = work / "runs" / "tiny" / ("base" if moment == "saving" else moment)
     while parent.poll() is None:
         if moment == "saving":
             if list((link / "checkpoints").glob(".*.tmp")):
                 return
         elif link.exists() and not (link / "DONE").exists():
-            time.sleep(draw.uniform(0, 0.05 if moment in ("clean", "bpe", "talk@bpe") else 3))
+            time.sleep(draw.uniform(0, 0.05 if moment in ("clean", "bpe", "clean@bpe", "talk@bpe") else 3))
             return
         time.sleep(0.0005)
 
@@ -46,10 +46,10 @@ def _alive(group: int) -> bool:
     return bool(found.strip())
 
 
-def _numbers(workplace: Path) -> dict[str, object]:
+def _numbers(work: Path) -> dict[str, object]:
     """All that two equal runs agree on: results, tables, and every logged step."""
     found: dict[str, object] = {}
-    for link in sorted((workplace / "runs" / "tiny").iterdir()):
+    for link in sorted((work / "runs" / "tiny").iterdir()):
         if not link.is_dir():
             continue
         result = json.loads((link / "result.json").read_text())
@@ -63,14 +63,14 @@ def _numbers(workplace: Path) -> dict[str, object]:
 
 @pytest.mark.slow
 def test_killed_runs_end_like_an_undisturbed_one(tmp_path: Path) -> None:
-    from tests.pipeline.conftest import make_workplace
+    from tests.pipeline.conftest import make_work
 
-    straight, killed = make_workplace(tmp_path / "straight"), make_workplace(tmp_path / "killed")
+    straight, killed = make_work(tmp_path / "straight"), make_work(tmp_path / "killed")
     assert _start(straight).wait(timeout=240) == 0
     draw = random.Random(11)
     moments = [MOMENTS[i % len(MOMENTS)] for i in range(KILLS)]
     if len(MOMENTS) > KILLS:
-        moments = ["clean", "bpe", "base", "saving", "saving", "chat"][:KILLS]
+        moments = ["clean", "bpe", "clean@bpe", "base", "saving", "chat"][:KILLS]
     landed = []
     for number, moment in enumerate(moments):
         parent = _start(killed)
@@ -88,10 +88,11 @@ def test_killed_runs_end_like_an_undisturbed_one(tmp_path: Path) -> None:
         while _alive(parent.pid) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not _alive(parent.pid), "a child outlived its parent"
-        landed.append(moment)
+        link = killed / "runs" / "tiny" / ("base" if moment == "saving" else moment)
+        landed.append(not (link / "DONE").exists())
     last = _start(killed)
     assert last.wait(timeout=240) == 0, (killed / "log.txt").read_text()[-3000:]
-    assert len(landed) == KILLS
+    assert sum(landed) >= 0.7 * KILLS, f"too few kills hit their stage: {list(zip(moments, landed, strict=True))}"
     assert _numbers(killed) == _numbers(straight)
     for link in (killed / "runs" / "tiny").iterdir():
         if link.is_dir():

@@ -1,10 +1,13 @@
 """What we ship and what the README says: every recipe, every command, the whole demo without a network."""
 
+import ast
 import json
 import math
 import os
 import re
 import shlex
+import sys
+import tomllib
 from importlib.resources import files
 from pathlib import Path
 
@@ -99,6 +102,40 @@ def test_the_filter_of_the_extending_page_works(tmp_path: Path, ingot) -> None:
     assert ingot("run", "r.toml", cwd=tmp_path).returncode == 0
     funnel = json.loads((tmp_path / "runs" / "x" / "clean" / "funnel.json").read_text())
     assert funnel["dropped"]["too_shouty"]["documents"] == 1
+
+
+def test_the_objective_of_the_extending_page_works(tmp_path: Path) -> None:
+    """The page's file and its one line: a recipe may name it, and a step trains on the last positions only."""
+    from ingot.objectives import settings
+    from ingot.train.api import Context
+    from tests.train.test_engine import B, _engine, _ragged
+
+    _, code, line = re.findall(r"```python\n(.*?)```", (ROOT / "docs/extending.md").read_text(), re.S)
+    scope: dict[str, type] = {}
+    exec(code, scope)
+    entries = eval("{" + line + "}", vars(settings))
+    assert entries["last_token"].settings.model_validate({"kind": "last_token"}).kind == "last_token"
+    engine = _engine(tmp_path)
+    engine.objective = scope["LastToken"]()  # type: ignore[assignment]
+    batch = _ragged()
+    batch.labels_BT[:, -1] = 1
+    (expanded,) = engine._expanded(batch, Context(1, 1, engine.model))
+    assert expanded.counts() == {"token": B, "sequence": B}
+    assert engine.step(batch).tokens == B
+
+
+def test_the_base_install_is_all_that_the_product_imports() -> None:
+    """Every import in `src` is the standard library, ingot, or one of the declared dependencies."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {re.split(r"[^a-z0-9_-]", d)[0].replace("tomli-w", "tomli_w") for d in project["dependencies"]}
+    declared |= {"ingot", "markupsafe"}  # markupsafe is part of jinja2
+    for file in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            for name in names:
+                top = name.split(".")[0]
+                assert top in sys.stdlib_module_names or top in declared, f"{file}: {name}"
 
 
 @pytest.mark.slow

@@ -1,9 +1,16 @@
 """Old results are never passed off as those of changed code."""
 
+import json
+
+import pytest
+
 from tests import kind_sources
 
 
 def test_a_kinds_code_does_not_change_without_a_version_or_a_word() -> None:
+    recorded = json.loads(kind_sources.RECORD.read_text())["python"]
+    if recorded != kind_sources.PYTHON:
+        pytest.skip(f"recorded with Python {recorded}, whose syntax trees differ from {kind_sources.PYTHON}'s")
     assert kind_sources.problems() == []
 
 

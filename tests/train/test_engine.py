@@ -98,6 +98,7 @@ def test_C7_two_gradients_by_hand(tmp_path: Path) -> None:
     engine.gradients(Batch(ids, ids, ids, None, ids[:, 0], ids[:, 0]))
     assert model.weight.grad is not None
     assert model.weight.grad.tolist() == pytest.approx([0.2, -0.2, 0.3], abs=1e-15)
+    assert model.gradients.sum(0).tolist() == pytest.approx([0.4, -0.4, 0.6])
 
 
 @pytest.mark.parametrize(
@@ -245,7 +246,7 @@ def _run(engine: Engine, source: Source, path: Path, stop_at: int | None = None)
 
     log = EventLog(path / "metrics.jsonl")
     try:
-        return train(engine, until(), evaluation, log, lambda m, rate: None)
+        return stable(train(engine, until(), evaluation, log, lambda m, rate: None))
     finally:
         loader.close()
         log.close()
@@ -271,6 +272,26 @@ def test_D12_resume_is_never_having_stopped_to_the_bit(tmp_path: Path, make_stor
         assert torch.equal(a, b), name
     logs = [[stable(e) for e in read_events(tmp_path / x / "metrics.jsonl")] for x in "ab"]
     assert sorted(map(str, logs[0])) == sorted(map(str, logs[1]))
+
+
+def test_D12_a_run_goes_on_from_the_last_good_checkpoint(tmp_path: Path, make_store) -> None:
+    """The newest checkpoint is damaged: the one before takes over, the damaged one goes, the end is the same."""
+    source = _text(make_store)
+    options = {"precision": "fp32", "micro": 8, "log_every": 1, "save_every": 4, "keep": 2}
+    final = _run(_engine(tmp_path / "a", **options), source, tmp_path / "a")
+    with pytest.raises(InterruptedError):
+        _run(_engine(tmp_path / "b", **options), source, tmp_path / "b", stop_at=15)
+    root = tmp_path / "b" / "checkpoints"
+    assert checkpoint.steps(root) == [12, 8]
+    (file,) = checkpoint.step_path(root, 12).glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-1])
+    said: list[str] = []
+    engine = _engine(tmp_path / "b", **options)
+    assert engine.resume(said.append)
+    assert engine.state["step"] == 8
+    assert checkpoint.steps(root) == [8]
+    assert "00000012" in said[0]
+    assert _run(engine, source, tmp_path / "b") == final
 
 
 def test_D12_weights_load_without_the_optimizer(tmp_path: Path, make_store) -> None:
@@ -311,12 +332,6 @@ def test_D15_what_a_run_logs(tmp_path: Path, make_store) -> None:
     assert {"loss_nats", "grad_norm", "lr", "tokens", "tok_s"} <= set(steps[0])
     assert [e["step"] for e in read_events(tmp_path / "metrics.jsonl", "evaluation")] == [0, 5, 10, 15, 20]
     assert steps[0]["loss_nats"] == pytest.approx(math.log(V), abs=0.05)
-
-
-def test_D15_loss_table_in_perplexity() -> None:
-    table = {10.8: 49_021, 4.0: 54.6, 3.0: 20.1, 2.5: 12.2, 2.0: 7.4, 1.5: 4.5}
-    for nats, perplexity in table.items():
-        assert math.exp(nats) == pytest.approx(perplexity, rel=0.01)
 
 
 def test_D6_a_run_that_breaks_stops_before_saving(tmp_path: Path, make_store) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ingot.core.errors import UserError, nearest
 
@@ -37,10 +37,17 @@ class Settings(BaseModel):
 class RunSettings(Settings):
     """The `[run]` table."""
 
-    name: str = Field(pattern=r"^(?!stages$)[A-Za-z0-9_][A-Za-z0-9_.-]*$")
+    name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
     """Names the directory `runs/NAME` where the stages of this recipe are linked."""
     seed: int = 1
     """Seeds initialisation, shuffling and sampling; part of the key only of stages that use it."""
+
+    @field_validator("name")
+    @classmethod
+    def _not_taken(cls, name: str) -> str:
+        if name == "stages":
+            raise ValueError("found 'stages', which is where all runs keep their results; choose another name")
+        return name
 
 
 @dataclass(frozen=True)

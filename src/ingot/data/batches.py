@@ -60,9 +60,9 @@ class Batch:
 
         pin = torch.device(device).type == "cuda"
 
-        def move(array: np.ndarray) -> "torch.Tensor":
-            tensor = torch.from_numpy(array)
-            return (tensor.pin_memory() if pin else tensor).to(device, non_blocking=pin)
+        def move(array: Any) -> "torch.Tensor":
+            tensor = array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
+            return (tensor.pin_memory() if pin and tensor.device.type == "cpu" else tensor).to(device, non_blocking=pin)
 
         return replace(self, **{f.name: move(v) for f in fields(self) if (v := getattr(self, f.name)) is not None})
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ingot.core.errors import UserError
+
 _ROUNDS = 6
 BLOCK = 10_000
 """Length of the repeating mixture pattern: shares are exact to 1 / BLOCK."""
@@ -97,8 +99,8 @@ class Order:
         pattern = spread(self.shares) if len(self.rows) > 1 else np.zeros(1, np.int64)
         counts = np.bincount(pattern, minlength=len(self.rows))
         if (counts == 0).any():
-            raise ValueError(
-                f"a data share is below 1 in {BLOCK}, so its source would never be drawn; raise it or drop it"
+            raise UserError(
+                f"data: a share is below 1 in {BLOCK}, so its source would never be drawn; raise it or drop it"
             )
         rank = np.zeros_like(pattern)
         for source in range(len(self.rows)):

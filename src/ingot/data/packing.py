@@ -34,7 +34,8 @@ class Windows:
     dropped_tokens = 0
 
     def __init__(self, ends: np.ndarray, context: int, stride: int | None = None, tail: bool = False):
-        self.context, self.stride, self._ends = context, stride or context, ends
+        self.context, self.stride = context, stride or context
+        self._ends = np.asarray(ends).astype(np.int64)  # one type with the indices, or each search converts it
         self._tokens = int(ends[-1]) if len(ends) else 0
         whole = max(0, (self._tokens - context - 1) // self.stride + 1)
         covered = (whole - 1) * self.stride + context if whole else 0

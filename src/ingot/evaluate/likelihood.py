@@ -102,7 +102,7 @@ def ratio(numerator: np.ndarray, denominator: np.ndarray) -> dict[str, float]:
     """sum / sum with a 95 % bootstrap interval over documents; `n` is the number of documents."""
     n = len(numerator)
     draw = np.random.default_rng(0)
-    value = float(numerator.sum() / denominator.sum())
+    value = float(numerator.sum() / max(denominator.sum(), 1e-12))
     if n < 2:
         return {"value": value, "low": value, "high": value, "n": n}
     sums = np.empty((_RESAMPLES, 2))

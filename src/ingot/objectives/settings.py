@@ -8,7 +8,7 @@ import operator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, create_model
 
 from ingot.core.recipe import Settings
 
@@ -25,6 +25,11 @@ class Entry:
 
     settings: type[Settings]
     builder: str
+
+
+def plain(kind: str) -> type[Settings]:
+    """Settings of an objective that has none but its kind."""
+    return create_model(f"{kind}_settings", __base__=Settings, kind=(Literal[kind], kind))  # pyright: ignore
 
 
 OBJECTIVES: dict[str, Entry] = {

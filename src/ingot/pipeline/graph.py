@@ -73,9 +73,15 @@ def load_graph(path: Path, overrides: list[str], root: Path) -> Graph:
     recipe = load_recipe(path, overrides, RECIPE_KINDS)
     hashes = FileHashes(root / "stages" / "file-digests.json")
     builder = _Builder(recipe, hashes)
+    errors: dict[str, None] = {}  # in order, each once: readers of a broken stage repeat its sentence
     for name in recipe.stages:
-        builder.node(name, reader=None)
+        try:
+            builder.node(name, reader=None)
+        except UserError as error:
+            errors[str(error)] = None
     hashes.save()
+    if errors:
+        raise UserError("\n".join(errors))
     return Graph(recipe, builder.nodes)
 
 
@@ -99,8 +105,10 @@ class _Builder:
             )
         if name not in self.nodes:
             self._open.append(name)
-            inputs = self._inputs(name, settings)
-            self._open.pop()
+            try:
+                inputs = self._inputs(name, settings)
+            finally:
+                self._open.pop()
             self._add(name, kind, settings, inputs)
         return self.nodes[name]
 

@@ -49,7 +49,7 @@ def run(graph: Graph, root: Path, only: list[str], report: Report, quiet: bool =
         report(node, now, None)
         if now.state != "HIT":
             link(root, graph.recipe.run.name, node)
-            _run_child(root, node, quiet)
+            _run_child(root, node, settings_tree(graph.recipe.run), quiet)
             report(node, now, stage_dir(root, node).done()["seconds"])
         link(root, graph.recipe.run.name, node)
         done[node.name] = stage_dir(root, node).path
@@ -69,7 +69,7 @@ def link(root: Path, run_name: str, node: Node) -> None:
     os.replace(temporary, path)
 
 
-def _run_child(root: Path, node: Node, quiet: bool) -> None:
+def _run_child(root: Path, node: Node, run: dict[str, Any], quiet: bool) -> None:
     environment = {**ALLOCATOR, **QUIET, **os.environ}
     threads = getattr(getattr(node.settings, "loop", None), "threads", None)
     if threads:
@@ -83,7 +83,7 @@ def _run_child(root: Path, node: Node, quiet: bool) -> None:
     assert child.stdin
     try:
         with contextlib.suppress(BrokenPipeError):  # a child that died at once is told by its exit code
-            child.stdin.write(json.dumps(_job(root, node, quiet)).encode())
+            child.stdin.write(json.dumps(_job(root, node, run, quiet)).encode())
             child.stdin.close()
         code = child.wait()
     except KeyboardInterrupt:
@@ -91,14 +91,12 @@ def _run_child(root: Path, node: Node, quiet: bool) -> None:
         raise
     if code < 0:
         name = signal.Signals(-code).name
-        print(
-            f"{node.name}: its process was ended by {name} (out of memory?); the same command goes on", file=sys.stderr
-        )
+        print(f"{node.name}: ended by {name} (out of memory?); the same command goes on", file=sys.stderr)
     if code:
         raise StageFailed(code if code in (2, 130) else 1)
 
 
-def _job(root: Path, node: Node, quiet: bool) -> dict[str, Any]:
+def _job(root: Path, node: Node, run: dict[str, Any], quiet: bool) -> dict[str, Any]:
     return {
         "name": node.name,
         "kind": node.kind,
@@ -108,6 +106,7 @@ def _job(root: Path, node: Node, quiet: bool) -> dict[str, Any]:
         "raw": node.raw,
         "settings": settings_tree(node.settings),
         "canonical": node.canonical,
+        "recipe": {"run": run, "stage": {node.name: {"kind": node.kind, **settings_tree(node.settings)}}},
         "inputs": {
             role: {"name": n.name, "key": n.key, "dir": f"stages/{n.directory}"} for role, n in node.inputs.items()
         },

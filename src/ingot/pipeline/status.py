@@ -1,4 +1,7 @@
-"""What `plan` says of a stage before anything runs: HIT, RESUME, RUN or RUNNING, and why."""
+"""What `plan` says of a stage before anything runs, and why: HIT, RESUME, FAILED, RUN or RUNNING.
+
+A FAILED stage goes on like an interrupted one; the state only says that it ended by itself, and with which words.
+"""
 
 import json
 from dataclasses import dataclass
@@ -6,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.core.artifact import StageDir
+from ingot.core.events import METRICS, read_events
 from ingot.pipeline.graph import Node
 from ingot.stages.kinds import KINDS
 
@@ -35,6 +39,9 @@ def status(root: Path, run: str, node: Node) -> Status:
     if out.is_locked():
         return Status("RUNNING", "another process holds it")
     if out.exists():
+        last = read_events(out / METRICS)[-1:]
+        if last and last[0]["event"] == "failed":
+            return Status("FAILED", f"{last[0]['why']} ({_progress(out)})")
         return Status("RESUME", _progress(out))
     return Status("RUN", _changes(link_path(root, run, node), node))
 

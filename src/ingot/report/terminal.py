@@ -20,7 +20,7 @@ from ingot.report import figures, reading
 from ingot.stages.settings import EvaluateStageSettings, TrainSettings
 from ingot.text.settings import TokenizerSettings
 
-COLOURS = {"HIT": "green", "RUN": "cyan", "RESUME": "yellow", "RUNNING": "blue"}
+COLOURS = {"HIT": "green", "RUN": "cyan", "RESUME": "yellow", "FAILED": "red", "RUNNING": "blue"}
 PIPE_WIDTH = 160
 """Columns where no terminal says how many: a log should not be cut at 80."""
 PIECE_CHARACTERS, SAMPLE_CHARACTERS = 300, 200

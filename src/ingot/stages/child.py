@@ -59,7 +59,7 @@ def run(job: dict[str, Any]) -> None:
             k: job[k] for k in ("name", "kind", "key", "version", "seed", "settings", "canonical", "inputs", "raw")
         }
         atomic_json(out / "inputs.json", record)
-        atomic_write(out / "recipe.toml", dump_toml({"stage": {job["name"]: {"kind": job["kind"], **job["settings"]}}}))
+        atomic_write(out / "recipe.toml", dump_toml(job["recipe"]))
         log = EventLog(out / METRICS)
         log.write("start", pid=os.getpid(), python=sys.version.split()[0])
         module, function = kind.builder.split(":")
@@ -67,7 +67,12 @@ def run(job: dict[str, Any]) -> None:
         inputs = {role: Input(i["name"], i["key"], Path(job["root"]) / i["dir"]) for role, i in job["inputs"].items()}
         settings = kind.settings.model_validate(job["settings"])
         built = Job(job["name"], settings, inputs, job["seed"], out, log, Display(quiet=job["quiet"]))
-        result = getattr(importlib.import_module(module), function)(built)
+        try:
+            result = getattr(importlib.import_module(module), function)(built)
+        except Exception as error:
+            log.write("failed", why=str(error).splitlines()[0] if str(error) else type(error).__name__)
+            log.close()
+            raise
         seconds = round(time.monotonic() - began, 3)
         result = {**result, "seconds": seconds}
         log.write("end", seconds=seconds)

@@ -25,7 +25,7 @@ def run(job: Job) -> dict[str, Any]:
     table: list[dict[str, Any]] = []
     judged: set[str] = set()
     for name, stage in job.roles("model").items():
-        loaded = load_model(stage.path, job.display.say)
+        loaded = load_model(stage.path, job.display.say, settings.device, exact=True)
         for data, tokens in job.roles("data").items():
             corpus = data.split("@")[0]
             if tokens.key_of("tokenizer") != stage.key_of("tokenizer"):

@@ -11,6 +11,7 @@ from ingot.core.errors import UserError
 from ingot.dist import checkpoint
 from ingot.model.settings import ModelConfig
 from ingot.model.transformer import Transformer
+from ingot.stages.job import read_result
 from ingot.stages.text import TOKENIZER
 from ingot.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -33,9 +34,16 @@ def describe(out: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
 
 
 def load_model(
-    stage: Path, say: Callable[[str], None], device: str = "cpu", dtype: torch.dtype = torch.float32, best: bool = False
+    stage: Path, say: Callable[[str], None], device: str = "auto", best: bool = False, exact: bool = False
 ) -> Loaded:
     """The newest good weights of a train stage (or its best ones).
+
+    Args:
+        stage: the stage's directory.
+        say: told about damaged checkpoints that are passed over.
+        device: `cpu`, `cuda`, or `auto` for a GPU if there is one.
+        best: the weights with the lowest held-out loss.
+        exact: the final weights or none, for stages whose key promises what they were made from.
 
     Raises:
         UserError: not a train stage, nothing saved yet, or all of it damaged.
@@ -49,9 +57,16 @@ def load_model(
         raise UserError(f"{stage}: no checkpoint yet; `ingot run` trains it")
     if best and (trouble := manifest_problem(path)):
         raise UserError(f"damaged checkpoint: {trouble}; load the last one instead of the best")
-    model = empty(config, device, dtype)
+    if exact and path.name != f"{read_result(stage)['steps']:08d}":
+        raise UserError(f"{stage}: its final checkpoint is damaged; delete {stage.resolve()} and run the recipe again")
+    model = empty(config, resolve_device(device), torch.float32)
     load_weights(model, path)
     return Loaded(model, load_tokenizer(stage / TOKENIZER), config)
+
+
+def resolve_device(name: str) -> str:
+    """`auto` to the device there is."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
 def empty(config: ModelConfig, device: str, dtype: torch.dtype) -> Transformer:

@@ -41,9 +41,10 @@ class Data:
         return sum(self.shares) / sum(w / s.plan.row_targets for w, s in zip(self.shares, self.train, strict=True))
 
     @property
-    def targets(self) -> int:
-        """Different targets of all sources together: what an epoch is counted in."""
-        return sum(s.plan.targets for s in self.train)
+    def epoch_targets(self) -> float:
+        """Targets of the mixture in which the source with the largest share is seen once."""
+        share, source = max(zip(self.shares, self.train, strict=True), key=lambda pair: pair[0])
+        return source.plan.targets / (share / sum(self.shares))
 
 
 def open_data(settings: TrainSettings, inputs: Mapping[str, Input], context: int, tokenizer: Tokenizer) -> Data:

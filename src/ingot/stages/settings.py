@@ -1,8 +1,10 @@
 """Settings of the stage kinds that put several rooms together: `train` and `evaluate`."""
 
+from typing import Annotated, Literal
+
 from pydantic import Field, field_validator, model_validator
 
-from ingot.core.recipe import Settings
+from ingot.core.recipe import EXECUTION, Settings
 from ingot.data.settings import PackingSettings
 from ingot.model.settings import ModelSettings
 from ingot.objectives.settings import LanguageModelSettings, ObjectiveSettings
@@ -87,3 +89,5 @@ class EvaluateStageSettings(Settings):
     """Length of those samples."""
     temperature: float = Field(default=0.8, ge=0)
     """Temperature of those samples."""
+    device: Annotated[Literal["auto", "cpu", "cuda"], EXECUTION] = "auto"
+    """Where to compute, in fp32; `auto` takes a GPU if there is one."""

@@ -48,7 +48,7 @@ def run(job: Job) -> dict[str, Any]:
     batch = batch_rows(settings, config)
     parameters = sum(p.numel() for p in model.parameters())
     steps = Duration.parse(settings.duration).steps(
-        batch_tokens=batch * data.row_targets, epoch_tokens=data.targets, parameters=parameters
+        batch_tokens=batch * data.row_targets, epoch_tokens=data.epoch_targets, parameters=parameters
     )
     plan = Plan(
         steps=steps,
@@ -87,7 +87,7 @@ def _model(
     job: Job, settings: TrainSettings, tokenizer: Tokenizer, execution_of: Callable[[ModelConfig], Execution]
 ) -> tuple[ModelConfig, Transformer, Execution]:
     if "init" in job.inputs:
-        start = load_model(job.inputs["init"].path, job.display.say)
+        start = load_model(job.inputs["init"].path, job.display.say, device="cpu", exact=True)
         execution = execution_of(start.config)
         return start.config, start.model.to(execution.device, execution.parameter_dtype), execution
     assert settings.model
@@ -145,9 +145,11 @@ def _loop(
             final = train(engine, iter(loader), evaluation, job.log, progress)
     finally:
         loader.close()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    on_gpu = engine.execution.device == "cuda"
+    peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     best = {"best_step": engine.state["best_step"], "best_val_loss_nats": engine.state["best_val_loss_nats"]}
-    epochs = dict(zip((s.name for s in data.train), order.epochs(steps), strict=True))
+    rounds = zip(data.train, order.epochs(steps), strict=True)
+    epochs = {s.name: n * s.plan.rows * s.plan.row_targets / s.plan.targets for s, n in rounds}
     return {
         **final,
         **best,
@@ -168,18 +170,18 @@ class _Evaluation:
         if whole:
             return numbers | bits
         numbers |= self._losses(self.data.train, "train_loss_nats", whole=False)[0]
-        if self.settings.evaluate.sample is not None:
+        if self.settings.evaluate.sample is not False:
             self.job.log.write("sample", step=step, **self._sample(step))
         return numbers
 
     def _losses(self, sources: list[Source], what: str, whole: bool) -> tuple[dict[str, float], dict[str, float]]:
-        """Loss by source and their mean by share; bits per byte where every target has a label."""
+        """Loss by source and their mean by share; bits per byte where every token is predicted."""
         losses, bits = {}, {}
         for source in sources:
             limit = None if whole else max(1, round(self.settings.evaluate.tokens / source.plan.row_targets))
             loss, counts = self.engine.evaluate(all_rows(source, max(1, MICRO_TOKENS // self._context()), limit=limit))
             losses[source.name] = loss
-            if whole and "mask" not in source.store.columns:
+            if whole and counts["token"] == source.store.tokens - 1:  # all but the first token were predicted
                 bits[f"bits_per_byte/{source.name}"] = loss * counts["token"] / math.log(2) / source.store.bytes
         mean = float(np.average(list(losses.values()), weights=self.data.shares))
         by_source = {f"{what}/{name}": loss for name, loss in losses.items()} if len(losses) > 1 else {}
@@ -209,9 +211,9 @@ class _Evaluation:
             ids = source.store.ids.read(0, first)[-self._context() // 2 :]
             return ids, self.tokenizer.decode(ids)
         text = self.settings.evaluate.sample or ""
-        ids = self.tokenizer.encode(text or ("" if self.tokenizer.eot is not None else "\n"))
         start = [] if self.tokenizer.eot is None else [self.tokenizer.eot]
-        return np.array([*start, *ids], np.int64), text
+        ids = [*start, *self.tokenizer.encode(text)] or self.data.held_out[0].store.ids.read(0, 1).tolist()
+        return np.array(ids[: self._context() // 2], np.int64), text
 
     def _context(self) -> int:
         return int(self.engine.model.config.context)  # type: ignore[union-attr]

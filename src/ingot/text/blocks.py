@@ -81,11 +81,13 @@ class BlockFile:
         self.path = path
         size = path.stat().st_size if path.exists() else None
         if size is None:
-            raise UserError(f"{path}: missing, expected {recorded['bytes']:,} bytes; run the stage that wrote it again")
+            raise UserError(
+                f"{path}: missing, expected {recorded['bytes']:,} bytes; delete that directory and run again"
+            )
         if size != recorded["bytes"]:
             raise UserError(
                 f"{path}: found {size:,} bytes, expected {recorded['bytes']:,} (cut or overwritten); "
-                "run the stage that wrote it again"
+                "delete that directory and run again"
             )
         self.data = np.memmap(path, np.uint8, mode="r").view(np.ndarray) if size else np.empty(0, np.uint8)
         self._recorded = bytes.fromhex(recorded["blocks"])
@@ -113,7 +115,7 @@ class BlockFile:
             if found != expected:
                 raise UserError(
                     f"{self.path}: block {block} (bytes {block * BLOCK:,} and on) has checksum {found.hex()}, "
-                    f"expected {expected.hex()}; the file was damaged: run the stage that wrote it again"
+                    f"expected {expected.hex()}; the file was damaged: delete that directory and run again"
                 )
             self._pending[block] = False
         self.verified = not self._pending.any()

@@ -186,7 +186,7 @@ def _read_manifest(path: Path, format: str) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{file}: missing: no {format}, or never finished; run the stage that writes it") from None
     except ValueError as error:
-        raise UserError(f"{file}: not a manifest ({error}); run the stage that wrote it again") from None
+        raise UserError(f"{file}: not a manifest ({error}); delete that directory and run again") from None
     found = (manifest.get("format"), manifest.get("version")) if isinstance(manifest, dict) else (None, None)
     if found != (format, VERSION):
         raise UserError(f"{file}: found {found[0]} {found[1]}, expected {format} {VERSION}; run its stage again")

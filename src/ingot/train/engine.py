@@ -238,7 +238,7 @@ def train(
                 log.flush()
                 engine.save()
     _note_best(engine, evaluation(plan.steps, False), log)
-    return evaluation(plan.steps, True)
+    return {**evaluation(plan.steps, True), "tok_s": round(clock.rate)}
 
 
 def _note_best(engine: Engine, numbers: dict[str, float], log: EventLog) -> None:
@@ -275,11 +275,13 @@ class _Clock:
     def __init__(self) -> None:
         self._start = self._spoke = time.monotonic()
         self._tokens = 0
-        self._steps = 0
+
+        self.rate = 0.0
 
     def tick(self, tokens: int) -> float:
         self._tokens += tokens
-        return self._tokens / max(1e-9, time.monotonic() - self._start)
+        self.rate = self._tokens / max(1e-9, time.monotonic() - self._start)
+        return self.rate
 
     def due(self) -> bool:
         now = time.monotonic()

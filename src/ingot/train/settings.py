@@ -16,8 +16,8 @@ class EvaluateSettings(Settings):
     """Steps between evaluations; the start and the end are always evaluated."""
     tokens: int = Field(default=65536, ge=1)
     """Held-out targets per source looked at while training runs; the end looks at all of them."""
-    sample: str | None = ""
-    """Prompt of the sample drawn at each evaluation, so that a reader sees the model learn; absent for none."""
+    sample: str | Literal[False] = ""
+    """Prompt of the sample drawn at each evaluation, so that a reader sees the model learn; false for none."""
     sample_tokens: int = Field(default=100, ge=1)
     """Length of that sample."""
 

@@ -1,0 +1,42 @@
+"""Held-out likelihood: every token once, units, intervals."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from ingot.evaluate.likelihood import Likelihood, likelihood, ratio
+from ingot.model.ops import cross_entropy
+from ingot.model.settings import ModelSettings
+from ingot.model.transformer import build
+
+T, V = 12, 32
+
+
+def test_D1_nats_bits_and_perplexity():
+    four = Likelihood(np.array([4 * math.log(20)]), np.array([4]), np.array([8.0]), whole=True)
+    rows = {r["metric"]: r["value"] for r in four.rows()}
+    assert rows == pytest.approx({"loss_nats": math.log(20), "perplexity": 20, "bits_per_byte": math.log2(20) / 2})
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.5, 0.9])
+def test_D1_every_held_out_token_is_scored_once(make_store, overlap):
+    draw = np.random.default_rng(0)
+    store = make_store([draw.integers(0, V, n).tolist() for n in (5, 40, 17)], vocab=V)
+    model = build(ModelSettings(depth=1, width=32, heads=2, context=T).resolve(V), seed=0)
+    found = likelihood(model, store, overlap, rows_per_batch=3)
+    assert found.tokens.tolist() == [4, 40, 17]
+    assert found.bytes.tolist() == [5, 40, 17]
+    large = build(ModelSettings(depth=1, width=32, heads=2, context=100).resolve(V), seed=0)
+    ids = torch.from_numpy(store.ids.read(0, 62).astype(np.int64))[None]
+    with torch.no_grad():
+        out = large(ids[:, :-1])
+        nll, _ = cross_entropy(out.hidden, out.head, ids[:, 1:])
+    assert likelihood(large, store, overlap, 3).nats.sum() == pytest.approx(nll.item(), rel=1e-5)
+
+
+def test_ratio_is_of_sums_and_holds_its_value():
+    r = ratio(np.array([1.0, 9.0]), np.array([1, 3]))
+    assert (r["value"], r["n"]) == (2.5, 2)
+    assert r["low"] <= 2.5 <= r["high"]
