@@ -2,12 +2,15 @@
 
 import json
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from ingot.core.artifact import StageDir
+from tests.pipeline.conftest import make_work
 
 
 def _refused(result: "subprocess.CompletedProcess[str]", *parts: str) -> str:
@@ -122,11 +125,18 @@ def test_nothing_held_out(work: Path, ingot) -> None:
     _refused(ingot("run", "tiny.toml", cwd=work), "data.clean", "no held-out text", "holdout.share")
 
 
+@pytest.fixture(scope="module")
+def run_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small recipe run up to `base`; tests that damage it take a copy."""
+    path = make_work(tmp_path_factory.mktemp("once"))
+    command = [sys.executable, "-c", "from ingot.cli import main; main()", "run", "tiny.toml", "--only", "base"]
+    subprocess.run(command, cwd=path, check=True, capture_output=True, timeout=240)
+    return path
+
+
 @pytest.fixture
-def trained(work: Path, ingot) -> Path:
-    result = ingot("run", "tiny.toml", "--only", "base", cwd=work)
-    assert result.returncode == 0, result.stderr
-    return work
+def trained(run_once: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run_once, tmp_path / "copy", symlinks=True))
 
 
 def test_a_damaged_store(trained: Path, ingot) -> None:

@@ -36,7 +36,7 @@ def _wait_for(moment: str, work: Path, parent: subprocess.Popen[bytes], draw: ra
             if list((link / "checkpoints").glob(".*.tmp")):
                 return
         elif link.exists() and not (link / "DONE").exists():
-            time.sleep(draw.uniform(0, 0.05 if moment in ("clean", "bpe", "clean@bpe", "talk@bpe") else 3))
+            time.sleep(draw.uniform(0, 0.006 if moment in ("clean", "bpe", "clean@bpe", "talk@bpe") else 3))
             return
         time.sleep(0.0005)
 

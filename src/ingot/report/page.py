@@ -24,7 +24,7 @@ from ingot.report.panels import panel
 from ingot.report.rendering import render
 from ingot.stages.kinds import KINDS
 
-STATES = {"HIT": "done", "RUNNING": "running", "RESUME": "interrupted", "RUN": "not run"}
+STATES = {"HIT": "done", "RUNNING": "running", "RESUME": "interrupted", "FAILED": "failed", "RUN": "not run"}
 
 
 def write_report(graph: Graph, root: Path, to: Path | None = None) -> Path:
