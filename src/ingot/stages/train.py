@@ -3,7 +3,6 @@
 import importlib
 import math
 import resource
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,13 @@ from ingot.data.packing import BestFit
 from ingot.dist import mesh
 from ingot.infer.generate import generate
 from ingot.model.settings import ModelConfig
-from ingot.model.transformer import Transformer
+from ingot.model.transformer import Transformer, build
 from ingot.objectives.settings import OBJECTIVES
 from ingot.optim.groups import counts as decay_counts
 from ingot.optim.schedule import Schedule
 from ingot.plan.arithmetic import training_flops_per_token
 from ingot.stages.job import Job
-from ingot.stages.load import describe, empty, load_model
+from ingot.stages.load import describe, load_model
 from ingot.stages.mixture import Data, batch_rows, open_data
 from ingot.stages.settings import TrainSettings
 from ingot.stages.text import TOKENIZER
@@ -37,8 +36,7 @@ def run(job: Job) -> dict[str, Any]:
     settings = job.settings
     assert isinstance(settings, TrainSettings)
     tokenizer = load_tokenizer(job.inputs["tokenizer"].path / TOKENIZER)
-    execution_of = _execution(job, settings)
-    config, model, execution = _model(job, settings, tokenizer, execution_of)
+    config, model, execution = _model(job, settings, tokenizer)
     data = open_data(settings, job.roles("data"), config.context, tokenizer)
     for source in data.train:
         if isinstance(source.plan, BestFit):
@@ -73,28 +71,22 @@ def run(job: Job) -> dict[str, Any]:
     return _loop(job, settings, engine, data, batch, tokenizer) | facts
 
 
-def _execution(job: Job, settings: TrainSettings) -> Callable[[ModelConfig], Execution]:
-    def of(config: ModelConfig) -> Execution:
-        fresh = choose(settings.loop, settings.precision, config.context, batch_rows(settings, config))
-        execution = remembered(job.out / "execution.json", fresh, settings.loop)
-        torch.set_num_threads(execution.threads)
-        return execution
-
-    return of
+def _execution(job: Job, settings: TrainSettings, config: ModelConfig) -> Execution:
+    fresh = choose(settings.loop, settings.precision, config.context, batch_rows(settings, config))
+    execution = remembered(job.out / "execution.json", fresh, settings.loop)
+    torch.set_num_threads(execution.threads)
+    return execution
 
 
-def _model(
-    job: Job, settings: TrainSettings, tokenizer: Tokenizer, execution_of: Callable[[ModelConfig], Execution]
-) -> tuple[ModelConfig, Transformer, Execution]:
+def _model(job: Job, settings: TrainSettings, tokenizer: Tokenizer) -> tuple[ModelConfig, Transformer, Execution]:
     if "init" in job.inputs:
         start = load_model(job.inputs["init"].path, job.display.say, device="cpu", exact=True)
-        execution = execution_of(start.config)
+        execution = _execution(job, settings, start.config)
         return start.config, start.model.to(execution.device, execution.parameter_dtype), execution
     assert settings.model
     config = settings.model.resolve(tokenizer.vocab)
-    execution = execution_of(config)
-    model = empty(config, "cpu", execution.parameter_dtype)  # drawn on the CPU, so every machine starts alike
-    model.init_weights(torch.Generator().manual_seed(job.seed))
+    execution = _execution(job, settings, config)
+    model = build(config, job.seed, dtype=execution.parameter_dtype)  # on the CPU, so every machine starts alike
     return config, model.to(execution.device), execution
 
 
