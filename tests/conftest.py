@@ -74,6 +74,7 @@ def ingot() -> Callable[..., object]:
 
     def call(*arguments: object, **options: object) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-c", "from ingot.cli import main; main()", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=280, **options)  # type: ignore[call-overload]
+        options.setdefault("timeout", 280)
+        return subprocess.run(command, capture_output=True, text=True, **options)  # type: ignore[call-overload]
 
     return call

@@ -66,11 +66,12 @@ def _numbers(work: Path) -> dict[str, object]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_killed_runs_end_like_an_undisturbed_one(tmp_path: Path) -> None:
     from tests.pipeline.conftest import make_work
 
     straight, killed = make_work(tmp_path / "straight"), make_work(tmp_path / "killed")
-    assert _start(straight).wait(timeout=240) == 0
+    assert _start(straight).wait(timeout=600) == 0
     draw = random.Random(11)
     moments = [MOMENTS[i % len(MOMENTS)] for i in range(KILLS)]
     if len(MOMENTS) > KILLS:
@@ -95,7 +96,7 @@ def test_killed_runs_end_like_an_undisturbed_one(tmp_path: Path) -> None:
         link = killed / "runs" / "tiny" / ("base" if moment == "saving" else moment)
         landed.append(not (link / "DONE").exists())
     last = _start(killed)
-    assert last.wait(timeout=240) == 0, (killed / "log.txt").read_text()[-3000:]
+    assert last.wait(timeout=600) == 0, (killed / "log.txt").read_text()[-3000:]
     assert sum(landed) >= KILLS / 2, f"too few kills hit their stage: {list(zip(moments, landed, strict=True))}"
     assert _numbers(killed) == _numbers(straight)
     for link in (killed / "runs" / "tiny").iterdir():

@@ -139,6 +139,7 @@ def test_the_base_install_is_all_that_the_product_imports() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_D13_shakespeare_500_steps(shakespeare: Path, tmp_path: Path, ingot) -> None:
     """1,115,394 ids, 65 symbols, the contiguous split, ln 65 at the start, at most 2.05 nats after 500 steps."""
     recipe = next(r for r in RECIPES if r.name == "shakespeare-char.toml")
@@ -146,6 +147,7 @@ def test_D13_shakespeare_500_steps(shakespeare: Path, tmp_path: Path, ingot) -> 
         *("run", recipe, "--only", "base", "--set", f'stage.text.sources="{shakespeare}"'),
         *("--set", 'stage.base.duration="500 steps"', "--set", "stage.base.evaluate.tokens=8192"),
         cwd=tmp_path,
+        timeout=1100,
         env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},  # all cores
     )
     assert result.returncode == 0, result.stderr[-3000:]

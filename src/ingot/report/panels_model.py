@@ -14,7 +14,7 @@ from ingot.train.guard import judge
 SHOWN = 12
 """Rows of the loss table and samples by step."""
 _VERDICTS = {
-    "healthy": ("good", "most gradients are shorter than the threshold, so clipping acts on outliers only."),
+    "healthy": ("good", "all norms are finite, and fewer than nine in ten are clipped."),
     "always clipped": (
         "warn",
         "nine in ten gradients are cut to the threshold: the threshold, not the gradient, sets the length of a step.",
