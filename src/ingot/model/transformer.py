@@ -195,13 +195,18 @@ def _tied_std(vocab: int, width: int) -> float:
     return min(0.02, 0.19 * min(1.0, vocab / 256) ** 0.25 / math.sqrt(width))
 
 
+def empty(config: ModelConfig, device: torch.device | str, dtype: torch.dtype) -> Transformer:
+    """A model of that shape with memory but no values."""
+    with torch.device("meta"):
+        model = Transformer(config)
+    return model.to(dtype).to_empty(device=device)
+
+
 def build(
     config: ModelConfig, seed: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Transformer:
     """A model with initialised weights, allocated once on its device."""
-    with torch.device("meta"):
-        model = Transformer(config)
-    model.to(dtype).to_empty(device=device)
+    model = empty(config, device, dtype)
     model.init_weights(torch.Generator().manual_seed(seed))
     return model
 

@@ -14,8 +14,7 @@ from ingot.stages.load import Loaded, load_model
 from ingot.stages.settings import EvaluateStageSettings
 from ingot.text.chat import render, stop_ids
 from ingot.text.store import Store
-
-_TOKENS_PER_PASS = 16_384
+from ingot.train.execution import MICRO_TOKENS
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -47,7 +46,7 @@ def _score(
 ) -> list[dict[str, Any]]:
     context = loaded.config.context
     with job.display.bar(f"evaluate {model} on {corpus}", unit="rows") as bar:
-        scored = likelihood(loaded.model, store, settings.overlap, max(1, _TOKENS_PER_PASS // context), bar.advance)
+        scored = likelihood(loaded.model, store, settings.overlap, max(1, MICRO_TOKENS // context), bar.advance)
     return [{"model": model, "task": corpus, **row} for row in scored.rows()]
 
 

@@ -10,7 +10,7 @@ from ingot.core.artifact import atomic_write, manifest_problem
 from ingot.core.errors import UserError
 from ingot.dist import checkpoint
 from ingot.model.settings import ModelConfig
-from ingot.model.transformer import Transformer
+from ingot.model.transformer import Transformer, empty
 from ingot.stages.job import read_result
 from ingot.stages.text import TOKENIZER
 from ingot.text.tokenizer import Tokenizer, load_tokenizer
@@ -67,13 +67,6 @@ def load_model(
 def resolve_device(name: str) -> str:
     """`auto` to the device there is."""
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
-
-
-def empty(config: ModelConfig, device: str, dtype: torch.dtype) -> Transformer:
-    """A model of that shape with memory but no values."""
-    with torch.device("meta"):
-        model = Transformer(config)
-    return model.to(dtype).to_empty(device=device)
 
 
 def load_weights(model: Transformer, path: Path) -> None:

@@ -275,7 +275,6 @@ class _Clock:
     def __init__(self) -> None:
         self._start = self._spoke = time.monotonic()
         self._tokens = 0
-
         self.rate = 0.0
 
     def tick(self, tokens: int) -> float:
