@@ -90,6 +90,7 @@ BASES: dict[str, dict[str, Any]] = {
     "train": {"data": {"a": 1.0}, "duration": "5 steps", "tokenizer": "t", "model": {"depth": 2}},
     "evaluate": {"models": ["a"]},
 }
+ROPE_SCALING = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_context": 64}
 CANDIDATES: list[Any] = [
     *(7, 3, 96, 0.3, 0.77, True, False, "x", "2 epochs", "8M", "char", "chat", "best-fit", "code", "none", "linear"),
     *(
@@ -122,6 +123,7 @@ CANDIDATES: list[Any] = [
         2,
         "sha",
     ),
+    *("gpt2", "learned", "layer", "gelu", "qkv", ROPE_SCALING),
 ]
 """Values to try on a field until one is valid and different."""
 
@@ -132,6 +134,13 @@ WITH = {
     ("tokenizer", "type"): {"from": "clean", "type": "byte-bpe", "vocab": 400},
     ("train", "init"): {"data": {"a": 1.0}, "duration": "5 steps", "init": "t"},
     ("train", "model", "size"): {"data": {"a": 1.0}, "duration": "5 steps", "tokenizer": "t", "model": {"size": "4M"}},
+    **{
+        ("train", "model", "rope_scaling", name): {
+            **BASES["train"],
+            "model": {"depth": 2, "rope_scaling": ROPE_SCALING},
+        }
+        for name in ROPE_SCALING
+    },
 }
 """Fields that need other company to be legal."""
 

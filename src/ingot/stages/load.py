@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from pydantic import ValidationError
 
 from ingot.core.artifact import atomic_write, manifest_problem
 from ingot.core.errors import UserError
@@ -33,6 +34,25 @@ def describe(out: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
     tokenizer.save(out / TOKENIZER)
 
 
+def read_config(stage: Path) -> ModelConfig:
+    """The shape of a train stage's model.
+
+    Raises:
+        UserError: not a train stage, or its shape was written by another version.
+    """
+    path = stage / MODEL
+    if not path.exists():
+        raise UserError(f"{stage}: no {MODEL}, expected the directory of a train stage, such as runs/NAME/base")
+    try:
+        return ModelConfig.model_validate_json(path.read_text())
+    except ValidationError as error:
+        fields = ", ".join(sorted({".".join(map(str, e["loc"])) or "the whole" for e in error.errors()}))
+        raise UserError(
+            f"{path}: found a shape that this version does not read ({fields}), expected all fields of a model of "
+            "today; train the stage again, or use the version that wrote it"
+        ) from None
+
+
 def load_model(
     stage: Path, say: Callable[[str], None], device: str = "auto", best: bool = False, exact: bool = False
 ) -> Loaded:
@@ -48,9 +68,7 @@ def load_model(
     Raises:
         UserError: not a train stage, nothing saved yet, or all of it damaged.
     """
-    if not (stage / MODEL).exists():
-        raise UserError(f"{stage}: no {MODEL}, expected the directory of a train stage, such as runs/NAME/base")
-    config = ModelConfig.model_validate_json((stage / MODEL).read_text())
+    config = read_config(stage)
     root = stage / "checkpoints"
     path = root / "best" if best else checkpoint.newest_good(root, say)
     if path is None or not path.exists():

@@ -15,6 +15,7 @@ from ingot.data.order import Order
 from ingot.data.packing import BestFit, Windows, make_plan
 from ingot.model.settings import ModelConfig
 from ingot.stages.job import Input, open_stage
+from ingot.stages.load import read_config
 from ingot.stages.settings import TrainSettings
 from ingot.stages.text import TOKENIZER
 from ingot.text.store import Store
@@ -92,7 +93,7 @@ def trace(stage: Path, step: int) -> Iterator[TracedRow]:
     if record["kind"] != "train":
         raise UserError(f"{stage}: is a {record['kind']} stage, expected a train stage, such as runs/NAME/base")
     settings = TrainSettings.model_validate(record["settings"])
-    config = ModelConfig.model_validate_json((stage / "model.json").read_text())
+    config = read_config(stage)
     tokenizer = load_tokenizer(stage / TOKENIZER)
     root = stage.resolve().parent.parent
     inputs = {r: Input(i["name"], i["key"], root / i["dir"]) for r, i in record["inputs"].items()}

@@ -1,0 +1,31 @@
+"""A directory that is no train stage, or one of another version, is refused in one sentence."""
+
+import json
+
+import pytest
+
+from ingot.core.errors import UserError
+from ingot.model.settings import ModelSettings
+from ingot.stages.load import read_config
+
+
+def test_a_shape_is_read_back(tmp_path):
+    config = ModelSettings(depth=2, family="qwen3").resolve(65)
+    (tmp_path / "model.json").write_text(config.model_dump_json())
+    assert read_config(tmp_path) == config
+
+
+@pytest.mark.parametrize("change", ["older", "newer", "garbage"])
+def test_a_shape_of_another_version_is_one_sentence(tmp_path, change):
+    table = ModelSettings(depth=2).resolve(65).model_dump()
+    table = {**table, "depht": 3} if change == "newer" else {k: v for k, v in table.items() if k != "head_size"}
+    (tmp_path / "model.json").write_text("{" if change == "garbage" else json.dumps(table))
+    with pytest.raises(UserError, match=r"model\.json: found a shape that this version does not read") as caught:
+        read_config(tmp_path)
+    assert {"older": "head_size", "newer": "depht", "garbage": "the whole"}[change] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_directory_without_a_shape_is_one_sentence(tmp_path):
+    with pytest.raises(UserError, match="expected the directory of a train stage"):
+        read_config(tmp_path)
