@@ -30,6 +30,8 @@ class Node:
     seed: int | None
     raw: str | None
     key: str
+    missing: str | None = None
+    """Why its files cannot be read; such a node has a key like any other, over `raw = None`, that no run ever makes."""
 
     @property
     def directory(self) -> str:
@@ -59,20 +61,22 @@ class Graph:
         return [n for n in self.nodes.values() if n.name in wanted]
 
 
-def load_graph(path: Path, overrides: list[str], root: Path) -> Graph:
+def load_graph(path: Path, overrides: list[str], root: Path, without_files: bool = False) -> Graph:
     """Read a recipe and give every stage its key.
 
     Args:
         path: the recipe.
         overrides: `--set` strings.
         root: output root; digests of raw files are remembered below it.
+        without_files: note on a node that its files cannot be read instead of raising, for a plan made before the
+            data is there.
 
     Raises:
         UserError: what is wrong with the recipe or its sources.
     """
     recipe = load_recipe(path, overrides, RECIPE_KINDS)
     hashes = FileHashes(root / "stages" / "file-digests.json")
-    builder = _Builder(recipe, hashes)
+    builder = _Builder(recipe, hashes, without_files)
     errors: dict[str, None] = {}  # in order, each once: readers of a broken stage repeat its sentence
     for name in recipe.stages:
         try:
@@ -88,8 +92,8 @@ def load_graph(path: Path, overrides: list[str], root: Path) -> Graph:
 class _Builder:
     """Depth-first resolution, so that inputs come before their readers and a circle is noticed."""
 
-    def __init__(self, recipe: Recipe, hashes: FileHashes):
-        self.recipe, self.hashes = recipe, hashes
+    def __init__(self, recipe: Recipe, hashes: FileHashes, without_files: bool):
+        self.recipe, self.hashes, self.without_files = recipe, hashes, without_files
         self.nodes: dict[str, Node] = {}
         self._open: list[str] = []
 
@@ -170,10 +174,13 @@ class _Builder:
 
     def _add(self, name: str, kind: str, settings: Settings, inputs: dict[str, Node]) -> None:
         described = KINDS[kind]
+        raw = missing = None
         try:
             raw = described.raw(settings, self.hashes) if described.raw else None
         except UserError as error:
-            raise UserError(f"stage.{name}: {error}") from None
+            missing = f"stage.{name}: {error}"
+            if not self.without_files:
+                raise UserError(missing) from None
         own = getattr(settings, "seed", None)
         seed = (self.recipe.run.seed if own is None else own) if described.seeded else None
         key = digest_json(
@@ -186,7 +193,7 @@ class _Builder:
                 "raw": raw,
             }
         )[:20]
-        self.nodes[name] = Node(name, kind, settings, inputs, seed, raw, key)
+        self.nodes[name] = Node(name, kind, settings, inputs, seed, raw, key, missing)
 
 
 def _ancestors(node: Node) -> Iterator[Node]:

@@ -1,4 +1,4 @@
-"""What `plan` says of a stage before anything runs, and why: HIT, RESUME, FAILED, RUN or RUNNING.
+"""What `plan` says of a stage before anything runs, and why: HIT, RESUME, FAILED, RUN, RUNNING or MISSING.
 
 A FAILED stage goes on like an interrupted one; the state only says that it ended by itself, and with which words.
 """
@@ -33,6 +33,8 @@ def link_path(root: Path, run: str, node: Node) -> Path:
 
 def status(root: Path, run: str, node: Node) -> Status:
     """The state of one node."""
+    if node.missing:
+        return Status("MISSING", "its files cannot be read")
     out = stage_dir(root, node)
     if out.is_done():
         return Status("HIT", f"{out.done().get('seconds', 0):.1f} s when it was made")

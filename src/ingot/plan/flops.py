@@ -1,0 +1,40 @@
+"""Floating-point operations of a model and a run, from counts alone: no tensor is made, no torch loaded.
+
+Letters: N parameters, D tokens, L layers, d features of all query heads, T context.
+"""
+
+FORWARD_FLOPS = 2
+"""Per parameter and token: one multiplication, one addition."""
+BACKWARD = 2
+"""Backward passes cost this many forward ones: gradients of inputs, and of weights."""
+
+
+def forward_flops(parameters: int, tokens: int) -> int:
+    """2 N per token (Kaplan et al. 2020, arXiv:2001.08361, section 2.1), attention scores left out."""
+    return FORWARD_FLOPS * parameters * tokens
+
+
+def training_flops(parameters: int, tokens: int) -> int:
+    """C = 6 N D: forward, and the backward pass at twice that."""
+    return (1 + BACKWARD) * forward_flops(parameters, tokens)
+
+
+def attention_flops(layers: int, width: int, context: int) -> int:
+    """12 L d T per trained token: scores and weighted sum, 2 d T each a forward, three times that with the backward.
+
+    Over the full T x T, as is customary (Chowdhery et al. 2022, arXiv:2204.02311, appendix B), although a causal kernel
+    computes half. Where a window limits what is attended to, `context` is the window.
+    """
+    return (1 + BACKWARD) * 2 * FORWARD_FLOPS * layers * width * context
+
+
+def training_flops_per_token(multiplied: int, layers: int, width: int, context: int) -> int:
+    """6 N + 12 L d T: what utilisation is measured with.
+
+    Args:
+        multiplied: the parameters a token is multiplied with: the head, tied or not, but no table that is looked up.
+        layers: number of blocks.
+        width: features of all query heads together.
+        context: keys a token attends to.
+    """
+    return training_flops(multiplied, 1) + attention_flops(layers, width, context)

@@ -1,0 +1,69 @@
+"""Bytes of a training run by what they hold, from counts alone: no tensor is made, no torch loaded.
+
+Units are decimal (1 GB = 10^9 bytes) as on data sheets. Two counts of activations stand side by side: the paper's, for
+a block of GPT-3 in 16 bits, which is what published figures use; and our own engine's, term by term, which a test holds
+against what autograd keeps.
+
+Letters: V vocabulary, d width, L layers, H heads, T context, b rows, N parameters, f inner size of the feed-forward.
+"""
+
+from dataclasses import asdict, dataclass
+
+FP32 = 4
+ADAM_MOMENTS = 2
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a training state, before any sharding."""
+
+    weights: int
+    gradients: int
+    moments: int
+    """What the optimizer keeps a parameter."""
+    master: int
+    """fp32 copy of the weights; 0 where they are fp32 already."""
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(asdict(self).values())
+
+
+def state_bytes(
+    parameters: int, weight_bytes: int = FP32, moments: float = ADAM_MOMENTS, moment_bytes: int = FP32
+) -> Memory:
+    """Weights, gradients of the same width, the optimizer's moments, and a master copy where weights are not fp32.
+
+    Args:
+        parameters: N.
+        weight_bytes: 4 for fp32, 2 for bf16 and fp16.
+        moments: numbers kept a parameter: 2 for Adam, 1 for momentum, 0 for plain SGD.
+        moment_bytes: 4 for fp32, 2 for bf16.
+    """
+    return Memory(
+        weights=parameters * weight_bytes,
+        gradients=parameters * weight_bytes,
+        moments=round(parameters * moments * moment_bytes),
+        master=0 if weight_bytes >= FP32 else parameters * FP32,
+    )
+
+
+def activation_bytes(depth: int, width: int, heads: int, context: int, rows: int = 1, fused: bool = True) -> int:
+    """L b T d (34 + 5 H T / d) bytes in 16 bits (Korthikanti et al. 2022, arXiv:2205.05198, equation 2).
+
+    The second term is the T x T scores, their softmax and dropout; fused attention never stores them. Derived for a
+    GELU block with 4 d and dropout.
+    """
+    linear = 34 * depth * rows * context * width
+    return linear if fused else linear + 5 * depth * rows * score_elements(heads, context)
+
+
+def score_elements(heads: int, context: int, rows: int = 1) -> int:
+    """Elements of one layer's attention scores when written out, b H T^2: four times as many for twice the context."""
+    return rows * heads * context * context
+
+
+def cache_bytes(layers: int, kv_width: int, context: int, rows: int = 1, element_bytes: int = 2) -> int:
+    """Keys and values of all layers while generating: 2 L T d_kv a row."""
+    return 2 * layers * rows * context * kv_width * element_bytes

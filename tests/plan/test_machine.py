@@ -1,0 +1,48 @@
+"""What this machine has, and GPUs by the names that drivers give them."""
+
+import subprocess
+
+import pytest
+
+from ingot.plan import machine
+
+
+@pytest.mark.parametrize(
+    ("driver", "name", "tera"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "A100", 312),
+        ("NVIDIA H100 80GB HBM3", "H100", 989),
+        ("NVIDIA L40S", "L40S", 362),
+        ("NVIDIA L4", "L4", 121),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090", 165),
+        ("Tesla V100-SXM2-16GB", "V100", 125),
+    ],
+)
+def test_a_gpu_is_known_by_its_drivers_name(driver: str, name: str, tera: int) -> None:
+    found = machine.known(driver, 40 << 30, bf16=True)
+    assert (found.name, found.peak, found.memory) == (name, tera * 1e12, 40 << 30)
+
+
+def test_an_unknown_gpu_keeps_its_name_and_has_no_peak() -> None:
+    found = machine.known("Some Card 9", 8 << 30, bf16=False)
+    assert (found.name, found.peak) == ("Some Card 9", None)
+
+
+def test_the_driver_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(machine.shutil, "which", lambda _: "/bin/nvidia-smi")
+
+    def answer(*_: object, **__: object) -> "subprocess.CompletedProcess[str]":
+        return subprocess.CompletedProcess([], 0, "Tesla T4, 15360, 7.5\nTesla T4, 15360, 7.5\n", "")
+
+    monkeypatch.setattr(machine.subprocess, "run", answer)
+    assert machine.here() == machine.Device("T4", 15360 << 20, 65e12, bf16=False)
+    assert machine.here().is_gpu
+
+
+def test_without_a_gpu_it_is_the_cpu_and_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.shutil, "which", lambda _: None)
+    found = machine.here()
+    assert found.name == "CPU"
+    assert not found.is_gpu
+    assert 1 << 28 < found.memory < 1 << 50
