@@ -31,7 +31,7 @@ from ingot.model.transformer import build
 from ingot.objectives.lm import LanguageModel
 from ingot.optim.schedule import Schedule
 from ingot.optim.settings import OptimSettings
-from ingot.plan.arithmetic import training_flops_per_token
+from ingot.plan.flops import training_flops_per_token
 from ingot.train.engine import Engine, Plan
 from ingot.train.execution import choose
 from ingot.train.settings import LoopSettings

@@ -2,14 +2,13 @@
 
 import pytest
 
-from ingot.plan.flops import attention_flops, forward_flops, training_flops, training_flops_per_token
+from ingot.model.settings import ModelSettings
+from ingot.plan.flops import attention_flops, forward_flops, multiplied, training_flops, training_flops_per_token
 from ingot.plan.machine import GPUS, achieved, gpu_hours
 
 BILLION = 10**9
 A100 = GPUS["a100"].peak or 0
-GPT2 = {"layers": 12, "width": 768, "context": 1024}
-GPT2_MULTIPLIED = 124_439_808 - 1024 * 768
-"""Its tied head is multiplied with, its table of positions is looked up."""
+GPT2 = ModelSettings(family="gpt2", depth=12, width=768, heads=12, context=1024).resolve(50_257)
 
 
 def test_f1_forward_of_70B():
@@ -37,12 +36,25 @@ def test_f1_source_error_table_of_compute(billions: int, tokens: float, flops: f
     assert found > 7 * printed
 
 
-def test_f1_attention_grows_with_the_context_and_counts_in_gpt2():
-    assert attention_flops(**GPT2) == 12 * 12 * 768 * 1024
-    whole = training_flops_per_token(GPT2_MULTIPLIED, **GPT2)
-    assert whole == 6 * GPT2_MULTIPLIED + 12 * 12 * 768 * 1024
-    assert attention_flops(**GPT2) / whole == pytest.approx(0.13, abs=0.005)
-    assert attention_flops(12, 768, 2048) == 2 * attention_flops(**GPT2)
+def test_f1_gpt2_counts_attention_and_the_tied_head_but_no_position():
+    assert GPT2.parameters == 124_439_808
+    assert multiplied(GPT2) == 124_439_808 - 1024 * 768
+    attention = attention_flops(12, 768, 1024)
+    assert attention == 12 * 12 * 768 * 1024
+    assert training_flops_per_token(GPT2) == 6 * multiplied(GPT2) + attention
+    assert attention / training_flops_per_token(GPT2) == pytest.approx(0.13, abs=0.005)
+
+
+def test_f1_a_second_table_is_looked_up_and_not_multiplied():
+    untied = GPT2.model_copy(update={"tied": False})
+    assert untied.parameters == GPT2.parameters + 50_257 * 768
+    assert training_flops_per_token(untied) == training_flops_per_token(GPT2)
+
+
+def test_f1_a_window_limits_what_attention_costs():
+    windowed = GPT2.model_copy(update={"window": 256})
+    saved = training_flops_per_token(GPT2) - training_flops_per_token(windowed)
+    assert saved == attention_flops(12, 768, 768)
 
 
 def test_f6_utilisation_of_the_70B_run():
@@ -52,14 +64,14 @@ def test_f6_utilisation_of_the_70B_run():
     rate = achieved(flops, 1.72e6)
     assert rate / 1e12 == pytest.approx(136, abs=0.5)
     assert rate / A100 == pytest.approx(0.43, abs=0.006)
-    assert 1.72e6 / 2048 / 24 == pytest.approx(35.0, abs=0.05)
+    assert pytest.approx(35.0, abs=0.05) == 1.72e6 / 2048 / 24
     assert gpu_hours(flops, A100, rate / A100) == pytest.approx(1.72e6)
 
 
 def test_d10_source_error_compile_claims_77_percent_of_the_peak():
     """003: 150K -> 280K tokens/s for GPT-2 124M on an A100 is 1.87 x, and the second figure would be 77 % of its peak,
     which no published run of that size reaches; the first is an ordinary 41 %."""
-    per_token = training_flops_per_token(GPT2_MULTIPLIED, **GPT2)
-    assert 280 / 150 == pytest.approx(1.87, abs=0.005)
+    per_token = training_flops_per_token(GPT2)
+    assert pytest.approx(1.87, abs=0.005) == 280 / 150
     assert 150e3 * per_token / A100 == pytest.approx(0.41, abs=0.005)
     assert 280e3 * per_token / A100 == pytest.approx(0.77, abs=0.005)

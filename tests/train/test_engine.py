@@ -101,31 +101,6 @@ def test_C7_two_gradients_by_hand(tmp_path: Path) -> None:
     assert model.gradients.sum(0).tolist() == pytest.approx([0.4, -0.4, 0.6])
 
 
-@pytest.mark.parametrize(
-    ("micro", "accumulation", "ranks", "rows", "tokens"),
-    [
-        (12, 4, 1, 48, 49_152),
-        (12, 5, 8, 480, 491_520),
-        (12, 40, 1, 480, 491_520),
-        (12, 10, 4, 480, 491_520),
-        (12, 64, 1, 768, 786_432),
-        (32, 16, 1, 512, 524_288),
-        (4, 32, 1, 128, 131_072),
-        (16, 4, 1, 64, 65_536),
-    ],
-)
-def test_C7_tables(micro: int, accumulation: int, ranks: int, rows: int, tokens: int) -> None:
-    execution = Execution("cpu", "fp32", 1, micro, "test")
-    assert execution.accumulation(rows, ranks) == accumulation
-    assert micro * accumulation * ranks == rows
-    assert rows * 1024 == tokens
-
-
-def test_C7_llama_65b_step() -> None:
-    assert 2048 * 2048 == 4_194_304
-    assert Execution("cpu", "bf16", 1, 4, "test").accumulation(2048, ranks=64) == 8
-
-
 def test_C5_a_changed_masked_label_changes_nothing(tmp_path: Path) -> None:
     """Ids at masked targets are free to change: loss and gradient are the same to the bit."""
     batch = _ragged()

@@ -3,6 +3,8 @@
 Letters: N parameters, D tokens, L layers, d features of all query heads, T context.
 """
 
+from ingot.plan.shape import Shape
+
 FORWARD_FLOPS = 2
 """Per parameter and token: one multiplication, one addition."""
 BACKWARD = 2
@@ -28,13 +30,15 @@ def attention_flops(layers: int, width: int, context: int) -> int:
     return (1 + BACKWARD) * 2 * FORWARD_FLOPS * layers * width * context
 
 
-def training_flops_per_token(multiplied: int, layers: int, width: int, context: int) -> int:
-    """6 N + 12 L d T: what utilisation is measured with.
+def multiplied(shape: Shape) -> int:
+    """Parameters a token is multiplied with: the head, tied or not, and no table that is looked up."""
+    parts = shape.parameters_by_part()
+    looked_up = parts["positions"] + (0 if shape.tied else parts["embedding"])
+    return sum(parts.values()) - looked_up
 
-    Args:
-        multiplied: the parameters a token is multiplied with: the head, tied or not, but no table that is looked up.
-        layers: number of blocks.
-        width: features of all query heads together.
-        context: keys a token attends to.
-    """
-    return training_flops(multiplied, 1) + attention_flops(layers, width, context)
+
+def training_flops_per_token(shape: Shape) -> int:
+    """6 N + 12 L d T: what utilisation is measured with."""
+    keys = min(shape.context, shape.window or shape.context)
+    attention = attention_flops(shape.depth, shape.heads * shape.head_size, keys)
+    return training_flops(multiplied(shape), 1) + attention

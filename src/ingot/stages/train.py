@@ -17,7 +17,7 @@ from ingot.model.transformer import Transformer, build
 from ingot.objectives.settings import OBJECTIVES
 from ingot.optim.groups import counts as decay_counts
 from ingot.optim.schedule import Schedule
-from ingot.plan.arithmetic import training_flops_per_token
+from ingot.plan.flops import training_flops_per_token
 from ingot.stages.job import Job
 from ingot.stages.load import describe, load_model
 from ingot.stages.mixture import Data, batch_rows, open_data

@@ -6,7 +6,6 @@ checkpoint and export never meet it. fp64 exists for proofs: there the parameter
 
 import contextlib
 import json
-import math
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,10 +39,6 @@ class Execution:
         if self.precision == "bf16":
             return torch.autocast(self.device.split(":")[0], dtype=torch.bfloat16)
         return contextlib.nullcontext()
-
-    def accumulation(self, rows: int, ranks: int = 1) -> int:
-        """Forward passes per update and rank: micro-batch x accumulation x ranks = rows (the last one may be short)."""
-        return math.ceil(rows / (self.micro_batch * ranks))
 
     def line(self) -> str:
         return (
