@@ -1,13 +1,15 @@
 """Bytes of a training run by what they hold, from counts alone: no tensor is made, no torch loaded.
 
 Units are decimal (1 GB = 10^9 bytes) as on data sheets. Two counts of activations stand side by side: the paper's, for
-a block of GPT-3 in 16 bits, which is what published figures use; and our own engine's, term by term, which a test holds
-against what autograd keeps.
+a block of GPT-3 in 16 bits, which is what published figures use; and our own engine's, which a test holds against what
+autograd keeps.
 
 Letters: V vocabulary, d width, L layers, H heads, T context, b rows, N parameters, f inner size of the feed-forward.
 """
 
 from dataclasses import asdict, dataclass
+
+from ingot.plan.shape import Shape
 
 FP32 = 4
 ADAM_MOMENTS = 2
@@ -57,6 +59,53 @@ def activation_bytes(depth: int, width: int, heads: int, context: int, rows: int
     """
     linear = 34 * depth * rows * context * width
     return linear if fused else linear + 5 * depth * rows * score_elements(heads, context)
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes that a forward pass of our engine keeps for its backward pass."""
+
+    layers: int
+    """Inputs of norms, matrices, attention and activation functions."""
+    scores: int
+    """Attention probabilities, where they are written out."""
+    casts: int
+    """Copies of the matrices in the precision of the forward pass, where the parameters have a higher one."""
+    logits: int
+    """One chunk of logits, with its softmax and its gradient."""
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(asdict(self).values())
+
+
+def engine_activations(shape: Shape, rows: int, element: int, plain: bool, max_logits: int) -> Activations:
+    """What one micro-batch keeps, by the layout of our blocks.
+
+    Args:
+        shape: the model.
+        rows: rows of a micro-batch.
+        element: bytes of a number in the forward pass; below 4 the residual stream stays fp32, and each matrix that
+            reads a norm's output keeps its own copy of it.
+        plain: whether attention scores are written out.
+        max_logits: elements of logits held at once.
+    """
+    tokens, d = rows * shape.context, shape.width
+    stream, gated = max(element, FP32), shape.activation == "swiglu"
+    readers = (3, 2 if gated else 1) if element < stream else (1, 1)
+    norm = (2 if shape.norm == "rms" else 1) * d * stream  # RMSNorm also keeps the normalised input
+    attention = 2 * (shape.heads + shape.kv_heads) * shape.head_size * element  # queries, keys, values, output
+    ffn = (4 if gated else 2) * shape.ffn * element
+    layer = 2 * norm + sum(readers) * d * element + attention + ffn
+    parts = shape.parameters_by_part()
+    matrices = parts["attention"] + parts["feed-forward"]
+    return Activations(
+        layers=tokens * (shape.depth * layer + norm + d * element),
+        scores=shape.depth * score_elements(shape.heads, shape.context, rows) * element if plain else 0,
+        casts=matrices * element if element < stream else 0,
+        logits=3 * FP32 * min(tokens * shape.vocab, max(max_logits, shape.vocab)),
+    )
 
 
 def score_elements(heads: int, context: int, rows: int = 1) -> int:
