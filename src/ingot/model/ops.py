@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from ingot.model.settings import MAX_LOGITS
+
 IGNORE = -100
-MAX_LOGITS = 1 << 26
-"""Elements of logits held at once: 256 MiB in fp32, and the backward pass holds about three such."""
 
 Head = Callable[[Tensor], Tensor]
 

@@ -24,6 +24,8 @@ WIDTH_PER_LAYER = 64
 _HEAD_SIZES = (64, 32, 16, 8)
 _UNITS = {"K": 10**3, "M": 10**6, "B": 10**9}
 _MAX_DEPTH = 256
+MAX_LOGITS = 1 << 26
+"""Elements of logits held at once: 256 MiB in fp32, and the backward pass holds about three such."""
 
 Family = Literal["llama", "gpt2", "mistral", "qwen2", "qwen3"]
 Positions = Literal["rope", "learned"]

@@ -14,7 +14,7 @@ from ingot.stages.load import Loaded, load_model
 from ingot.stages.settings import EvaluateStageSettings
 from ingot.text.chat import render, stop_ids
 from ingot.text.store import Store
-from ingot.train.execution import MICRO_TOKENS
+from ingot.train.settings import MICRO_TOKENS
 
 
 def run(job: Job) -> dict[str, Any]:

@@ -28,7 +28,8 @@ from ingot.text.tokenizer import Tokenizer, load_tokenizer
 from ingot.train.api import Objective
 from ingot.train.duration import Duration
 from ingot.train.engine import Engine, Plan, StepMetrics, train
-from ingot.train.execution import MICRO_TOKENS, Execution, choose, remembered
+from ingot.train.execution import Execution, choose, remembered
+from ingot.train.settings import MICRO_TOKENS
 
 
 def run(job: Job) -> dict[str, Any]:

@@ -17,8 +17,6 @@ from ingot.core.artifact import atomic_json
 from ingot.core.errors import UserError
 from ingot.train.settings import LoopSettings, Precision
 
-MICRO_TOKENS = 16_384
-
 
 @dataclass(frozen=True)
 class Execution:
@@ -58,8 +56,7 @@ def choose(settings: LoopSettings, precision: Precision, context: int, batch: in
     device = "cuda" if has_gpu and settings.device != "cpu" else "cpu"
     chosen, reason = (precision, "as set") if precision != "auto" else _precision(device)
     threads = settings.threads or torch.get_num_threads()
-    micro = min(batch, settings.micro_batch or max(1, MICRO_TOKENS // context))
-    return Execution(device, chosen, threads, micro, reason)
+    return Execution(device, chosen, threads, settings.rows_at_once(context, batch), reason)
 
 
 def remembered(path: Path, fresh: Execution, settings: LoopSettings) -> Execution:

@@ -6,6 +6,9 @@ from pydantic import Field
 
 from ingot.core.recipe import EXECUTION, Settings
 
+MICRO_TOKENS = 16_384
+"""Tokens of one forward pass where nothing says otherwise."""
+
 Precision = Literal["auto", "fp32", "bf16", "fp64"]
 
 
@@ -37,3 +40,7 @@ class LoopSettings(Settings):
     """Compute threads; default: one per core."""
     device: Annotated[Literal["auto", "cpu", "cuda"], EXECUTION] = "auto"
     """Where to compute; `auto` takes a GPU if there is one."""
+
+    def rows_at_once(self, context: int, rows: int) -> int:
+        """Rows of one forward pass, of a step's `rows` (of one rank)."""
+        return min(rows, self.micro_batch or max(1, MICRO_TOKENS // context))
