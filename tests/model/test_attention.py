@@ -1,10 +1,14 @@
 """D8: the fused attention against the plain one, memory, documents, and the rounding of rotary positions."""
 
+import math
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ingot.model.attention import attend, document_mask, rotate, rotation
+from ingot.model.attention import attend, attend_plain, cache_mask, causal_mask, document_mask
+from ingot.model.rotary import rotate, rotation, stretch
+from ingot.model.settings import RopeScaling
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
@@ -107,3 +111,49 @@ def test_rotation_angles_are_float32_for_a_bfloat16_model():
     assert turn.cos_BT1E.dtype == torch.float32
     assert not torch.equal(turn.cos_BT1E[0, 0], turn.cos_BT1E[0, 1])
     assert rotate(torch.ones(1, 2, 1, 32, dtype=torch.bfloat16), turn).dtype == torch.bfloat16
+
+
+LLAMA_31 = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=8192)
+
+
+def test_stretched_frequencies_are_kept_slowed_down_or_mixed():
+    """Llama 3.1's heads of 128 features at theta 500,000, wavelengths against 8,192 / 4 and 8,192 / 1."""
+    frequency = 500_000.0 ** -(torch.arange(0, 128, 2, dtype=torch.float64) / 128)
+    stretched = stretch(frequency, LLAMA_31)
+    wavelength = 2 * math.pi / frequency
+    fast, slow = wavelength < 2048, wavelength > 8192
+    assert torch.equal(stretched[fast], frequency[fast])
+    torch.testing.assert_close(stretched[slow], frequency[slow] / 8, rtol=1e-15, atol=0)
+    between = stretched[~fast & ~slow] / frequency[~fast & ~slow]
+    assert fast.sum() == 29
+    assert len(between) == 6
+    assert ((between > 1 / 8) & (between < 1)).all()
+    assert (stretched.diff() < 0).all()
+
+
+def test_window_masks_against_the_definition():
+    T, window = 9, 3
+    expected = torch.tensor([[0 <= t - s < window for s in range(T)] for t in range(T)])
+    assert torch.equal(causal_mask(T, window, "cpu"), expected)
+    positions = torch.tensor([[4, 5, 6], [6, 7, 8]])
+    assert torch.equal(cache_mask(positions, T, window), expected[positions])
+    assert torch.equal(cache_mask(positions, T, None), torch.ones(T, T, dtype=torch.bool).tril()[positions])
+    documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1]])
+    same = documents[0][:, None] == documents[0]
+    assert torch.equal(document_mask(documents, window)[0], expected & same)
+
+
+@pytest.mark.parametrize("path", ["sdpa", "plain"])
+def test_D8_dropout_leaves_out_that_share_and_keeps_the_mean(path):
+    torch.manual_seed(0)
+    T, p = 64, 0.25
+    q = k = torch.zeros(1, 1, T, T)  # uniform probabilities
+    v = torch.eye(T)[None, None]  # the output is the probabilities
+    kept = attend(q, k, v, None, path, dropout=p)[0, 0]
+    expected = attend(q, k, v, None, path)[0, 0]
+    lower = torch.ones(T, T).tril().bool()
+    assert ((kept == 0) | torch.isclose(kept, expected / (1 - p))).all()
+    n = int(lower.sum())
+    share = (kept[lower] == 0).float().mean().item()
+    assert abs(share - p) < 4 * math.sqrt(p * (1 - p) / n)
+    assert torch.equal(attend_plain(q, k, v, None, p)[1][0, 0], attend_plain(q, k, v)[1][0, 0])

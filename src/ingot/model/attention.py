@@ -1,97 +1,99 @@
-"""Causal self-attention: rotary positions, grouped keys, documents kept apart, and a cache for generation.
+"""Causal self-attention: grouped keys, a sliding window, documents kept apart, and a cache for generation.
 
 Two ways to the same numbers. `plain` writes the scores out and is the readable reference; `sdpa` is PyTorch's fused
 kernel, whose memory grows with T instead of T^2. `auto` takes the fused one except where the plain one is measurably
 faster (`_faster`). Masks are booleans built once per forward and shared by all layers; no mask means plainly causal,
-which lets the fused kernel skip half of the work.
+which lets the fused kernel skip half of the work. A window that no row outgrows costs nothing; a smaller one costs a
+mask of T x T bits.
 
 Rejected: FlexAttention (compiles per shape, slow to start on a CPU; worth another look for long rows of many documents
-on a GPU), learned position tables (they fix the context), and repeating the keys of a group (memory for nothing).
+and for windows on a GPU), repeating the keys of a group (memory for nothing), and a cache that forgets what has left
+the window (it would save memory in long generations only, and keys would no longer stand at their positions).
 
 Shapes: B rows, T queries, S keys, H query heads, K key heads, G = H / K, D features of a head, E = D / 2, W = H D.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ingot.model.norms import make_norm
+from ingot.model.rotary import Rotation, rotate
 from ingot.model.settings import ModelConfig
 
 Path = Literal["auto", "sdpa", "plain"]
 _PLAIN_BF16_KEYS = 512
 
 
-class Rotation(NamedTuple):
-    """Cosines and sines of one forward's positions, at least float32, shared by all layers; (B or 1) x T x 1 x E."""
-
-    cos_BT1E: Tensor
-    sin_BT1E: Tensor
-
-
-def rotation(positions_BT: Tensor, head_size: int, theta: float, dtype: torch.dtype) -> Rotation:
-    """Angles position * theta^(-2 i / D) (Su et al. 2021, arXiv:2104.09864), never in less than float32.
-
-    bfloat16 has 8 bits of mantissa: position 257 would not exist.
-    """
-    dtype = torch.promote_types(dtype, torch.float32)
-    exponent_E = torch.arange(0, head_size, 2, dtype=dtype, device=positions_BT.device) / head_size
-    angle_BTE = positions_BT.to(dtype)[..., None] * theta**-exponent_E
-    return Rotation(angle_BTE.cos()[:, :, None], angle_BTE.sin()[:, :, None])
+def causal_mask(T: int, window: int | None, device: torch.device | str) -> Tensor:
+    """T x T, True where a query may see a key: not later, and not `window` or more tokens before."""
+    mask_TT = torch.ones(T, T, dtype=torch.bool, device=device).tril()
+    return mask_TT if window is None else mask_TT.triu(1 - window)
 
 
-def rotate(x_BTHD: Tensor, turn: Rotation) -> Tensor:
-    """Turn the pairs (i, i + D/2) by their angles: Llama's half-split layout, so its weights load without shuffling."""
-    a, b = x_BTHD.to(turn.cos_BT1E.dtype).chunk(2, dim=-1)
-    cos, sin = turn
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x_BTHD.dtype)
+def document_mask(documents_BT: Tensor, window: int | None = None) -> Tensor:
+    """B x T x T, True where a query may see a key: same document, not later, within the window."""
+    same_BTT = documents_BT[:, :, None] == documents_BT[:, None, :]
+    return same_BTT & causal_mask(documents_BT.shape[1], window, documents_BT.device)
 
 
-def document_mask(documents_BT: Tensor) -> Tensor:
-    """B x T x T, True where a query may see a key: same document, not later."""
-    T = documents_BT.shape[1]
-    causal_TT = torch.ones(T, T, dtype=torch.bool, device=documents_BT.device).tril()
-    return (documents_BT[:, :, None] == documents_BT[:, None, :]) & causal_TT
+def cache_mask(positions_BT: Tensor, keys: int, window: int | None) -> Tensor:
+    """B x T x S, the same where key s stands at position s and the queries at positions of their own."""
+    keys_S = torch.arange(keys, device=positions_BT.device)
+    mask_BTS = keys_S <= positions_BT[:, :, None]
+    return mask_BTS if window is None else mask_BTS & (keys_S > positions_BT[:, :, None] - window)
 
 
 def attend(
-    q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask_BTS: Tensor | None = None, path: Path = "auto"
+    q_BHTD: Tensor,
+    k_BKSD: Tensor,
+    v_BKSD: Tensor,
+    mask_BTS: Tensor | None = None,
+    path: Path = "auto",
+    dropout: float = 0.0,
 ) -> Tensor:
     """Softmax(q k^T / sqrt(D)) v, B x H x T x D.
 
     Args:
         mask_BTS: True where a query may see a key; every query must see one. None: causal, for which S = T.
         path: "sdpa" (fused), "plain" (scores written out) or "auto" (whichever is faster here).
+        dropout: share of the probabilities left out, the others scaled up.
     """
     assert mask_BTS is not None or q_BHTD.shape[2] == k_BKSD.shape[2], "causal attention needs as many keys as queries"
     if path == "auto":
         path = _faster(q_BHTD, k_BKSD)
     if path == "plain":
-        return attend_plain(q_BHTD, k_BKSD, v_BKSD, mask_BTS)[0]
+        return attend_plain(q_BHTD, k_BKSD, v_BKSD, mask_BTS, dropout)[0]
     return F.scaled_dot_product_attention(
         q_BHTD,
         k_BKSD,
         v_BKSD,
         attn_mask=None if mask_BTS is None else mask_BTS[:, None],
+        dropout_p=dropout,
         is_causal=mask_BTS is None,
         enable_gqa=q_BHTD.shape[1] != k_BKSD.shape[1],
     )
 
 
 def attend_plain(
-    q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask_BTS: Tensor | None = None
+    q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask_BTS: Tensor | None = None, dropout: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """The reference: outputs B x H x T x D, and the probabilities B x H x T x S that the fused kernel never holds."""
+    """The reference: outputs B x H x T x D, and the probabilities B x H x T x S that the fused kernel never holds.
+
+    The probabilities are those before dropout.
+    """
     (B, H, T, D), (K, S) = q_BHTD.shape, k_BKSD.shape[1:3]
     if mask_BTS is None:
-        mask_BTS = torch.ones(1, T, S, dtype=torch.bool, device=q_BHTD.device).tril()
+        mask_BTS = causal_mask(T, None, q_BHTD.device)[None]
     # A bias is added, not filled in: addition costs the backward pass nothing.
     bias_BTS = torch.zeros(mask_BTS.shape, dtype=q_BHTD.dtype, device=q_BHTD.device).masked_fill(~mask_BTS, -torch.inf)
     q_BKRD = (q_BHTD * D**-0.5).reshape(B, K, H // K * T, D)
     score_BKGTS = (q_BKRD @ k_BKSD.transpose(2, 3)).view(B, K, H // K, T, S) + bias_BTS[:, None, None]
     p_BKGTS = torch.softmax(score_BKGTS, dim=-1)
-    out_BKRD = p_BKGTS.view(B, K, H // K * T, S) @ v_BKSD
+    used_BKGTS = F.dropout(p_BKGTS, dropout) if dropout else p_BKGTS
+    out_BKRD = used_BKGTS.view(B, K, H // K * T, S) @ v_BKSD
     return out_BKRD.view(B, H, T, D), p_BKGTS.view(B, H, T, S)
 
 
@@ -158,39 +160,48 @@ class KVCache:
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions and no biases; the parameters are named as in Llama: q, k, v, o."""
+    """Grouped-query attention; the parameters are named as in Llama: q, k, v, o."""
 
     def __init__(self, config: ModelConfig, index: int):
         super().__init__()
         self.index = index
         self.head_size = config.head_size
-        kv_width = config.kv_heads * config.head_size
-        self.q = nn.Linear(config.width, config.width, bias=False)
-        self.k = nn.Linear(config.width, kv_width, bias=False)
-        self.v = nn.Linear(config.width, kv_width, bias=False)
-        self.o = nn.Linear(config.width, config.width, bias=False)
+        self.dropout = config.dropout
+        width, kv_width = config.heads * config.head_size, config.kv_heads * config.head_size
+        bias = config.bias != "none"
+        self.q = nn.Linear(config.width, width, bias=bias)
+        self.k = nn.Linear(config.width, kv_width, bias=bias)
+        self.v = nn.Linear(config.width, kv_width, bias=bias)
+        self.o = nn.Linear(width, config.width, bias=config.bias == "all")
+        self.q_norm = make_norm(config, config.head_size) if config.qk_norm else None
+        self.k_norm = make_norm(config, config.head_size) if config.qk_norm else None
 
     def forward(
         self,
         x_BTW: Tensor,
-        turn: Rotation,
+        turn: Rotation | None,
         mask_BTS: Tensor | None,
         cache: tuple[KVCache, Tensor] | None,
         path: Path,
     ) -> tuple[Tensor, Tensor | None]:
         """Output B x T x W, and on the plain path the probabilities B x H x T x S."""
         heads = (*x_BTW.shape[:2], -1, self.head_size)
-        q_BTHD = rotate(self.q(x_BTW).view(heads), turn)
-        k_BTKD = rotate(self.k(x_BTW).view(heads), turn)
+        q_BTHD, k_BTKD = self.q(x_BTW).view(heads), self.k(x_BTW).view(heads)
         v_BTKD = self.v(x_BTW).view(heads)
+        if self.q_norm is not None and self.k_norm is not None:  # under autocast a norm returns float32
+            q_BTHD = self.q_norm(q_BTHD).to(v_BTKD.dtype)
+            k_BTKD = self.k_norm(k_BTKD).to(v_BTKD.dtype)
+        if turn is not None:
+            q_BTHD, k_BTKD = rotate(q_BTHD, turn), rotate(k_BTKD, turn)
         k_BKSD, v_BKSD = k_BTKD.transpose(1, 2), v_BTKD.transpose(1, 2)
         if cache is not None:
             all_keys, all_values = cache[0].write(self.index, k_BTKD, v_BTKD, cache[1])
             if mask_BTS is not None:  # without one the cache was empty, and the new keys are all there is
                 k_BKSD, v_BKSD = all_keys.to(k_BTKD.dtype), all_values.to(v_BTKD.dtype)
         q_BHTD, p_BHTS = q_BTHD.transpose(1, 2), None
+        dropout = self.dropout if self.training else 0.0
         if path == "plain":
-            out_BHTD, p_BHTS = attend_plain(q_BHTD, k_BKSD, v_BKSD, mask_BTS)
+            out_BHTD, p_BHTS = attend_plain(q_BHTD, k_BKSD, v_BKSD, mask_BTS, dropout)
         else:
-            out_BHTD = attend(q_BHTD, k_BKSD, v_BKSD, mask_BTS, path)
-        return self.o(out_BHTD.transpose(1, 2).reshape(x_BTW.shape)), p_BHTS
+            out_BHTD = attend(q_BHTD, k_BKSD, v_BKSD, mask_BTS, path, dropout)
+        return self.o(out_BHTD.transpose(1, 2).flatten(2)), p_BHTS

@@ -1,8 +1,10 @@
-"""The decoder: embedding, pre-norm blocks (RMSNorm, rotary attention, SwiGLU), final norm, head tied or untied.
+"""The decoder: embedding, pre-norm blocks of attention and feed-forward, final norm, head tied or untied.
 
 The forward ends at the last hidden state and hands out the head as a function: `ops` calls it on as many positions as
 fit a memory budget, so logits of B x T x V never exist at once. Parameter names follow Llama's (layers.N.attention.q,
-layers.N.ffn.gate ...), so that exchanging checkpoints is a renaming.
+layers.N.ffn.gate ...), so that exchanging checkpoints is a renaming (`hf.py`). Which norm, which feed-forward, which
+positions is the config's choice, made once where a module is built: GPT-2, Llama, Mistral and Qwen are settings of this
+one class.
 
 The head of a tied model is the embedding matrix, used, not copied: a shared Parameter would break under `to_empty`,
 sharding and safetensors.
@@ -19,11 +21,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ingot.model.attention import Attention, KVCache, Path, Rotation, document_mask, rotation
+from ingot.model.attention import Attention, KVCache, Path, cache_mask, causal_mask, document_mask
+from ingot.model.feedforward import make_feedforward
+from ingot.model.norms import make_norm
+from ingot.model.rotary import Rotation, rotation
 from ingot.model.settings import ModelConfig
 
 _LINEAR_STD = 0.02  # GPT-2's; 0.5 / sqrt(W) = 0.044 was worse at W 128 (5.58 against 5.25, see _tied_std)
 _UNTIED_EMBEDDING_STD = 0.1
+_GAINS = ("attention_norm", "q_norm", "k_norm", "ffn_norm", "norm")
+_MATRICES = ("q", "k", "v", "gate", "up", "position_embedding")
 
 
 class ModelOut(NamedTuple):
@@ -37,52 +44,28 @@ class ModelOut(NamedTuple):
     """What the caller asked for by name."""
 
 
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight (Zhang and Sennrich 2019, arXiv:1910.07467)."""
-
-    def __init__(self, width: int, eps: float):
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
-
-class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202)."""
-
-    def __init__(self, config: ModelConfig):
-        super().__init__()
-        self.gate = nn.Linear(config.width, config.ffn, bias=False)
-        self.up = nn.Linear(config.width, config.ffn, bias=False)
-        self.down = nn.Linear(config.ffn, config.width, bias=False)
-
-    def forward(self, x_BTW: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x_BTW)) * self.up(x_BTW))
-
-
 class Block(nn.Module):
     """x + attention(norm(x)), then x + ffn(norm(x))."""
 
     def __init__(self, config: ModelConfig, index: int):
         super().__init__()
-        self.attention_norm = RMSNorm(config.width, config.norm_eps)
+        self.dropout = config.dropout
+        self.attention_norm = make_norm(config, config.width)
         self.attention = Attention(config, index)
-        self.ffn_norm = RMSNorm(config.width, config.norm_eps)
-        self.ffn = SwiGLU(config)
+        self.ffn_norm = make_norm(config, config.width)
+        self.ffn = make_feedforward(config)
 
     def forward(
         self,
         x_BTW: Tensor,
-        turn: Rotation,
+        turn: Rotation | None,
         mask_BTS: Tensor | None,
         cache: tuple[KVCache, Tensor] | None,
         path: Path,
     ) -> tuple[Tensor, Tensor | None]:
         mixed_BTW, p_BHTS = self.attention(self.attention_norm(x_BTW), turn, mask_BTS, cache, path)
-        x_BTW = x_BTW + mixed_BTW
-        return x_BTW + self.ffn(self.ffn_norm(x_BTW)), p_BHTS
+        x_BTW = x_BTW + F.dropout(mixed_BTW, self.dropout, self.training)
+        return x_BTW + F.dropout(self.ffn(self.ffn_norm(x_BTW)), self.dropout, self.training), p_BHTS
 
 
 class Transformer(nn.Module):
@@ -94,8 +77,10 @@ class Transformer(nn.Module):
         self.attention_path: Path = "auto"
         """How attention is computed, not what: an execution choice that tests and `execution` may set."""
         self.embedding = nn.Embedding(config.vocab, config.width)
+        learned = config.positions == "learned"
+        self.position_embedding = nn.Embedding(config.context, config.width) if learned else None
         self.layers = nn.ModuleDict({str(i): Block(config, i) for i in range(config.depth)})
-        self.norm = RMSNorm(config.width, config.norm_eps)
+        self.norm = make_norm(config, config.width)
         self.head = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
 
     def forward(
@@ -111,28 +96,26 @@ class Transformer(nn.Module):
 
         Args:
             ids_BT: token ids.
-            positions_BT: rotary positions; default 0 .. T-1, or what follows the cache. Only differences matter.
+            positions_BT: default: what follows the cache, or 0 .. T-1 in every document. Rotary positions may start
+                anywhere, since only their differences matter; learned ones must be less than the context.
             documents_BT: which document a token belongs to, any integers; tokens see their own document only. None:
                 the whole row is one document.
             cache: keys and values of earlier tokens; read, extended by these T tokens, and advanced.
             taps: "hidden.N" (the stream before block N; N = depth is what the final norm reads), "attention.N" (the
                 probabilities of block N, B x H x T x S; takes the plain path there).
         """
-        T = ids_BT.shape[1]
         wanted = _parse_taps(taps, self.config.depth)
-        mask_BTS, stored = None if documents_BT is None else document_mask(documents_BT), None
         if cache is not None:
             assert documents_BT is None, "a cached row is one document"
             assert positions_BT is None, "a cache knows its own positions"
-            positions_BT = cache.positions(T)
-            stored = (cache, positions_BT)
-            if cache.end > 0:
-                keys_S = torch.arange(cache.end + T, device=ids_BT.device)
-                mask_BTS = keys_S <= positions_BT[:, :, None]
+            positions_BT = cache.positions(ids_BT.shape[1])
+        stored = None if cache is None or positions_BT is None else (cache, positions_BT)
+        mask_BTS = self._mask(ids_BT, documents_BT, stored)
         if positions_BT is None:
-            positions_BT = torch.arange(T, device=ids_BT.device)[None]
-        x_BTW = self.embedding(ids_BT)
-        turn = rotation(positions_BT, self.config.head_size, self.config.rope_theta, x_BTW.dtype)
+            positions_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device)[None]
+            if self.position_embedding is not None and documents_BT is not None:
+                positions_BT = positions_BT - _starts(documents_BT)
+        x_BTW, turn = self._embed(ids_BT, positions_BT)
         found: dict[str, Tensor] = {}
         for i, block in enumerate(self.layers.values()):
             if ("hidden", i) in wanted:
@@ -144,8 +127,33 @@ class Transformer(nn.Module):
         if ("hidden", self.config.depth) in wanted:
             found[f"hidden.{self.config.depth}"] = x_BTW
         if cache is not None:
-            cache.advance(T)
+            cache.advance(ids_BT.shape[1])
         return ModelOut(self.norm(x_BTW), self.logits, found)
+
+    def _mask(
+        self, ids_BT: Tensor, documents_BT: Tensor | None, stored: tuple[KVCache, Tensor] | None
+    ) -> Tensor | None:
+        """What every query may see; None where that is all before it."""
+        T, window = ids_BT.shape[1], self.config.window
+        keys = T if stored is None else stored[0].end + T
+        if window is not None and keys <= window:
+            window = None
+        if documents_BT is not None:
+            return document_mask(documents_BT, window)
+        if stored is not None and keys > T:
+            return cache_mask(stored[1], keys, window)
+        return None if window is None else causal_mask(T, window, ids_BT.device)[None]
+
+    def _embed(self, ids_BT: Tensor, positions_BT: Tensor) -> tuple[Tensor, Rotation | None]:
+        """The stream before the first block, and the angles of this forward where positions are rotary."""
+        config, turn = self.config, None
+        x_BTW = self.embedding(ids_BT)
+        if self.position_embedding is not None:
+            assert ids_BT.shape[1] <= config.context, f"{ids_BT.shape[1]} tokens in a context of {config.context}"
+            x_BTW = x_BTW + self.position_embedding(positions_BT)
+        else:
+            turn = rotation(positions_BT, config.head_size, config.rope_theta, x_BTW.dtype, config.rope_scaling)
+        return F.dropout(x_BTW, config.dropout, self.training), turn
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The head: ... x W to ... x V."""
@@ -157,25 +165,23 @@ class Transformer(nn.Module):
         for name, parameter in self.named_parameters():
             std = self._std(name)
             if std is None:
-                parameter.fill_(1.0)
+                parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
             else:
                 noise = torch.randn(parameter.shape, generator=generator, device=generator.device)
                 parameter.copy_(noise.mul_(std))
             assert torch.isfinite(parameter).all(), f"{name} is not finite after initialisation"
 
     def _std(self, name: str) -> float | None:
-        """Standard deviation a parameter starts with; None: it is a gain and starts at 1."""
-        kind = name.split(".")[-2]
-        if kind in ("attention_norm", "ffn_norm", "norm"):
-            return None
+        """Standard deviation a parameter starts with; None: it is a gain, which starts at 1, or a bias, at 0."""
+        kind, role = name.split(".")[-2:]
         if kind == "head":
             return 1 / self.config.width
         if kind == "embedding":
             return _tied_std(self.config.vocab, self.config.width) if self.config.tied else _UNTIED_EMBEDDING_STD
-        if kind in ("o", "down"):
-            return _LINEAR_STD / math.sqrt(2 * self.config.depth)
-        assert kind in ("q", "k", "v", "gate", "up"), f"no initialisation is known for {name}"
-        return _LINEAR_STD
+        assert kind in (*_GAINS, *_MATRICES, "o", "down"), f"no initialisation is known for {name}"
+        if role == "bias" or kind in _GAINS:
+            return None
+        return _LINEAR_STD / math.sqrt(2 * self.config.depth) if kind in ("o", "down") else _LINEAR_STD
 
 
 def _tied_std(vocab: int, width: int) -> float:
@@ -209,6 +215,13 @@ def build(
     model = empty(config, device, dtype)
     model.init_weights(torch.Generator().manual_seed(seed))
     return model
+
+
+def _starts(documents_BT: Tensor) -> Tensor:
+    """Where the document of each token begins in its row, B x T."""
+    index_T = torch.arange(documents_BT.shape[1], device=documents_BT.device)
+    begins_BT = documents_BT != documents_BT.roll(1, dims=1)
+    return (index_T * begins_BT).cummax(dim=1).values
 
 
 def _parse_taps(taps: frozenset[str], depth: int) -> set[tuple[str, int]]:

@@ -1,0 +1,39 @@
+"""The two feed-forwards: SwiGLU with three matrices, GELU with two, named as in Llama: gate, up, down."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ingot.model.settings import ModelConfig
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202)."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        bias = config.bias == "all"
+        self.gate = nn.Linear(config.width, config.ffn, bias=bias)
+        self.up = nn.Linear(config.width, config.ffn, bias=bias)
+        self.down = nn.Linear(config.ffn, config.width, bias=bias)
+
+    def forward(self, x_BTW: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x_BTW)) * self.up(x_BTW))
+
+
+class GELU(nn.Module):
+    """down(gelu(up(x))) (Hendrycks and Gimpel 2016, arXiv:1606.08415), exact or with the tanh that GPT-2 has."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        bias = config.bias == "all"
+        self.approximate = "tanh" if config.activation == "gelu-tanh" else "none"
+        self.up = nn.Linear(config.width, config.ffn, bias=bias)
+        self.down = nn.Linear(config.ffn, config.width, bias=bias)
+
+    def forward(self, x_BTW: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x_BTW), approximate=self.approximate))
+
+
+def make_feedforward(config: ModelConfig) -> SwiGLU | GELU:
+    """The feed-forward of that model."""
+    return SwiGLU(config) if config.activation == "swiglu" else GELU(config)

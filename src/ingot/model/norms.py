@@ -1,0 +1,45 @@
+"""RMSNorm and LayerNorm, before every attention and feed-forward, after the last, and of queries and keys where asked.
+
+Both compute in the precision of their weight, which is float32 also where autocast has made the input bfloat16.
+
+Rejected: torch's own modules. Their gains and biases are right, but `nn.LayerNorm` initialises itself, and a model here
+is made without values on the meta device and filled in one place (`Transformer.init_weights`).
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ingot.model.settings import ModelConfig
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / std * weight + bias (Ba et al. 2016, arXiv:1607.06450), the bias as an option."""
+
+    def __init__(self, size: int, eps: float, bias: bool):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(size))
+        self.bias = nn.Parameter(torch.zeros(size)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.bias, self.eps)
+
+
+def make_norm(config: ModelConfig, size: int) -> RMSNorm | LayerNorm:
+    """The norm of that model over `size` features."""
+    if config.norm == "rms":
+        return RMSNorm(size, config.norm_eps)
+    return LayerNorm(size, config.norm_eps, bias=config.bias == "all")
