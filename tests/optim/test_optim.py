@@ -1,54 +1,13 @@
-"""Schedule, groups, clipping: the numbers of D3, D5, D6."""
+"""Groups, clipping and the judgement of norms: the numbers of D3 and D6."""
 
 import math
 
 import pytest
 import torch
 
-from ingot.optim.groups import adamw, clip_, counts, decays, global_norm, groups
-from ingot.optim.schedule import Schedule
+from ingot.optim.groups import clip_, counts, decays, global_norm, groups
 from ingot.optim.settings import OptimSettings
 from ingot.train.guard import judge
-
-
-def test_D5_warmup() -> None:
-    schedule = Schedule("cosine", 3e-4, 3e-5, 1000, 10_000)
-    assert schedule.lr(1) == pytest.approx(3e-7)
-    assert schedule.lr(500) == pytest.approx(1.5e-4)
-    assert schedule.lr(1000) == pytest.approx(3e-4)
-
-
-def test_D5_the_first_update_moves() -> None:
-    """All zero-based listings have lr 0 on the first update; steps here are 1-based."""
-    assert Schedule("cosine", 3e-4, 0, 1000, 10_000).lr(1) > 0
-
-
-def test_D5_cosine_start_half_end_and_floor() -> None:
-    schedule = Schedule("cosine", 3e-4, 1e-5, 0, 1000)
-    assert [schedule.lr(t) for t in (0, 500, 1000)] == pytest.approx([3e-4, 1.55e-4, 1e-5])
-    assert schedule.lr(1500) == schedule.lr(10**6) == pytest.approx(1e-5)  # 000, 001, 002 climb again past the end
-
-
-def test_D5_continuous_at_the_joint() -> None:
-    """t / T instead of (t - W) / (D - W) would drop to 2.929e-4 right after the warmup."""
-    schedule = Schedule("cosine", 3e-4, 0, 1000, 10_000)
-    assert schedule.lr(1000) - schedule.lr(1001) < 1e-10
-    wrong = 1e-5 + 0.5 * (3e-4 - 1e-5) * (1 + math.cos(math.pi * 1000 / 10_000))
-    assert wrong == pytest.approx(2.929e-4, abs=1e-7)
-
-
-def test_D5_gpt2_600k() -> None:
-    schedule = Schedule("cosine", 6e-4, 6e-5, 2000, 600_000)
-    thousands = (50, 100, 200, 300, 400, 500)
-    expected = (5.915e-4, 5.650e-4, 4.666e-4, 3.314e-4, 1.958e-4, 0.964e-4)
-    assert [schedule.lr(1000 * k) for k in thousands] == pytest.approx(expected, abs=5e-8)
-    assert schedule.lr(600_000) == pytest.approx(6e-5)
-
-
-def test_D5_linear_and_constant() -> None:
-    assert Schedule("linear", 1.0, 0.0, 0, 100).lr(25) == pytest.approx(0.75)
-    assert Schedule("constant", 1.0, 0.1, 10, 100).lr(5) == pytest.approx(0.5)
-    assert Schedule("constant", 1.0, 0.1, 10, 100).lr(10**6) == 1.0
 
 
 def _model() -> torch.nn.Module:
@@ -71,13 +30,14 @@ def test_D3_what_decays() -> None:
     assert sum(len(g["params"]) for g in groups(frozen, OptimSettings())) == len(named) - 1
 
 
-def test_D3_decay_is_one_minus_lr_lambda() -> None:
-    """theta 2, lambda .01, lr 1e-3: 2e-5 off, not .02 (000: minus lambda theta; 002: times 1 - lambda)."""
-    weight = torch.nn.Parameter(torch.full((1, 1), 2.0, dtype=torch.float64))
-    optimizer = adamw({"w": weight}, OptimSettings(weight_decay=0.01), lr=1e-3)
-    weight.grad = torch.zeros_like(weight)
-    optimizer.step()
-    assert 2.0 - weight.item() == pytest.approx(2e-5, rel=1e-3)
+def test_D3_source_error_a_list_of_names_misses_norms() -> None:
+    """001 exempts names with "bias", "layer_norm.weight" or "lm_head.weight": its own norm1 and norm2 decay."""
+    block = torch.nn.Module()
+    block.norm1, block.attention = torch.nn.LayerNorm(4), torch.nn.Linear(4, 4)
+    named = dict(block.named_parameters())
+    theirs = {n for n in named if not any(word in n for word in ("bias", "layer_norm.weight", "lm_head.weight"))}
+    assert theirs == {"norm1.weight", "attention.weight"}
+    assert {n for n, p in named.items() if decays(n, p)} == {"attention.weight"}
 
 
 def test_D6_clipping() -> None:
@@ -92,6 +52,21 @@ def test_D6_a_short_gradient_is_left_alone() -> None:
     gradients = [torch.tensor([0.3, 0.4])]
     clip_(gradients, 1.0, global_norm(gradients))
     assert torch.equal(gradients[0], torch.tensor([0.3, 0.4]))
+
+
+@pytest.mark.parametrize("limit", [0.01, 1.0, 4.9, 5.1])
+def test_D6_the_factor_is_the_smaller_of_one_and_limit_over_norm(limit: float) -> None:
+    gradients = [torch.tensor([3.0, 4.0], dtype=torch.float64)]
+    clip_(gradients, limit, global_norm(gradients))
+    assert gradients[0].norm().item() == pytest.approx(min(1.0, limit / 5.0) * 5.0, rel=1e-12)
+
+
+def test_D6_source_error_torch_returns_the_norm_before_clipping() -> None:
+    """003 reads the returned value as the norm after it ("healthy: < 1 after clipping"), which is never above 1."""
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    parameter.grad = torch.tensor([3.0, 4.0, 0.0])
+    assert torch.nn.utils.clip_grad_norm_([parameter], 1.0).item() == pytest.approx(5.0)
+    assert parameter.grad.norm().item() == pytest.approx(1.0)
 
 
 def test_D6_health() -> None:

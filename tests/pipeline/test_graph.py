@@ -124,6 +124,7 @@ CANDIDATES: list[Any] = [
         "sha",
     ),
     *("gpt2", "learned", "layer", "gelu", "qkv", ROPE_SCALING),
+    *("muon", "cosine"),
 ]
 """Values to try on a field until one is valid and different."""
 
@@ -140,6 +141,14 @@ WITH = {
             "model": {"depth": 2, "rope_scaling": ROPE_SCALING},
         }
         for name in ROPE_SCALING
+    },
+    **{
+        ("train", "optim", name): {**BASES["train"], "optim": {"kind": "sgd", "lr": 1.0}}
+        for name in ("momentum", "nesterov")
+    },
+    **{
+        ("train", "optim", name): {**BASES["train"], "optim": {"schedule": "wsd"}}
+        for name in ("cooldown", "cooldown_shape")
     },
 }
 """Fields that need other company to be legal."""

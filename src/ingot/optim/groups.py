@@ -1,4 +1,4 @@
-"""Parameter groups, the optimizer, and clipping by the global norm.
+"""Parameter groups, and clipping by the global norm.
 
 Weights with two or more dimensions decay; biases, norm gains and other vectors do not, and adapters are exempt by
 name. The rule looks at shapes because a list of names misses the norm that somebody called otherwise.
@@ -36,27 +36,6 @@ def counts(named: Named, settings: OptimSettings) -> dict[str, int]:
     """How many numbers decay and how many do not."""
     decayed, rest = ([p.numel() for p in g["params"]] for g in groups(named, settings))
     return {"decayed_parameters": sum(decayed), "undecayed_parameters": sum(rest)}
-
-
-def adamw(named: Named, settings: OptimSettings, lr: float) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter 2019, algorithm 2): decay is 1 - lr * weight_decay, apart from the gradient."""
-    fused = all(p.dtype in (torch.float32, torch.float64) for p in named.values())
-    return torch.optim.AdamW(groups(named, settings), lr=lr, betas=settings.betas, eps=settings.eps, fused=fused)
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer, named: Named) -> dict[str, Tensor]:
-    """The moments by name, for a checkpoint; they are made (as zeros) where no step was taken yet."""
-    out = {}
-    for name, parameter in named.items():
-        if not parameter.requires_grad:
-            continue
-        state = optimizer.state[parameter]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        out |= {f"{name}.{key}": value for key, value in state.items()}
-    return out
 
 
 def global_norm(gradients: Iterable[Tensor], total: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:

@@ -16,7 +16,7 @@ from ingot.model.settings import ModelConfig
 from ingot.model.transformer import Transformer, build
 from ingot.objectives.settings import OBJECTIVES
 from ingot.optim.groups import counts as decay_counts
-from ingot.optim.schedule import Schedule
+from ingot.optim.schedule import Schedule, schedule
 from ingot.plan.flops import training_flops_per_token
 from ingot.stages.job import Job
 from ingot.stages.load import describe, load_model
@@ -97,11 +97,7 @@ def _objective(settings: TrainSettings) -> Objective:
 
 
 def _schedule(settings: TrainSettings, config: ModelConfig, steps: int) -> Schedule:
-    """Peak by width (6e-4 at 768, by the square root), a tenth of it for a model that has learned already."""
-    optim = settings.optim
-    peak = optim.lr or 6e-4 * math.sqrt(768 / config.width) * (0.1 if settings.init else 1.0)
-    warmup = round(optim.warmup * steps) if optim.warmup < 1 else round(optim.warmup)
-    return Schedule(optim.schedule, peak, peak * optim.min_ratio, warmup, optim.decay_steps or steps)
+    return schedule(settings.optim, steps, config.width, tuned=settings.init is not None)
 
 
 def _facts(engine: Engine, config: ModelConfig, data: Data, batch: int) -> dict[str, Any]:

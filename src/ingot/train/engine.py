@@ -24,7 +24,8 @@ from ingot.core.events import EventLog
 from ingot.data.batches import Batch
 from ingot.dist import checkpoint
 from ingot.dist.mesh import Mesh
-from ingot.optim.groups import adamw, clip_, global_norm, optimizer_tensors
+from ingot.optim import optimizers
+from ingot.optim.groups import clip_, global_norm
 from ingot.optim.schedule import Schedule
 from ingot.optim.settings import OptimSettings
 from ingot.train.api import Context, Objective, Term
@@ -72,7 +73,7 @@ class Engine:
         self.extra = nn.ModuleDict(objective.modules(model))
         self.named = dict(model.named_parameters()) | {f"extra.{n}": p for n, p in self.extra.named_parameters()}
         self.trained = {n: p for n, p in self.named.items() if p.requires_grad}
-        self.optimizer = adamw(self.named, plan.optim, plan.schedule.peak)
+        self.optimizer = optimizers.build(self.named, plan.optim, plan.schedule.peak)
         self.state: dict[str, Any] = {
             "step": 0,
             "tokens": 0,
@@ -87,8 +88,6 @@ class Engine:
         """Train on the batch of the next step."""
         step = self.state["step"] + 1
         lr = self.plan.schedule.lr(step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
         metrics = None
         for batch in self._expanded(raw, Context(step, self.plan.seed, self.model)):
             metrics = self._update(step, lr, batch)
@@ -100,7 +99,7 @@ class Engine:
     def gradients(self, batch: Batch) -> tuple[Tensor, dict[str, int]]:
         """Leave the gradient of the whole batch in `.grad` and return (loss, unit counts)."""
         counts = self._global_counts(batch)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.clear()
         total = torch.zeros((), dtype=torch.float64, device=self.execution.device)
         for micro in batch.micro(self.execution.micro_batch):
             loss = normalised(self._terms(micro), counts)
@@ -125,7 +124,7 @@ class Engine:
         gradients = self._gradients()
         norm = global_norm(gradients)
         clip_(gradients, self.plan.optim.clip, norm)
-        self.optimizer.step()
+        self.optimizer.step(lr)
         return StepMetrics(step, loss, norm, lr, counts["token"])
 
     def _terms(self, batch: Batch) -> dict[str, Term]:
@@ -171,7 +170,7 @@ class Engine:
         """Checkpoint names to tensors (shared memory: loading fills the running model)."""
         out = {f"model.{n}": p.detach() for n, p in self.named.items()}
         if moments:
-            out |= {f"optim.{n}": t for n, t in optimizer_tensors(self.optimizer, self.named).items()}
+            out |= {f"optim.{n}": t for n, t in self.optimizer.tensors().items()}
         return out
 
     def save(self) -> None:

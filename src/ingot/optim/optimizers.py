@@ -1,0 +1,131 @@
+"""The optimizers a recipe may name, behind one small class: one `step`, and every moment by name.
+
+torch's own, fused where it has that. Its conventions hold: momentum is v = m v + g with the rate outside (a "moving
+average" (1 - m) g is 1 / (1 - m) smaller in effect), Adam corrects its bias, decoupled decay is 1 - lr * weight_decay.
+
+Muon (Jordan et al. 2024) replaces a matrix's momentum by its nearest orthogonal matrix, so it is for the matrices
+inside blocks; the embedding, the head, vectors and adapters are AdamW's. We choose torch's `match_rms_adamw` (Liu et
+al. 2025, "Muon is scalable for LLM training", arXiv:2502.16982, eq. 4): an update of 0.2 * sqrt(max(rows, columns))
+times an orthogonal matrix has a root mean square of 0.2, like AdamW's in practice, so one learning rate and one weight
+decay serve both parts. Rejected: Jordan's own scale sqrt(max(1, rows / columns)), which needs a second learning rate,
+about 30 times the first. torch orthogonalises in bf16, in an fp64 run too.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ingot.core.errors import UserError
+from ingot.optim.groups import Named, groups
+from ingot.optim.settings import OptimSettings
+
+
+class Optimizer:
+    """One torch optimizer, or several that share the parameters out, stepped as one."""
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer], named: Named):
+        self.parts = parts
+        self._names = {parameter: name for name, parameter in named.items()}
+
+    def step(self, lr: float) -> None:
+        """One update with this learning rate, from the gradients in `.grad`."""
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = lr
+            part.step()
+
+    def clear(self) -> None:
+        """Drop all gradients."""
+        for part in self.parts:
+            part.zero_grad(set_to_none=True)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The moments by name, for a checkpoint; they are made (as zeros) where no step was taken yet."""
+        out = {}
+        for part in self.parts:
+            for group in part.param_groups:
+                for parameter in group["params"]:
+                    state = part.state[parameter]
+                    if not state:
+                        state.update(_fresh(part, group, parameter))
+                    out |= {f"{self._names[parameter]}.{key}": value for key, value in state.items()}
+        return out
+
+
+def build(named: Named, settings: OptimSettings, lr: float) -> Optimizer:
+    """The optimizer of these settings over the trained ones among `named`; `lr` is what it starts with.
+
+    Raises:
+        UserError: the kind needs an extra that is not installed.
+    """
+    return Optimizer(_PARTS[settings.kind](named, settings, lr), named)
+
+
+def hidden_matrix(name: str, parameter: Tensor) -> bool:
+    """Whether Muon takes it: a matrix inside a block, not an adapter."""
+    return parameter.dim() == 2 and name.startswith("layers.") and "lora_" not in name
+
+
+def _fused(named: Named) -> bool:
+    return all(p.dtype in (torch.float32, torch.float64) for p in named.values())
+
+
+def _adamw(named: Named, settings: OptimSettings, lr: float) -> list[torch.optim.Optimizer]:
+    """Loshchilov and Hutter 2019, algorithm 2."""
+    options: dict[str, Any] = {"betas": settings.betas, "eps": settings.eps, "fused": _fused(named)}
+    return [torch.optim.AdamW(groups(named, settings), lr=lr, **options)]
+
+
+def _adam(named: Named, settings: OptimSettings, lr: float) -> list[torch.optim.Optimizer]:
+    """Kingma and Ba 2015, algorithm 1; a weight decay would be part of the gradient."""
+    options: dict[str, Any] = {"betas": settings.betas, "eps": settings.eps, "fused": _fused(named)}
+    return [torch.optim.Adam(groups(named, settings), lr=lr, **options)]
+
+
+def _sgd(named: Named, settings: OptimSettings, lr: float) -> list[torch.optim.Optimizer]:
+    """Sutskever et al. 2013, with the rate outside the velocity."""
+    options: dict[str, Any] = {"momentum": settings.momentum, "nesterov": settings.nesterov}
+    return [torch.optim.SGD(groups(named, settings), lr=lr, fused=_fused(named), **options)]
+
+
+def _muon(named: Named, settings: OptimSettings, lr: float) -> list[torch.optim.Optimizer]:
+    hidden = {n: p for n, p in named.items() if hidden_matrix(n, p)}
+    rest = {n: p for n, p in named.items() if n not in hidden}
+    options: dict[str, Any] = {"momentum": settings.momentum, "nesterov": settings.nesterov}
+    muon = torch.optim.Muon(groups(hidden, settings), lr=lr, adjust_lr_fn="match_rms_adamw", **options)
+    return [muon, *_adamw(rest, settings, lr)]
+
+
+def _lion(named: Named, settings: OptimSettings, lr: float) -> list[torch.optim.Optimizer]:
+    """Chen et al. 2023, algorithm 2."""
+    try:
+        from lion_pytorch import Lion
+    except ImportError:
+        raise UserError("optim.kind = 'lion' needs the extra lion; pip install 'ingot[lion]'") from None
+    assert settings.betas
+    return [Lion(groups(named, settings), lr=lr, betas=settings.betas)]
+
+
+_PARTS: dict[str, Callable[[Named, OptimSettings, float], list[torch.optim.Optimizer]]] = {
+    "adamw": _adamw,
+    "adam": _adam,
+    "sgd": _sgd,
+    "muon": _muon,
+    "lion": _lion,
+}
+
+
+def _fresh(part: torch.optim.Optimizer, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+    """The state that a first step finds, spelled out: zeros, and no velocity without momentum."""
+
+    def zeros() -> Tensor:
+        return torch.zeros_like(parameter, memory_format=torch.preserve_format)
+
+    if isinstance(part, torch.optim.Adam):  # AdamW is one
+        count = torch.zeros((), dtype=torch.float32, device=parameter.device if group["fused"] else "cpu")
+        return {"step": count, "exp_avg": zeros(), "exp_avg_sq": zeros()}
+    if isinstance(part, torch.optim.SGD | torch.optim.Muon):
+        return {"momentum_buffer": zeros()} if group["momentum"] else {}
+    return {"exp_avg": zeros()}
