@@ -21,10 +21,9 @@ from torch import Tensor, nn
 
 from ingot.model.norms import make_norm
 from ingot.model.rotary import Rotation, rotate
-from ingot.model.settings import ModelConfig
+from ingot.model.settings import PLAIN_BF16_KEYS, ModelConfig
 
 Path = Literal["auto", "sdpa", "plain"]
-_PLAIN_BF16_KEYS = 512
 
 
 def causal_mask(T: int, window: int | None, device: torch.device | str) -> Tensor:
@@ -113,7 +112,7 @@ def _faster(q_BHTD: Tensor, k_BKSD: Tensor) -> Path:
     the fused kernel wins at every length (9.1 against 14.7 ms in the first row), and past 512 keys its memory does.
     """
     slow_fused = q_BHTD.device.type == "cpu" and q_BHTD.dtype == torch.bfloat16
-    return "plain" if slow_fused and k_BKSD.shape[2] <= _PLAIN_BF16_KEYS else "sdpa"
+    return "plain" if slow_fused and k_BKSD.shape[2] <= PLAIN_BF16_KEYS else "sdpa"
 
 
 class KVCache:

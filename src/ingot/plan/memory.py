@@ -68,7 +68,7 @@ class Activations:
     layers: int
     """Inputs of norms, matrices, attention and activation functions."""
     scores: int
-    """Attention probabilities, where they are written out."""
+    """Attention probabilities where they are written out, else the masks that the fused kernel is given."""
     casts: int
     """Copies of the matrices in the precision of the forward pass, where the parameters have a higher one."""
     logits: int
@@ -80,7 +80,9 @@ class Activations:
         return sum(asdict(self).values())
 
 
-def engine_activations(shape: Shape, rows: int, element: int, plain: bool, max_logits: int) -> Activations:
+def engine_activations(
+    shape: Shape, rows: int, element: int, plain: bool, max_logits: int, masks: int = 0
+) -> Activations:
     """What one micro-batch keeps, by the layout of our blocks.
 
     Args:
@@ -90,19 +92,26 @@ def engine_activations(shape: Shape, rows: int, element: int, plain: bool, max_l
             reads a norm's output keeps its own copy of it.
         plain: whether attention scores are written out.
         max_logits: elements of logits held at once.
+        masks: distinct T x T masks: none for plainly causal rows, one for a window, one a row for isolated documents.
+            The fused kernel keeps them anew in every layer.
     """
     tokens, d = rows * shape.context, shape.width
     stream, gated = max(element, FP32), shape.activation == "swiglu"
     readers = (3, 2 if gated else 1) if element < stream else (1, 1)
-    norm = (2 if shape.norm == "rms" else 1) * d * stream  # RMSNorm also keeps the normalised input
-    attention = 2 * (shape.heads + shape.kv_heads) * shape.head_size * element  # queries, keys, values, output
+    copies = 2 if shape.norm == "rms" else 1  # RMSNorm also keeps the normalised input
+    norm = copies * d * stream
+    heads = (shape.heads + shape.kv_heads) * shape.head_size
+    attention = 2 * heads * element + (copies * heads * stream if shape.qk_norm else 0)  # queries, keys, values, output
     ffn = (4 if gated else 2) * shape.ffn * element
-    layer = 2 * norm + sum(readers) * d * element + attention + ffn
+    dropped = 2 * d * element if shape.dropout else 0
+    layer = 2 * norm + sum(readers) * d * element + attention + ffn + dropped
+    squares = score_elements(shape.heads, shape.context, rows) * (3 if shape.dropout else 1) if plain else 0
+    squares = squares or score_elements(1, shape.context, masks)
     parts = shape.parameters_by_part()
     matrices = parts["attention"] + parts["feed-forward"]
     return Activations(
         layers=tokens * (shape.depth * layer + norm + d * element),
-        scores=shape.depth * score_elements(shape.heads, shape.context, rows) * element if plain else 0,
+        scores=shape.depth * squares * element,
         casts=matrices * element if element < stream else 0,
         logits=3 * FP32 * min(tokens * shape.vocab, max(max_logits, shape.vocab)),
     )
