@@ -8,7 +8,7 @@ not be read).
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,15 +42,22 @@ class Quarantined:
 
     source: str
     path: str
-    line: int  # 1-based; 0 where the file as a whole is meant
-    offset: int  # byte where the line starts, or where the file stopped being readable
+    line: int  # 1-based; 0 where rows have no lines, or the file as a whole is meant
+    offset: int  # byte where the line starts, or where the file stopped being readable; number of the row in a table
     bytes: int
     reason: str
+    row: int = 0  # 1-based; 0 where the line says where it is
+    documents: int = 1  # how many are lost: more than one where a table knows how many rows it had
 
     def sentence(self) -> str:
         """Where and what, for people."""
-        where = f"{self.path}: line {self.line}" if self.line else self.path
-        return f"{where}: {self.reason}"
+        return f"{place(asdict(self))}: {self.reason}"
+
+
+def place(record: Mapping[str, Any]) -> str:
+    """The file, and the line or row in it, of an entry of `quarantine.jsonl`."""
+    where = next((f": {unit} {record[unit]:,}" for unit in ("line", "row") if record.get(unit)), "")
+    return f"{record['path']}{where}"
 
 
 class Counts:
@@ -114,7 +121,7 @@ class Funnel:
         self.first_quarantined = self.first_quarantined or record
         self._quarantine.write(json.dumps(asdict(record), ensure_ascii=False).encode() + b"\n")
         for counts in (self.total, self.sources[record.source]):
-            counts.quarantined[0] += 1
+            counts.quarantined[0] += record.documents
             counts.quarantined[1] += record.bytes
 
     def count(self, documents: pl.DataFrame) -> None:

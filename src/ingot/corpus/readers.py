@@ -1,28 +1,28 @@
-"""Files to batches of raw documents. A reader never dies of one bad line: it says where and why, and goes on.
+"""Sources to batches of raw documents. A reader never dies of one bad row: it says where and why, and goes on.
 
-Own JSONL reading, because no engine's survives real data (measured: one malformed line ends Daft, Polars and pyarrow
-without naming it; datatrove loses the whole file on one bad byte). `json.loads` per line reads 370 MB/s of text a
-core, which is more than everything after it.
+What a file is follows from its suffix (`sources.ROWS`); `read_json` and `read_tables` make rows of it, `shapes` makes a
+document of a row. Only a source of which nothing is usable ends the stage, in one sentence: that is a mistake in the
+recipe, and a corpus that went on without it would be another corpus.
 """
 
 import json
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from ingot.core.errors import UserError
-from ingot.corpus.documents import dump_messages
+from ingot.corpus import read_json, read_tables, shapes
+from ingot.corpus.files import BadRow, Damaged, Row, blocks
 from ingot.corpus.funnel import Quarantined
 from ingot.corpus.python_sources import docs_pairs, docs_texts
+from ingot.corpus.read_tables import Lost
 from ingot.corpus.settings import DOCS, STDLIB, CorpusSettings, Source
-from ingot.corpus.sources import InputFile, locate
+from ingot.corpus.sources import ROWS, InputFile, locate
 
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 1024, 8 << 20
-_BLOCK = 1 << 20
-ROLES = frozenset({"system", "user", "assistant", "tool"})
 
 RAW = pa.schema(
     {"text": pa.string(), "source": pa.string(), "path": pa.string(), "offset": pa.int64(), "group": pa.string()}
@@ -42,14 +42,6 @@ class Raw(NamedTuple):
 Quarantine = Callable[[Quarantined], None]
 
 
-class Damaged(Exception):
-    """A compressed file that stops being readable; what came before it is good."""
-
-
-class _BadLine(Exception):
-    """Why a line is no document."""
-
-
 def read(settings: CorpusSettings, quarantine: Quarantine) -> Iterator[pa.Table]:
     """All documents of all sources, in order, in batches of at most 1024 documents or about 8 MB.
 
@@ -58,18 +50,24 @@ def read(settings: CorpusSettings, quarantine: Quarantine) -> Iterator[pa.Table]
         quarantine: is called with everything that could not be read.
 
     Raises:
-        UserError: a source is missing or empty, or a JSONL file has no usable line.
+        UserError: a source is missing or empty, or nothing in it is usable.
     """
-    raws = (raw for source in settings.sources for raw in _read_source(source, settings, quarantine))
-    yield from _batches(raws)
+    yield from _batches(item for source in settings.sources for item in _read_source(source, settings, quarantine))
 
 
-def _batches(raws: Iterable[Raw]) -> Iterator[pa.Table]:
+def _batches(items: Iterable[Raw | pa.Table]) -> Iterator[pa.Table]:
+    """Documents of several small files share a batch; tables pass as they are."""
     rows: list[Raw] = []
     characters = 0
-    for raw in raws:
-        rows.append(raw)
-        characters += len(raw.text)
+    for item in items:
+        if isinstance(item, pa.Table):
+            if rows:
+                yield _table(rows)
+                rows, characters = [], 0
+            yield item
+            continue
+        rows.append(item)
+        characters += len(item.text)
         if len(rows) >= BATCH_DOCUMENTS or characters >= BATCH_CHARACTERS:
             yield _table(rows)
             rows, characters = [], 0
@@ -81,7 +79,7 @@ def _table(rows: list[Raw]) -> pa.Table:
     return pa.table([pa.array(c, t) for c, t in zip(zip(*rows, strict=True), RAW.types, strict=True)], schema=RAW)
 
 
-def _read_source(source: Source, settings: CorpusSettings, quarantine: Quarantine) -> Iterator[Raw]:
+def _read_source(source: Source, settings: CorpusSettings, quarantine: Quarantine) -> Iterator[Raw | pa.Table]:
     chat = settings.format == "chat"
     files = locate(source)
     if chat and source.path == STDLIB:
@@ -94,183 +92,131 @@ def _read_source(source: Source, settings: CorpusSettings, quarantine: Quarantin
             for number, text in enumerate(make(file.file, file.group)):
                 yield Raw(text, source.path, file.path, number, file.group)
         return
-    for file in files:
-        if file.kind == "jsonl":
-            yield from _read_jsonl(file, source, settings, quarantine)
-        elif chat:
-            raise UserError(
-                f'sources: {file.path} is plain text, but format = "chat" reads .jsonl, .jsonl.gz or .jsonl.zst'
-            )
-        else:
-            yield from _read_text(file, source, quarantine)
+    first: Quarantined | None = None
+    usable = False
 
-
-def _read_text(file: InputFile, source: Source, quarantine: Quarantine) -> Iterator[Raw]:
-    data = bytearray()
-    try:
-        for block in _blocks(file.file):
-            data += block
-        yield Raw(data.decode(), source.path, file.path, 0, file.group)
-    except Damaged as error:
-        quarantine(Quarantined(source.path, file.path, 0, len(data), len(data), str(error)))
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        kind = "binary, not text" if b"\0" in data[:8192] else "not UTF-8"
-        reason = f"byte {error.start} (0x{data[error.start]:02x}) is {kind}; save the file as UTF-8"
-        quarantine(Quarantined(source.path, file.path, line, error.start, len(data), reason))
-
-
-def _read_jsonl(file: InputFile, source: Source, settings: CorpusSettings, quarantine: Quarantine) -> Iterator[Raw]:
-    field = source.field or settings.field
-    extract = _messages if settings.format == "chat" else _text
-    good, first, line, end = 0, None, 0, 0
-
-    def reject(line: int, offset: int, size: int, reason: str) -> None:
+    def reject(record: Quarantined) -> None:
         nonlocal first
-        record = Quarantined(source.path, file.path, line, offset, size, reason)
         first = first or record
         quarantine(record)
 
-    try:
-        for line, offset, data in _lines(file.file):
-            end = offset + len(data)
-            if not data.strip():
+    for file in files:
+        for item in _File(file, source, settings, reject).read():
+            usable = True
+            yield item
+    if first is not None and not usable:
+        what = "line of this file" if len(files) == 1 else f"row of these {len(files)} files"
+        raise UserError(f"sources: {first.sentence()}; no {what} is usable: mend it or remove it from sources")
+
+
+class _File:
+    """One file being read; knows whose documents they are, and where to say what is wrong."""
+
+    def __init__(self, file: InputFile, source: Source, settings: CorpusSettings, quarantine: Quarantine):
+        self._file, self._source, self._quarantine = file, source, quarantine
+        self._format = settings.format
+        self._field = source.field or settings.field
+
+    def read(self) -> Iterator[Raw | pa.Table]:
+        """Its documents, one by one or as tables of `RAW`."""
+        path, text = self._file.file, self._format == "text"
+        try:
+            kind = self._file.kind
+            if kind == "json":
+                kind = read_json.json_kind(path, {self._field}, or_text=text)
+            if kind == "text":
+                yield from self._text()
+            elif kind == "parquet" and text:
+                yield from self._parquet_texts()
+            else:
+                yield from self._rows(_READERS[kind](path, {self._field}))
+        except Damaged as error:
+            self._reject(str(error))
+
+    def _text(self) -> Iterator[Raw]:
+        if self._format != "text":
+            self._reject(f'is plain text, but format = "{self._format}" reads rows ({" ".join(ROWS)})')
+            return
+        data = bytearray()
+        try:
+            for block in blocks(self._file.file):
+                data += block
+            yield self._raw(data.decode(), 0)
+        except Damaged as error:
+            self._reject(str(error), offset=len(data), bytes=len(data))
+        except UnicodeDecodeError as error:
+            kind = "binary, not text" if b"\0" in data[:8192] else "not UTF-8"
+            reason = f"byte {error.start} (0x{data[error.start]:02x}) is {kind}; save the file as UTF-8"
+            line = data.count(b"\n", 0, error.start) + 1
+            self._reject(reason, line=line, offset=error.start, bytes=len(data))
+
+    def _rows(self, rows: Iterator[Row | Lost]) -> Iterator[Raw]:
+        make: Callable[[Any, str], str] = shapes.chat if self._format == "chat" else shapes.text
+        good, last = 0, Row(None, 0)
+        try:
+            for row in rows:
+                if isinstance(row, Lost):
+                    self._lost(row)
+                    continue
+                last = row
+                try:
+                    if isinstance(row.value, BadRow):
+                        raise row.value
+                    text = make(row.value, self._field)
+                except BadRow as error:
+                    self._bad(row, str(error))
+                    continue
+                good += 1
+                yield self._raw(text, row.offset)
+        except Damaged as error:
+            place = {"line": last.line + 1} if last.line else {"row": last.row + 1} if last.row else {}
+            self._reject(f"{error}, after {good:,} readable rows", offset=last.offset + (last.bytes or 1), **place)
+
+    def _parquet_texts(self) -> Iterator[pa.Table]:
+        """A column of text as it is, without Python values."""
+        path, field = self._file.file, self._field
+        schema, rows = read_tables.parquet_columns(path)
+        if field not in schema.names:
+            self._reject(shapes.missing(field, schema.names), documents=rows)
+            return
+        if not read_tables.is_text(schema.field(field).type):
+            self._reject(f"column '{field}' is {schema.field(field).type}, expected a string", documents=rows)
+            return
+        for item in read_tables.parquet_batches(path, [field], BATCH_DOCUMENTS, BATCH_CHARACTERS):
+            if isinstance(item, Lost):
+                self._lost(item)
                 continue
-            try:
-                text = extract(_parse(data, offset), field)
-            except _BadLine as error:
-                reject(line, offset, len(data), str(error))
-                continue
-            good += 1
-            yield Raw(text, source.path, file.path, offset, file.group)
-    except Damaged as error:
-        reject(line + 1, end, 0, f"{error} after {good} readable rows")
-    if first is not None and not good:
-        raise UserError(
-            f"sources: {first.sentence()}; no line of this file is usable: mend it or remove it from sources"
-        )
+            start, batch = item
+            texts, bad = read_tables.parquet_texts(batch.column(field))
+            for row, why in bad:
+                self._reject(f"column '{field}' is {why}", row=start + row + 1, offset=start + row)
+            if kept := len(texts) - len(bad):
+                offsets = np.arange(start, start + len(texts))[texts.is_valid().to_numpy(zero_copy_only=False)]
+                names = (self._source.path, self._file.path, self._file.group)
+                source, name, group = (pa.repeat(n, kept) for n in names)
+                yield pa.table([texts.drop_null(), source, name, pa.array(offsets), group], schema=RAW)
+
+    def _raw(self, text: str, offset: int) -> Raw:
+        return Raw(text, self._source.path, self._file.path, offset, self._file.group)
+
+    def _bad(self, row: Row, reason: str) -> None:
+        size = row.bytes
+        if size is None:  # of a table: what it would be as JSON
+            size = 0 if isinstance(row.value, BadRow) else len(json.dumps(row.value, default=str).encode())
+        self._reject(reason, line=row.line, row=row.row, offset=row.offset, bytes=size)
+
+    def _lost(self, lost: Lost) -> None:
+        self._reject(lost.reason, row=lost.row + 1, offset=lost.row, documents=lost.rows)
+
+    def _reject(self, reason: str, *, line: int = 0, offset: int = 0, bytes: int = 0, **more: int) -> None:
+        self._quarantine(Quarantined(self._source.path, self._file.path, line, offset, bytes, reason, **more))
 
 
-def _parse(data: bytes, offset: int) -> dict[str, Any]:
-    try:
-        text = data.decode("utf-8-sig" if offset == 0 else "utf-8")
-        row = json.loads(text)
-    except UnicodeDecodeError as error:
-        raise _BadLine(f"byte {offset + error.start} (0x{data[error.start]:02x}) is not UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise _BadLine(f"malformed JSON: {error.msg} at character {error.pos + 1}") from None
-    except (ValueError, RecursionError) as error:
-        raise _BadLine(f"malformed JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise _BadLine(f"found a JSON {_type(row)}, expected an object with a field for the document")
-    # json.loads lets half a surrogate pair through, which is no character and cannot be stored.
-    if (b"\\ud" in data or b"\\uD" in data) and _has_surrogate(row):
-        raise _BadLine("found half of a surrogate pair (\\ud800 to \\udfff), which is no character")
-    return row
-
-
-def _has_surrogate(row: dict[str, Any]) -> bool:
-    try:
-        json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return True
-    return False
-
-
-def _field(row: dict[str, Any], field: str) -> Any:
-    if field not in row:
-        found = ", ".join(f"'{name}'" for name in row) or "none"
-        raise _BadLine(f"no field '{field}', found {found}; set `field` to the one that holds the document")
-    return row[field]
-
-
-def _text(row: dict[str, Any], field: str) -> str:
-    value = _field(row, field)
-    if not isinstance(value, str):
-        raise _BadLine(f"field '{field}' is a JSON {_type(value)}, expected a string")
-    return value
-
-
-def _messages(row: dict[str, Any], field: str) -> str:
-    value = _field(row, field)
-    if not isinstance(value, list) or not value:
-        raise _BadLine(f"field '{field}' is a JSON {_type(value)}, expected a list of messages, at least one")
-    return dump_messages([_message(m, n, field) for n, m in enumerate(value, 1)])
-
-
-def _message(message: Any, number: int, field: str) -> dict[str, Any]:
-    if not isinstance(message, dict) or not isinstance(message.get("content"), str):
-        raise _BadLine(
-            f'message {number} of \'{field}\' has no string "content", expected {{"role": ..., "content": ...}}'
-        )
-    role = message.get("role")
-    if role not in ROLES:
-        raise _BadLine(f"message {number} of '{field}' has role {role!r}, expected one of {', '.join(sorted(ROLES))}")
-    kept = {"role": role, "content": message["content"]}
-    if "train" in message:
-        if not isinstance(message["train"], bool):
-            raise _BadLine(f"message {number} of '{field}' has train = {message['train']!r}, expected true or false")
-        kept["train"] = message["train"]
-    return kept
-
-
-def _type(value: Any) -> str:
-    names = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
-    return names.get(type(value), "null")
-
-
-def _lines(file: Path) -> Iterator[tuple[int, int, bytes]]:
-    """(line number from 1, byte offset in the decompressed file, line without its newline)."""
-    number, offset, carried = 0, 0, []
-    for block in _blocks(file):
-        first, *others = block.split(b"\n")
-        carried.append(first)  # a list, because joining at every block is quadratic in the length of a line
-        if not others:
-            continue
-        *whole, rest = [b"".join(carried), *others]
-        carried = [rest]
-        for line in whole:
-            number += 1
-            yield number, offset, line
-            offset += len(line) + 1
-    if last := b"".join(carried):
-        yield number + 1, offset, last
-
-
-def _blocks(file: Path) -> Iterator[bytes]:
-    """Decompressed content. Raises Damaged where it ends early or is corrupt."""
-    try:
-        if file.name.endswith(".gz"):
-            yield from _gunzip(file)
-        elif file.name.endswith(".zst"):
-            with pa.OSFile(str(file)) as packed, pa.CompressedInputStream(packed, "zstd") as stream:
-                while block := stream.read(_BLOCK):
-                    yield block
-        else:
-            with file.open("rb") as plain:
-                while block := plain.read(_BLOCK):
-                    yield block
-    except zlib.error as error:
-        raise Damaged(f"corrupt gzip data ({error})") from None
-    except (PermissionError, FileNotFoundError) as error:
-        raise UserError(f"sources: {file} cannot be read ({error.strerror}); check its permissions") from None
-    except OSError as error:
-        if not file.name.endswith(".zst"):
-            raise
-        raise Damaged(f"corrupt or truncated zstd data ({error})") from None
-
-
-def _gunzip(file: Path) -> Iterator[bytes]:
-    """Like the gzip module, which returns nothing of the last block of a truncated file."""
-    state = zlib.decompressobj(wbits=31)
-    with file.open("rb") as packed:
-        while data := packed.read(_BLOCK // 4):
-            while data:
-                if state.eof:  # a file may be several gzip members; zero bytes after the last are padding
-                    data = data.lstrip(b"\0")
-                    state = zlib.decompressobj(wbits=31) if data else state
-                if data and (block := state.decompress(data)):
-                    yield block
-                data = state.unused_data if data else data
-    if not state.eof:
-        raise Damaged("truncated gzip data")
+_READERS: dict[str, Callable[[Path, Container[str]], Iterator[Row | Lost]]] = {
+    "jsonl": lambda file, names: read_json.jsonl_rows(file),
+    "json": read_json.json_rows,
+    "csv": lambda file, names: read_tables.csv_rows(file, ","),
+    "tsv": lambda file, names: read_tables.csv_rows(file, "\t"),
+    "parquet": lambda file, names: read_tables.parquet_rows(file, BATCH_DOCUMENTS, BATCH_CHARACTERS),
+}
+"""How each kind of file becomes rows; `names` are fields of which a row has at least one."""

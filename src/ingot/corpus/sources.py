@@ -22,15 +22,25 @@ from ingot.corpus.filters import load_filters, user_files
 from ingot.corpus.python_sources import TOPICS, library_files
 from ingot.corpus.settings import DOCS, STDLIB, CorpusSettings, Source
 
+Kind = Literal["text", "jsonl", "json", "csv", "tsv", "parquet"]
+
 _PROSE = ".txt .text .md .markdown .rst .tex .org .adoc .html .htm .xml"
 _CODE = (
     ".py .pyi .c .h .cc .cpp .cxx .hpp .hh .cu .cuh .rs .go .java .kt .scala .js .jsx .mjs .ts .tsx .rb .php .pl .pm "
     ".lua .r .jl .swift .m .mm .cs .fs .hs .ml .ex .exs .erl .clj .lisp .el .sh .bash .zsh .ps1 .sql .css .scss .vue "
-    ".json .toml .yaml .yml .ini .cfg .cmake .mk .proto .zig .nim .v .vhd .asm .s"
+    ".toml .yaml .yml .ini .cfg .cmake .mk .proto .zig .nim .v .vhd .asm .s"
 )
 SUFFIXES = frozenset((_PROSE + " " + _CODE).split())
 """Suffixes read as one document a file when a directory is walked; a file named in the recipe may have any."""
-_JSONL = (".jsonl", ".ndjson")
+ROWS: dict[str, Kind] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+}
+"""Suffixes of files that hold a document a row; every other file is one document."""
 _PACKED = (".gz", ".zst")
 _SKIPPED_DIRECTORIES = frozenset({"__pycache__", "node_modules"})
 
@@ -44,8 +54,8 @@ class InputFile:
     group: str
 
     @property
-    def kind(self) -> Literal["text", "jsonl"]:
-        return "jsonl" if _inner_suffix(self.file.name) in _JSONL else "text"
+    def kind(self) -> Kind:
+        return ROWS.get(_inner_suffix(self.file.name), "text")
 
 
 def _inner_suffix(name: str) -> str:
@@ -142,14 +152,14 @@ def _walk(top: Path, name: str, root: Path) -> Iterator[InputFile]:
 
 def _is_readable(file: str) -> bool:
     suffix = _inner_suffix(file)
-    return not file.startswith(".") and (suffix in SUFFIXES or suffix in _JSONL)
+    return not file.startswith(".") and (suffix in SUFFIXES or suffix in ROWS)
 
 
 def _nonempty(name: str, files: list[InputFile]) -> list[InputFile]:
     if not files:
         raise UserError(
-            f"sources: '{name}' holds no readable file, expected at least one such as .txt, .md, .py, .jsonl or "
-            ".jsonl.gz; check the path, or name a file of another suffix itself"
+            f"sources: '{name}' holds no readable file, expected at least one such as .txt, .md, .py, .jsonl, "
+            ".csv.gz or .parquet; check the path, or name a file of another suffix itself"
         )
     return files
 

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ingot.core.artifact import manifest_problem
 from ingot.core.errors import UserError
+from ingot.corpus.funnel import place
 from ingot.report import figures, reading
 from ingot.report.terminal import console
 from ingot.stages.job import open_stage, read_result
@@ -60,8 +61,7 @@ def print_corpus(data: dict[str, Any]) -> None:
         )
         out.print(Text(sample["text"], "dim"), soft_wrap=True)
     for record in data["quarantined"]:
-        where = f"{record['path']}, line {record['line']}" if record["line"] else record["path"]
-        out.print(Text(f"not read: {where}: {record['reason']}", "red"), soft_wrap=True)
+        out.print(Text(f"not read: {place(record)}: {record['reason']}", "red"), soft_wrap=True)
 
 
 def mask(stage: Path, documents: int) -> dict[str, Any]:
