@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ingot.model.ops import IGNORE, cross_entropy, token_logps
+from ingot.model.ops import IGNORE, cross_entropy, cross_entropy_parts, token_logps
 
 D, V = 5, 11
 
@@ -123,3 +123,69 @@ def test_D1_a_tied_head_of_N_0_02_would_start_0_154_too_high():
     weight = 0.02 * torch.randn(2048, 768, generator=g)
     nll, n = cross_entropy(hidden, lambda h: h @ weight.T, torch.randint(2048, (4, 64), generator=g))
     assert (nll / n).item() - math.log(2048) == pytest.approx(0.154, abs=0.08)
+
+
+# -- the parts of regularised losses ---------------------------------------------------------------------------------
+
+
+def _plain_reference(hidden, weight, labels, smoothing, z_weight):
+    """Label smoothing and z-loss by the definition, in float64: a full target distribution, no chunks, no masks."""
+    kept = labels != IGNORE
+    logits = hidden[kept] @ weight.T
+    target = torch.full_like(logits, smoothing / V)
+    target[torch.arange(len(target)), labels[kept]] += 1 - smoothing
+    logp = logits - logits.exp().sum(-1, keepdim=True).log()
+    return -(target * logp).sum(), z_weight * logits.exp().sum(-1).log().square().sum()
+
+
+@pytest.mark.parametrize("max_logits", [1, 3 * V, 1 << 20])
+def test_D1_smoothing_and_z_loss_equal_the_definition_with_their_gradients(max_logits):
+    hidden, weight, labels = _case()
+    smoothed, z = _plain_reference(hidden, weight, labels, 0.1, 1e-2)
+    expected = torch.autograd.grad(smoothed + z, (hidden, weight))
+    nll, uniform, z_squared = cross_entropy_parts(hidden, lambda h: h @ weight.T, labels, max_logits=max_logits)
+    assert (nll + 0.1 * (uniform - nll)).item() == pytest.approx(smoothed.item(), rel=1e-12)
+    assert 1e-2 * z_squared.item() == pytest.approx(z.item(), rel=1e-12)
+    total = nll + 0.1 * (uniform - nll) + 1e-2 * z_squared
+    for found, right in zip(torch.autograd.grad(total, (hidden, weight)), expected, strict=True):
+        torch.testing.assert_close(found, right, rtol=1e-11, atol=1e-12)
+    torch_own = torch.nn.functional.cross_entropy(
+        (hidden @ weight.T).reshape(-1, V), labels.reshape(-1), label_smoothing=0.1, reduction="sum"
+    )
+    assert (nll + 0.1 * (uniform - nll)).item() == pytest.approx(torch_own.item(), rel=1e-12)
+    assert nll.item() == pytest.approx(cross_entropy(hidden, lambda h: h @ weight.T, labels)[0].item(), rel=1e-12)
+
+
+def test_D1_masked_positions_get_exactly_no_gradient_from_smoothing_or_z_loss():
+    for max_logits in (4 * V, 1 << 20):
+        hidden, weight, labels = _case(dtype=torch.float32)
+        parts = cross_entropy_parts(hidden, lambda h, w=weight: h @ w.T, labels, max_logits=max_logits)
+        (gradient,) = torch.autograd.grad(sum(parts), hidden)
+        assert not gradient[labels == IGNORE].any()
+        assert gradient[labels != IGNORE].any(-1).all()
+        nothing = cross_entropy_parts(hidden, lambda h, w=weight: h @ w.T, torch.full_like(labels, IGNORE))
+        assert [p.item() for p in nothing] == [0, 0, 0]
+        assert not torch.autograd.grad(sum(nothing), hidden)[0].any()
+
+
+def test_D1_last_position_only_gives_one_signal_where_all_give_T():
+    """004: B x T = 4,096 predictions at 64 x 64, 4 x 8 = 32; a loss at the last position keeps one in T of them."""
+    for B, T in ((64, 64), (4, 8)):
+        hidden, weight, labels = _case(ignored=0.0, B=B, T=T)
+        last = labels.clone()
+        last[:, :-1] = IGNORE
+        signals = []
+        for target in (labels, last):
+            (gradient,) = torch.autograd.grad(cross_entropy(hidden, lambda h, w=weight: h @ w.T, target)[0], hidden)
+            signals.append(int(gradient.any(-1).sum()))
+        assert signals == [B * T, B]
+
+
+def test_D1_nats_bits_and_perplexity():
+    """GPT-3's perplexity of about 20 is 3 nats or 4.3 bits a token; a uniform guess costs log2 V bits."""
+    assert math.log(20) == pytest.approx(3.0, abs=5e-3)
+    assert math.log(20) / math.log(2) == pytest.approx(4.32, abs=5e-3)
+    assert [round(math.exp(n), 1) for n in (4.0, 3.0, 2.5, 2.0, 1.5)] == [54.6, 20.1, 12.2, 7.4, 4.5]
+    nll, count = cross_entropy(torch.zeros(4, 8, 1), lambda h: h.new_zeros(len(h), 64), torch.zeros(4, 8).long())
+    assert count == 32
+    assert nll.item() / 32 / math.log(2) == pytest.approx(6.0)

@@ -42,6 +42,27 @@ def cross_entropy(
     return -logp_BT.sum(), (labels_BT != ignore).sum()
 
 
+def cross_entropy_parts(
+    hidden_BTD: Tensor, head: Head, labels_BT: Tensor, ignore: int = IGNORE, max_logits: int = MAX_LOGITS
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What regularised losses are made of, summed over labelled positions, from one pass over the logits.
+
+    Returns:
+        -ln p(label), equal to `cross_entropy`'s; the mean over the vocabulary of -ln p, which label smoothing mixes in
+        (Szegedy et al. 2016, arXiv:1512.00567, section 7); and ln(Z)^2, Z the sum of exp(logits), whose penalty keeps
+        logits from drifting (Chowdhery et al. 2022, PaLM, arXiv:2204.02311, section 5).
+    """
+
+    def parts(logits_nV: Tensor, labels_n: Tensor) -> Tensor:
+        z_n = logits_nV.logsumexp(-1)
+        return torch.stack([_nll(logits_nV, labels_n), z_n - logits_nV.mean(-1), z_n.square()], dim=-1)
+
+    hidden_MD, labels_M = hidden_BTD.reshape(-1, hidden_BTD.shape[-1]), labels_BT.reshape(-1)
+    kept_M = labels_M != ignore
+    nll, uniform, z_squared = _chunked(hidden_MD[kept_M], head, labels_M[kept_M], parts, max_logits).sum(0)
+    return nll, uniform, z_squared
+
+
 def token_logps(
     hidden_BTD: Tensor,
     head: Head,
@@ -52,32 +73,41 @@ def token_logps(
     max_logits: int = MAX_LOGITS,
 ) -> Tensor:
     """ln p(label) at every position, B x T, 0 where the label is `ignore`; the softmax is in fp32 or better."""
+
+    def logps(logits_nV: Tensor, labels_n: Tensor) -> Tensor:
+        return -_nll(logits_nV / temperature if temperature != 1.0 else logits_nV, labels_n)
+
     hidden_MD, labels_M = hidden_BTD.reshape(-1, hidden_BTD.shape[-1]), labels_BT.reshape(-1)
     index_N = (labels_M != ignore).nonzero().squeeze(1)
     if len(index_N) == len(labels_M):
-        return _chunked(hidden_MD, head, labels_M, temperature, max_logits).view(labels_BT.shape)
-    logp_N = _chunked(hidden_MD[index_N], head, labels_M[index_N], temperature, max_logits)
+        return _chunked(hidden_MD, head, labels_M, logps, max_logits).view(labels_BT.shape)
+    logp_N = _chunked(hidden_MD[index_N], head, labels_M[index_N], logps, max_logits)
     return logp_N.new_zeros(len(labels_M)).index_put((index_N,), logp_N).view(labels_BT.shape)
 
 
-def _chunked(hidden_ND: Tensor, head: Head, labels_N: Tensor, temperature: float, max_logits: int) -> Tensor:
-    def logps(hidden_nD: Tensor, labels_n: Tensor) -> Tensor:
+def _nll(logits_nV: Tensor, labels_n: Tensor) -> Tensor:
+    return F.cross_entropy(logits_nV, labels_n, reduction="none")
+
+
+def _chunked(
+    hidden_ND: Tensor, head: Head, labels_N: Tensor, measure: Callable[[Tensor, Tensor], Tensor], max_logits: int
+) -> Tensor:
+    """`measure` (logits n x V in fp32 or better, labels n, to n or n x K numbers) at all positions, in chunks."""
+
+    def measured(hidden_nD: Tensor, labels_n: Tensor) -> Tensor:
         logits_nV = head(hidden_nD)
-        logits_nV = logits_nV.to(torch.promote_types(logits_nV.dtype, torch.float32))
-        if temperature != 1.0:
-            logits_nV = logits_nV / temperature
-        return -F.cross_entropy(logits_nV, labels_n, reduction="none")
+        return measure(logits_nV.to(torch.promote_types(logits_nV.dtype, torch.float32)), labels_n)
 
     with torch.no_grad():
         vocab = head(hidden_ND[:0]).shape[-1]
     size = max(1, max_logits // vocab)
     if len(labels_N) <= size:
-        return logps(hidden_ND, labels_N)
+        return measured(hidden_ND, labels_N)
     parts = []
     for h_nD, l_n in zip(hidden_ND.split(size), labels_N.split(size), strict=True):
         if torch.is_grad_enabled():
             # The head draws no random numbers, so none need to be replayed.
-            parts.append(checkpoint(logps, h_nD, l_n, use_reentrant=False, preserve_rng_state=False))
+            parts.append(checkpoint(measured, h_nD, l_n, use_reentrant=False, preserve_rng_state=False))
         else:
-            parts.append(logps(h_nD, l_n))
+            parts.append(measured(h_nD, l_n))
     return torch.cat(parts)

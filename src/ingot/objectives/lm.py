@@ -2,6 +2,9 @@
 
 The negative log-likelihood summed over all labelled targets (Bengio et al. 2003, eq. 1 of any language-model paper).
 Fine-tuning on responses is not another objective: the store's mask column decides which targets have labels.
+
+Label smoothing and the z-loss are penalties beside it, never part of the reported loss: with smoothing e the target is
+(1 - e) of the label and e of the uniform distribution, and that loss is -ln p(label) + e (uniform part - -ln p(label)).
 """
 
 from collections.abc import Iterator
@@ -10,14 +13,22 @@ from typing import Any
 from torch import nn
 
 from ingot.data.batches import IGNORE, Batch
-from ingot.model.ops import cross_entropy
+from ingot.model.ops import cross_entropy, cross_entropy_parts
 from ingot.train.api import Context, Term
 
 
 class LanguageModel:
-    """Cross-entropy over every labelled position."""
+    """Cross-entropy over every labelled position.
+
+    Args:
+        label_smoothing: share of the target spread evenly over the vocabulary.
+        z_loss: weight of ln(Z)^2 per token.
+    """
 
     taps: frozenset[str] = frozenset()
+
+    def __init__(self, label_smoothing: float = 0.0, z_loss: float = 0.0):
+        self.label_smoothing, self.z_loss = label_smoothing, z_loss
 
     def modules(self, model: nn.Module) -> dict[str, nn.Module]:
         return {}
@@ -29,5 +40,13 @@ class LanguageModel:
         yield batch
 
     def loss(self, out: Any, batch: Batch) -> dict[str, Term]:
-        nll, _ = cross_entropy(out.hidden, out.head, batch.labels_BT, ignore=IGNORE)
-        return {"lm": Term(nll, "token")}
+        if not (self.label_smoothing or self.z_loss):
+            nll, _ = cross_entropy(out.hidden, out.head, batch.labels_BT, ignore=IGNORE)
+            return {"lm": Term(nll, "token")}
+        nll, uniform, z_squared = cross_entropy_parts(out.hidden, out.head, batch.labels_BT, ignore=IGNORE)
+        terms = {"lm": Term(nll, "token")}
+        if self.label_smoothing:
+            terms["label_smoothing"] = Term(uniform - nll, "token", self.label_smoothing, penalty=True)
+        if self.z_loss:
+            terms["z_loss"] = Term(z_squared, "token", self.z_loss, penalty=True)
+        return terms

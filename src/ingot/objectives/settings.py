@@ -17,11 +17,16 @@ class LanguageModelSettings(Settings):
     """`objective = { kind = "lm" }`, the default: next-token prediction over every labelled target."""
 
     kind: Literal["lm"] = "lm"
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the target spread evenly over the vocabulary; trained on, and no part of the reported loss."""
+    z_loss: float = Field(default=0.0, ge=0)
+    """Weight of ln(Z)^2 per token, which keeps logits from drifting (PaLM: 1e-4); no part of the reported loss."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An objective's settings, and its class as `module:name`, imported where it is built."""
+    """An objective's settings, and its class as `module:name`, imported where it is built and called with the settings
+    but `kind` as keyword arguments."""
 
     settings: type[Settings]
     builder: str

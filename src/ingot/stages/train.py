@@ -93,7 +93,7 @@ def _model(job: Job, settings: TrainSettings, tokenizer: Tokenizer) -> tuple[Mod
 
 def _objective(settings: TrainSettings) -> Objective:
     module, name = OBJECTIVES[settings.objective.kind].builder.split(":")
-    return getattr(importlib.import_module(module), name)()
+    return getattr(importlib.import_module(module), name)(**{k: v for k, v in settings.objective if k != "kind"})
 
 
 def _schedule(settings: TrainSettings, config: ModelConfig, steps: int) -> Schedule:

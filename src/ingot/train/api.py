@@ -16,11 +16,16 @@ from ingot.data.batches import Batch
 
 @dataclass(frozen=True)
 class Term:
-    """One part of a loss: a sum over units, the unit's name (`token`, `sequence`, `pair`) and its weight."""
+    """One part of a loss: a sum over units, the unit's name (`token`, `sequence`, `pair`) and its weight.
+
+    A penalty is trained on and logged under its own name, and is no part of the reported loss: a validation loss with
+    label smoothing in it compares with nothing.
+    """
 
     sum: Tensor
     unit: str
     weight: float = 1.0
+    penalty: bool = False
 
 
 @dataclass(frozen=True)

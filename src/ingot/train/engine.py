@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ingot.core.errors import UserError
 from ingot.core.events import EventLog
 from ingot.data.batches import Batch
+from ingot.data.order import key_of
 from ingot.dist import checkpoint
 from ingot.dist.mesh import Mesh
 from ingot.optim import optimizers
@@ -42,6 +43,7 @@ class StepMetrics:
 
     step: int
     loss: Tensor
+    penalties: dict[str, Tensor]
     grad_norm: Tensor
     lr: float
     tokens: int
@@ -89,25 +91,35 @@ class Engine:
         step = self.state["step"] + 1
         lr = self.plan.schedule.lr(step)
         metrics = None
-        for batch in self._expanded(raw, Context(step, self.plan.seed, self.model)):
-            metrics = self._update(step, lr, batch)
+        for inner, batch in enumerate(self._expanded(raw, Context(step, self.plan.seed, self.model))):
+            metrics = self._update(step, lr, batch, inner)
         assert metrics is not None, "expand yielded no batch"
         self.state["step"] = step
         self.state["tokens"] += metrics.tokens
         return metrics
 
-    def gradients(self, batch: Batch) -> tuple[Tensor, dict[str, int]]:
-        """Leave the gradient of the whole batch in `.grad` and return (loss, unit counts)."""
+    def gradients(self, batch: Batch, inner: int = 0) -> tuple[Tensor, dict[str, int], dict[str, Tensor]]:
+        """Leave the gradient of the whole batch in `.grad`; return (loss, unit counts, penalties by name).
+
+        The generator is set anew for every forward pass, so what dropout draws is a function of (seed, step, update
+        within the step, micro-batch, rank) and a resumed run draws the same.
+        """
         counts = self._global_counts(batch)
         self.optimizer.clear()
-        total = torch.zeros((), dtype=torch.float64, device=self.execution.device)
-        for micro in batch.micro(self.execution.micro_batch):
-            loss = normalised(self._terms(micro), counts)
-            loss.backward()
-            total += loss.detach().double()
+        sums: dict[str, Tensor] = {}
+        terms: dict[str, Term] = {}
+        for number, micro in enumerate(batch.micro(self.execution.micro_batch)):
+            torch.manual_seed(key_of(self.plan.seed, self.state["step"] + 1, inner, number, self.mesh.rank))
+            terms = self._terms(micro)
+            parts = normalised(terms, counts)
+            torch.stack(list(parts.values())).sum().backward()
+            for name, part in parts.items():
+                sums[name] = sums.get(name, 0.0) + part.detach().double()
         for gradient in self._gradients():
             self.mesh.sum(gradient)
-        return self.mesh.sum(total), counts
+        sums = {name: self.mesh.sum(value) for name, value in sums.items()}
+        loss = torch.stack([sums[name] for name, term in terms.items() if not term.penalty]).sum()
+        return loss, counts, {name: sums[name] for name, term in terms.items() if term.penalty}
 
     def _expanded(self, raw: Batch, context: Context) -> Iterator[Batch]:
         """The objective's batches; its code runs without gradients, each time the next batch is asked for."""
@@ -119,13 +131,13 @@ class Engine:
                 return
             yield batch
 
-    def _update(self, step: int, lr: float, batch: Batch) -> StepMetrics:
-        loss, counts = self.gradients(batch)
+    def _update(self, step: int, lr: float, batch: Batch, inner: int) -> StepMetrics:
+        loss, counts, penalties = self.gradients(batch, inner)
         gradients = self._gradients()
         norm = global_norm(gradients)
         clip_(gradients, self.plan.optim.clip, norm)
         self.optimizer.step(lr)
-        return StepMetrics(step, loss, norm, lr, counts["token"])
+        return StepMetrics(step, loss, penalties, norm, lr, counts["token"])
 
     def _terms(self, batch: Batch) -> dict[str, Term]:
         batch = batch.to(self.execution.device)
@@ -150,7 +162,7 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> tuple[float, dict[str, int]]:
-        """Loss over all batches together, by the objective's own loss, and the units it was taken over."""
+        """Loss over all batches together, by the objective's own loss (penalties aside), and its units."""
         self.model.eval()
         sums: dict[str, tuple[Tensor, Term]] = {}
         counts: dict[str, int] = {}
@@ -158,6 +170,8 @@ class Engine:
             for unit, n in self._global_counts(batch).items():
                 counts[unit] = counts.get(unit, 0) + n
             for name, term in self._terms(batch).items():
+                if term.penalty:
+                    continue
                 before = sums[name][0] if name in sums else 0
                 sums[name] = (before + term.sum.double(), term)
         self.model.train()
@@ -194,9 +208,9 @@ class Engine:
         return True
 
 
-def normalised(terms: dict[str, Term], counts: dict[str, int]) -> Tensor:
-    """The loss these terms contribute to a step with these global counts: sum of weight * sum / count."""
-    return torch.stack([t.weight * t.sum / max(1, counts[t.unit]) for t in terms.values()]).sum()
+def normalised(terms: dict[str, Term], counts: dict[str, int]) -> dict[str, Tensor]:
+    """What each term adds to the loss of a step with these global counts: weight * sum / count."""
+    return {name: t.weight * t.sum / max(1, counts[t.unit]) for name, t in terms.items()}
 
 
 Evaluation = Callable[[int, bool], dict[str, float]]
@@ -253,7 +267,9 @@ def _write(pending: list[StepMetrics], rate: float, log: EventLog) -> None:
     """Turn buffered device numbers into log lines: the one moment that waits for the device."""
     for m in pending:
         loss, norm = float(m.loss), float(m.grad_norm)
-        log.write("step", step=m.step, loss_nats=loss, grad_norm=norm, lr=m.lr, tokens=m.tokens, tok_s=round(rate))
+        penalties = {name: float(value) for name, value in m.penalties.items()}
+        numbers = {"loss_nats": loss, **penalties, "grad_norm": norm, "lr": m.lr, "tokens": m.tokens}
+        log.write("step", step=m.step, **numbers, tok_s=round(rate))
         _refuse_nonfinite(m, log)
     pending.clear()
 
