@@ -126,6 +126,29 @@ def report(
 
 
 @app.command()
+def sink(
+    stages: Annotated[
+        list[Path], typer.Argument(help="Stages or runs, such as runs/stdlib/base or runs/stdlib.", show_default=False)
+    ],
+    to: Annotated[str, typer.Option("--to", help="tensorboard, wandb or trackio.")] = "tensorboard",
+    out: OutOption = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """Show a dashboard what stages have logged so far ([run] sinks does it while they run)."""
+    from ingot.report.finding import show_in
+
+    shown = show_in(to, stages, out)
+
+    def show() -> None:
+        for stage, events in shown.items():
+            print(f"{stage}: {events:,} events")
+        if to == "tensorboard":
+            print(f"next: tensorboard --logdir {out / 'tensorboard'}")
+
+    _emit(shown, as_json, show)
+
+
+@app.command()
 def generate(
     stage: StageArg,
     prompt: Annotated[str, typer.Argument(help="Text to go on from.")] = "",

@@ -6,13 +6,16 @@ The file is the truth and every display, report or sink is a reader of it. A lin
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from ingot.core.sinks import Sinks
 
 METRICS = "metrics.jsonl"
 VOLATILE = frozenset({"time", "attempt", "seconds", "tok_s", "peak_bytes"})
@@ -21,6 +24,9 @@ VOLATILE = frozenset({"time", "attempt", "seconds", "tok_s", "peak_bytes"})
 
 class EventLog:
     """Appends events to a stage's `metrics.jsonl`; a torn last line of a killed writer is cut off on opening."""
+
+    sinks: "Sinks | None" = None
+    """Told of every event after it is written."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -35,11 +41,15 @@ class EventLog:
         now = time.time()
         record = {"event": event, "time": round(now, 3), "attempt": self.attempt, **fields}
         self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        if self.sinks:
+            self.sinks.follow(record)
         if now - self._flushed > 0.5:
             self.flush()
 
     def flush(self) -> None:
         self._file.flush()
+        if self.sinks:
+            self.sinks.flush()
         self._flushed = time.time()
 
     def close(self) -> None:
@@ -51,10 +61,13 @@ def read_events(path: Path, event: str | None = None) -> list[dict[str, Any]]:
     kept: dict[Any, dict[str, Any]] = {}
     for number, record in enumerate(_lines(path)):
         if event is None or record["event"] == event:
-            step = record.get("step")
-            identity = (record["event"], record.get("model"), step) if step is not None else number
-            kept[identity] = record
+            kept[identity(record) if "step" in record else number] = record
     return list(kept.values())
+
+
+def identity(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What tells an event with a step from others: of two equal ones the later counts."""
+    return record["event"], record.get("model"), record["step"]
 
 
 def stable(record: dict[str, Any]) -> dict[str, Any]:

@@ -13,12 +13,13 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ingot.core.errors import UserError, nearest
+from ingot.core.sinks import require
 
 
 class _Execution:
@@ -26,6 +27,8 @@ class _Execution:
 
 
 EXECUTION = _Execution()
+SHARED = ("stages", "tensorboard", "wandb")
+"""Directories of the output root that are no runs."""
 
 
 class Settings(BaseModel):
@@ -41,13 +44,21 @@ class RunSettings(Settings):
     """Names the directory `runs/NAME` where the stages of this recipe are linked."""
     seed: int = 1
     """Seeds initialisation, shuffling and sampling; part of the key only of stages that use it."""
+    sinks: Annotated[tuple[str, ...], EXECUTION] = ()
+    """Dashboards that are shown the numbers of running stages: "tensorboard", "wandb", "trackio"."""
 
     @field_validator("name")
     @classmethod
     def _not_taken(cls, name: str) -> str:
-        if name == "stages":
-            raise ValueError("found 'stages', which is where all runs keep their results; choose another name")
+        if name in SHARED:
+            raise ValueError(f"found '{name}', a directory that all runs share; choose another name")
         return name
+
+    @field_validator("sinks")
+    @classmethod
+    def _installed(cls, sinks: tuple[str, ...]) -> tuple[str, ...]:
+        require(sinks)
+        return sinks
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.core.errors import StageFailed, UserError
-from ingot.core.recipe import settings_tree
+from ingot.core.recipe import RunSettings, settings_tree
 from ingot.pipeline.graph import Graph, Node
 from ingot.pipeline.status import Status, link_path, stage_dir, status
 from ingot.stages.kinds import KINDS
@@ -49,7 +49,7 @@ def run(graph: Graph, root: Path, only: list[str], report: Report, quiet: bool =
         report(node, now, None)
         if now.state != "HIT":
             link(root, graph.recipe.run.name, node)
-            _run_child(root, node, settings_tree(graph.recipe.run), quiet)
+            _run_child(root, node, graph.recipe.run, quiet)
             report(node, now, stage_dir(root, node).done()["seconds"])
         link(root, graph.recipe.run.name, node)
         done[node.name] = stage_dir(root, node).path
@@ -69,7 +69,7 @@ def link(root: Path, run_name: str, node: Node) -> None:
     os.replace(temporary, path)
 
 
-def _run_child(root: Path, node: Node, run: dict[str, Any], quiet: bool) -> None:
+def _run_child(root: Path, node: Node, run: RunSettings, quiet: bool) -> None:
     environment = {**ALLOCATOR, **QUIET, **os.environ}
     threads = getattr(getattr(node.settings, "loop", None), "threads", None)
     if threads:
@@ -96,7 +96,8 @@ def _run_child(root: Path, node: Node, run: dict[str, Any], quiet: bool) -> None
         raise StageFailed(code if code in (2, 130) else 1)
 
 
-def _job(root: Path, node: Node, run: dict[str, Any], quiet: bool) -> dict[str, Any]:
+def _job(root: Path, node: Node, run: RunSettings, quiet: bool) -> dict[str, Any]:
+    settings = settings_tree(node.settings)
     return {
         "name": node.name,
         "kind": node.kind,
@@ -104,9 +105,14 @@ def _job(root: Path, node: Node, run: dict[str, Any], quiet: bool) -> dict[str, 
         "version": KINDS[node.kind].version,
         "seed": node.seed,
         "raw": node.raw,
-        "settings": settings_tree(node.settings),
+        "settings": settings,
         "canonical": node.canonical,
-        "recipe": {"run": run, "stage": {node.name: {"kind": node.kind, **settings_tree(node.settings)}}},
+        "place": str(link_path(root, run.name, node).relative_to(root)),
+        "sinks": run.sinks,
+        "recipe": {
+            "run": settings_tree(run),
+            "stage": {node.name: {"kind": node.kind, **settings_tree(node.settings)}},
+        },
         "inputs": {
             role: {"name": n.name, "key": n.key, "dir": f"stages/{n.directory}"} for role, n in node.inputs.items()
         },

@@ -19,6 +19,7 @@ from ingot.core.artifact import StageDir, atomic_json, atomic_write, is_full_dis
 from ingot.core.errors import UserError
 from ingot.core.events import METRICS, Display, EventLog
 from ingot.core.recipe import dump_toml
+from ingot.core.sinks import Sinks, Target
 from ingot.stages.job import Input, Job
 from ingot.stages.kinds import KINDS
 
@@ -60,25 +61,40 @@ def run(job: dict[str, Any]) -> None:
         }
         atomic_json(out / "inputs.json", record)
         atomic_write(out / "recipe.toml", dump_toml(job["recipe"]))
-        log = EventLog(out / METRICS)
+        log, display = EventLog(out / METRICS), Display(quiet=job["quiet"])
+        log.sinks = sinks = _sinks(job, log, display)
         log.write("start", pid=os.getpid(), python=sys.version.split()[0])
         module, function = kind.builder.split(":")
         began = time.monotonic()
         inputs = {role: Input(i["name"], i["key"], Path(job["root"]) / i["dir"]) for role, i in job["inputs"].items()}
         settings = kind.settings.model_validate(job["settings"])
-        built = Job(job["name"], settings, inputs, job["seed"], out, log, Display(quiet=job["quiet"]))
+        built = Job(job["name"], settings, inputs, job["seed"], out, log, display)
         try:
             result = getattr(importlib.import_module(module), function)(built)
         except Exception as error:
+            sinks.close(failed=True)
             log.write("failed", why=str(error).splitlines()[0] if str(error) else type(error).__name__)
             log.close()
             raise
         seconds = round(time.monotonic() - began, 3)
         result = {**result, "seconds": seconds}
+        sinks.close(failed=False)
         log.write("end", seconds=seconds)
         log.close()
         atomic_json(out / "result.json", result)
         out.finish({"key": job["key"], "seconds": seconds})
+
+
+def _sinks(job: dict[str, Any], log: EventLog, display: Display) -> Sinks:
+    """The dashboards that the run asks for."""
+    run, _, label = job.get("place", "").partition("/")
+    target = Target(Path(job["root"]), run, label, job["kind"], job["key"], job["settings"])
+
+    def warn(text: str) -> None:
+        display.say(text)
+        log.write("warning", why=text)
+
+    return Sinks(job.get("sinks", ()), target, log.path, warn)
 
 
 def _die_with(parent: int) -> None:

@@ -67,6 +67,7 @@ def run(job: Job) -> dict[str, Any]:
     )
     if engine.resume(job.display.say):
         job.display.say(f"going on from step {engine.state['step']:,}")
+        job.log.write("resume", after=engine.state["step"])
     else:
         job.log.write("plan", **facts)
     return _loop(job, settings, engine, data, batch, tokenizer) | facts

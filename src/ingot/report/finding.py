@@ -1,0 +1,58 @@
+"""From a path that a user names to stage directories: a stage, or a run with its stages."""
+
+from pathlib import Path
+
+from ingot.core.errors import UserError
+from ingot.core.sinks import Target, replay, require
+from ingot.report import reading
+
+
+def stages_at(path: Path) -> list[Path]:
+    """The started stages that a path names, by the links that people know them by.
+
+    Raises:
+        UserError: neither a stage nor a run.
+    """
+    if (path / "inputs.json").exists():
+        return [path]
+    if found := _linked(path):
+        return found
+    raise UserError(
+        f"{path}: no stage and no run with started stages, expected a path such as runs/NAME/base or runs/NAME"
+    )
+
+
+def _linked(run: Path) -> list[Path]:
+    return sorted(p for p in run.glob("*") if p.is_symlink() and (p / "inputs.json").exists())
+
+
+def show_in(sink: str, paths: list[Path], root: Path) -> dict[str, int]:
+    """Give a sink all that these stages have logged so far.
+
+    Returns: stage -> the number of its events that had numbers.
+
+    Raises:
+        UserError: a path is no stage, none has numbers, or the sink is not installed.
+    """
+    require([sink])
+    shown = {}
+    for stage in (s for p in paths for s in stages_at(p)):
+        record = reading.record(stage)
+        run, label = place(stage, root)
+        target = Target(root, run, label, record["kind"], record["key"], record["settings"])
+        if events := replay(stage, sink, target):
+            shown[str(stage)] = events
+    if not shown:
+        raise UserError(
+            f"{', '.join(map(str, paths))}: no stage has logged numbers by step, so there is nothing to show"
+        )
+    return shown
+
+
+def place(stage: Path, root: Path) -> tuple[str, str]:
+    """A stage's run and its name there: runs/x/lr=0.001,seed=1/base is of x, and called lr=0.001,seed=1/base."""
+    try:
+        run, *label = stage.absolute().relative_to(root.absolute()).parts
+    except ValueError:
+        run, label = stage.absolute().parent.name, [stage.name]
+    return run, "/".join(label)
