@@ -1,12 +1,14 @@
 """Conversations to ids and the mask of what is learned, in one pass, so that the two can never disagree.
 
-The format (`template = "turns"`) is `<|role|>content<|end|>` for each message. A conversation is rendered segment by
-segment, each encoded on its own: the mask is 1 on an assistant's content and on the `<|end|>` after it (else the model
-never learns to stop), and 0 on headers, on everybody else's words and on what a prompt for generation adds. Content is
-always encoded as text, so a user who types `<|end|>` ends nothing.
+Our own format (`template = "turns"`) is `<|role|>content<|end|>` for each message. A conversation is rendered segment
+by segment, each encoded on its own: the mask is 1 on an assistant's content and on the `<|end|>` after it (else the
+model never learns to stop), and 0 on headers, on everybody else's words and on what a prompt for generation adds.
+Content is always encoded as text, so a user who types `<|end|>` ends nothing.
 
-Rejected: rendering to a string and finding the answers again in its ids (merges across the seams move the borders),
-and masks from marks in a template (most published templates lack them and give a mask of zeros).
+A tokenizer that came with a Jinja template is rendered by that (`templates.py`): the text knows which of its characters
+are learned, and an id is learned if it spells one of them.
+
+Rejected: finding the answers again in the ids of a rendered string (merges across the seams move the borders).
 """
 
 import itertools
@@ -17,9 +19,11 @@ from typing import Any
 import numpy as np
 
 from ingot.core.errors import UserError, nearest
-from ingot.text.tokenizer import Tokenizer
+from ingot.text.base import TURNS, Tokenizer
+from ingot.text.templates import Template, compiled
 
 ROLES = ("system", "user", "assistant", "tool")
+END = "<|end|>"
 FIELDS = ("role", "content", "train")
 
 Message = Mapping[str, Any]
@@ -53,9 +57,17 @@ def render_batch(
     require_chat(tokenizer)
     for messages in conversations:
         check(messages, needs_target=not generation_prompt)
+    if tokenizer.template == TURNS:
+        return _render_turns(conversations, tokenizer, threads, generation_prompt)
+    return _render_template(conversations, tokenizer, generation_prompt)
+
+
+def _render_turns(
+    conversations: Sequence[Sequence[Message]], tokenizer: Tokenizer, threads: int, generation_prompt: bool
+) -> list[tuple[np.ndarray, np.ndarray, int]]:
     contents = tokenizer.encode_batch([m["content"] for messages in conversations for m in messages], threads)
     encoded = iter(contents)
-    special, end = tokenizer.specials, tokenizer.specials["<|end|>"]
+    special, end = tokenizer.specials, tokenizer.specials[END]
     rendered = []
     for messages in conversations:
         ids: list[np.ndarray] = []
@@ -72,6 +84,30 @@ def render_batch(
             mask.append(np.zeros(1, np.uint8))
         rendered.append((np.concatenate(ids), np.concatenate(mask), target_bytes))
     return rendered
+
+
+def _render_template(
+    conversations: Sequence[Sequence[Message]], tokenizer: Tokenizer, generation_prompt: bool
+) -> list[tuple[np.ndarray, np.ndarray, int]]:
+    template = _template(tokenizer)
+    marked = [template.render(m, [_is_trained(one) for one in m], generation_prompt) for m in conversations]
+    rendered = []
+    for (ids, spans), text, messages in zip(
+        tokenizer.encode_marked([m.text for m in marked]), marked, conversations, strict=True
+    ):
+        mask = np.zeros(len(ids), np.uint8)
+        for start, stop in text.learned:
+            mask |= (spans[:, 0] < stop) & (spans[:, 1] > start)
+        if not mask.any() and any(map(_is_trained, messages)):
+            raise UserError("chat template: it writes nothing that an answer could be learned from; take another one")
+        rendered.append((ids, mask, tokenizer.spelled_bytes(ids[mask == 1])))
+    return rendered
+
+
+def _template(tokenizer: Tokenizer) -> Template:
+    ends = {tokenizer.eot, *tokenizer.stops, tokenizer.specials.get(END)}
+    names = frozenset(name for name, id in tokenizer.specials.items() if id in ends)
+    return compiled(tokenizer.template, tokenizer.names, tokenizer.marks, names)
 
 
 def parse_conversation(text: str) -> list[dict[str, Any]]:
@@ -121,23 +157,42 @@ def show(ids: np.ndarray, mask: np.ndarray, tokenizer: Tokenizer) -> list[tuple[
     assert len(ids) == len(mask)
     borders = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(ids)]
     return [
-        (tokenizer.decode(ids[start:stop]), bool(mask[start]))
+        (tokenizer.decode_bytes(ids[start:stop]).decode(errors="replace"), bool(mask[start]))
         for start, stop in itertools.pairwise(borders)
         if stop > start
     ]
 
 
 def stop_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Ids that end a generated answer: end of message and end of text, where the vocabulary has them."""
-    return tuple(tokenizer.specials[n] for n in ("<|end|>", "<|endoftext|>") if n in tokenizer.specials)
+    """Ids that end a generated answer: what ends a turn in the chat format, end of text, and what the model names."""
+    turn = [tokenizer.specials[END]] if tokenizer.template == TURNS else _turn_end(tokenizer)
+    return tuple(dict.fromkeys([*turn, *([] if tokenizer.eot is None else [tokenizer.eot]), *tokenizer.stops]))
+
+
+def _turn_end(tokenizer: Tokenizer) -> list[int]:
+    """The special token that a template writes after an answer, found by letting it write one."""
+    if not tokenizer.template:
+        return []
+    try:
+        ids, mask = render([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], tokenizer)
+    except UserError:  # a template that wants other conversations still has `eot` and what the model names
+        return []
+    special = set(tokenizer.specials.values())
+    return [id for id in ids[mask == 1].tolist() if id in special][-1:]
 
 
 def require_chat(tokenizer: Tokenizer) -> None:
-    """Raise a UserError for a tokenizer that has no special tokens to mark turns with."""
-    if "<|end|>" not in tokenizer.specials:
+    """Raise a UserError for a tokenizer that has no chat format."""
+    if tokenizer.template:
+        return
+    if tokenizer.specials:
         raise UserError(
-            f'format chat: a {tokenizer.kind} tokenizer has no special tokens to mark turns with; use type = "byte-bpe"'
+            'format chat: the tokenizer\'s files have no chat template; give one with template = "FILE.jinja" in the '
+            "tokenizer stage, or put chat_template.jinja beside them"
         )
+    raise UserError(
+        f'format chat: a {tokenizer.kind} tokenizer has no special tokens to mark turns with; use type = "byte-bpe"'
+    )
 
 
 def _is_trained(message: Message) -> bool:

@@ -22,6 +22,8 @@ SPECIALS = (
 )
 """The block every subword vocabulary ends with: one size for all, so that a base model can be chat-tuned later
 without growing its embedding."""
+ROLES_OF_SPECIALS = {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}
+"""What of the block is for what, in the words of model directories."""
 
 BYTES = 256
 SMALLEST_VOCAB = BYTES + len(SPECIALS)

@@ -11,111 +11,24 @@ special tokens out of text with an escape hatch (every caller must then remember
 """
 
 import json
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import re
+import secrets
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tiktoken
 
-from ingot.core.artifact import atomic_json, digest_json
 from ingot.core.errors import UserError
-from ingot.text.settings import SPECIALS
+from ingot.text.base import FORMAT, TURNS, VERSION, Base, Tokenizer
+from ingot.text.library import LibraryTokenizer
+from ingot.text.settings import ROLES_OF_SPECIALS, SPECIALS
 
-FORMAT, VERSION = "ingot-tokenizer", 1
 CODE_POINTS = 0x110000
 
 
-class Tokenizer(Protocol):
-    """What the rest of the house knows of a tokenizer."""
-
-    kind: str
-    vocab: int
-    """Number of ids, special tokens included."""
-    specials: dict[str, int]
-    """Special token -> id; empty for characters."""
-
-    @property
-    def eot(self) -> int | None:
-        """The id that ends a document, where the vocabulary has one."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of everything that determines ids."""
-        ...
-
-    def encode(self, text: str) -> np.ndarray:
-        """Ids [n] (uint32) that spell `text`; never special ones. Raises UserError on text it cannot spell."""
-        ...
-
-    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[np.ndarray]:
-        """`encode` of every text; the result does not depend on `threads`."""
-        ...
-
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of ids; bytes that are no UTF-8 (a character cut in two) become U+FFFD."""
-        ...
-
-    def decode_bytes(self, ids: Sequence[int] | np.ndarray) -> bytes:
-        """The exact bytes of ids."""
-        ...
-
-    def token_bytes(self, token: int) -> bytes:
-        """The bytes one id stands for; a special token's are its name."""
-        ...
-
-    def spelled_bytes(self, ids: np.ndarray) -> int:
-        """How many UTF-8 bytes ids stand for, special tokens counting none."""
-        ...
-
-    def save(self, path: Path) -> None:
-        """Write the JSON file that `load_tokenizer` reads."""
-        ...
-
-
-class _Base:
-    """What both tokenizers share: file, fingerprint, threads."""
-
-    kind: str
-    vocab: int
-    specials: dict[str, int]
-
-    def _definition(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def encode(self, text: str) -> np.ndarray:
-        raise NotImplementedError
-
-    def decode_bytes(self, ids: Sequence[int] | np.ndarray) -> bytes:
-        raise NotImplementedError
-
-    @property
-    def fingerprint(self) -> str:
-        return digest_json(self._definition())
-
-    @property
-    def eot(self) -> int | None:
-        return self.specials.get("<|endoftext|>")
-
-    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[np.ndarray]:
-        if threads <= 1 or len(texts) <= 1:
-            return [self.encode(text) for text in texts]
-        size = -(-len(texts) // (4 * threads))  # a few parts a thread: little overhead, yet an even end
-        parts = [texts[start : start + size] for start in range(0, len(texts), size)]
-        with ThreadPoolExecutor(threads) as pool:  # the encoders let go of the interpreter lock
-            return [ids for part in pool.map(self.encode_batch, parts) for ids in part]
-
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        return self.decode_bytes(ids).decode("utf-8", errors="replace")
-
-    def save(self, path: Path) -> None:
-        head = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint}
-        atomic_json(path, {**head, **self._definition()})
-
-
-class ByteBPE(_Base):
+class ByteBPE(Base):
     """Byte-level BPE: tokens in merge order (the 256 bytes first), then the special block at the end.
 
     Args:
@@ -126,10 +39,14 @@ class ByteBPE(_Base):
 
     kind = "byte-bpe"
 
-    def __init__(self, tokens: Sequence[bytes], pattern: str, template: str = "turns"):
+    names: Mapping[str, str] = ROLES_OF_SPECIALS
+
+    def __init__(self, tokens: Sequence[bytes], pattern: str, template: str = TURNS):
         self.tokens, self.pattern, self.template = list(tokens), pattern, template
         self.specials = {name: len(self.tokens) + n for n, name in enumerate(SPECIALS)}
         self.vocab = len(self.tokens) + len(self.specials)
+        secret = secrets.token_hex(16)
+        self.marks: Mapping[str, str] = {name: f"{secret}{n:04}" for n, name in enumerate(self.specials)}
         self._lengths = np.array([len(t) for t in self.tokens] + [0] * len(self.specials), dtype=np.int64)
         ranks = {token: rank for rank, token in enumerate(self.tokens)}
         self._encoding = tiktoken.Encoding(
@@ -145,6 +62,31 @@ class ByteBPE(_Base):
             raise UserError(f"tokenizer pattern {self.pattern!r}: {error}; bound its repetitions") from None
         return np.asarray(ids, dtype=np.uint32)
 
+    def encode_marked(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        ids_of = {mark: self.specials[name] for name, mark in self.marks.items()}
+        border = re.compile("(" + "|".join(ids_of) + ")")
+
+        def one(text: str) -> tuple[np.ndarray, np.ndarray]:
+            ids, spans, at = [np.empty(0, np.uint32)], [np.empty((0, 2), np.int64)], 0
+            for piece in border.split(text):
+                if piece in ids_of:
+                    ids.append(np.array([ids_of[piece]], np.uint32))
+                    spans.append(np.array([[at, at + len(piece)]]))
+                else:
+                    ids.append(self.encode(piece))
+                    spans.append(at + self._spans(piece, ids[-1]))
+                at += len(piece)
+            return np.concatenate(ids), np.concatenate(spans)
+
+        return [one(text) for text in texts]
+
+    def _spans(self, text: str, ids: np.ndarray) -> np.ndarray:
+        """[n, 2]: the characters of `text` that each of its ids spells, or spells a part of."""
+        firsts = np.flatnonzero((np.frombuffer(text.encode(), np.uint8) & 0xC0) != 0x80)  # byte where each one begins
+        ends = np.cumsum(self._lengths[ids])
+        starts = np.searchsorted(firsts, ends - self._lengths[ids], side="right") - 1
+        return np.stack((starts, np.searchsorted(firsts, ends)), axis=1)
+
     def decode_bytes(self, ids: Sequence[int] | np.ndarray) -> bytes:
         return self._encoding.decode_bytes(np.asarray(ids).tolist())
 
@@ -154,7 +96,7 @@ class ByteBPE(_Base):
     def spelled_bytes(self, ids: np.ndarray) -> int:
         return int(self._lengths[ids].sum())
 
-    def _definition(self) -> dict[str, Any]:
+    def definition(self) -> dict[str, Any]:
         return {
             "type": self.kind,
             "pattern": self.pattern,
@@ -164,7 +106,7 @@ class ByteBPE(_Base):
         }
 
 
-class Char(_Base):
+class Char(Base):
     """One id a character.
 
     Args:
@@ -204,11 +146,11 @@ class Char(_Base):
     def spelled_bytes(self, ids: np.ndarray) -> int:
         return int(self._widths[ids].sum())
 
-    def _definition(self) -> dict[str, Any]:
+    def definition(self) -> dict[str, Any]:
         return {"type": self.kind, "alphabet": self.alphabet}
 
 
-def load_tokenizer(path: Path) -> ByteBPE | Char:
+def load_tokenizer(path: Path) -> Tokenizer:
     """Read a tokenizer file.
 
     Raises:
@@ -223,12 +165,13 @@ def load_tokenizer(path: Path) -> ByteBPE | Char:
     if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
         found = f"{data.get('format')} {data.get('version')}" if isinstance(data, dict) else type(data).__name__
         raise UserError(f"{path}: found {found}, expected {FORMAT} {VERSION}; run the tokenizer stage again")
-    if data.get("type") == Char.kind:
+    tokenizer: Tokenizer
+    if data["type"] == Char.kind:
         tokenizer = Char(data["alphabet"])
-    elif data.get("type") == ByteBPE.kind:
+    elif data["type"] == ByteBPE.kind:
         tokenizer = ByteBPE([bytes.fromhex(t) for t in data["tokens"]], data["pattern"], data["template"])
     else:
-        raise UserError(f"{path}: unknown type {data.get('type')!r}, expected byte-bpe or char; write it anew")
+        tokenizer = LibraryTokenizer(data["type"], data["library"], data["names"], data["template"], data["stops"])
     if tokenizer.fingerprint != data["fingerprint"]:
         raise UserError(
             f"{path}: the content's fingerprint is {tokenizer.fingerprint}, the recorded one {data['fingerprint']}: "
