@@ -91,19 +91,20 @@ def test_microbatches_are_the_batch(make_store) -> None:
 def test_loader_gives_the_batches_of_the_steps_and_its_errors(make_store) -> None:
     store = make_store([list(range(60)) * 20])
     source = _source(store, Windows(np.asarray(store.ends), 8))
-    order = Order((source.plan.rows,), (1.0,), 4, seed=3)
-    loader = Loader([source], order, 5, 12)
+    order = Order((source.plan.rows,), (1.0,), seed=3)
+
+    def make(step: int):
+        return make_batch([source], *order.at(4 * (step - 1), 4))
+
+    loader = Loader(make, 5, 12)
     rows = [b.row_B.tolist() for b in loader]
     loader.close()
-    assert rows == [order.at(s)[1].tolist() for s in range(5, 13)]
+    assert rows == [order.at(4 * n, 4)[1].tolist() for n in range(4, 12)]
 
-    class Broken:
-        context = 8
+    def broken(step: int):
+        raise RuntimeError("disk on fire")
 
-        def index(self, rows):
-            raise RuntimeError("disk on fire")
-
-    loader = Loader([Source("s", store, Broken(), False)], order, 1, 2)  # type: ignore[arg-type]
+    loader = Loader(broken, 1, 2)
     with pytest.raises(RuntimeError, match="disk on fire"):
         next(iter(loader))
     loader.close()

@@ -23,21 +23,25 @@ def test_C4_the_shuffle_is_random_access_at_any_length() -> None:
 
 
 def test_C4_another_epoch_and_another_seed_are_other_orders() -> None:
-    order, other = Order((1000,), (1.0,), 100, seed=1), Order((1000,), (1.0,), 100, seed=2)
-    first = [order.at(s)[1].tolist() for s in range(1, 11)]
-    second = [order.at(s)[1].tolist() for s in range(11, 21)]
+    order, other = Order((1000,), (1.0,), seed=1), Order((1000,), (1.0,), seed=2)
+    first = [order.at(100 * n, 100)[1].tolist() for n in range(10)]
+    second = [order.at(100 * n, 100)[1].tolist() for n in range(10, 20)]
     assert sorted(chain(*first)) == sorted(chain(*second)) == list(range(1000))
     assert first != second
-    assert first[0] != other.at(1)[1].tolist()
+    assert first[0] != other.at(0, 100)[1].tolist()
 
 
 def test_C4_100_samples_in_batches_of_32() -> None:
-    """Three whole batches of 32 come out of 100 rows before the fourth begins a new epoch: nothing is dropped."""
-    order = Order((100,), (1.0,), 32, seed=1)
-    seen = np.concatenate([order.at(s)[1] for s in (1, 2, 3, 4)])
+    """`drop_last` makes 3 batches of 100 samples and throws 4 away, others each epoch. Here the fourth batch takes
+    those 4 and the first 28 of the next epoch: every batch is full, and in 25 batches every row was there 8 times.
+    """
+    order = Order((100,), (1.0,), seed=1)
+    batches = [order.at(32 * n, 32)[1].tolist() for n in range(25)]
     assert 100 // 32 == 3
-    assert len(set(seen[:96].tolist())) == 96
-    assert sorted(seen[:100].tolist()) == list(range(100))
+    assert len({row for batch in batches[:3] for row in batch}) == 96
+    assert sorted(list(chain(*batches))[:100]) == list(range(100))
+    assert {len(batch) for batch in batches} == {32}
+    assert np.bincount(list(chain(*batches))).tolist() == [8] * 100
 
 
 def test_shuffled_positions_look_uniform() -> None:
@@ -60,19 +64,19 @@ def test_any_window_has_the_asked_shares(weights: list[float], start: int, lengt
 
 
 def test_each_source_is_drawn_in_order_without_a_gap() -> None:
-    order = Order((50, 70), (3.0, 1.0), 16, seed=5)
+    order = Order((50, 70), (3.0, 1.0), seed=5)
     drawn = [[], []]
-    for step in range(1, 200):
-        for s, r in zip(*order.at(step), strict=True):
+    for step in range(199):
+        for s, r in zip(*order.at(16 * step, 16), strict=True):
             drawn[s].append(int(r))
     for source, rows in enumerate(drawn):
         n = order.rows[source]
         for epoch in range(len(rows) // n):
             assert sorted(rows[epoch * n : (epoch + 1) * n]) == list(range(n))
     assert len(drawn[0]) / len(drawn[1]) == pytest.approx(3, rel=0.02)
-    assert order.epochs(199) == pytest.approx([len(drawn[0]) / 50, len(drawn[1]) / 70], rel=0.01)
+    assert order.drawn_after(199 * 16) == (len(drawn[0]), len(drawn[1]))
 
 
 def test_a_share_too_small_to_be_drawn_is_refused() -> None:
     with pytest.raises(ValueError, match=f"1 in {BLOCK}"):
-        Order((5, 5), (1.0, 1e-6), 4, seed=1)
+        Order((5, 5), (1.0, 1e-6), seed=1)

@@ -75,9 +75,11 @@ def _fields(model: type[BaseModel], path: tuple[str, ...] = ()) -> Any:
     for name, field in model.model_fields.items():
         inner = [t for t in (field.annotation, *get_args(field.annotation)) if isinstance(t, type)]
         nested = next((t for t in inner if issubclass(t, BaseModel)), None)
-        if name == "sources":  # a list of tables: the first one stands for all
+        if name in ("sources", "phases"):  # a list of tables: the first one stands for all
             nested = None
             yield from _fields(next(_models(field.annotation)), (*path, name, "0"))
+        if name == "batch" and (table := next(_models(field.annotation), None)):  # a number or a table
+            yield from _fields(table, (*path, name))
         if nested is not None and not any(isinstance(m, _Execution) for m in field.metadata):
             yield from _fields(nested, (*path, name))
         yield (*path, name), field
@@ -125,11 +127,18 @@ CANDIDATES: list[Any] = [
     ),
     *("gpt2", "learned", "layer", "gelu", "qkv", ROPE_SCALING),
     *("muon", "cosine"),
+    *([{"name": "y", "share": 1.0}], -1, "4K tokens"),
 ]
 """Values to try on a field until one is valid and different."""
 
-ONE_VALUE = {("tokenizer", "template"), ("train", "objective", "kind"), ("train", "objective")}
+ONE_VALUE = {
+    ("tokenizer", "template"),
+    ("train", "objective", "kind"),
+    ("train", "objective"),
+    ("train", "phases", "0", "share"),  # shares add up to 1, and here is one phase
+}
 """Fields that have one legal value so far."""
+RAMP = {"from": 4, "to": 8, "over": "9 steps"}
 WITH = {
     ("tokenizer", "alphabet"): {"from": "clean", "type": "char"},
     ("tokenizer", "type"): {"from": "clean", "type": "byte-bpe", "vocab": 400},
@@ -150,6 +159,23 @@ WITH = {
         ("train", "optim", name): {**BASES["train"], "optim": {"schedule": "wsd"}}
         for name in ("cooldown", "cooldown_shape")
     },
+    **{("train", "batch", name): {**BASES["train"], "batch": RAMP} for name in ("start", "to", "over")},
+    **{
+        ("train", "phases", "0", *path): {**BASES["train"], "phases": [{"name": "x", "share": 1.0, **more}]}
+        for path, more in (
+            *(((name,), {}) for name in ("name", "share", "context", "batch", "schedule", "warmup", "min_ratio")),
+            (("lr",), {"schedule": "linear"}),
+            *((("batch", name), {"batch": RAMP}) for name in ("start", "to", "over")),
+        )
+    },
+    ("train", "phases", "0", "data"): {
+        **BASES["train"],
+        "phases": [{"name": "x", "share": 0.5}, {"name": "y", "share": 0.5}],
+    },
+    ("train", "phases", "0", "duration"): {
+        **{name: value for name, value in BASES["train"].items() if name != "duration"},
+        "phases": [{"name": "x", "duration": "5 steps"}],
+    },
 }
 """Fields that need other company to be legal."""
 
@@ -159,7 +185,7 @@ def _set(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, A
     if rest and rest[0] == "0":
         first = tree[head][0]
         table = first if isinstance(first, dict) else {"path": first}
-        return {**tree, head: [_set(table, tuple(rest[1:]), value)]}
+        return {**tree, head: [_set(table, tuple(rest[1:]), value), *tree[head][1:]]}
     if not rest:
         out = {**tree, head: value}
         if head == "type" and value == "char":

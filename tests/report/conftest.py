@@ -108,7 +108,7 @@ def end(made: Run, name: str, log: EventLog, result: dict[str, Any]) -> None:
 
 def facts(steps: int) -> dict[str, Any]:
     decay = {"parameters": 4213760, "decayed_parameters": 4211712, "undecayed_parameters": 2048}
-    batch = {"steps": steps, "context": 256, "batch_rows": 64, "batch_tokens": 16384.0}
+    batch = {"steps": steps, "context": 256, "batch_rows": 64, "batch_tokens": 16384.0, "planned_tokens": steps * 16384}
     return {**decay, **batch, "vocab": 300, "ln_vocab_nats": math.log(300), "peak_lr": 1.0e-3, "warmup_steps": 8}
 
 
@@ -122,6 +122,7 @@ def train_events(log: EventLog, steps: int, until: int, start: float) -> None:
                 "grad_norm": 0.5 + 1.0 / step,
                 "lr": 1e-3,
                 "tokens": 16384,
+                "tokens_seen": step * 16384,
                 "tok_s": 20000 + step,
             }
             log.write("step", step=step, **numbers)

@@ -2,25 +2,36 @@
 
 import pytest
 
+from ingot.core.errors import UserError
 from ingot.train.duration import Duration
 
 
 @pytest.mark.parametrize(
-    ("text", "steps"),
+    ("text", "unit", "tokens"),
     [
-        ("5000 steps", 5000),
-        ("1 step", 1),
-        ("3M tokens", 3000),
-        ("2.5K tokens", 3),
-        ("1e6 tokens", 1000),
-        ("1_000_000 tokens", 1000),
-        ("2 epochs", 20),
-        ("0.5 epoch", 5),
-        ("20 tokens/param", 4),
+        ("3M tokens", "tokens", 3e6),
+        ("2.5K tokens", "tokens", 2500),
+        ("1e6 tokens", "tokens", 1e6),
+        ("1_000_000 tokens", "tokens", 1e6),
+        ("300B tokens", "tokens", 3e11),
+        ("2 epochs", "epochs", 20_000),
+        ("0.5 epoch", "epochs", 5000),
+        ("20 tokens/param", "tokens/param", 4000),
     ],
 )
-def test_units(text: str, steps: int) -> None:
-    assert Duration.parse(text).steps(batch_tokens=1000, epoch_tokens=10_000, parameters=200) == steps
+def test_units(text: str, unit: str, tokens: float) -> None:
+    duration = Duration.parse(text)
+    assert (duration.unit, duration.tokens(epoch=10_000, parameters=200)) == (unit, tokens)
+
+
+def test_steps_are_a_unit_of_their_own() -> None:
+    assert Duration.parse("5000 steps") == Duration(5000, "steps")
+    assert Duration.parse("1 step") == Duration(1, "steps")
+
+
+def test_an_epoch_of_unknown_length_is_refused() -> None:
+    with pytest.raises(UserError, match="once the texts are encoded"):
+        Duration.parse("1 epoch").tokens(None, 200)
 
 
 @pytest.mark.parametrize("text", ["", "fast", "5", "5 parsecs", "-3 steps", "0 steps", "3 M", "1..2 steps"])

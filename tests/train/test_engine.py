@@ -186,12 +186,12 @@ def test_D1_learning_at_the_last_position_only_is_slower(tmp_path: Path, make_st
         ids.append(int(step[ids[-1]]) if draw.random() < 0.9 else int(draw.integers(V)))
     store = make_store([ids], vocab=V)
     source = Source("s", store, Windows(np.asarray(store.ends), T), isolate=False)
-    order = Order((source.plan.rows,), (1.0,), 8, seed=1)
+    order = Order((source.plan.rows,), (1.0,), seed=1)
     losses = {}
     for name in ("all", "last"):
         engine = _engine(tmp_path / name, "fp32", micro=8, steps=40)
         for s in range(1, 41):
-            batch = make_batch([source], *order.at(s))
+            batch = make_batch([source], *order.at(8 * (s - 1), 8))
             if name == "last":
                 labels = batch.labels_BT.copy()
                 labels[:, :-1] = IGNORE
@@ -206,9 +206,11 @@ def test_D1_learning_at_the_last_position_only_is_slower(tmp_path: Path, make_st
 
 
 def _run(engine: Engine, source: Source, path: Path, stop_at: int | None = None) -> dict[str, float]:
-    order = Order((source.plan.rows,), (1.0,), 8, seed=1)
+    order = Order((source.plan.rows,), (1.0,), seed=1)
     engine.resume(lambda text: None)
-    loader = Loader([source], order, engine.state["step"] + 1, engine.plan.steps)
+    loader = Loader(
+        lambda step: make_batch([source], *order.at(8 * (step - 1), 8)), engine.state["step"] + 1, engine.plan.steps
+    )
 
     def until() -> Iterator[Batch]:
         for number, batch in enumerate(loader, engine.state["step"] + 1):

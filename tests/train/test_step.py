@@ -93,7 +93,8 @@ def test_D12_best_is_the_weights_of_the_lowest_validation_loss(tmp_path, make_st
         seen[step] = engine.named["norm.weight"].detach().clone()
         return {"val_loss_nats": losses[step]}
 
-    loader = Loader([source], Order((source.plan.rows,), (1.0,), 8, seed=1), 1, 20)
+    order = Order((source.plan.rows,), (1.0,), seed=1)
+    loader = Loader(lambda step: make_batch([source], *order.at(8 * (step - 1), 8)), 1, 20)
     train(engine, iter(loader), evaluation, EventLog(tmp_path / "m.jsonl"), lambda m, rate: None)
     loader.close()
     weights = {n: torch.empty_like(t) for n, t in engine.tensors(moments=False).items()}

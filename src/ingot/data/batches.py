@@ -1,7 +1,8 @@
 """Batches: one fancy index into the store, and the one place where targets are inputs moved by one.
 
-A row of `context + 1` ids becomes `context` inputs and as many labels; a label is `IGNORE` where the row is padded,
-where the store's mask says that the token is not trained on, and where it would be predicted from another document.
+A row of `context + 1` ids becomes `context` inputs and as many labels; a label is the ignore index where the row is
+padded, where the store's mask says that the token is not trained on, and where it would be predicted from another
+document.
 No other file shifts labels (a test greps for it).
 
 Shapes: B rows, T context, L = T + 1.
@@ -9,18 +10,17 @@ Shapes: B rows, T context, L = T + 1.
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from ingot.data.order import Order
 from ingot.data.packing import PAD, Plan
 from ingot.text.store import Store
 
 IGNORE = -100
-"""Label of a target that counts for nothing."""
+"""Label of a target that counts for nothing, where no other is set."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Batch:
     ids_BT: Any
     """Inputs, int64."""
     labels_BT: Any
-    """Targets, int64, IGNORE where there is none."""
+    """Targets, int64, `ignore` where there is none."""
     positions_BT: Any
     """Place in the document (isolated rows) or in the row, int64."""
     documents_BT: Any
@@ -39,20 +39,22 @@ class Batch:
     """Which source of the mixture each row is from."""
     row_B: Any
     """Which row of that source's plan."""
+    ignore: int = IGNORE
+    """The label of a target that counts for nothing."""
 
     def __len__(self) -> int:
         return len(self.ids_BT)
 
     def counts(self) -> dict[str, int]:
         """How many of each unit the batch holds: the denominators of every loss term."""
-        labelled = self.labels_BT != IGNORE
+        labelled = self.labels_BT != self.ignore
         return {"token": int(labelled.sum()), "sequence": int(labelled.any(1).sum())}
 
     def micro(self, rows: int) -> Iterator["Batch"]:
         """The batch in pieces of at most `rows` rows."""
         for start in range(0, len(self), rows):
             part = slice(start, start + rows)
-            yield replace(self, **{f.name: v[part] for f in fields(self) if (v := getattr(self, f.name)) is not None})
+            yield self._map(lambda array, part=part: array[part])
 
     def to(self, device: Any) -> "Batch":
         """The same batch as torch tensors on `device`; the copy overlaps with compute on a GPU (pinned memory)."""
@@ -64,7 +66,12 @@ class Batch:
             tensor = array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
             return (tensor.pin_memory() if pin and tensor.device.type == "cpu" else tensor).to(device, non_blocking=pin)
 
-        return replace(self, **{f.name: move(v) for f in fields(self) if (v := getattr(self, f.name)) is not None})
+        return self._map(move)
+
+    def _map(self, function: Callable[[Any], Any]) -> "Batch":
+        """The same batch with a function applied to every array."""
+        arrays = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None and f.name != "ignore"}
+        return replace(self, **{name: function(array) for name, array in arrays.items()})
 
 
 @dataclass(frozen=True)
@@ -76,15 +83,21 @@ class Source:
     plan: Plan
     isolate: bool
     pad_id: int = 0
+    ignore: int = IGNORE
 
 
-def make_batch(sources: Sequence[Source], source_B: np.ndarray, row_B: np.ndarray) -> Batch:
+Sources = Sequence[Source] | Mapping[int, Source]
+"""The sources of a mixture by number; all have rows of the same length."""
+
+
+def make_batch(sources: Sources, source_B: np.ndarray, row_B: np.ndarray) -> Batch:
     """The batch of the given rows (both (B,) int64)."""
-    context = sources[0].plan.context
+    present = [int(s) for s in np.unique(source_B)]
+    context, ignore = sources[present[0]].plan.context, sources[present[0]].ignore
     ids_BL = np.empty((len(row_B), context + 1), np.int64)
     keep_BL = np.empty(ids_BL.shape, bool)
     document_BL = np.zeros_like(ids_BL)
-    for s in np.unique(source_B):
+    for s in present:
         here, source = source_B == s, sources[s]
         index, document = source.plan.index(row_B[here])
         padded = index == PAD
@@ -96,7 +109,8 @@ def make_batch(sources: Sequence[Source], source_B: np.ndarray, row_B: np.ndarra
         ids_BL[here], keep_BL[here] = ids, keep
         if source.isolate:
             document_BL[here] = document
-    return _shift(ids_BL, keep_BL, document_BL, any(s.isolate for s in sources), source_B, row_B)
+    isolated = any(sources[s].isolate for s in present)
+    return _shift(ids_BL, keep_BL, document_BL, isolated, ignore, source_B, row_B)
 
 
 def _shift(
@@ -104,12 +118,13 @@ def _shift(
     keep_BL: np.ndarray,
     document_BL: np.ndarray,
     isolated: bool,
+    ignore: int,
     source_B: np.ndarray,
     row_B: np.ndarray,
 ) -> Batch:
     """Inputs are ids without the last, labels are ids without the first: the only shift in the house."""
     same = document_BL[:, 1:] == document_BL[:, :-1]
-    labels = np.where(keep_BL[:, 1:] & same, ids_BL[:, 1:], IGNORE)
+    labels = np.where(keep_BL[:, 1:] & same, ids_BL[:, 1:], ignore)
     place = np.broadcast_to(np.arange(same.shape[1]), same.shape)
     starts = np.concatenate([np.ones_like(same[:, :1]), ~same[:, :-1]], 1)
     positions = place - np.maximum.accumulate(np.where(starts, place, 0), axis=1)
@@ -120,16 +135,25 @@ def _shift(
         documents_BT=np.ascontiguousarray(document_BL[:, :-1]) if isolated else None,
         source_B=source_B,
         row_B=row_B,
+        ignore=ignore,
     )
 
 
 class Loader:
-    """Batches of consecutive steps, made ahead on one background thread; its errors surface at the consumer."""
+    """Batches of consecutive steps, made ahead on one background thread; its errors surface at the consumer.
 
-    def __init__(self, sources: Sequence[Source], order: Order, first: int, last: int, ahead: int = 2):
+    One thread is enough: a batch is one fancy index into a memory map, so there is no work for more of them to share.
+
+    Args:
+        make: step -> its batch.
+        first, last: the steps, both included.
+        ahead: batches kept ready.
+    """
+
+    def __init__(self, make: Callable[[int], Batch], first: int, last: int, ahead: int = 2):
         self._queue: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=ahead)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, args=(sources, order, first, last), daemon=True)
+        self._thread = threading.Thread(target=self._work, args=(make, first, last), daemon=True)
         self._thread.start()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -144,10 +168,10 @@ class Loader:
             self._queue.get_nowait()
         self._thread.join(timeout=5)
 
-    def _work(self, sources: Sequence[Source], order: Order, first: int, last: int) -> None:
+    def _work(self, make: Callable[[int], Batch], first: int, last: int) -> None:
         try:
             for step in range(first, last + 1):
-                self._put(make_batch(sources, *order.at(step)))
+                self._put(make(step))
             self._put(None)
         except BaseException as error:  # handed to the consumer, which raises it
             self._put(error)

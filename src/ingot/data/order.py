@@ -1,8 +1,9 @@
-"""Which rows are in the batch of a step: a pure function of (seed, step), with no state to save or lose.
+"""Which rows come first, second, ... in training: a pure function of (seed, place), with no state to save or lose.
 
 Shuffling is a keyed permutation of row numbers (a Feistel network with cycle walking): O(1) memory at any length, so
 row number `k` of the shuffled epoch is computed, never looked up. Mixing spreads the sources by error diffusion, so
-that any window of rows has the asked shares to within one row of each source.
+that any window of rows has the asked shares to within one row of each source. How the places are cut into steps is
+another matter (`data/ramp.py`), and so is what follows what (`stages/timeline.py`).
 
 Rejected: a permutation file (O(rows) memory, and its own resume state) and sampling sources at random (a window of
 100 rows then misses a 5 % share by +-2 rows, and an epoch repeats some rows before it has shown others).
@@ -75,47 +76,47 @@ def spread(shares: Sequence[float], length: int = BLOCK) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Order:
-    """The order of all rows of a run.
+    """The order of the rows of a run, or of one phase of it.
 
     Args:
         rows: number of rows of each source.
-        shares: share of rows of each source in every batch (any positive scale).
-        batch: rows a step.
+        shares: share of rows of each source in every window of places (any positive scale; 0: not in this phase).
         seed: names the shuffle.
+        drawn: how often each source was drawn before the first place, so that a phase goes on where another stopped.
     """
 
     rows: tuple[int, ...]
     shares: tuple[float, ...]
-    batch: int
     seed: int
+    drawn: tuple[int, ...] = ()
     _pattern: np.ndarray = field(init=False, repr=False, compare=False)
     _rank: np.ndarray = field(init=False, repr=False, compare=False)
     _counts: np.ndarray = field(init=False, repr=False, compare=False)
+    _drawn: np.ndarray = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        assert len(self.rows) == len(self.shares)
-        assert min(self.rows) > 0
-        assert self.batch > 0
-        pattern = spread(self.shares) if len(self.rows) > 1 else np.zeros(1, np.int64)
+        assert len(self.rows) == len(self.shares) == len(self.drawn or self.rows)
+        assert all(n > 0 for n, share in zip(self.rows, self.shares, strict=True) if share)
+        alone = [s for s, share in enumerate(self.shares) if share]
+        pattern = spread(self.shares) if len(alone) > 1 else np.array(alone, np.int64)
         counts = np.bincount(pattern, minlength=len(self.rows))
-        if (counts == 0).any():
+        if (counts[alone] == 0).any():
             raise UserError(
                 f"data: a share is below 1 in {BLOCK}, so its source would never be drawn; raise it or drop it"
             )
         rank = np.zeros_like(pattern)
-        for source in range(len(self.rows)):
-            places = pattern == source
-            rank[places] = np.arange(counts[source])
+        for source in alone:
+            rank[pattern == source] = np.arange(counts[source])
         object.__setattr__(self, "_pattern", pattern)
         object.__setattr__(self, "_rank", rank)
         object.__setattr__(self, "_counts", counts)
+        object.__setattr__(self, "_drawn", np.array(self.drawn or [0] * len(self.rows), np.int64))
 
-    def at(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Source and row number (both int64, shape (batch,)) of the rows of a 1-based step."""
-        position = np.arange((step - 1) * self.batch, step * self.batch, dtype=np.int64)
-        block, place = np.divmod(position, len(self._pattern))
+    def at(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Source and row number (both int64, shape (count,)) of `count` places from the 0-based place `first` on."""
+        block, place = np.divmod(np.arange(first, first + count, dtype=np.int64), len(self._pattern))
         source = self._pattern[place]
-        drawn = block * self._counts[source] + self._rank[place]  # how often this source was drawn before
+        drawn = self._drawn[source] + block * self._counts[source] + self._rank[place]  # how often before this place
         row = np.empty_like(drawn)
         for s in np.unique(source):
             here = source == s
@@ -127,7 +128,8 @@ class Order:
             row[here] = out
         return source, row
 
-    def epochs(self, step: int) -> list[float]:
-        """How many times each source has been seen whole after `step` steps."""
-        total = step * self.batch / len(self._pattern)
-        return [float(total * c / n) for c, n in zip(self._counts, self.rows, strict=True)]
+    def drawn_after(self, places: int) -> tuple[int, ...]:
+        """How often each source has been drawn in all, `drawn` included, after so many places."""
+        blocks, rest = divmod(places, len(self._pattern))
+        begun = np.bincount(self._pattern[:rest], minlength=len(self.rows))
+        return tuple(int(n) for n in self._drawn + blocks * self._counts + begun)

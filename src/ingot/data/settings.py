@@ -1,10 +1,10 @@
 """Settings of the data room: how documents become rows of a training batch."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ingot.core.recipe import Settings
+from ingot.core.recipe import EXECUTION, Settings
 
 
 class PackingSettings(Settings):
@@ -18,3 +18,8 @@ class PackingSettings(Settings):
     With 1 every offset is a row, and each token is shown about `context` times an epoch."""
     isolate: bool | None = None
     """Whether attention stops at document borders; default: only for best-fit."""
+    pad: Annotated[int | None, EXECUTION] = Field(default=None, ge=0)
+    """Id that fills padded places; default: the tokenizer's <|pad|>, or 0. Padding counts for nothing by its place, so
+    the id changes no number."""
+    ignore: Annotated[int, EXECUTION] = Field(default=-100, lt=0)
+    """Label of a target that counts for nothing (-100 and -1 are in use elsewhere); it changes no number."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from ingot.data.batches import IGNORE, Batch
+from ingot.data.batches import Batch
 from ingot.model.ops import cross_entropy, cross_entropy_parts
 from ingot.train.api import Context, Term
 
@@ -41,9 +41,9 @@ class LanguageModel:
 
     def loss(self, out: Any, batch: Batch) -> dict[str, Term]:
         if not (self.label_smoothing or self.z_loss):
-            nll, _ = cross_entropy(out.hidden, out.head, batch.labels_BT, ignore=IGNORE)
+            nll, _ = cross_entropy(out.hidden, out.head, batch.labels_BT, ignore=batch.ignore)
             return {"lm": Term(nll, "token")}
-        nll, uniform, z_squared = cross_entropy_parts(out.hidden, out.head, batch.labels_BT, ignore=IGNORE)
+        nll, uniform, z_squared = cross_entropy_parts(out.hidden, out.head, batch.labels_BT, ignore=batch.ignore)
         terms = {"lm": Term(nll, "token")}
         if self.label_smoothing:
             terms["label_smoothing"] = Term(uniform - nll, "token", self.label_smoothing, penalty=True)

@@ -39,11 +39,13 @@ class Schedule:
     """wsd: the last steps before `end`, in which it decays."""
     shape: str = "linear"
     """wsd: the decay's shape."""
+    start: float = 0.0
+    """Rate that the warmup begins from: 0, or that of the phase before."""
 
     def lr(self, step: float) -> float:
         """Learning rate of the update of `step` (1-based: the first update already moves)."""
         if step < self.warmup:
-            return self.peak * step / self.warmup
+            return self.start + (self.peak - self.start) * step / self.warmup
         if self.kind == "constant":
             return self.peak
         if self.kind == "inverse-sqrt":

@@ -128,7 +128,7 @@ class _Builder:
             if settings.init:
                 inputs["init"] = self.node(settings.init, f"{where}.init", ("train",))
             inputs["tokenizer"] = self._tokenizer(name)
-            for corpus in settings.data:
+            for corpus in settings.corpora:
                 inputs[f"data:{corpus}"] = self._tokens(corpus, inputs["tokenizer"], f"{where}.data")
             return inputs
         if isinstance(settings, EvaluateStageSettings):
@@ -155,7 +155,7 @@ class _Builder:
         for model in models:
             settings = self.recipe.stages[model][1]
             assert isinstance(settings, TrainSettings)
-            found |= dict.fromkeys(settings.data)
+            found |= dict.fromkeys(settings.corpora)
         return list(found)
 
     def _tokens(self, name: str, tokenizer: Node, reader: str) -> Node:

@@ -61,7 +61,7 @@ def _facts(node: Node) -> dict[str, Any]:
     if isinstance(settings, TokenizerSettings):
         return {"type": settings.type} | ({"vocab": settings.vocab} if settings.vocab else {})
     if isinstance(settings, TrainSettings):
-        facts: dict[str, Any] = {"duration": settings.duration, "data": settings.data}
+        facts: dict[str, Any] = {"duration": settings.duration or "", "data": settings.data or settings.corpora}
         vocab = getattr(node.inputs["tokenizer"].settings, "vocab", None)
         if settings.model and vocab:
             facts["parameters"] = settings.model.resolve(vocab).parameters
@@ -139,8 +139,8 @@ def _print_evaluate(out: Console, stage: Path) -> None:
 
 
 def status_rows(graph: Graph, root: Path) -> list[dict[str, Any]]:
-    """How far every stage is: {name, kind, state, why, seconds}; of train stages also {step, steps, loss_nats,
-    val_loss_nats, tok_s, eta_s}.
+    """How far every stage is: {name, kind, state, why, seconds}; of train stages also {step, phase, steps,
+    loss_nats, val_loss_nats, tok_s, eta_s}.
     """
     rows = []
     for node in graph.nodes.values():
@@ -157,11 +157,12 @@ def _train_progress(stage: Path, state: str) -> dict[str, Any]:
     steps, facts = reading.events(stage, "step"), reading.facts(stage)
     evaluations = reading.evaluations(stage)
     last = steps[-1] if steps else {}
-    left = facts.get("steps", 0) - last.get("step", 0)
+    left = facts.get("planned_tokens", 0) - last.get("tokens_seen", 0)
     rate = last.get("tok_s") or 0
-    eta = left * facts["batch_tokens"] / rate if state == "RUNNING" and rate and facts else None
+    eta = left / rate if state == "RUNNING" and rate and facts else None
     return {
         "step": last.get("step", 0),
+        "phase": last.get("phase"),
         "steps": facts.get("steps"),
         "loss_nats": last.get("loss_nats"),
         "val_loss_nats": evaluations[-1].get("val_loss_nats") if evaluations else None,
@@ -175,6 +176,7 @@ def print_status(rows: list[dict[str, Any]]) -> None:
     table = _table("stage", "kind", "state", "step", "loss", "validation", "tok/s", "ETA", "time", "why")
     for row in rows:
         step = f"{row['step']:,} / {row['steps']:,}" if row.get("steps") else ""
+        step = f"{row['phase']}  {step}" if row.get("phase") else step
         spelled = [
             figures.nats(row["loss_nats"]) if row.get("loss_nats") is not None else "",
             figures.nats(row["val_loss_nats"]) if row.get("val_loss_nats") is not None else "",

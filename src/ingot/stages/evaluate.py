@@ -11,7 +11,7 @@ from ingot.evaluate.likelihood import compressors, likelihood
 from ingot.infer.generate import generate
 from ingot.stages.job import Input, Job
 from ingot.stages.load import Loaded, load_model
-from ingot.stages.settings import EvaluateStageSettings
+from ingot.stages.settings import EvaluateStageSettings, TrainSettings
 from ingot.text.chat import render, stop_ids
 from ingot.text.store import Store
 from ingot.train.settings import MICRO_TOKENS
@@ -84,4 +84,4 @@ def _samples(job: Job, settings: EvaluateStageSettings, model: str, stage: Input
 
 
 def _trained_on(stage: Input, tokens: Input) -> bool:
-    return tokens.name.split("@")[0] in stage.settings()["data"]
+    return tokens.name.split("@")[0] in TrainSettings.model_validate(stage.settings()).corpora

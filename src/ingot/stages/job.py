@@ -6,10 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from ingot.core.artifact import StageDir
 from ingot.core.errors import UserError
 from ingot.core.events import Display, EventLog
 from ingot.core.recipe import Settings
+from ingot.model.settings import ModelConfig
+
+MODEL = "model.json"
 
 
 @dataclass(frozen=True)
@@ -75,3 +80,22 @@ def read_result(stage: Path) -> dict[str, Any]:
     if not path.exists():
         raise UserError(f"{stage}: no result.json, so the stage has not finished; `ingot run` it first")
     return json.loads(path.read_text())
+
+
+def read_config(stage: Path) -> ModelConfig:
+    """The shape of a train stage's model.
+
+    Raises:
+        UserError: not a train stage, or its shape was written by another version.
+    """
+    path = stage / MODEL
+    if not path.exists():
+        raise UserError(f"{stage}: no {MODEL}, expected the directory of a train stage, such as runs/NAME/base")
+    try:
+        return ModelConfig.model_validate_json(path.read_text())
+    except ValidationError as error:
+        fields = ", ".join(sorted({".".join(map(str, e["loc"])) or "the whole" for e in error.errors()}))
+        raise UserError(
+            f"{path}: found a shape that this version does not read ({fields}), expected all fields of a model of "
+            "today; train the stage again, or use the version that wrote it"
+        ) from None

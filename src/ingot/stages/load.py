@@ -5,18 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from pydantic import ValidationError
 
 from ingot.core.artifact import atomic_write, manifest_problem
 from ingot.core.errors import UserError
 from ingot.dist import checkpoint
 from ingot.model.settings import ModelConfig
 from ingot.model.transformer import Transformer, empty
-from ingot.stages.job import read_result
+from ingot.stages.job import MODEL, read_config, read_result
 from ingot.stages.text import TOKENIZER
 from ingot.text.tokenizer import Tokenizer, load_tokenizer
-
-MODEL = "model.json"
 
 
 @dataclass(frozen=True)
@@ -34,27 +31,13 @@ def describe(out: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
     tokenizer.save(out / TOKENIZER)
 
 
-def read_config(stage: Path) -> ModelConfig:
-    """The shape of a train stage's model.
-
-    Raises:
-        UserError: not a train stage, or its shape was written by another version.
-    """
-    path = stage / MODEL
-    if not path.exists():
-        raise UserError(f"{stage}: no {MODEL}, expected the directory of a train stage, such as runs/NAME/base")
-    try:
-        return ModelConfig.model_validate_json(path.read_text())
-    except ValidationError as error:
-        fields = ", ".join(sorted({".".join(map(str, e["loc"])) or "the whole" for e in error.errors()}))
-        raise UserError(
-            f"{path}: found a shape that this version does not read ({fields}), expected all fields of a model of "
-            "today; train the stage again, or use the version that wrote it"
-        ) from None
-
-
 def load_model(
-    stage: Path, say: Callable[[str], None], device: str = "auto", best: bool = False, exact: bool = False
+    stage: Path,
+    say: Callable[[str], None],
+    device: str = "auto",
+    best: bool = False,
+    exact: bool = False,
+    context: int | None = None,
 ) -> Loaded:
     """The newest good weights of a train stage (or its best ones).
 
@@ -64,11 +47,13 @@ def load_model(
         device: `cpu`, `cuda`, or `auto` for a GPU if there is one.
         best: the weights with the lowest held-out loss.
         exact: the final weights or none, for stages whose key promises what they were made from.
+        context: the longest sequence, where it is to be another than it was.
 
     Raises:
         UserError: not a train stage, nothing saved yet, or all of it damaged.
     """
     config = read_config(stage)
+    config = config.model_copy(update={"context": context or config.context})
     root = stage / "checkpoints"
     path = root / "best" if best else checkpoint.newest_good(root, say)
     if path is None or not path.exists():

@@ -1,5 +1,5 @@
-"""The mixture of a train stage: opened stores, planned rows, and the order they are trained in. No torch, so that
-`ingot trace` answers at once.
+"""The data of a train stage: opened stores, planned rows, the batch of a step. No torch, so that `ingot trace` answers
+at once.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,70 +10,112 @@ from typing import Any
 import numpy as np
 
 from ingot.core.errors import UserError
-from ingot.data.batches import Source
-from ingot.data.order import Order
-from ingot.data.packing import BestFit, Windows, make_plan
+from ingot.data.batches import Batch, Source, make_batch
+from ingot.data.packing import BestFit, Plan, Windows, make_plan
 from ingot.model.settings import ModelConfig
-from ingot.stages.job import Input, open_stage
-from ingot.stages.load import read_config
+from ingot.stages.job import Input, open_stage, read_config
+from ingot.stages.layout import contexts, longest, mixture, phases_of, timeline
 from ingot.stages.settings import TrainSettings
 from ingot.stages.text import TOKENIZER
+from ingot.stages.timeline import Timeline
 from ingot.text.store import Store
 from ingot.text.tokenizer import Tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)
 class Data:
-    """The mixture: training sources in name order with their shares of tokens, and the held-out counterparts."""
+    """The corpora of a stage, in name order, cut into rows of every context that a phase trains them with."""
 
-    train: list[Source]
+    names: list[str]
+    train: dict[int, dict[int, Source]]
+    """Context -> place in `names` -> source; only what some phase of that context draws from."""
     held_out: list[Source]
-    shares: list[float]
+    """Their held-out parts, at the model's context: one yardstick for all phases."""
 
-    def order(self, batch: int, seed: int) -> Order:
-        """Shares of tokens become shares of rows, since rows of different sources hold different numbers of targets."""
-        rows = tuple(s.plan.rows for s in self.train)
-        weights = tuple(share / s.plan.row_targets for share, s in zip(self.shares, self.train, strict=True))
-        return Order(rows, weights, batch, seed)
+    def extent(self, name: str, context: int) -> Plan:
+        """Rows and targets of a corpus at a context."""
+        return self.train[context][self.names.index(name)].plan
 
     @property
-    def row_targets(self) -> float:
-        """Targets of a row of the mixture, on average."""
-        return sum(self.shares) / sum(w / s.plan.row_targets for w, s in zip(self.shares, self.train, strict=True))
+    def longest(self) -> list[Source]:
+        """Each training source once, at the largest context it is trained with."""
+        return [
+            next(by[s] for _, by in sorted(self.train.items(), reverse=True) if s in by) for s in range(len(self.names))
+        ]
+
+    def batch(self, line: Timeline, step: int) -> Batch:
+        """The batch of a step."""
+        phase, source_B, row_B = line.at(step)
+        return make_batch(self.train[phase.context], source_B, row_B)
+
+
+def open_data(settings: TrainSettings, inputs: Mapping[str, Input], config: ModelConfig, tokenizer: Tokenizer) -> Data:
+    """Open the stores of all phases and plan their rows.
+
+    Args:
+        settings: the stage.
+        inputs: corpus -> its tokens stage.
+        config: the model, with the context of phases that set none.
+        tokenizer: what the stores must have been encoded with.
+    """
+    lengths = contexts(settings, config)
+    train: dict[int, dict[int, Source]] = {}
+    held_out: list[Source] = []
+    names = sorted(inputs)
+    for s, name in enumerate(names):
+        opened = [Store.open(inputs[name].path / split, tokenizer=tokenizer.fingerprint) for split in ("train", "val")]
+        layout = _Layout(settings, name, "mask" in opened[0].columns, _pad(settings, tokenizer))
+        drawn_at = [
+            c for c, phase in zip(lengths, phases_of(settings), strict=True) if name in mixture(settings, phase)
+        ]
+        for context in dict.fromkeys(drawn_at):
+            train.setdefault(context, {})[s] = layout.training(opened[0], context)
+        held_out.append(layout.held_out(opened[1], longest(settings, config).context))
+    return Data(names, train, held_out)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How the documents of one corpus become rows."""
+
+    settings: TrainSettings
+    name: str
+    masked: bool
+    pad: int
 
     @property
-    def epoch_targets(self) -> float:
-        """Targets of the mixture in which the source with the largest share is seen once."""
-        share, source = max(zip(self.shares, self.train, strict=True), key=lambda pair: pair[0])
-        return source.plan.targets / (share / sum(self.shares))
+    def kind(self) -> str:
+        return self.settings.packing.kind or ("best-fit" if self.masked else "concat")
 
+    def training(self, store: Store, context: int) -> Source:
+        ends, stride = np.asarray(store.ends), self.settings.packing.stride
+        return self._source(store, make_plan(self.kind, ends, context, stride, self.masked, f"data.{self.name}"))
 
-def open_data(settings: TrainSettings, inputs: Mapping[str, Input], context: int, tokenizer: Tokenizer) -> Data:
-    """Open the stores of the mixture and plan their rows."""
-    train_sources, held_out, shares = [], [], []
-    pad = tokenizer.specials.get("<|pad|>", 0)
-    for name, tokens in inputs.items():
-        stores = [Store.open(tokens.path / split, tokenizer=tokenizer.fingerprint) for split in ("train", "val")]
-        masked = "mask" in stores[0].columns
-        kind = settings.packing.kind or ("best-fit" if masked else "concat")
-        isolate = kind == "best-fit" if settings.packing.isolate is None else settings.packing.isolate
-        ends = [np.asarray(s.ends) for s in stores]
-        plan = make_plan(kind, ends[0], context, settings.packing.stride, masked, f"data.{name}")
-        val = Windows(ends[1], context, tail=True) if kind == "concat" else BestFit(ends[1], context, truncate=masked)
-        if val.rows == 0:
+    def held_out(self, store: Store, context: int) -> Source:
+        ends = np.asarray(store.ends)
+        concat = self.kind == "concat"
+        plan = Windows(ends, context, tail=True) if concat else BestFit(ends, context, truncate=self.masked)
+        if plan.rows == 0:
             raise UserError(
-                f"data.{name}: found no held-out text, expected some to measure the loss on; "
-                f'raise holdout.share of stage {name}, or split it with holdout.by = "tail"'
+                f"data.{self.name}: found no held-out text, expected some to measure the loss on; "
+                f'raise holdout.share of stage {self.name}, or split it with holdout.by = "tail"'
             )
-        train_sources.append(Source(name, stores[0], plan, isolate, pad))
-        held_out.append(Source(name, stores[1], val, isolate, pad))
-        shares.append(settings.data[name])
-    return Data(train_sources, held_out, shares)
+        return self._source(store, plan)
+
+    def _source(self, store: Store, plan: Plan) -> Source:
+        packing = self.settings.packing
+        isolate = self.kind == "best-fit" if packing.isolate is None else packing.isolate
+        return Source(self.name, store, plan, isolate, self.pad, packing.ignore)
 
 
-def batch_rows(settings: TrainSettings, config: ModelConfig) -> int:
-    """Rows of one update: as set, or 512 x depth^2 tokens' worth, since larger models learn from cleaner gradients."""
-    return settings.batch or max(1, 512 * config.depth**2 // config.context)
+def _pad(settings: TrainSettings, tokenizer: Tokenizer) -> int:
+    """The id of padded places: as set, or the tokenizer's own, or 0 (a token like any other, but never a target)."""
+    pad = settings.packing.pad
+    if pad is None:
+        return tokenizer.specials.get("<|pad|>", 0)
+    if pad >= tokenizer.vocab:
+        raise UserError(f"packing.pad: found {pad}, expected an id below the vocabulary of {tokenizer.vocab:,}")
+    return pad
 
 
 @dataclass(frozen=True)
@@ -93,21 +135,28 @@ def trace(stage: Path, step: int) -> Iterator[TracedRow]:
     if record["kind"] != "train":
         raise UserError(f"{stage}: is a {record['kind']} stage, expected a train stage, such as runs/NAME/base")
     settings = TrainSettings.model_validate(record["settings"])
-    config = read_config(stage)
     tokenizer = load_tokenizer(stage / TOKENIZER)
     root = stage.resolve().parent.parent
     inputs = {r: Input(i["name"], i["key"], root / i["dir"]) for r, i in record["inputs"].items()}
-    by_name = {r.removeprefix("data:"): i for r, i in sorted(inputs.items()) if r.startswith("data:")}
-    data = open_data(settings, by_name, config.context, tokenizer)
-    order = data.order(batch_rows(settings, config), record["seed"])
-    for s, row in zip(*order.at(step), strict=True):
-        source = data.train[s]
+    by_name = {r.removeprefix("data:"): i for r, i in inputs.items() if r.startswith("data:")}
+    config = starting_shape(settings, inputs, tokenizer)
+    data = open_data(settings, by_name, config, tokenizer)
+    phase, source_B, row_B = timeline(settings, config, data.extent, record["seed"]).at(step)
+    for s, row in zip(source_B.tolist(), row_B.tolist(), strict=True):
+        source = data.train[phase.context][s]
         pieces, ids = [], []
-        for piece in source.plan.slices(int(row)):
+        for piece in source.plan.slices(row):
             begin = int(source.store.ends[piece.document - 1]) if piece.document else 0
             piece_ids = source.store.ids.read(piece.start, piece.stop)
             ids.append(piece_ids)
             identity = source.store.identity(piece.document)
             place = {"first_token": piece.start - begin, "tokens": piece.stop - piece.start}
             pieces.append({**identity, **place, "text": tokenizer.decode(piece_ids)})
-        yield TracedRow(source.name, int(row), pieces, np.concatenate(ids))
+        yield TracedRow(source.name, row, pieces, np.concatenate(ids))
+
+
+def starting_shape(settings: TrainSettings, inputs: Mapping[str, Input], tokenizer: Tokenizer) -> ModelConfig:
+    """The shape of the model before any phase asks for a longer context: of `init`, or as set."""
+    if settings.model:
+        return settings.model.resolve(tokenizer.vocab)
+    return read_config(inputs["init"].path)

@@ -1,33 +1,155 @@
 """Settings of the stage kinds that put several rooms together: `train` and `evaluate`."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Discriminator, Field, PositiveInt, Tag, field_validator, model_validator
 
 from ingot.core.recipe import EXECUTION, Settings
 from ingot.data.settings import PackingSettings
 from ingot.model.settings import ModelSettings
 from ingot.objectives.settings import LanguageModelSettings, ObjectiveSettings
-from ingot.optim.settings import OptimSettings
+from ingot.optim.settings import OptimSettings, ScheduleKind
 from ingot.train.duration import Duration
 from ingot.train.settings import EvaluateSettings, LoopSettings, Precision
+
+Shares = dict[str, float]
+"""Corpus -> its share of the tokens, any positive scale."""
+
+
+class RampSettings(Settings):
+    """`batch = { from = 16, to = 1600, over = "12B tokens" }`: a batch that grows linearly, and then stays."""
+
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+    start: int = Field(alias="from", ge=1)
+    """Rows of the first step (written `from` in a recipe)."""
+    to: int = Field(ge=2)
+    """Rows of a step at the end of the ramp and after it."""
+    over: str
+    """Length of the ramp in any unit of a duration: "12B tokens" grows with tokens seen, "500 steps" with steps."""
+
+    @field_validator("over")
+    @classmethod
+    def _readable(cls, text: str) -> str:
+        Duration.parse(text)
+        return text
+
+    @model_validator(mode="after")
+    def _grows(self) -> "RampSettings":
+        if self.to <= self.start:
+            raise ValueError(
+                f"found from = {self.start} and to = {self.to}, expected a batch that grows; "
+                f"write batch = {self.to} for one that does not"
+            )
+        return self
+
+
+def _form(value: Any) -> str:
+    return "Ramp" if isinstance(value, Mapping | RampSettings) else "Rows"
+
+
+Batch = Annotated[
+    Annotated[PositiveInt, Tag("Rows")] | Annotated[RampSettings, Tag("Ramp")],
+    Discriminator(_form),
+]
+"""Rows of an update: a number, or a ramp."""
+
+
+class PhaseSettings(Settings):
+    """`[[stage.base.phases]]`: one part of a stage's steps. What a phase leaves out is as the stage has it."""
+
+    name: Annotated[str, EXECUTION] = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]*$")
+    """What logs and `ingot status` call it."""
+    share: float | None = Field(default=None, gt=0, le=1)
+    """Its part of the stage's duration; the shares of all phases add up to 1."""
+    duration: str | None = None
+    """Instead of a share: its own duration."""
+    data: Shares | None = None
+    """Its own mixture."""
+    context: PositiveInt | None = None
+    """Its own length of rows; the model's context is the largest of all phases."""
+    batch: Batch | None = None
+    """Its own rows of an update; a ramp here begins with the phase, one of the stage runs through its phases."""
+    lr: float | None = Field(default=None, gt=0)
+    """Peak of its own learning-rate curve; default: the rate at which the phase before ended."""
+    schedule: ScheduleKind | None = None
+    """What follows its warmup, down to the end of the phase."""
+    warmup: float | None = Field(default=None, ge=0)
+    """Steps (below 1 a share of the phase) from the rate of the phase before to its peak; default: none."""
+    min_ratio: float | None = Field(default=None, ge=0, le=1)
+    """Floor of its curve as a share of its peak."""
+
+    @property
+    def has_curve(self) -> bool:
+        """Whether it has a learning-rate curve of its own; otherwise the stage's runs through it."""
+        return any(v is not None for v in (self.lr, self.schedule, self.warmup, self.min_ratio))
+
+    def curve(self, optim: OptimSettings, first: bool, lr: float | None) -> OptimSettings:
+        """Settings of its own learning-rate curve.
+
+        Args:
+            optim: the stage's, for what the phase leaves out.
+            first: whether it is the first phase, which warms up as the stage says; a later one does not by itself.
+            lr: the rate at which the phase before ended, if there is one.
+        """
+        kind = self.schedule or optim.schedule
+        names = ("min_ratio", "cooldown", "cooldown_shape") if kind == optim.schedule else ()
+        table = {name: getattr(optim, name) for name in names}
+        own = {"lr": self.lr or lr or optim.lr, "warmup": self.warmup, "min_ratio": self.min_ratio}
+        table |= {name: value for name, value in own.items() if value is not None}
+        return OptimSettings.model_validate(
+            {"warmup": optim.warmup if first else 0.0, **table, "kind": optim.kind, "schedule": kind}
+        )
+
+    @field_validator("duration")
+    @classmethod
+    def _readable(cls, text: str | None) -> str | None:
+        if text is not None:
+            Duration.parse(text)
+        return text
+
+    @field_validator("data")
+    @classmethod
+    def _shares(cls, data: Shares | None) -> Shares | None:
+        return data if data is None else _positive(data)
+
+    @model_validator(mode="after")
+    def _one_length(self) -> "PhaseSettings":
+        if (self.share is None) == (self.duration is None):
+            found = "neither" if self.share is None else "both"
+            raise ValueError(f"found {found} of share and duration in phase '{self.name}', expected exactly one")
+        return self
+
+
+def _positive(data: Shares) -> Shares:
+    if not data:
+        raise ValueError("found no corpus, expected at least one, for example { clean = 1.0 }")
+    for name, share in data.items():
+        if share <= 0:
+            raise ValueError(f"the share of {name} is {share}, expected more than 0; leave the corpus out instead")
+    return data
 
 
 class TrainSettings(Settings):
     """`kind = "train"`: pretraining, fine-tuning, and every other objective."""
 
-    data: dict[str, float]
-    """Corpus stage -> its share of the tokens, for example { clean = 0.9, questions = 0.1 }."""
-    duration: str
-    """How long: "5000 steps", "3M tokens", "1 epoch" or "20 tokens/param"."""
+    data: Shares | None = None
+    """Corpus stage -> its share of the tokens, for example { clean = 0.9, questions = 0.1 }; left out where every phase
+    has its own."""
+    duration: str | None = None
+    """How long: "5000 steps", "3M tokens", "1 epoch" or "20 tokens/param"; left out where every phase has its own."""
+    phases: tuple[PhaseSettings, ...] = ()
+    """Parts of the duration, one after another, with a mixture, a context, a batch, a learning rate of their own."""
     tokenizer: str | None = None
     """Tokenizer stage; left out where `init` brings one."""
     init: str | None = None
     """Train stage whose weights this one starts from; random weights where absent."""
     model: ModelSettings | None = None
     """Shape of a model that starts from random weights."""
-    batch: int | None = Field(default=None, ge=1)
-    """Rows of `context` tokens in one update; default: 512 x depth^2 tokens."""
+    batch: Batch | None = None
+    """Rows of `context` tokens in one update, or a ramp { from = 16, to = 1600, over = "12B tokens" }; default:
+    512 x depth^2 tokens."""
     objective: ObjectiveSettings = LanguageModelSettings()
     """What is learned."""
     packing: PackingSettings = PackingSettings()
@@ -43,21 +165,48 @@ class TrainSettings(Settings):
     loop: LoopSettings = LoopSettings()
     """How the run is executed; no setting here changes its result."""
 
+    @property
+    def corpora(self) -> list[str]:
+        """All corpora of all phases."""
+        mixtures = [p.data or self.data for p in self.phases] or [self.data]
+        return list(dict.fromkeys(name for data in mixtures for name in data or ()))
+
     @field_validator("duration")
     @classmethod
-    def _readable(cls, text: str) -> str:
-        Duration.parse(text)
+    def _readable(cls, text: str | None) -> str | None:
+        if text is not None:
+            Duration.parse(text)
         return text
 
     @field_validator("data")
     @classmethod
-    def _shares(cls, data: dict[str, float]) -> dict[str, float]:
-        if not data:
-            raise ValueError("found no corpus, expected at least one, for example { clean = 1.0 }")
-        for name, share in data.items():
-            if share <= 0:
-                raise ValueError(f"the share of {name} is {share}, expected more than 0; leave the corpus out instead")
-        return data
+    def _shares(cls, data: Shares | None) -> Shares | None:
+        return data if data is None else _positive(data)
+
+    @model_validator(mode="after")
+    def _whole(self) -> "TrainSettings":
+        """Every step has a mixture and belongs to one phase."""
+        names = [p.name for p in self.phases]
+        if twice := [n for n in dict.fromkeys(names) if names.count(n) > 1]:
+            raise ValueError(f"found more than one phase named '{twice[0]}', expected different names")
+        own_data = [p.name for p in self.phases if p.data]
+        if self.data is None and (not names or len(own_data) < len(names)):
+            lacking = f" and phase '{next(p.name for p in self.phases if not p.data)}' has none" if names else ""
+            raise ValueError(f"found no data{lacking}; name the corpora, for example data = {{ clean = 1.0 }}")
+        if self.data is not None and names and len(own_data) == len(names):
+            raise ValueError("found data beside phases that all have their own, so nobody reads it; leave it out")
+        shares = [p.share for p in self.phases if p.share is not None]
+        if shares and len(shares) < len(names):
+            raise ValueError("found phases with a share and phases with a duration, expected one kind; convert some")
+        if shares and abs(sum(shares) - 1) > 1e-6:
+            raise ValueError(f"the shares of the phases add up to {sum(shares):g}, expected 1; change one of them")
+        if self.duration is None and (shares or not names):
+            raise ValueError('found no duration, expected one such as "5000 steps", "3M tokens" or "20 tokens/param"')
+        if self.duration is not None and names and not shares:
+            raise ValueError("found duration beside phases that all have their own; leave it out, or give them shares")
+        for phase in self.phases:
+            phase.curve(self.optim, first=False, lr=self.optim.lr or 1.0)  # says what does not fit together
+        return self
 
     @model_validator(mode="after")
     def _one_origin(self) -> "TrainSettings":

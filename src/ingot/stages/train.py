@@ -16,17 +16,17 @@ from ingot.model.settings import ModelConfig
 from ingot.model.transformer import Transformer, build
 from ingot.objectives.settings import OBJECTIVES
 from ingot.optim.groups import counts as decay_counts
-from ingot.optim.schedule import Schedule, schedule
 from ingot.plan.flops import training_flops_per_token
 from ingot.stages.job import Job
+from ingot.stages.layout import longest, timeline
 from ingot.stages.load import describe, load_model
-from ingot.stages.mixture import Data, batch_rows, open_data
+from ingot.stages.mixture import Data, open_data, starting_shape
 from ingot.stages.settings import TrainSettings
 from ingot.stages.text import TOKENIZER
+from ingot.stages.timeline import Timeline
 from ingot.text.chat import stop_ids
 from ingot.text.tokenizer import Tokenizer, load_tokenizer
 from ingot.train.api import Objective
-from ingot.train.duration import Duration
 from ingot.train.engine import Engine, Plan, StepMetrics, train
 from ingot.train.execution import Execution, choose, remembered
 from ingot.train.settings import MICRO_TOKENS
@@ -37,59 +37,63 @@ def run(job: Job) -> dict[str, Any]:
     settings = job.settings
     assert isinstance(settings, TrainSettings)
     tokenizer = load_tokenizer(job.inputs["tokenizer"].path / TOKENIZER)
-    config, model, execution = _model(job, settings, tokenizer)
-    data = open_data(settings, job.roles("data"), config.context, tokenizer)
-    for source in data.train:
-        if isinstance(source.plan, BestFit):
-            source.plan.save(job.out / f"rows-{source.name}.npz")
-            if cut := source.plan.dropped_tokens:
-                job.display.say(f"{source.name}: {cut:,} tokens beyond the context of {config.context} are left out")
-    batch = batch_rows(settings, config)
-    parameters = sum(p.numel() for p in model.parameters())
-    steps = Duration.parse(settings.duration).steps(
-        batch_tokens=batch * data.row_targets, epoch_tokens=data.epoch_targets, parameters=parameters
-    )
+    before = starting_shape(settings, job.inputs, tokenizer)
+    config = longest(settings, before)
+    data = open_data(settings, job.roles("data"), before, tokenizer)
+    line = timeline(settings, before, data.extent, job.seed)
+    _save_rows(job, data)
+    execution = _execution(job, settings, config, line.largest)
+    model = _model(job, config, execution)
     plan = Plan(
-        steps=steps,
+        steps=line.steps,
         seed=job.seed,
-        schedule=_schedule(settings, config, steps),
+        schedule=line,
         optim=settings.optim,
         loop=settings.loop,
         evaluate_every=settings.evaluate.every,
         config={"model": config.model_dump(), "tokenizer": tokenizer.fingerprint},
+        label=lambda step: {"phase": line.phase(step).name} if settings.phases else {},
     )
-    objective = _objective(settings)
-    engine = Engine(model, objective, plan, execution, mesh.current(), job.out.path)
+    engine = Engine(model, _objective(settings), plan, execution, mesh.current(), job.out.path)
     describe(job.out.path, config, tokenizer)
-    facts = _facts(engine, config, data, batch)
-    job.display.say(
-        f"{parameters:,} parameters, {steps:,} steps of {facts['batch_tokens']:,.0f} tokens; {execution.line()}"
-    )
+    facts = _facts(engine, config, data, line)
+    job.display.say(f"{facts['parameters']:,} parameters, {line.steps:,} steps; {execution.line()}")
+    for phase in line.summary():
+        job.display.say("{name}: steps {first_step:,} to {last_step:,} of {rows} rows of {context:,}".format(**phase))
     if engine.resume(job.display.say):
         job.display.say(f"going on from step {engine.state['step']:,}")
         job.log.write("resume", after=engine.state["step"])
     else:
         job.log.write("plan", **facts)
-    return _loop(job, settings, engine, data, batch, tokenizer) | facts
+        for phase in line.summary():
+            job.log.write("phase", **phase)
+    return _loop(job, settings, engine, data, line, tokenizer) | facts
 
 
-def _execution(job: Job, settings: TrainSettings, config: ModelConfig) -> Execution:
-    fresh = choose(settings.loop, settings.precision, config.context, batch_rows(settings, config))
+def _save_rows(job: Job, data: Data) -> None:
+    """Keep the row index of packed documents, and say what did not fit."""
+    for context, sources in data.train.items():
+        for source in sources.values():
+            if isinstance(source.plan, BestFit):
+                source.plan.save(job.out / f"rows-{source.name}-{context}.npz")
+                if cut := source.plan.dropped_tokens:
+                    job.display.say(f"{source.name}: {cut:,} tokens beyond the context of {context} are left out")
+
+
+def _execution(job: Job, settings: TrainSettings, config: ModelConfig, rows: int) -> Execution:
+    fresh = choose(settings.loop, settings.precision, config.context, rows)
     execution = remembered(job.out / "execution.json", fresh, settings.loop)
     torch.set_num_threads(execution.threads)
     return execution
 
 
-def _model(job: Job, settings: TrainSettings, tokenizer: Tokenizer) -> tuple[ModelConfig, Transformer, Execution]:
+def _model(job: Job, config: ModelConfig, execution: Execution) -> Transformer:
     if "init" in job.inputs:
-        start = load_model(job.inputs["init"].path, job.display.say, device="cpu", exact=True)
-        execution = _execution(job, settings, start.config)
-        return start.config, start.model.to(execution.device, execution.parameter_dtype), execution
-    assert settings.model
-    config = settings.model.resolve(tokenizer.vocab)
-    execution = _execution(job, settings, config)
+        path = job.inputs["init"].path
+        start = load_model(path, job.display.say, device="cpu", exact=True, context=config.context)
+        return start.model.to(execution.device, execution.parameter_dtype)
     model = build(config, job.seed, dtype=execution.parameter_dtype)  # on the CPU, so every machine starts alike
-    return config, model.to(execution.device), execution
+    return model.to(execution.device)
 
 
 def _objective(settings: TrainSettings) -> Objective:
@@ -97,40 +101,42 @@ def _objective(settings: TrainSettings) -> Objective:
     return getattr(importlib.import_module(module), name)(**{k: v for k, v in settings.objective if k != "kind"})
 
 
-def _schedule(settings: TrainSettings, config: ModelConfig, steps: int) -> Schedule:
-    return schedule(settings.optim, steps, config.width, tuned=settings.init is not None)
-
-
-def _facts(engine: Engine, config: ModelConfig, data: Data, batch: int) -> dict[str, Any]:
-    """What the run is, in numbers known before its first step."""
+def _facts(engine: Engine, config: ModelConfig, data: Data, line: Timeline) -> dict[str, Any]:
+    """What the run is, in numbers known before its first step; of the batch, those of the last step."""
+    last = line.phase(line.steps)
+    flops = (
+        training_flops_per_token(config.model_copy(update={"context": p.context})) * p.rows * p.context
+        for p in line.phases
+    )
     return {
         "parameters": sum(p.numel() for p in engine.named.values()),
         **decay_counts(engine.named, engine.plan.optim),
-        "steps": engine.plan.steps,
+        "steps": line.steps,
         "context": config.context,
-        "batch_rows": batch,
-        "batch_tokens": round(batch * data.row_targets, 1),
-        "training_flops": training_flops_per_token(config) * batch * config.context * engine.plan.steps,
-        "truncated_tokens": sum(s.plan.dropped_tokens for s in data.train),
+        "batch_rows": line.rows(line.steps),
+        "batch_tokens": round(line.rows(line.steps) * last.row_targets, 1),
+        "planned_tokens": round(line.tokens(line.steps)),
+        "training_flops": sum(flops),
+        "truncated_tokens": sum(s.plan.dropped_tokens for s in data.longest),
         "vocab": config.vocab,
         "ln_vocab_nats": math.log(config.vocab),
-        "peak_lr": engine.plan.schedule.peak,
-        "warmup_steps": engine.plan.schedule.warmup,
+        "peak_lr": line.peak,
+        "warmup_steps": line.curves[0].schedule.warmup,
     }
 
 
 def _loop(
-    job: Job, settings: TrainSettings, engine: Engine, data: Data, batch: int, tokenizer: Tokenizer
+    job: Job, settings: TrainSettings, engine: Engine, data: Data, line: Timeline, tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    order = data.order(batch, job.seed)
-    steps, first = engine.plan.steps, engine.state["step"] + 1
-    loader = Loader(data.train, order, first, steps)
-    evaluation = _Evaluation(job, settings, engine, data, tokenizer)
+    first = engine.state["step"] + 1
+    loader = Loader(lambda step: data.batch(line, step), first, line.steps)
+    evaluation = _Evaluation(job, settings, engine, data, line.shares, tokenizer)
     try:
-        with job.display.bar(f"train {job.name}", steps, "steps", done=first - 1) as bar:
+        with job.display.bar(f"train {job.name}", line.steps, "steps", done=first - 1) as bar:
 
             def progress(m: StepMetrics, rate: float) -> None:
-                bar.advance(m.step - bar.done, loss=f"{float(m.loss):.4f}", lr=f"{m.lr:.2e}", tok_s=f"{rate:,.0f}")
+                shown = {"loss": f"{float(m.loss):.4f}", "lr": f"{m.lr:.2e}", "tok_s": f"{rate:,.0f}"}
+                bar.advance(m.step - bar.done, **shown, **engine.plan.label(m.step))
 
             final = train(engine, iter(loader), evaluation, job.log, progress)
     finally:
@@ -138,28 +144,38 @@ def _loop(
     on_gpu = engine.execution.device == "cuda"
     peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     best = {"best_step": engine.state["best_step"], "best_val_loss_nats": engine.state["best_val_loss_nats"]}
-    rounds = zip(data.train, order.epochs(steps), strict=True)
-    epochs = {s.name: n * s.plan.rows * s.plan.row_targets / s.plan.targets for s, n in rounds}
     return {
         **final,
         **best,
         "tokens": engine.state["tokens"],
-        **{f"epochs/{name}": round(value, 4) for name, value in epochs.items()},
+        **{f"epochs/{name}": round(value, 4) for name, value in line.epochs(data.extent).items()},
         "peak_bytes": peak,
     }
 
 
 class _Evaluation:
-    """Held-out loss of every source, the training loss beside it, and a sample."""
+    """Held-out loss of every source, the training loss beside it, and a sample.
 
-    def __init__(self, job: Job, settings: TrainSettings, engine: Engine, data: Data, tokenizer: Tokenizer):
-        self.job, self.settings, self.engine, self.data, self.tokenizer = job, settings, engine, data, tokenizer
+    Means go by the shares of the whole run, so that numbers of different phases compare.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        settings: TrainSettings,
+        engine: Engine,
+        data: Data,
+        shares: list[float],
+        tokenizer: Tokenizer,
+    ):
+        self.job, self.settings, self.engine, self.tokenizer = job, settings, engine, tokenizer
+        self.data, self.shares = data, shares
 
     def __call__(self, step: int, whole: bool) -> dict[str, float]:
         numbers, bits = self._losses(self.data.held_out, "val_loss_nats", whole)
         if whole:
             return numbers | bits
-        numbers |= self._losses(self.data.train, "train_loss_nats", whole=False)[0]
+        numbers |= self._losses(self.data.longest, "train_loss_nats", whole=False)[0]
         if self.settings.evaluate.sample is not False:
             self.job.log.write("sample", step=step, **self._sample(step))
         return numbers
@@ -173,7 +189,7 @@ class _Evaluation:
             losses[source.name] = loss
             if whole and counts["token"] == source.store.tokens - 1:  # all but the first token were predicted
                 bits[f"bits_per_byte/{source.name}"] = loss * counts["token"] / math.log(2) / source.store.bytes
-        mean = float(np.average(list(losses.values()), weights=self.data.shares))
+        mean = float(np.average(list(losses.values()), weights=self.shares))
         by_source = {f"{what}/{name}": loss for name, loss in losses.items()} if len(losses) > 1 else {}
         if len(sources) == 1 and bits:
             bits = {"bits_per_byte": next(iter(bits.values()))}

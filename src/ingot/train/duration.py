@@ -1,8 +1,9 @@
 """`"3M tokens"`, `"5000 steps"`, `"1 epoch"`, `"20 tokens/param"`: how long a run is."""
 
-import math
 import re
 from dataclasses import dataclass
+
+from ingot.core.errors import UserError
 
 _FORM = re.compile(
     r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([KMBT]?)\s*(steps?|tokens?/param(?:eter)?|tokens?|epochs?)"
@@ -35,15 +36,17 @@ class Duration:
         unit = "tokens/param" if "/" in unit else unit.rstrip("s") + "s"
         return cls(amount, unit)
 
-    def steps(self, *, batch_tokens: float, epoch_tokens: float, parameters: int) -> int:
-        """Whole steps that reach the amount: at least one.
+    def tokens(self, epoch: float | None, parameters: int) -> float:
+        """The amount in tokens (targets), where it is not in steps.
 
         Args:
-            batch_tokens: targets in one step.
-            epoch_tokens: targets in one pass over the mixture.
+            epoch: targets in one pass over the mixture; None where that is not known yet.
             parameters: trained parameters of the model, embeddings included.
+
+        Raises:
+            UserError: it is in epochs, and nobody knows how long one is.
         """
-        if self.unit == "steps":
-            return max(1, round(self.amount))
-        tokens = self.amount * {"tokens": 1, "epochs": epoch_tokens, "tokens/param": parameters}[self.unit]
-        return max(1, math.ceil(tokens / batch_tokens - 1e-9))
+        assert self.unit != "steps"
+        if self.unit == "epochs" and epoch is None:
+            raise UserError("the length of an epoch is known once the texts are encoded")
+        return self.amount * {"tokens": 1, "epochs": epoch or 0, "tokens/param": parameters}[self.unit]

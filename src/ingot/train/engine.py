@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,6 @@ from ingot.dist import checkpoint
 from ingot.dist.mesh import Mesh
 from ingot.optim import optimizers
 from ingot.optim.groups import clip_, global_norm
-from ingot.optim.schedule import Schedule
 from ingot.optim.settings import OptimSettings
 from ingot.train.api import Context, Objective, Term
 from ingot.train.execution import Execution
@@ -47,6 +46,17 @@ class StepMetrics:
     grad_norm: Tensor
     lr: float
     tokens: int
+    tokens_seen: int
+    """Of all steps up to this one: what curves of unequal batches are compared over."""
+
+
+class LearningRate(Protocol):
+    """A schedule, or several one after another."""
+
+    @property
+    def peak(self) -> float: ...
+
+    def lr(self, step: int) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -55,12 +65,14 @@ class Plan:
 
     steps: int
     seed: int
-    schedule: Schedule
+    schedule: LearningRate
     optim: OptimSettings
     loop: LoopSettings
     evaluate_every: int
     config: Mapping[str, Any] = field(default_factory=dict)
     """What a checkpoint says of itself besides its state: the model's shape, the tokenizer."""
+    label: Callable[[int], Mapping[str, str]] = lambda step: {}
+    """step -> what else its log line says, such as the phase it belongs to."""
 
 
 class Engine:
@@ -137,7 +149,8 @@ class Engine:
         norm = global_norm(gradients)
         clip_(gradients, self.plan.optim.clip, norm)
         self.optimizer.step(lr)
-        return StepMetrics(step, loss, penalties, norm, lr, counts["token"])
+        seen = self.state["tokens"] + counts["token"]
+        return StepMetrics(step, loss, penalties, norm, lr, counts["token"], seen)
 
     def _terms(self, batch: Batch) -> dict[str, Term]:
         batch = batch.to(self.execution.device)
@@ -238,7 +251,7 @@ def train(
             pending.append(metrics)
         rate = clock.tick(metrics.tokens)
         if clock.due() or last:
-            _write(pending, rate, log)
+            _write(engine, pending, rate, log)
             progress(metrics, rate)
         if not last and step % plan.evaluate_every == 0:
             with clock.paused():
@@ -247,7 +260,7 @@ def train(
                 _note_best(engine, evaluation(step, False), log)
         if last or step % loop.save_every == 0:
             with clock.paused():
-                _write(pending, rate, log)
+                _write(engine, pending, rate, log)
                 _refuse_nonfinite(metrics, log)
                 log.flush()
                 engine.save()
@@ -264,13 +277,14 @@ def _note_best(engine: Engine, numbers: dict[str, float], log: EventLog) -> None
         engine.save_best()
 
 
-def _write(pending: list[StepMetrics], rate: float, log: EventLog) -> None:
+def _write(engine: Engine, pending: list[StepMetrics], rate: float, log: EventLog) -> None:
     """Turn buffered device numbers into log lines: the one moment that waits for the device."""
     for m in pending:
         loss, norm = float(m.loss), float(m.grad_norm)
         penalties = {name: float(value) for name, value in m.penalties.items()}
-        numbers = {"loss_nats": loss, **penalties, "grad_norm": norm, "lr": m.lr, "tokens": m.tokens}
-        log.write("step", step=m.step, **numbers, tok_s=round(rate))
+        tokens = {"tokens": m.tokens, "tokens_seen": m.tokens_seen, "tok_s": round(rate)}
+        numbers = {"loss_nats": loss, **penalties, "grad_norm": norm, "lr": m.lr, **tokens}
+        log.write("step", step=m.step, **numbers, **engine.plan.label(m.step))
         _refuse_nonfinite(m, log)
     pending.clear()
 
