@@ -224,7 +224,7 @@ def _files(directory: Path) -> list[Path]:
             )
         raise UserError(f"{directory}: no {SINGLE} and no {INDEX}, expected the weights of a Hugging Face model")
     try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        names = sorted({str(name) for name in json.loads(index.read_text())["weight_map"].values()})
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{index}: found no weight_map of names to files; download it again") from None
     for name in names:
@@ -275,7 +275,7 @@ def _stream(
                     continue
                 rows = (tensor.T if entry.turned else tensor).split([shapes[p][0] for p in entry.parts])
                 for part, row in zip(entry.parts, rows, strict=True):
-                    yield part, row.to(torch.float32).contiguous()
+                    yield part, row.to(torch.float32, copy=len(rows) > 1).contiguous()
 
 
 def _merge(parts: list[Tensor], turned: bool, dtype: torch.dtype) -> Tensor:

@@ -11,6 +11,7 @@ as one. The format is that of transformers 4, which 5 and the other readers of s
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,7 @@ def config_from_hf(table: Mapping[str, Any], where: str = CONFIG) -> ModelConfig
     fields = _Fields(table, where)
     names = table.get("architectures") or [a for a, t in _MODEL_TYPES.items() if t == table.get("model_type")]
     architecture = names[0] if isinstance(names, list) and len(names) == 1 else None
-    if architecture not in _MODEL_TYPES:
+    if not isinstance(architecture, str) or architecture not in _MODEL_TYPES:
         fields.refuse("architectures", f"one of {', '.join(_MODEL_TYPES)}")
     fields.expect("quantization_config", (None,), "absent: weights must be floats; take the model before quantisation")
     try:
@@ -162,15 +163,15 @@ class _Fields:
         value = self.table.get(name)
         return default if value is None else value
 
-    def count(self, name: str, default: int | None = None) -> int:
+    def count(self, name: str, default: int | None = None, least: int = 1) -> int:
         value = self.get(name, default)
-        if type(value) is not int or value < 1:
-            self.refuse(name, "a positive whole number")
+        if type(value) is not int or value < least:
+            self.refuse(name, f"a whole number of at least {least}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.get(name, default)
-        if type(value) not in (int, float) or not value > 0:
+        if type(value) not in (int, float) or not 0 < value < math.inf:
             self.refuse(name, "a positive number")
         return float(value)
 
@@ -272,9 +273,10 @@ def _biases(fields: _Fields, architecture: str) -> Bias:
 def _rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
     """Base and stretching; `rope_parameters` of transformers 5 holds both, `rope_scaling` of 4 the second."""
     name = "rope_scaling" if fields.get("rope_scaling", None) else "rope_parameters"
-    rope = {**fields.get("rope_parameters", {}), **fields.get("rope_scaling", {})}
-    if any(isinstance(value, dict) for value in rope.values()):
+    tables = [fields.get("rope_parameters", {}), fields.get("rope_scaling", {})]
+    if any(not isinstance(t, dict) or any(isinstance(value, dict) for value in t.values()) for t in tables):
         fields.refuse(name, "one table for all layers")
+    rope = {**tables[0], **tables[1]}
     if fields.get("partial_rotary_factor", rope.get("partial_rotary_factor", 1.0)) != 1.0:
         fields.refuse("partial_rotary_factor", "1: all features of a head are rotated")
     inner = _Fields(rope, f"{fields.where}: {name}")
@@ -314,7 +316,7 @@ def _window(fields: _Fields, architecture: str) -> int | None:
     window = fields.count("sliding_window", 4096) if present else None
     layers, source = fields.get("layer_types", None), "layer_types"
     if layers is None and qwen and window is not None:  # the first layers see everything
-        full, source = min(fields.get("max_window_layers", 28), depth), "max_window_layers"
+        full, source = min(fields.count("max_window_layers", 28, least=0), depth), "max_window_layers"
         layers = ["full_attention"] * full + ["sliding_attention"] * (depth - full)
     if layers == ["full_attention"] * depth and (qwen or window is None):
         return None
