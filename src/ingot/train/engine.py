@@ -255,7 +255,7 @@ def train(
             progress(metrics, rate)
         if not last and step % plan.evaluate_every == 0:
             with clock.paused():
-                _write(pending, rate, log)  # so that the log, and who reads it along, has the steps in order
+                _write(engine, pending, rate, log)  # so that the log, and who reads it along, has the steps in order
                 _refuse_nonfinite(metrics, log)
                 _note_best(engine, evaluation(step, False), log)
         if last or step % loop.save_every == 0:
