@@ -123,7 +123,7 @@ def test_nothing_usable_is_one_sentence(tmp_path, name, content, sentence):
 def test_settings_are_refused_with_the_fix():
     for table, sentence in {
         ("quality", "texte"): "did you mean 'text'",
-        ("format", "chart"): "'text' or 'chat'",
+        ("format", "chart"): "'text', 'chat', 'pairs' or 'prompts'",
         ("workers", 0): "greater than or equal to 1",
     }.items():
         with pytest.raises(ValueError, match=sentence):

@@ -145,7 +145,7 @@ def test_tail_over_several_documents_counts_characters_not_bytes(tmp_path):
     assert (result["train_characters"], result["val_characters"]) == (75, 25)
     assert (result["train_documents"], result["val_documents"], result["documents"]) == (8, 3, 10)
     assert "".join(iter_texts(tmp_path / "out")) == "".join(r["text"] for r in rows)
-    chat = [{"messages": [{"role": "user", "content": f"hello {i}"}]} for i in range(10)]
+    chat = [{"messages": [{"role": "assistant", "content": f"hello {i}"}]} for i in range(10)]
     make(tmp_path / "chat", jsonl(tmp_path / "c.jsonl", chat), format="chat", holdout={"share": 0.25, "by": "tail"})
     assert [len(json.loads(t)) for t in iter_texts(tmp_path / "chat")] == [1] * 10
 

@@ -314,7 +314,7 @@ def test_parquet_batches_are_small_where_rows_are_large(tmp_path):
 def test_plain_text_in_a_folder_of_conversations_is_named(tmp_path):
     top = tmp_path / "in"
     top.mkdir()
-    (top / "a.json").write_text(json.dumps([{"messages": [{"role": "user", "content": "hi"}]}]))
+    (top / "a.json").write_text(json.dumps([{"messages": [{"role": "assistant", "content": "hi"}]}]))
     (top / "LICENSE.md").write_text("all of it")
     make(tmp_path / "out", top, format="chat")
     assert funnel(tmp_path / "out")["kept"]["documents"] == 1
@@ -322,7 +322,7 @@ def test_plain_text_in_a_folder_of_conversations_is_named(tmp_path):
 
 
 def test_conversations_in_parquet_have_no_empty_extras(tmp_path):
-    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes", "train": False}]
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes", "train": True}]
     (tmp_path / "a.parquet").write_bytes(parquet([{"messages": talk, "id": 1}]))
     make(tmp_path / "out", tmp_path / "a.parquet", format="chat")
     assert [json.loads(t) for t in iter_texts(tmp_path / "out")] == [talk]

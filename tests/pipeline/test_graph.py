@@ -128,6 +128,7 @@ CANDIDATES: list[Any] = [
     *("gpt2", "learned", "layer", "gelu", "qkv", ROPE_SCALING),
     *("muon", "cosine"),
     *([{"name": "y", "share": 1.0}], -1, "4K tokens"),
+    {"chosen": "x"},
 ]
 """Values to try on a field until one is valid and different."""
 
@@ -176,6 +177,20 @@ WITH = {
         **{name: value for name, value in BASES["train"].items() if name != "duration"},
         "phases": [{"name": "x", "duration": "5 steps"}],
     },
+    **{
+        ("corpus", *place, "fields", role): {"sources": [{"path": "a"}], "format": format}
+        for place in ((), ("sources", "0"))
+        for role, format in {
+            "messages": "chat",
+            "prompt": "chat",
+            "completion": "chat",
+            "system": "chat",
+            "chosen": "pairs",
+            "rejected": "pairs",
+        }.items()
+    },
+    ("corpus", "fields"): {"sources": ["a"], "format": "pairs"},
+    ("corpus", "sources", "0", "fields"): {"sources": [{"path": "a"}], "format": "pairs"},
 }
 """Fields that need other company to be legal."""
 

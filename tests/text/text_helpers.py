@@ -30,5 +30,6 @@ def documents(texts: list[str], split: str = "train", first: int = 0) -> pa.Tabl
         "group": [f"{n // 3}.jsonl" for n in numbers],
         "cluster": [2**63 + n for n in numbers],
         "split": [split] * len(texts),
+        "extra": [None] * len(texts),
     }
     return pa.table(columns, schema=SCHEMA)

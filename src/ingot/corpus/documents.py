@@ -25,23 +25,29 @@ Split = Literal["train", "val"]
 
 SCHEMA = pa.schema(
     {
-        "text": pa.string(),  # format chat: a JSON array of {"role", "content"}
+        "text": pa.string(),  # chat, prompts: a JSON list of {role, content}; pairs: {prompt, chosen, rejected} of them
         "source": pa.string(),  # as the recipe names it
         "path": pa.string(),  # the file, as found from the source
         "offset": pa.int64(),  # byte of the JSONL line in its file; 0 for a file; a count for generated documents
         "bytes": pa.int64(),  # UTF-8 length of `text`
         "group": pa.string(),  # the file relative to its source's root
-        "cluster": pa.uint64(),  # hash of the text, white space normalised: equal for exact duplicates
+        "cluster": pa.uint64(),  # hash of the text (of pairs: the prompt), white space normalised; never split
         "split": pa.string(),  # train | val
+        "extra": pa.string(),  # pairs, prompts: the row's other fields as a JSON object, or null
     }
 )
 
 _ROWS, _GROUP_BYTES, _PART_BYTES = 4096, 16 << 20, 128 << 20
 
 
-def dump_messages(messages: list[dict[str, str]]) -> str:
-    """The one spelling of a conversation in the `text` column."""
-    return json.dumps(messages, ensure_ascii=False, separators=(",", ":"))
+def dump_document(document: Any) -> str:
+    """The one spelling, in the `text` column, of a document that is no text."""
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+
+
+def messages_of(document: Any) -> list[dict[str, Any]]:
+    """All messages of a parsed document: those of a conversation, or of a pair's prompt and both its sides."""
+    return document if isinstance(document, list) else [m for part in document.values() for m in part]
 
 
 class DocumentWriter:

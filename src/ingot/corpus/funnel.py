@@ -33,7 +33,9 @@ DROPPED = pa.schema(
         "text": pa.string(),  # first 400 characters after cleaning
     }
 )
-_ORDER = {r: i for i, r in enumerate(("empty", *QUALITY_REASONS))} | {"exact_duplicate": 10_000}
+_ORDER = {r: i for i, r in enumerate(("empty", "no_answer", "equal_sides", *QUALITY_REASONS))} | {
+    "exact_duplicate": 10_000
+}
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,6 @@ class Funnel:
         self._stack = ExitStack()
         self.total = Counts()
         self.sources: dict[str, Counts] = defaultdict(Counts)
-        self.first_quarantined: Quarantined | None = None
 
     def __enter__(self) -> "Funnel":
         with ExitStack() as stack:
@@ -118,7 +119,6 @@ class Funnel:
 
     def quarantine(self, record: Quarantined) -> None:
         """Note what could not be read."""
-        self.first_quarantined = self.first_quarantined or record
         self._quarantine.write(json.dumps(asdict(record), ensure_ascii=False).encode() + b"\n")
         for counts in (self.total, self.sources[record.source]):
             counts.quarantined[0] += record.documents

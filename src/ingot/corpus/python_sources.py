@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ingot.core.errors import UserError
-from ingot.corpus.documents import dump_messages
+from ingot.corpus.documents import dump_document
 
 TOPICS = "pydoc_data/topics.py"
 ANSWER_CHARACTERS = 400
@@ -124,7 +124,7 @@ def _pair(kind: str, name: str, answer: str) -> str:
     phrasings = _QUESTIONS[kind]
     draw = hashlib.blake2b(f"{kind} {name}".encode(), digest_size=4).digest()
     question = phrasings[int.from_bytes(draw, "little") % len(phrasings)].format(name)
-    return dump_messages([{"role": "user", "content": question}, {"role": "assistant", "content": answer}])
+    return dump_document([{"role": "user", "content": question}, {"role": "assistant", "content": answer}])
 
 
 def short_answer(docstring: str | None) -> str:

@@ -8,13 +8,14 @@ recipe, and a corpus that went on without it would be another corpus.
 import json
 from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from ingot.core.errors import UserError
 from ingot.corpus import read_json, read_tables, shapes
+from ingot.corpus.documents import SCHEMA
 from ingot.corpus.files import BadRow, Damaged, Row, blocks
 from ingot.corpus.funnel import Quarantined
 from ingot.corpus.python_sources import docs_pairs, docs_texts
@@ -24,9 +25,7 @@ from ingot.corpus.sources import ROWS, InputFile, locate
 
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 1024, 8 << 20
 
-RAW = pa.schema(
-    {"text": pa.string(), "source": pa.string(), "path": pa.string(), "offset": pa.int64(), "group": pa.string()}
-)
+RAW = pa.schema([SCHEMA.field(name) for name in ("text", "source", "path", "offset", "group", "extra")])
 
 
 class Raw(NamedTuple):
@@ -37,6 +36,7 @@ class Raw(NamedTuple):
     path: str
     offset: int
     group: str
+    extra: str | None = None
 
 
 Quarantine = Callable[[Quarantined], None]
@@ -80,14 +80,14 @@ def _table(rows: list[Raw]) -> pa.Table:
 
 
 def _read_source(source: Source, settings: CorpusSettings, quarantine: Quarantine) -> Iterator[Raw | pa.Table]:
-    chat = settings.format == "chat"
     files = locate(source)
-    if chat and source.path == STDLIB:
+    known = {STDLIB: ("text",), DOCS: ("text", "chat")}.get(source.path)
+    if known is not None and settings.format not in known:
         raise UserError(
-            f'sources: {STDLIB} is plain text, but format = "chat"; use {DOCS}, or a JSONL file of messages'
+            f'sources: {source.path} holds {" and ".join(known)}, but format = "{settings.format}"; use a file of rows'
         )
     if source.path == DOCS:
-        make = docs_pairs if chat else docs_texts
+        make = docs_pairs if settings.format == "chat" else docs_texts
         for file in files:
             for number, text in enumerate(make(file.file, file.group)):
                 yield Raw(text, source.path, file.path, number, file.group)
@@ -115,7 +115,10 @@ class _File:
     def __init__(self, file: InputFile, source: Source, settings: CorpusSettings, quarantine: Quarantine):
         self._file, self._source, self._quarantine = file, source, quarantine
         self._format = settings.format
-        self._field = source.field or settings.field
+        field, fields = settings.names(source)
+        self._field = field or ""
+        self._shape = shapes.shape(settings.format, field, fields)
+        self._names = shapes.names(settings.format, field, fields)
 
     def read(self) -> Iterator[Raw | pa.Table]:
         """Its documents, one by one or as tables of `RAW`."""
@@ -123,13 +126,13 @@ class _File:
         try:
             kind = self._file.kind
             if kind == "json":
-                kind = read_json.json_kind(path, {self._field}, or_text=text)
+                kind = read_json.json_kind(path, self._names, or_text=text)
             if kind == "text":
                 yield from self._text()
             elif kind == "parquet" and text:
                 yield from self._parquet_texts()
             else:
-                yield from self._rows(_READERS[kind](path, {self._field}))
+                yield from self._rows(_READERS[kind](path, self._names))
         except Damaged as error:
             self._reject(str(error))
 
@@ -151,7 +154,6 @@ class _File:
             self._reject(reason, line=line, offset=error.start, bytes=len(data))
 
     def _rows(self, rows: Iterator[Row | Lost]) -> Iterator[Raw]:
-        make: Callable[[Any, str], str] = shapes.chat if self._format == "chat" else shapes.text
         good, last = 0, Row(None, 0)
         try:
             for row in rows:
@@ -162,12 +164,12 @@ class _File:
                 try:
                     if isinstance(row.value, BadRow):
                         raise row.value
-                    text = make(row.value, self._field)
+                    document = self._shape(row.value)
                 except BadRow as error:
                     self._bad(row, str(error))
                     continue
                 good += 1
-                yield self._raw(text, row.offset)
+                yield self._raw(document.text, row.offset, document.extra)
         except Damaged as error:
             place = {"line": last.line + 1} if last.line else {"row": last.row + 1} if last.row else {}
             self._reject(f"{error}, after {good:,} readable rows", offset=last.offset + (last.bytes or 1), **place)
@@ -194,10 +196,11 @@ class _File:
                 offsets = np.arange(start, start + len(texts))[texts.is_valid().to_numpy(zero_copy_only=False)]
                 names = (self._source.path, self._file.path, self._file.group)
                 source, name, group = (pa.repeat(n, kept) for n in names)
-                yield pa.table([texts.drop_null(), source, name, pa.array(offsets), group], schema=RAW)
+                columns = [texts.drop_null(), source, name, pa.array(offsets), group, pa.nulls(kept, pa.string())]
+                yield pa.table(columns, schema=RAW)
 
-    def _raw(self, text: str, offset: int) -> Raw:
-        return Raw(text, self._source.path, self._file.path, offset, self._file.group)
+    def _raw(self, text: str, offset: int, extra: str | None = None) -> Raw:
+        return Raw(text, self._source.path, self._file.path, offset, self._file.group, extra)
 
     def _bad(self, row: Row, reason: str) -> None:
         size = row.bytes

@@ -11,7 +11,6 @@ its copy into one window and teach copying.
 # pyright: reportAttributeAccessIssue=false
 # (pyarrow.compute makes its functions when it is imported)
 
-import json
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,15 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingot.core.errors import UserError
 from ingot.core.events import Display, EventLog
-from ingot.corpus import clean, dedup, filters, holdout, pii, readers
-from ingot.corpus.documents import SCHEMA, DocumentWriter, document_parts, dump_messages, read_documents
+from ingot.corpus import contents, dedup, filters, holdout, readers
+from ingot.corpus.documents import SCHEMA, DocumentWriter, document_parts, read_documents
 from ingot.corpus.funnel import Funnel
 from ingot.corpus.settings import CorpusSettings
 
@@ -93,46 +91,22 @@ def prepare(batch: pa.Table, settings: CorpusSettings, judges: Mapping[str, filt
     frame = pl.from_arrow(batch)
     assert isinstance(frame, pl.DataFrame)
     raw_bytes = frame["text"].str.len_bytes().cast(pl.Int64)
-    texts, empty, found = (_clean_chat if settings.format == "chat" else _clean_text)(frame["text"], settings)
-    frame = frame.with_columns(text=texts, raw_bytes=raw_bytes, bytes=texts.str.len_bytes().cast(pl.Int64), **found)
-    frame = frame.with_columns(drop_reason=_reasons(frame, empty, settings, judges))
-    keys = dedup.fingerprints(frame["text"])
+    cleaned = contents.clean_documents(frame["text"], frame["extra"], settings)
+    sizes = cleaned.texts.str.len_bytes().cast(pl.Int64)
+    frame = frame.with_columns(
+        text=cleaned.texts, extra=cleaned.extras, raw_bytes=raw_bytes, bytes=sizes, **cleaned.pii
+    )
+    frame = frame.with_columns(drop_reason=_reasons(frame, cleaned.reasons, settings, judges))
     table = frame.to_arrow()
-    table = table.append_column("cluster", pa.array(dedup.clusters(keys), pa.uint64()))
-    return table.append_column(_KEY, pa.array(keys, pa.binary(16)))
-
-
-def _clean_text(texts: pl.Series, settings: CorpusSettings) -> tuple[pl.Series, pl.Series, dict[str, pl.Series]]:
-    """(clean texts, which are empty, pii_* counts)."""
-    texts = clean.clean_texts(texts, settings.trim_lines)
-    empty = ~texts.str.contains(r"\S")
-    if not settings.pii:
-        zero = pl.zeros(len(texts), dtype=pl.Int64, eager=True)
-        return texts, empty, {f"pii_{kind}": zero for kind in pii.KINDS}
-    texts, found = pii.mask_pii(texts)
-    return texts, empty, {f"pii_{kind}": count for kind, count in found.items()}
-
-
-def _clean_chat(texts: pl.Series, settings: CorpusSettings) -> tuple[pl.Series, pl.Series, dict[str, pl.Series]]:
-    """The same for conversations: contents are cleaned one by one, for a pattern must not see JSON's escapes."""
-    conversations = [json.loads(text) for text in texts]
-    lengths = np.array([len(c) for c in conversations])
-    contents = pl.Series([m["content"] for c in conversations for m in c], dtype=pl.String)
-    cleaned, empty, found = _clean_text(contents, settings)
-    replies = iter(cleaned)
-    rebuilt = [dump_messages([{**m, "content": next(replies)} for m in c]) for c in conversations]
-    starts = np.cumsum(lengths) - lengths
-    summed = {name: pl.Series(np.add.reduceat(count.to_numpy(), starts)) for name, count in found.items()}
-    any_empty = pl.Series(np.logical_or.reduceat(empty.to_numpy(), starts))
-    return pl.Series(rebuilt, dtype=pl.String), any_empty, summed
+    table = table.append_column("cluster", pa.array(dedup.clusters(cleaned.clusters), pa.uint64()))
+    return table.append_column(_KEY, pa.array(cleaned.keys, pa.binary(16)))
 
 
 def _reasons(
-    frame: pl.DataFrame, empty: pl.Series, settings: CorpusSettings, judges: Mapping[str, filters.Filter]
+    frame: pl.DataFrame, reasons: pl.Series, settings: CorpusSettings, judges: Mapping[str, filters.Filter]
 ) -> pl.Series:
-    """The first reason to drop each document, or null: empty, then quality, then the stage's own filters."""
-    reasons = pl.Series("drop_reason", [None] * len(frame), dtype=pl.String).scatter(empty.arg_true(), "empty")
-    rows = (~empty).arg_true()
+    """The first reason to drop each document, or null: those given, then quality, then the stage's own filters."""
+    rows = reasons.is_null().arg_true()
     if not len(rows):
         return reasons
     rest = frame[rows] if len(rows) < len(frame) else frame
@@ -263,8 +237,6 @@ def _check_any(settings: CorpusSettings, funnel: Funnel) -> None:
     if funnel.total.kept[0]:
         return
     counts = funnel.total.summary()
-    if not counts["dropped"] and funnel.first_quarantined is not None:
-        raise UserError(f"sources: {funnel.first_quarantined.sentence()}; nothing else could be read: mend it")
     reasons = ", ".join(f"{reason} {pair['documents']}" for reason, pair in counts["dropped"].items())
     if counts["quarantined"]["documents"]:
         reasons += f", quarantined {counts['quarantined']['documents']}"

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from ingot.core.errors import UserError, nearest
 from ingot.core.recipe import EXECUTION, Settings
+from ingot.corpus.shapes import NAMES, ROLES, Format, Role
 
 STDLIB = "python:stdlib"
 DOCS = "python:docs"
@@ -64,6 +65,27 @@ Quality = Annotated[
 ]
 
 
+class Fields(Settings):
+    """Names that the data use for what a row holds, where `shapes` does not know them."""
+
+    messages: str | None = None
+    """The conversation of `chat` or `prompts`; else `messages` or `conversations`."""
+    prompt: str | None = None
+    """What is asked; else `prompt`, `question`, or `instruction` (with `input`)."""
+    completion: str | None = None
+    """The answer of `chat`; else `completion`, `response`, `answer` or `output`."""
+    system: str | None = None
+    """A system text; else `system` or `system_prompt`."""
+    chosen: str | None = None
+    """The better answer of `pairs`; else `chosen`."""
+    rejected: str | None = None
+    """The worse answer of `pairs`; else `rejected`."""
+
+    def given(self) -> dict[Role, str]:
+        """What was set."""
+        return {role: name for role in NAMES if (name := getattr(self, role)) is not None}
+
+
 class Source(Settings):
     """Where documents come from. In a recipe, a plain string is `{ path = string }`."""
 
@@ -74,7 +96,9 @@ class Source(Settings):
     sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
     """SHA-256 of the one file that `path` names, in hex; required for `https://`, checked wherever it is given."""
     field: str | None = None
-    """The JSONL field to read in this source, where it differs from the stage's `field`."""
+    """The field or column to read in this source, where it differs from the stage's `field`."""
+    fields: Fields | None = None
+    """Names in this source, where they differ from the stage's `fields`."""
 
 
 def _as_source(value: Any) -> Any:
@@ -108,16 +132,18 @@ class CorpusSettings(Settings):
         list[Annotated[Source, BeforeValidator(_as_source)]], BeforeValidator(_as_list), Field(min_length=1)
     ]
     """What is read, in this order; the first of two equal documents is the one that stays."""
-    format: Literal["text", "chat"] = "text"
-    """`text`: a document is a string; `chat`: a list of messages with `role` and `content`."""
-    field: str
-    """The JSONL field that holds the document; `text`, or `messages` for chat, unless given."""
+    format: Format = "text"
+    """`text`: a string; `chat`: a conversation; `pairs`: a prompt and two answers; `prompts`: a prompt to answer."""
+    field: str | None = None
+    """`text`: the field or column that holds the document, `text` unless given. `chat`: short for fields.messages."""
+    fields: Fields = Fields()
+    """Names of the fields of a row, for formats other than `text`."""
     trim_lines: bool = False
     """Also remove blanks at the ends of lines; off, because Markdown and text in code can mean them."""
     pii: bool
     """Replace e-mail addresses, phone numbers, social security numbers and IP addresses; on for text."""
     quality: Quality
-    """A named set of bounds (`text`, `code`, `none`) or a table of them; `text` for text, `none` for chat."""
+    """A named set of bounds (`text`, `code`, `none`) or a table of them; `none` unless the format is `text`."""
     dedup: DedupSettings = DedupSettings()
     """How duplicates are removed."""
     holdout: HoldoutSettings = HoldoutSettings()
@@ -132,15 +158,30 @@ class CorpusSettings(Settings):
     def _defaults_of_format(cls, table: Any) -> Any:
         if not isinstance(table, dict):
             return table
-        chat = table.get("format") == "chat"
-        defaults = {"field": "messages" if chat else "text", "pii": not chat, "quality": "none" if chat else "text"}
+        text = table.get("format", "text") == "text"
+        defaults = {"pii": text, "quality": "text" if text else "none"} | ({"field": "text"} if text else {})
         return {**defaults, **table}
 
     @model_validator(mode="after")
     def _fits_format(self) -> "CorpusSettings":
-        if self.format == "chat" and self.quality != "none":
-            raise UserError('quality: found bounds for format = "chat", but they judge running text; set "none"')
+        if self.format != "text" and self.quality != "none":
+            raise UserError(f'quality: found bounds for {self.format}, but they judge running text; set "none"')
+        if self.format in ("pairs", "prompts") and any(s.field for s in (self, *self.sources)):
+            raise UserError(f"field: means nothing to format {self.format}; name what a row holds with `fields`")
+        roles = ROLES[self.format]
+        for fields in (self.fields, *(s.fields for s in self.sources if s.fields)):
+            for role in fields.given():
+                if role not in roles:
+                    known = f"known: {', '.join(roles)}" if roles else "use `field`"
+                    raise UserError(f"fields.{role}: means nothing to format {self.format}; {known}")
         return self
+
+    def names(self, source: Source) -> tuple[str | None, dict[Role, str]]:
+        """The field of a text, and the names of roles, as they hold for one source."""
+        field, fields = source.field or self.field, self.fields.given()
+        if self.format == "chat" and field:
+            fields["messages"] = field
+        return field, fields | (source.fields or Fields()).given()
 
     @property
     def bounds(self) -> QualityBounds | None:

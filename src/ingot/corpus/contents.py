@@ -1,0 +1,137 @@
+"""What a document holds, cleaned: the text itself, or the messages of a row; and what makes two rows the same.
+
+Messages are cleaned one by one, for a pattern must not see JSON's escapes. A pair shares its cluster with every pair of
+the same prompt, so a split by cluster never asks in validation what training answered; rows are repeated only where
+all of them is: both sides of a pair, the further fields of a prompt too.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from ingot.corpus import clean, dedup, pii
+from ingot.corpus.documents import dump_document, messages_of
+from ingot.corpus.settings import CorpusSettings
+
+
+class Cleaned(NamedTuple):
+    """Documents after cleaning, row for row."""
+
+    texts: pl.Series
+    extras: pl.Series
+    reasons: pl.Series
+    """Why a document goes already now: `empty`, `no_answer`, `equal_sides`; null where it does not."""
+    pii: dict[str, pl.Series]
+    """`pii_KIND`: how many were masked."""
+    keys: list[bytes]
+    """Fingerprints that are equal for documents that repeat each other."""
+    clusters: list[bytes]
+    """Fingerprints that are equal for documents that belong on one side of a split."""
+
+
+def clean_documents(texts: pl.Series, extras: pl.Series, settings: CorpusSettings) -> Cleaned:
+    """Clean and mask documents of any format; pure.
+
+    Args:
+        texts, extras: columns of `readers.RAW`.
+        settings: of the stage.
+    """
+    return (_texts if settings.format == "text" else _rows)(texts, extras, settings)
+
+
+def _texts(texts: pl.Series, extras: pl.Series, settings: CorpusSettings) -> Cleaned:
+    texts, found = _masked(clean.clean_texts(texts, settings.trim_lines), settings)
+    blank = (~texts.str.contains(r"\S")).arg_true()
+    reasons = _reasons([None] * len(texts)).scatter(blank, "empty")
+    keys = dedup.fingerprints(texts)
+    return Cleaned(texts, extras, reasons, found, keys, keys)
+
+
+def _rows(texts: pl.Series, extras: pl.Series, settings: CorpusSettings) -> Cleaned:
+    documents = [json.loads(text) for text in texts]
+    messages = [messages_of(document) for document in documents]
+    flat = pl.Series([m["content"] for row in messages for m in row], dtype=pl.String)
+    cleaned, found = _masked(clean.clean_texts(flat, settings.trim_lines), settings)
+    for message, content in zip((m for row in messages for m in row), cleaned, strict=True):
+        message["content"] = content
+    found = _summed(found, [len(row) for row in messages])
+    if settings.pii:
+        extras, more = _masked_extras(extras, settings)
+        found = {name: count + more[name] for name, count in found.items()}
+    texts = pl.Series([dump_document(document) for document in documents], dtype=pl.String)
+    reasons = _reasons([_reason(d, row, settings) for d, row in zip(documents, messages, strict=True)])
+    keys = clusters = dedup.fingerprints(texts)
+    if settings.format == "pairs":
+        clusters = dedup.fingerprints(pl.Series([dump_document(d["prompt"]) for d in documents], dtype=pl.String))
+    if settings.format == "prompts":
+        keys = dedup.fingerprints(texts + "\n" + extras.fill_null(""))
+    return Cleaned(texts, extras, reasons, found, keys, clusters)
+
+
+def _reason(document: Any, messages: list[dict[str, Any]], settings: CorpusSettings) -> str | None:
+    if any(not m["content"].strip() for m in messages):
+        return "empty"
+    if settings.format == "chat" and not any(m["role"] == "assistant" and m.get("train", True) for m in messages):
+        return "no_answer"
+    if settings.format == "pairs" and _said(document["chosen"]) == _said(document["rejected"]):
+        return "equal_sides"
+    return None
+
+
+def _said(side: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(m["role"], " ".join(m["content"].split())) for m in side]
+
+
+def _reasons(values: list[str | None]) -> pl.Series:
+    return pl.Series("drop_reason", values, dtype=pl.String)
+
+
+def _masked(texts: pl.Series, settings: CorpusSettings) -> tuple[pl.Series, dict[str, pl.Series]]:
+    if not settings.pii:
+        zero = pl.zeros(len(texts), dtype=pl.Int64, eager=True)
+        return texts, {f"pii_{kind}": zero for kind in pii.KINDS}
+    texts, found = pii.mask_pii(texts)
+    return texts, {f"pii_{kind}": count for kind, count in found.items()}
+
+
+def _summed(found: dict[str, pl.Series], lengths: list[int]) -> dict[str, pl.Series]:
+    """Counts of strings as counts of rows that hold so many of them each (possibly none)."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    starts = ends - np.asarray(lengths, dtype=np.int64)
+
+    def per_row(count: pl.Series) -> pl.Series:
+        before = np.concatenate(([0], np.cumsum(count.to_numpy())))
+        return pl.Series(before[ends] - before[starts], dtype=pl.Int64)
+
+    return {name: per_row(count) for name, count in found.items()}
+
+
+def _masked_extras(extras: pl.Series, settings: CorpusSettings) -> tuple[pl.Series, dict[str, pl.Series]]:
+    """Personal data masked in every string of the further fields, which are left as they are otherwise."""
+    values = [json.loads(extra) if extra is not None else None for extra in extras]
+    leaves = [list(_strings(value)) for value in values]
+    flat = pl.Series([leaf for row in leaves for leaf in row], dtype=pl.String)
+    masked, found = _masked(flat, settings)
+    replies = iter(masked)
+    replaced = [None if v is None else json.dumps(_replaced(v, replies), ensure_ascii=False) for v in values]
+    return pl.Series(replaced, dtype=pl.String), _summed(found, [len(row) for row in leaves])
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _strings(inner)
+
+
+def _replaced(value: Any, replies: Iterator[str]) -> Any:
+    """The value with its strings, in the order of `_strings`, taken from the replies."""
+    if isinstance(value, str):
+        return next(replies)
+    if isinstance(value, dict):
+        return {k: _replaced(v, replies) for k, v in value.items()}
+    return [_replaced(v, replies) for v in value] if isinstance(value, list) else value
