@@ -36,10 +36,10 @@ def bpe(tmp_path_factory: pytest.TempPathFactory) -> ByteBPE:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Callable[..., Path]:
-    def write(train: list[str], val: list[str] | None = None) -> Path:
+    def write(train: list[str], val: list[str] | None = None, extras: list[str | None] | None = None) -> Path:
         directory = tmp_path / "corpus"
         directory.mkdir()
-        table = pa.concat_tables([documents(train), documents(val or [], "val", len(train))])
+        table = pa.concat_tables([documents(train, extras=extras), documents(val or [], "val", len(train))])
         pq.write_table(table, directory / "documents-00000.parquet", row_group_size=7)
         return directory
 

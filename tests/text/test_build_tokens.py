@@ -3,8 +3,10 @@
 import json
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from ingot.core.errors import UserError
@@ -15,10 +17,12 @@ from ingot.text.chat import render, show
 from ingot.text.store import Store
 from ingot.text.tokenizer import Char
 from ingot.text.train_tokenizer import training_texts
+from tests.conftest import DATA
+from tests.corpus.corpus_helpers import make
 from tests.text.text_helpers import SOURCES, documents
 
 PARAGRAPHS = [p for source in SOURCES for p in source.split("\n\n") if p]
-SHAKESPEARE = Path(__file__).parents[3] / "shared/data/tinyshakespeare/input.txt"
+SHAKESPEARE = DATA / "tinyshakespeare/input.txt"
 
 
 def chat_text(n: int) -> str:
@@ -83,9 +87,14 @@ def test_E1_chat_store_has_the_mask_beside_the_ids(corpus, bpe, display, log, tm
     assert store.columns["bytes"].read(7, 8)[0] == len("7 + 7 = 14 €".encode())
 
 
-@pytest.mark.parametrize("format", ["text", "chat"])
+@pytest.mark.parametrize("format", ["text", "chat", "pairs", "prompts"])
 def test_A8_workers_and_slices_leave_no_trace(corpus, bpe, display, log, tmp_path, monkeypatch, format):
-    texts = PARAGRAPHS if format == "text" else [chat_text(n) for n in range(200)]
+    texts = {
+        "text": PARAGRAPHS,
+        "chat": [chat_text(n) for n in range(200)],
+        "pairs": [pair_text(n) for n in range(100)],
+        "prompts": [json.dumps(json.loads(chat_text(n))[:1]) for n in range(200)],
+    }[format]
     directory = corpus(texts, texts[:20])
     outputs = []
     for workers, slice_bytes in ((1, 8 << 20), (3, 1), (2, 3000)):
@@ -149,3 +158,97 @@ def test_tokenizers_learn_from_the_messages_of_a_chat_corpus(corpus):
     directory = corpus([chat_text(1), chat_text(2)], [chat_text(3)])
     assert list(training_texts(directory, "chat")) == ["What is 1 + 1?", "1 + 1 = 2 €", "What is 2 + 2?", "2 + 2 = 4 €"]
     assert next(training_texts(directory)) == chat_text(1)
+
+
+def pair_text(n: int, **parts: Any) -> str:
+    said = {"chosen": f"It is {2 * n}.", "rejected": f"It is {2 * n + 1}, \u20ac!"}
+    sides = {name: [{"role": "assistant", "content": text}] for name, text in said.items()}
+    return json.dumps({"prompt": [{"role": "user", "content": f"What is {n} + {n}?"}], **sides, **parts})
+
+
+def test_pairs_are_adjacent_documents_with_the_answers_masked_in(corpus, bpe, display, log, tmp_path):
+    history = [
+        {"role": "system", "content": "be kind"},
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "not learned"},
+        {"role": "user", "content": "and?"},
+    ]
+    texts = [pair_text(1), pair_text(2, prompt=history), *(pair_text(n) for n in range(3, 9))]
+    result = build_tokens(corpus(texts, texts[:2]), bpe, "pairs", tmp_path / "out", 2, display, log)
+    store = Store.open(tmp_path / "out" / "train")
+    assert (store.content, store.group, store.documents) == ("pairs", 2, 16)
+    assert (result["train_pairs"], result["val_pairs"], result["train_documents"]) == (8, 2, 16)
+    mask, sizes = store.columns["mask"], store.columns["bytes"].read(0, 16)
+    for number, text in enumerate(texts):
+        pair = json.loads(text)
+        prompt, _ = render(pair["prompt"], bpe, generation_prompt=True)
+        for place, side in enumerate(("chosen", "rejected")):
+            span = store.span(2 * number + place)
+            ids, learned = store.ids.read(*span), mask.read(*span)
+            answer = pair[side][0]["content"]
+            assert np.array_equal(ids[: len(prompt)], prompt)
+            assert not learned[: len(prompt)].any()
+            assert learned[len(prompt) :].all()
+            assert bpe.decode(ids[len(prompt) :]) == answer + "<|end|>"
+            assert ids[-1] == bpe.specials["<|end|>"]
+            assert sizes[2 * number + place] == len(answer.encode())
+            assert store.identity(2 * number + place)["offset"] == 100 * number
+    assert result["train_targets"] == mask.read(0, store.tokens).sum()
+    assert result["bytes_per_token"] == sizes.sum() / result["train_targets"]
+
+
+def test_prompts_end_where_the_answer_begins_and_keep_their_fields(corpus, bpe, display, log, tmp_path):
+    texts = [json.dumps([{"role": "user", "content": f"What is {n} + {n}?"}]) for n in range(20)]
+    extras = [json.dumps({"answer": 2 * n}) if n % 2 else None for n in range(20)]
+    result = build_tokens(corpus(texts, texts[:3], extras), bpe, "prompts", tmp_path / "out", 2, display, log)
+    store = Store.open(tmp_path / "out" / "train")
+    assert (store.content, store.group, store.documents, store.bytes) == ("prompts", 1, 20, 0)
+    assert not store.columns["mask"].read(0, store.tokens).any()
+    for number, text in enumerate(texts):
+        prompt, _ = render(json.loads(text), bpe, generation_prompt=True)
+        assert np.array_equal(store.ids.read(*store.span(number)), prompt)
+        assert prompt[-1] == bpe.specials["<|assistant|>"]
+        assert store.identity(number)["extra"] == extras[number]
+    assert "bytes_per_token" not in result
+    assert "train_targets" not in result
+    assert "extra" not in Store.open(_text_store(bpe, tmp_path, display, log)).identity(0)
+
+
+def _text_store(bpe: Any, tmp_path: Path, display: Any, log: Any) -> Path:
+    directory = tmp_path / "plain"
+    directory.mkdir()
+    pq.write_table(documents(["some text"]), directory / "documents-00000.parquet")
+    build_tokens(directory, bpe, "text", tmp_path / "text", 1, display, log)
+    return tmp_path / "text" / "train"
+
+
+@pytest.mark.parametrize("format", ["pairs", "prompts"])
+def test_pairs_and_prompts_need_special_tokens_and_whole_messages(corpus, bpe, display, log, tmp_path, format):
+    broken = {"pairs": pair_text(2, chosen=[{"role": "bot", "content": "x"}]), "prompts": '[{"role": "bot"}]'}[format]
+    good = {"pairs": pair_text(1), "prompts": '[{"role": "user", "content": "x"}]'}[format]
+    directory = corpus([good, broken])
+    with pytest.raises(UserError, match="no special tokens"):
+        build_tokens(directory, Char("abc"), format, tmp_path / "out", 1, display, log)
+    with pytest.raises(UserError, match=r"document at 100: conversation, message .: role"):
+        build_tokens(directory, bpe, format, tmp_path / "out", 1, display, log)
+
+
+def test_tokenizers_learn_from_both_sides_of_pairs(corpus):
+    directory = corpus([pair_text(1)])
+    assert list(training_texts(directory, "pairs")) == ["What is 1 + 1?", "It is 2.", "It is 3, \u20ac!"]
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the public data sets are not on this machine")
+def test_real_pairs_and_prompts_through_corpus_and_store(bpe, display, log, tmp_path):
+    pairs = DATA / "instructions" / "instruction-data-with-preference.json"
+    make(tmp_path / "pairs", pairs, format="pairs", holdout={"share": 0.1})
+    result = build_tokens(tmp_path / "pairs", bpe, "pairs", tmp_path / "pairs-out", 1, display, log)
+    assert result["train_pairs"] + result["val_pairs"] == 1094
+    store = Store.open(tmp_path / "pairs-out" / "train")
+    prompt = {store.identity(0)["extra"], store.identity(1)["extra"]}
+    assert len(prompt) == 1
+    assert list(json.loads(prompt.pop())) == ["output"]
+    make(tmp_path / "prompts", DATA / "gsm8k" / "test.jsonl", format="prompts", holdout={"share": 0.1})
+    result = build_tokens(tmp_path / "prompts", bpe, "prompts", tmp_path / "prompts-out", 1, display, log)
+    assert result["train_documents"] + result["val_documents"] == 1319
+    assert "####" in json.loads(Store.open(tmp_path / "prompts-out" / "train").identity(7)["extra"])["answer"]

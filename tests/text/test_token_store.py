@@ -188,8 +188,8 @@ def test_no_store_and_other_formats(tmp_path, written):
     with pytest.raises(UserError, match="never finished"):
         Store.open(tmp_path / "nothing")
     manifest = written[0] / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 9'))
-    with pytest.raises(UserError, match="found ingot-store 9, expected ingot-store 1"):
+    manifest.write_text(manifest.read_text().replace('"version": 2', '"version": 9'))
+    with pytest.raises(UserError, match="found ingot-store 9, expected ingot-store 2"):
         Store.open(written[0])
     manifest.write_text("{")
     with pytest.raises(UserError, match="not a manifest"):

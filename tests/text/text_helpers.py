@@ -18,7 +18,9 @@ def settings(**values: Any) -> TokenizerSettings:
     return TokenizerSettings.model_validate({"from": "clean", **values})
 
 
-def documents(texts: list[str], split: str = "train", first: int = 0) -> pa.Table:
+def documents(
+    texts: list[str], split: str = "train", first: int = 0, extras: list[str | None] | None = None
+) -> pa.Table:
     """Documents of the corpus contract with made-up identities."""
     numbers = range(first, first + len(texts))
     columns = {
@@ -30,6 +32,6 @@ def documents(texts: list[str], split: str = "train", first: int = 0) -> pa.Tabl
         "group": [f"{n // 3}.jsonl" for n in numbers],
         "cluster": [2**63 + n for n in numbers],
         "split": [split] * len(texts),
-        "extra": [None] * len(texts),
+        "extra": extras or [None] * len(texts),
     }
     return pa.table(columns, schema=SCHEMA)

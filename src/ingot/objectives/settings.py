@@ -30,6 +30,8 @@ class Entry:
 
     settings: type[Settings]
     builder: str
+    formats: tuple[str, ...] = ("text", "chat")
+    """Formats of the corpora that it learns from."""
 
 
 def plain(kind: str) -> type[Settings]:

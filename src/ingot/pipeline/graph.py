@@ -14,9 +14,14 @@ from typing import Any
 from ingot.core.artifact import FileHashes, digest_json
 from ingot.core.errors import UserError, nearest
 from ingot.core.recipe import Recipe, Settings, canonical, load_recipe
+from ingot.corpus.settings import CorpusSettings
+from ingot.objectives.settings import OBJECTIVES
 from ingot.stages.kinds import KINDS, RECIPE_KINDS
 from ingot.stages.settings import EvaluateStageSettings, TrainSettings
 from ingot.text.settings import TokenizerSettings, TokensSettings
+
+READ = ("text", "chat")
+"""Formats of which a model's likelihood is measured."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,8 @@ class _Builder:
             inputs["tokenizer"] = self._tokenizer(name)
             for corpus in settings.corpora:
                 inputs[f"data:{corpus}"] = self._tokens(corpus, inputs["tokenizer"], f"{where}.data")
+                kind = settings.objective.kind
+                self._check_format(corpus, OBJECTIVES[kind].formats, f"{where}.data", f"objective {kind} learns from")
             return inputs
         if isinstance(settings, EvaluateStageSettings):
             inputs = {f"model:{m}": self.node(m, f"{where}.models", ("train",)) for m in settings.models}
@@ -137,6 +144,7 @@ class _Builder:
                 tokenizer = self._tokenizer(model)
                 for corpus in settings.data or self._corpora(settings.models):
                     tokens = self._tokens(corpus, tokenizer, f"{where}.data")
+                    self._check_format(corpus, READ, f"{where}.data", "likelihood is measured on")
                     inputs[f"data:{tokens.name}"] = tokens
             return inputs
         return {}
@@ -155,8 +163,24 @@ class _Builder:
         for model in models:
             settings = self.recipe.stages[model][1]
             assert isinstance(settings, TrainSettings)
-            found |= dict.fromkeys(settings.corpora)
+            found |= dict.fromkeys(name for name in settings.corpora if self._format(name) in READ)
         return list(found)
+
+    def _format(self, name: str) -> str:
+        """The format of a corpus, or of the corpus behind a tokens stage."""
+        settings = self.recipe.stages[name][1]
+        if isinstance(settings, TokensSettings):
+            settings = self.recipe.stages[settings.corpus][1]
+        assert isinstance(settings, CorpusSettings)
+        return settings.format
+
+    def _check_format(self, name: str, known: tuple[str, ...], reader: str, what: str) -> None:
+        found = self._format(name)
+        if found not in known:
+            raise UserError(
+                f"{reader}: '{name}' has format = \"{found}\", but {what} {' and '.join(known)}; "
+                "name a corpus of one of these"
+            )
 
     def _tokens(self, name: str, tokenizer: Node, reader: str) -> Node:
         """The tokens node of a corpus, or the tokens stage of that name."""

@@ -21,6 +21,8 @@ from ingot.text.tokenizer import Tokenizer, load_tokenizer
 MOST_TOKENS = 1000
 """Tokens of a document that are shown."""
 MOST_TENSORS = 24
+SIDES = ("chosen", "rejected")
+"""Of the adjacent documents in a store of pairs."""
 _EXAMPLES = {"corpus": "clean", "tokens": "questions@bpe", "train": "base"}
 
 
@@ -67,9 +69,13 @@ def print_corpus(data: dict[str, Any]) -> None:
 def mask(stage: Path, documents: int) -> dict[str, Any]:
     """Which tokens of a store's first training documents are trained on.
 
+    Args:
+        stage: a tokens stage.
+        documents: how many; of pairs, how many pairs.
+
     Returns:
-        {stage, documents: [{path, offset ..., tokens, trained, shown, runs: [[text, trained?], ...]}]}; a store without
-        a mask column trains on every token.
+        {stage, content, documents: [{side, path, offset ..., tokens, trained, shown, runs: [[text, trained?], ...]}]};
+        side is chosen or rejected in a store of pairs, else null; a store without a mask column trains on every token.
 
     Raises:
         UserError: not a tokens stage, or a damaged store.
@@ -77,10 +83,9 @@ def mask(stage: Path, documents: int) -> dict[str, Any]:
     told = _expect(stage, "tokens")
     tokenizer = _tokenizer(stage, told)
     opened = Store.open(stage / "train", tokenizer=tokenizer.fingerprint)
-    return {
-        "stage": told["name"],
-        "documents": [_masked(opened, n, tokenizer) for n in range(min(documents, opened.documents))],
-    }
+    most = min(documents * opened.group, opened.documents)
+    masked = [_masked(opened, n, tokenizer) for n in range(most)]
+    return {"stage": told["name"], "content": opened.content, "documents": masked}
 
 
 def _masked(opened: Store, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -88,6 +93,7 @@ def _masked(opened: Store, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
     ids = opened.ids.read(start, end)
     learned = opened.columns["mask"].read(start, end) if "mask" in opened.columns else np.ones(len(ids), np.uint8)
     return {
+        "side": SIDES[number % 2] if opened.content == "pairs" else None,
         **opened.identity(number),
         "tokens": len(ids),
         "trained": int(np.count_nonzero(learned)),
@@ -100,15 +106,24 @@ def print_mask(data: dict[str, Any]) -> None:
     """Trained tokens in green, the others dim; marked with brackets where there is no colour."""
     out = console()
     for document in data["documents"]:
-        counts = f"{document['trained']:,} of {document['tokens']:,} tokens trained on"
-        out.print(Text(f"{document['path']} at {document['offset']:,}: {counts}", "bold"), soft_wrap=True)
+        out.print(Text(_heading(document, data["content"]), "bold"), soft_wrap=True)
         text = Text()
         for piece, learned in document["runs"]:
             shown = piece if out.is_terminal or not learned else f"⟦{piece}⟧"
             text.append(shown, "green" if learned else "dim")
         if document["shown"] < document["tokens"]:
             text.append(f" … {document['tokens'] - document['shown']:,} more tokens", "dim")
-        out.print(text, "\n", soft_wrap=True)
+        out.print(text, soft_wrap=True)
+        if document.get("extra"):
+            out.print(Text(f"further fields: {document['extra']}", "cyan"), soft_wrap=True)
+        out.print()
+
+
+def _heading(document: dict[str, Any], content: str) -> str:
+    what = {"pairs": "compared", "prompts": "trained on; the model answers"}.get(content, "trained on")
+    side = f", {document['side']}" if document["side"] else ""
+    counts = f"{document['trained']:,} of {document['tokens']:,} tokens {what}"
+    return f"{document['path']} at {document['offset']:,}{side}: {counts}"
 
 
 def store(stage: Path) -> dict[str, Any]:
@@ -141,8 +156,12 @@ def print_store(data: dict[str, Any]) -> None:
     out = console()
     for split, numbers in data["splits"].items():
         counts = ", ".join(f"{numbers[unit]:,} {unit}" for unit in ("documents", "tokens", "bytes"))
+        if numbers["content"] == "pairs":
+            counts = f"{numbers['documents'] // 2:,} pairs ({counts})"
         out.print(Text(f"{data['stage']}/{split}: {counts}", "bold"), soft_wrap=True)
-        out.print(f"  tokenizer {numbers['tokenizer']}, vocabulary {numbers['vocab']:,}", soft_wrap=True)
+        out.print(
+            f"  {numbers['content']}, tokenizer {numbers['tokenizer']}, vocabulary {numbers['vocab']:,}", soft_wrap=True
+        )
         out.print(
             "  columns " + ", ".join(f"{name} ({kind})" for name, kind in numbers["columns"].items()), soft_wrap=True
         )

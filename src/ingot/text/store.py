@@ -29,7 +29,7 @@ from ingot.core.artifact import digest_json
 from ingot.core.errors import UserError
 from ingot.text.blocks import BLOCK, BlockFile
 
-STORE, OVERLAY, VERSION = "ingot-store", "ingot-overlay", 1
+STORE, OVERLAY, VERSION = "ingot-store", "ingot-overlay", 2
 MANIFEST = "manifest.json"
 DOCUMENTS = "documents.parquet"
 IDENTITY_ROWS = 16_384
@@ -91,6 +91,8 @@ class Store:
         self.bytes: int = manifest["bytes"]
         self.group: int = manifest["group"]
         """Adjacent documents that belong together: 1, or 2 for pairs."""
+        self.content: str = manifest["content"]
+        """What the documents are: text, chat, pairs (chosen, rejected, chosen ...) or prompts."""
         columns = _open_columns(path, manifest)
         self.ids: Column = columns.pop("ids")
         self._ends: Column = columns.pop("ends")
@@ -140,7 +142,7 @@ class Store:
         return int(self.ends[document - 1]) if document else 0, int(self.ends[document])
 
     def identity(self, document: int) -> dict[str, Any]:
-        """Where a document came from: source, path, offset, bytes, group, cluster."""
+        """Where a document came from: source, path, offset, bytes, group, cluster; of pairs and prompts also extra."""
         if not 0 <= document < self.documents:
             raise UserError(f"{self.path}: no document {document:,}; it has {self.documents:,}, numbered from 0")
         number, row = divmod(document, IDENTITY_ROWS)

@@ -30,6 +30,8 @@ IDENTITY = pa.schema(
     ]
 )
 """Columns of `documents.parquet`, as the corpus writes them; `bytes` is the length of its text there."""
+EXTRA = pa.field("extra", pa.string())
+"""One more column of pairs and prompts: the further fields of their row as a JSON object, or null."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class StoreWriter:
         vocab: its size; decides the width of ids.
         columns: columns besides `ids`, `ends` and `bytes`.
         group: how many adjacent documents belong together.
+        content: format of the corpus that the documents come from.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class StoreWriter:
         vocab: int,
         columns: Mapping[str, ColumnSpec] | None = None,
         group: int = 1,
+        content: str = "text",
     ):
         own = {
             "ids": ColumnSpec("token", id_dtype(vocab)),
@@ -106,13 +110,14 @@ class StoreWriter:
         extra = dict(columns or {})
         assert not own.keys() & extra.keys(), "ids, ends and bytes are always there"
         assert all(name.isidentifier() for name in extra), "a column's name is its file's name"
-        self.tokenizer, self.vocab, self.group = tokenizer, vocab, group
+        self.tokenizer, self.vocab, self.group, self.content = tokenizer, vocab, group, content
         self.tokens = self.documents = self.bytes = 0
-        self._extra = extra
+        self.columns = extra
+        self._identity = IDENTITY.append(EXTRA) if content in ("pairs", "prompts") else IDENTITY
         self._columns = _Columns(path, {**own, **extra})
         self._identity_file = self._columns.open(DOCUMENTS)
         self._identity_writer = self._columns.stack.enter_context(  # closed before its file, also on an error
-            pq.ParquetWriter(self._identity_file, IDENTITY, compression="zstd")
+            pq.ParquetWriter(self._identity_file, self._identity, compression="zstd")
         )
         self._identities: list[pa.RecordBatch] = []
 
@@ -130,24 +135,24 @@ class StoreWriter:
             ids: the documents' ids one after another [n].
             lengths: ids of each document [D].
             text_bytes: UTF-8 bytes that each document's predicted tokens spell [D].
-            identity: a batch of D rows with at least the columns of `IDENTITY`.
+            identity: a batch of D rows with at least the columns of `IDENTITY`; of pairs and prompts, `EXTRA` too.
             columns: rows of every extra column: [n] or [D] (+ width).
         """
         assert len(ids) == lengths.sum()
         assert len(lengths) == len(text_bytes) == identity.num_rows
         assert len(ids) == 0 or int(ids.max()) < self.vocab, f"id {ids.max()} of a vocabulary of {self.vocab}"
-        assert columns.keys() == self._extra.keys(), f"columns {sorted(columns)}, expected {sorted(self._extra)}"
+        assert columns.keys() == self.columns.keys(), f"columns {sorted(columns)}, expected {sorted(self.columns)}"
         self._columns.write("ids", ids)
         self._columns.write("ends", self.tokens + np.cumsum(lengths, dtype=np.uint64))
         self._columns.write("bytes", text_bytes)
         for name, values in columns.items():
-            expected = len(ids) if self._extra[name].per == "token" else len(lengths)
+            expected = len(ids) if self.columns[name].per == "token" else len(lengths)
             written = self._columns.write(name, values)
             assert written == expected, f"column {name}: {written} rows, expected {expected}"
         self.tokens += len(ids)
         self.documents += len(lengths)
         self.bytes += int(text_bytes.sum())
-        self._identities.append(identity.select(IDENTITY.names).cast(IDENTITY))
+        self._identities.append(identity.select(self._identity.names).cast(self._identity))
         self._write_identities(only_full=True)
 
     def __enter__(self) -> "StoreWriter":
@@ -179,6 +184,7 @@ class StoreWriter:
             "documents": self.documents,
             "bytes": self.bytes,
             "group": self.group,
+            "content": self.content,
         }
         self._columns.publish(manifest, **{DOCUMENTS: self._identity_file})
 
@@ -187,7 +193,7 @@ class StoreWriter:
         waiting = sum(batch.num_rows for batch in self._identities)
         if waiting == 0 or (only_full and waiting < IDENTITY_ROWS):
             return
-        table = pa.Table.from_batches(self._identities, IDENTITY)
+        table = pa.Table.from_batches(self._identities, self._identity)
         start = 0
         while len(table) - start >= IDENTITY_ROWS or (not only_full and start < len(table)):
             rows = table.slice(start, IDENTITY_ROWS).combine_chunks()

@@ -9,6 +9,7 @@ is an input of everything after it and should not change with the run's seed).
 
 import hashlib
 import heapq
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,7 @@ import rustbpe
 
 from ingot.core.errors import UserError
 from ingot.core.events import Display, EventLog
-from ingot.corpus.documents import iter_texts
-from ingot.text.chat import parse_conversation
+from ingot.corpus.documents import iter_texts, messages_of
 from ingot.text.settings import SPECIALS, TokenizerSettings
 from ingot.text.tokenizer import ByteBPE, Char, Tokenizer
 
@@ -55,12 +55,12 @@ def train(
 
 
 def training_texts(corpus_dir: Path, format: str = "text") -> Iterator[str]:
-    """What a tokenizer learns from: the documents of the train split, or the messages of a chat corpus."""
+    """What a tokenizer learns from: the documents of the train split, or the messages in them."""
     for text in iter_texts(corpus_dir, "train"):
-        if format == "chat":
-            yield from (message["content"] for message in parse_conversation(text))
-        else:
+        if format == "text":
             yield text
+        else:
+            yield from (message["content"] for message in messages_of(json.loads(text)))
 
 
 def sample_texts(texts: Iterable[str], limit: int) -> list[str]:
