@@ -26,12 +26,12 @@ from ingot.train.execution import Execution
 from ingot.train.settings import LoopSettings
 
 V, T, B = 32, 12, 16
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+DTYPES = {"fp64": torch.float64}
 
 
 def _engine(path: Path, precision: str = "fp64", micro: int = B, steps: int = 20, lr: float = 1e-2, **loop) -> Engine:
     config = ModelSettings(depth=2, width=32, heads=2, context=T).resolve(V)
-    model = build(config, seed=3, dtype=DTYPES[precision])
+    model = build(config, seed=3, dtype=DTYPES.get(precision, torch.float32))
     plan = Plan(steps, 1, Schedule("cosine", lr, lr / 10, 2, steps), OptimSettings(), LoopSettings(**loop), 5)
     return Engine(model, LanguageModel(), plan, Execution("cpu", precision, 2, micro, "test"), Mesh(), path)
 

@@ -159,7 +159,8 @@ class TrainSettings(Settings):
     evaluate: EvaluateSettings = EvaluateSettings()
     """Evaluation while training."""
     precision: Precision = "auto"
-    """Arithmetic of the forward and backward pass; weights and moments are fp32 (fp64 under `fp64`)."""
+    """Arithmetic of the forward and backward pass: fp32, tf32, bf16, fp16 (with loss scaling), fp64, or auto, what the
+    hardware has; weights and moments are fp32 (fp64 under `fp64`)."""
     seed: int | None = None
     """Overrides [run] seed for this stage."""
     loop: LoopSettings = LoopSettings()

@@ -83,7 +83,7 @@ def _save_rows(job: Job, data: Data) -> None:
 def _execution(job: Job, settings: TrainSettings, config: ModelConfig, rows: int) -> Execution:
     fresh = choose(settings.loop, settings.precision, config.context, rows)
     execution = remembered(job.out / "execution.json", fresh, settings.loop)
-    torch.set_num_threads(execution.threads)
+    execution.prepare()
     return execution
 
 
@@ -143,10 +143,10 @@ def _loop(
         loader.close()
     on_gpu = engine.execution.device == "cuda"
     peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    best = {"best_step": engine.state["best_step"], "best_val_loss_nats": engine.state["best_val_loss_nats"]}
+    noted = {name: engine.state[name] for name in ("best_step", "best_val_loss_nats", "skipped_steps")}
     return {
         **final,
-        **best,
+        **noted,
         "tokens": engine.state["tokens"],
         **{f"epochs/{name}": round(value, 4) for name, value in line.epochs(data.extent).items()},
         "peak_bytes": peak,

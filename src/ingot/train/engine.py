@@ -9,6 +9,7 @@ Everything that is neither a weight nor a moment is a function of the step, so a
 and the objective's small declared dict; resuming repeats nothing and skips nothing.
 """
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,11 +29,22 @@ from ingot.dist.mesh import Mesh
 from ingot.optim import optimizers
 from ingot.optim.groups import clip_, global_norm
 from ingot.optim.settings import OptimSettings
+from ingot.train import scaling
 from ingot.train.api import Context, Objective, Term
 from ingot.train.execution import Execution
 from ingot.train.settings import LoopSettings
 
-DECLARED = frozenset({"step", "tokens", "best_step", "best_val_loss_nats", "objective"})
+FRESH: dict[str, Any] = {
+    "step": 0,
+    "tokens": 0,
+    "skipped_steps": 0,
+    "loss_scale": 1.0,
+    "loss_scale_steps": 0,
+    "best_step": 0,
+    "best_val_loss_nats": None,
+    "objective": {},
+}
+DECLARED = frozenset(FRESH)
 """All that a checkpoint's state may hold besides tensors."""
 
 
@@ -48,6 +60,8 @@ class StepMetrics:
     tokens: int
     tokens_seen: int
     """Of all steps up to this one: what curves of unequal batches are compared over."""
+    skipped: bool = False
+    """The gradient overflowed at its loss scale, so no weight moved."""
 
 
 class LearningRate(Protocol):
@@ -88,13 +102,9 @@ class Engine:
         self.named = dict(model.named_parameters()) | {f"extra.{n}": p for n, p in self.extra.named_parameters()}
         self.trained = {n: p for n, p in self.named.items() if p.requires_grad}
         self.optimizer = optimizers.build(self.named, plan.optim, plan.schedule.peak)
-        self.state: dict[str, Any] = {
-            "step": 0,
-            "tokens": 0,
-            "best_step": 0,
-            "best_val_loss_nats": None,
-            "objective": {},
-        }
+        self.state = copy.deepcopy(FRESH)
+        if execution.precision == "fp16":
+            self.state["loss_scale"] = scaling.START
 
     # -- one step --------------------------------------------------------------------------------------------------
 
@@ -116,7 +126,7 @@ class Engine:
         The generator is set anew for every forward pass, so what dropout draws is a function of (seed, step, update
         within the step, micro-batch, rank) and a resumed run draws the same.
         """
-        counts = self._global_counts(batch)
+        counts, scale = self._global_counts(batch), self.state["loss_scale"]
         self.optimizer.clear()
         sums: dict[str, Tensor] = {}
         terms: dict[str, Term] = {}
@@ -124,11 +134,13 @@ class Engine:
             torch.manual_seed(key_of(self.plan.seed, self.state["step"] + 1, inner, number, self.mesh.rank))
             terms = self._terms(micro)
             parts = normalised(terms, counts)
-            torch.stack(list(parts.values())).sum().backward()
+            (torch.stack(list(parts.values())).sum() * scale).backward()
             for name, part in parts.items():
                 sums[name] = sums.get(name, 0.0) + part.detach().double()
         for gradient in self._gradients():
             self.mesh.sum(gradient)
+            if scale != 1.0:
+                gradient.mul_(1 / scale)
         sums = {name: self.mesh.sum(value) for name, value in sums.items()}
         loss = torch.stack([sums[name] for name, term in terms.items() if not term.penalty]).sum()
         return loss, counts, {name: sums[name] for name, term in terms.items() if term.penalty}
@@ -147,10 +159,29 @@ class Engine:
         loss, counts, penalties = self.gradients(batch, inner)
         gradients = self._gradients()
         norm = global_norm(gradients)
-        clip_(gradients, self.plan.optim.clip, norm)
-        self.optimizer.step(lr)
+        skipped = self._overflowed(loss, norm)
+        if not skipped:
+            clip_(gradients, self.plan.optim.clip, norm)
+            self.optimizer.step(lr)
         seen = self.state["tokens"] + counts["token"]
-        return StepMetrics(step, loss, penalties, norm, lr, counts["token"], seen)
+        return StepMetrics(step, loss, penalties, norm, lr, counts["token"], seen, skipped)
+
+    def _overflowed(self, loss: Tensor, norm: Tensor) -> bool:
+        """fp16: whether the loss scale was too large for this gradient. Adjusts it, and waits for the device.
+
+        Where it is not the scale's fault (the loss itself is broken, or the scale is 1 already), the answer is no, and
+        the run stops as it does in any other precision.
+        """
+        if self.execution.precision != "fp16":
+            return False
+        state = self.state
+        finite = math.isfinite(float(norm))
+        overflowed = not finite and state["loss_scale"] > 1 and math.isfinite(float(loss))
+        if finite or overflowed:
+            scale, steps = scaling.adjusted(state["loss_scale"], state["loss_scale_steps"], finite)
+            state["loss_scale"], state["loss_scale_steps"] = scale, steps
+        state["skipped_steps"] += overflowed
+        return overflowed
 
     def _terms(self, batch: Batch) -> dict[str, Term]:
         batch = batch.to(self.execution.device)
@@ -247,7 +278,7 @@ def train(
         metrics = engine.step(raw)
         step = metrics.step
         last = step == plan.steps
-        if step == 1 or last or step % loop.log_every == 0:
+        if metrics.skipped or step == 1 or last or step % loop.log_every == 0:
             pending.append(metrics)
         rate = clock.tick(metrics.tokens)
         if clock.due() or last:
@@ -280,6 +311,9 @@ def _note_best(engine: Engine, numbers: dict[str, float], log: EventLog) -> None
 def _write(engine: Engine, pending: list[StepMetrics], rate: float, log: EventLog) -> None:
     """Turn buffered device numbers into log lines: the one moment that waits for the device."""
     for m in pending:
+        if m.skipped:
+            log.write("skipped", step=m.step, loss_nats=float(m.loss), why="gradient overflow in fp16")
+            continue
         loss, norm = float(m.loss), float(m.grad_norm)
         penalties = {name: float(value) for name, value in m.penalties.items()}
         tokens = {"tokens": m.tokens, "tokens_seen": m.tokens_seen, "tok_s": round(rate)}
@@ -291,7 +325,7 @@ def _write(engine: Engine, pending: list[StepMetrics], rate: float, log: EventLo
 
 def _refuse_nonfinite(m: StepMetrics, log: EventLog) -> None:
     """Stop before broken weights are saved; the checkpoints on disk are from before the break."""
-    if not (math.isfinite(float(m.loss)) and math.isfinite(float(m.grad_norm))):
+    if not m.skipped and not (math.isfinite(float(m.loss)) and math.isfinite(float(m.grad_norm))):
         log.flush()
         raise UserError(
             f"step {m.step}: loss {float(m.loss)}, gradient norm {float(m.grad_norm)}, expected finite numbers; "

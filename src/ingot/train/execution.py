@@ -2,6 +2,13 @@
 
 `model.parameters()` are fp32 and named; a lower precision is a property of the forward pass (autocast), so optimizer,
 checkpoint and export never meet it. fp64 exists for proofs: there the parameters themselves are fp64.
+
+| | bits: sign, exponent, fraction | range | |
+|---|---|---|---|
+| fp32 | 1, 8, 23 | 1e-38 to 3e38 | |
+| tf32 | 1, 8, 10 | as fp32 | fp32 tensors, whose products are rounded; NVIDIA from Ampere on |
+| bf16 | 1, 8, 7 | as fp32 | |
+| fp16 | 1, 5, 10 | 6e-8 to 65,504 | gradients below it vanish, so it needs loss scaling |
 """
 
 import contextlib
@@ -16,6 +23,8 @@ import torch
 from ingot.core.artifact import atomic_json
 from ingot.core.errors import UserError
 from ingot.train.settings import LoopSettings, Precision
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -34,9 +43,15 @@ class Execution:
 
     def forward(self) -> contextlib.AbstractContextManager[Any]:
         """The context of every forward pass, in training and evaluation alike."""
-        if self.precision == "bf16":
-            return torch.autocast(self.device.split(":")[0], dtype=torch.bfloat16)
+        if dtype := _AUTOCAST.get(self.precision):
+            return torch.autocast(self.device.split(":")[0], dtype=dtype)
         return contextlib.nullcontext()
+
+    def prepare(self) -> None:
+        """Set what holds for a whole process: the number of threads, and tf32 products where they were chosen."""
+        torch.set_num_threads(self.threads)
+        if self.precision == "tf32":
+            torch.backends.cuda.matmul.fp32_precision = "tf32"
 
     def line(self) -> str:
         return (
@@ -48,12 +63,17 @@ def choose(settings: LoopSettings, precision: Precision, context: int, batch: in
     """The execution for this machine.
 
     Raises:
-        UserError: a device was asked for that is not here.
+        UserError: a device or a precision was asked for that is not here.
     """
     has_gpu = torch.cuda.is_available()
     if settings.device == "cuda" and not has_gpu:
         raise UserError('loop.device: found no CUDA device, expected one for device = "cuda"; use "cpu" or "auto"')
     device = "cuda" if has_gpu and settings.device != "cpu" else "cpu"
+    if precision == "tf32" and not (device == "cuda" and torch.cuda.is_tf32_supported()):
+        raise UserError(
+            f"precision: found 'tf32' on {'a GPU' if device == 'cuda' else 'the CPU'} without tf32 units, expected an "
+            'NVIDIA GPU from Ampere (A100) on; use "fp32" or "auto"'
+        )
     chosen, reason = (precision, "as set") if precision != "auto" else _precision(device)
     threads = settings.threads or torch.get_num_threads()
     return Execution(device, chosen, threads, settings.rows_at_once(context, batch), reason)
@@ -74,10 +94,13 @@ def remembered(path: Path, fresh: Execution, settings: LoopSettings) -> Executio
 
 
 def _precision(device: str) -> tuple[str, str]:
+    """bf16 where there are units for it (torch alone would count emulation), else fp16 where there are units for it."""
     if device == "cuda":
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return "bf16", "the GPU has bf16 matrix units"
-        return "fp32", "the GPU has no bf16 matrix units"
+        if torch.cuda.get_device_capability() >= (7, 0):
+            return "fp16", "the GPU has fp16 matrix units and none for bf16; with loss scaling"
+        return "fp32", "the GPU has no 16-bit matrix units"
     if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
         return "bf16", "the CPU has bf16 matrix instructions"
     return "fp32", "the CPU has no bf16 matrix instructions"

@@ -9,7 +9,7 @@ from ingot.core.recipe import EXECUTION, Settings
 MICRO_TOKENS = 16_384
 """Tokens of one forward pass where nothing says otherwise."""
 
-Precision = Literal["auto", "fp32", "bf16", "fp64"]
+Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"]
 
 
 class EvaluateSettings(Settings):

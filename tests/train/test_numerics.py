@@ -1,0 +1,319 @@
+"""Precisions: what the hardware decides, what fp16 needs, and what none of them changes (D7)."""
+
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ingot.core.errors import UserError
+from ingot.core.events import read_events, stable
+from ingot.objectives.lm import LanguageModel
+from ingot.optim.groups import clip_, global_norm
+from ingot.optim.settings import OptimSettings
+from ingot.train import scaling
+from ingot.train.api import Term
+from ingot.train.engine import Engine
+from ingot.train.execution import choose
+from ingot.train.settings import LoopSettings
+from tests.train.test_engine import _engine, _gradient, _ragged, _run, _text
+
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+# -- formats and memory ----------------------------------------------------------------------------------------------
+
+
+def test_D7_formats() -> None:
+    """fp16 1/5/10 bits, up to 65,504, down to 6e-8; bf16 1/8/7; tf32 19 bits: fp32's exponent, fp16's fraction."""
+    fp16, bf16, fp32 = (torch.finfo(d) for d in (torch.float16, torch.bfloat16, torch.float32))
+    fraction = {f.dtype: round(-math.log2(f.eps)) for f in (fp16, bf16, fp32)}
+    exponent = {f.dtype: f.bits - 1 - fraction[f.dtype] for f in (fp16, bf16, fp32)}
+    assert (exponent["float16"], fraction["float16"]) == (5, 10)
+    assert (exponent["bfloat16"], fraction["bfloat16"]) == (8, 7)
+    assert 1 + exponent["float32"] + fraction["float16"] == 19
+    assert fp16.max == 65_504
+    assert fp16.smallest_normal * fp16.eps == pytest.approx(6e-8, rel=0.01)
+    assert torch.tensor(2.9e-8).half() == 0 < torch.tensor(6e-8).half()
+    assert bf16.smallest_normal == fp32.smallest_normal
+
+
+def test_D7_memory_of_a_billion_parameters() -> None:
+    """4 GB in fp32, 2 GB in 16 bits, 6 GB with a master copy; 70B: 280 GB -> 140 GB."""
+    gigabytes = {d: 1e9 * d.itemsize / 1e9 for d in (torch.float32, torch.float16, torch.bfloat16)}
+    assert gigabytes == {torch.float32: 4, torch.float16: 2, torch.bfloat16: 2}
+    assert gigabytes[torch.float16] + gigabytes[torch.float32] == 6
+    assert (70 * gigabytes[torch.float32], 70 * gigabytes[torch.bfloat16]) == (280, 140)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_D7_source_error_half_precision_halves_no_state(tmp_path: Path, precision: str) -> None:
+    """16 B a parameter with Adam in every precision: weight, gradient and two moments stay fp32."""
+    engine = _engine(tmp_path, precision)
+    engine.gradients(_ragged())
+    held = list(engine.tensors().values()) + [p.grad for p in engine.trained.values() if p.grad is not None]
+    assert {t.dtype for t in held} == {torch.float32}
+    parameters = sum(p.numel() for p in engine.trained.values())
+    counters = 4 * len(engine.trained)  # Adam's step numbers
+    assert sum(t.numel() * t.itemsize for t in held) - counters == 16 * parameters
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_D7_matrices_are_multiplied_in_16_bits_and_activations_halve(tmp_path: Path, precision: str) -> None:
+    engine = _engine(tmp_path, precision)
+    seen = []
+    engine.model.layers["0"].ffn.up.register_forward_hook(lambda m, i, out: seen.append(out.dtype))
+    engine.gradients(_ragged())
+    assert set(seen) == {HALF[precision]}
+    assert HALF[precision].itemsize * 2 == torch.float32.itemsize
+
+
+def test_D7_the_gradient_in_half_precision_is_that_of_full_precision_to_its_rounding(tmp_path: Path) -> None:
+    batch, found = _ragged(), {}
+    for precision in ("fp32", "bf16", "fp16"):
+        found[precision] = _gradient(_engine(tmp_path, precision), batch)
+    for precision, dtype in HALF.items():
+        error = (found[precision] - found["fp32"]).norm() / found["fp32"].norm()
+        assert 0 < error < 3 * torch.finfo(dtype).eps
+
+
+# -- what the hardware decides ---------------------------------------------------------------------------------------
+
+
+def _gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
+    """A machine with such a GPU, on which torch can emulate bf16 as it can on all of them."""
+    properties = SimpleNamespace(major=capability[0], minor=capability[1])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *a: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *a: capability)
+    monkeypatch.setattr(torch.cuda, "_check_bf16_tensor_supported", lambda *a: True)
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "precision"),
+    [
+        ("A100", (8, 0), "bf16"),
+        ("H100", (9, 0), "bf16"),
+        ("V100", (7, 0), "fp16"),
+        ("T4", (7, 5), "fp16"),
+        ("P100", (6, 0), "fp32"),
+    ],
+)
+def test_D7_by_hardware(
+    monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int], precision: str
+) -> None:
+    _gpu(monkeypatch, capability)
+    execution = choose(LoopSettings(), "auto", 64, 8)
+    assert (execution.device, execution.precision) == ("cuda", precision), name
+    assert f"{precision} (the GPU has" in execution.line()
+
+
+def test_D7_source_error_is_bf16_supported_counts_emulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    _gpu(monkeypatch, (7, 5))
+    assert torch.cuda.is_bf16_supported()
+    assert choose(LoopSettings(), "auto", 64, 8).precision == "fp16"
+
+
+@pytest.mark.parametrize(("real", "precision"), [(True, "bf16"), (False, "fp32")])
+def test_D7_on_a_cpu(monkeypatch: pytest.MonkeyPatch, real: bool, precision: str) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: real)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    execution = choose(LoopSettings(device="cpu"), "auto", 64, 8)
+    assert execution.precision == precision
+    assert "matrix instructions" in execution.line()
+
+
+def test_D7_tf32_is_asked_for_and_needs_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        UserError, match=r"precision: found 'tf32' on the CPU without tf32 units, expected an NVIDIA GPU"
+    ):
+        choose(LoopSettings(device="cpu"), "tf32", 64, 8)
+    _gpu(monkeypatch, (7, 0))
+    with pytest.raises(UserError, match="found 'tf32' on a GPU without tf32 units"):
+        choose(LoopSettings(), "tf32", 64, 8)
+    _gpu(monkeypatch, (8, 0))
+    execution = choose(LoopSettings(threads=torch.get_num_threads()), "tf32", 64, 8)
+    before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        replace(execution, precision="fp32").prepare()
+        assert torch.backends.cuda.matmul.fp32_precision == before
+        execution.prepare()
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+    assert execution.parameter_dtype == torch.float32
+
+
+# -- loss scaling ----------------------------------------------------------------------------------------------------
+
+
+class _Tiny(LanguageModel):
+    """A loss so small that its gradients are below fp16's range, like a mean over 100M tokens."""
+
+    def loss(self, out, batch):
+        (term,) = super().loss(out, batch).values()
+        return {"lm": Term(term.sum, term.unit, 1e-8)}
+
+
+def _tiny(path: Path, precision: str, scale: float | None = None) -> Engine:
+    engine = _engine(path, precision, steps=30)
+    plan = replace(engine.plan, optim=OptimSettings(eps=1e-20, weight_decay=0))
+    engine = Engine(engine.model, _Tiny(), plan, engine.execution, engine.mesh, path)
+    if scale is not None:
+        engine.state["loss_scale"] = scale
+    return engine
+
+
+def test_D7_an_underflow_that_scaling_cures(tmp_path: Path) -> None:
+    """Unscaled, the backward pass in fp16 is all zeros and nothing is learned; scaled, it is fp32's to rounding."""
+    batch = _ragged()
+    assert not _gradient(_tiny(tmp_path, "fp16", scale=1.0), batch).any()
+    right = _gradient(_tiny(tmp_path, "fp32"), batch)
+    for scale in (1024.0 * 64, 1024.0 * 1024):
+        found = _gradient(_tiny(tmp_path, "fp16", scale), batch)
+        assert (found - right).norm() < 0.05 * right.norm()
+    losses = {}
+    for name, precision, scale in (("fp32", "fp32", None), ("scaled", "fp16", None), ("unscaled", "fp16", 1.0)):
+        engine = _tiny(tmp_path / name, precision, scale)
+        losses[name] = [1e8 * float(engine.step(batch).loss) for _ in range(25)]
+    assert losses["fp32"][-1] < losses["fp32"][0] - 0.5
+    assert losses["scaled"][-1] == pytest.approx(losses["fp32"][-1], abs=0.05)
+    assert set(losses["unscaled"]) == {losses["unscaled"][0]}
+
+
+def test_D7_source_error_bf16_needs_no_scaler(tmp_path: Path) -> None:
+    """000 and 002 put a GradScaler around bf16: the same tiny loss trains without one, and the engine has none."""
+    batch = _ragged()
+    for precision in ("bf16", "fp32", "fp64"):
+        engine = _tiny(tmp_path, precision)
+        losses = [1e8 * float(engine.step(batch).loss) for _ in range(25)]
+        assert losses[-1] < losses[0] - 0.5
+        assert (engine.state["loss_scale"], engine.state["loss_scale_steps"]) == (1.0, 0)
+
+
+def test_D7_a_scale_of_1024() -> None:
+    """000's example: 2^-30 is nothing in fp16; times 1,024 it is held, and divided again it is itself, exactly."""
+    g = torch.tensor(2.0**-30)
+    assert g.half() == 0
+    assert (g * 1024).half().float() / 1024 == g
+
+
+def test_D7_the_scale_halves_on_overflow_and_doubles_after_a_long_calm() -> None:
+    assert scaling.adjusted(1024.0, 7, finite=False) == (512.0, 0)
+    scale, steps = 1024.0, 0
+    for _ in range(scaling.GROWTH_STEPS - 1):
+        scale, steps = scaling.adjusted(scale, steps, finite=True)
+    assert (scale, steps) == (1024.0, 1999)
+    assert scaling.adjusted(scale, steps, finite=True) == (2048.0, 0)
+
+
+def test_D7_an_overflow_skips_the_update_and_the_step_goes_on(tmp_path: Path) -> None:
+    batch, engine = _ragged(), _engine(tmp_path, "fp16")
+    engine.state["loss_scale"], engine.state["loss_scale_steps"] = 2.0**30, 5
+    before = {n: t.clone() for n, t in engine.tensors().items()}
+    metrics = engine.step(batch)
+    assert metrics.skipped
+    assert math.isfinite(metrics.loss)
+    assert not math.isfinite(metrics.grad_norm)
+    assert (engine.state["loss_scale"], engine.state["loss_scale_steps"]) == (2.0**29, 0)
+    assert (engine.state["step"], engine.state["skipped_steps"]) == (1, 1)
+    assert engine.state["tokens"] == batch.counts()["token"]
+    assert all(torch.equal(t, before[n]) for n, t in engine.tensors().items())
+    while engine.step(batch).skipped:
+        pass
+    assert engine.state["loss_scale"] < 2.0**29
+    assert engine.state["loss_scale_steps"] == 1
+    assert not torch.equal(engine.named["norm.weight"], before["model.norm.weight"])
+
+
+def test_D7_what_is_not_the_scales_fault_stops_the_run(tmp_path: Path, make_store) -> None:
+    """A broken loss, or an overflow at scale 1, is no reason to go on halving."""
+    engine = _engine(tmp_path, "fp16", micro=8)
+    with torch.no_grad():
+        engine.named["norm.weight"].fill_(math.nan)
+    with pytest.raises(UserError, match="step 1: loss nan"):
+        _run(engine, _text(make_store), tmp_path)
+    huge = _engine(tmp_path / "b", "fp16", micro=8)
+    huge.state["loss_scale"] = 1.0
+    for p in huge.trained.values():
+        p.register_hook(lambda g: g * math.inf)
+    assert not huge.step(_ragged()).skipped
+    assert huge.state["loss_scale"] == 1.0
+
+
+def test_D6_source_error_clipping_scaled_gradients(tmp_path: Path) -> None:
+    """000 clips before unscaling: a healthy gradient of norm below 1 then shrinks by the scale. Ours is untouched."""
+    batch, engine = _ragged(), _engine(tmp_path, "fp16")
+    engine.state["loss_scale"] = 1024.0
+    engine.plan = replace(engine.plan, optim=OptimSettings(clip=100.0))
+    true = _gradient(engine, batch)
+    theirs = [true * 1024]
+    clip_(theirs, 100.0, global_norm(theirs))
+    assert (theirs[0] / 1024).norm() < 0.2 * true.norm()
+    applied = []
+    engine.optimizer.step = lambda lr: applied.append(  # type: ignore[method-assign]
+        torch.cat([p.grad.flatten().double() for p in engine.trained.values() if p.grad is not None])
+    )
+    assert float(engine.step(batch).grad_norm) == pytest.approx(true.norm().item(), rel=1e-5)
+    assert torch.equal(applied[0], true)
+
+
+def test_D12_a_run_in_fp16_goes_on_to_the_bit_with_its_scale(tmp_path: Path, make_store) -> None:
+    """Skipped steps are logged as such, counted, and no part of the curve; scale and counter are in the checkpoint."""
+    source, options = _text(make_store), {"precision": "fp16", "micro": 8, "steps": 12, "save_every": 3, "log_every": 1}
+
+    def engine(name: str) -> Engine:
+        made = _engine(tmp_path / name, **options)
+        made.state["loss_scale"] = 2.0**24
+        return made
+
+    straight = engine("a")
+    final = _run(straight, source, tmp_path / "a")
+    for stop in (2, 7):
+        with pytest.raises(InterruptedError):
+            _run(engine("b"), source, tmp_path / "b", stop_at=stop)
+    again = engine("b")
+    assert _run(again, source, tmp_path / "b") == final
+    assert again.state == straight.state
+    for (name, a), b in zip(straight.tensors().items(), again.tensors().values(), strict=True):
+        assert torch.equal(a, b), name
+    logs = [[stable(e) for e in read_events(tmp_path / x / "metrics.jsonl")] for x in "ab"]
+    assert sorted(map(str, logs[0])) == sorted(map(str, logs[1]))
+    skipped = [e["step"] for e in logs[0] if e["event"] == "skipped"]
+    assert skipped[:3] == [1, 2, 3]
+    assert len(skipped) == straight.state["skipped_steps"] < 10
+    assert [e["step"] for e in logs[0] if e["event"] == "step"] == [s for s in range(1, 13) if s not in skipped]
+
+
+def test_D12_source_error_a_checkpoint_without_scale_best_loss_random_state_or_place(tmp_path: Path) -> None:
+    """003 saves model, optimizer, iteration and a pickled config. Here the scale and the best loss are declared state;
+    the place in the data and every random draw follow from the step and the seed, so there is nothing else to save.
+    """
+    engine = _engine(tmp_path, "fp16")
+    engine.step(_ragged())
+    engine.state["loss_scale"], engine.state["best_val_loss_nats"] = 512.0, 2.5
+    engine.save()
+    (path,) = (tmp_path / "checkpoints").iterdir()
+    assert not [f for f in os.listdir(path) if f.endswith((".pt", ".pkl", ".bin"))]
+    other = _engine(tmp_path, "fp16")
+    assert other.resume(lambda text: None)
+    assert other.state == engine.state
+    assert (other.state["loss_scale"], other.state["best_val_loss_nats"], other.state["step"]) == (512.0, 2.5, 1)
+    torch.manual_seed(5)
+    first = torch.get_rng_state()
+    other.gradients(_ragged())
+    after = torch.get_rng_state()
+    torch.manual_seed(6)
+    other.gradients(_ragged())
+    assert torch.equal(torch.get_rng_state(), after)  # whatever the generator held before
+    assert not torch.equal(first, after)
+
+
+def test_D7_accumulation_is_the_same_in_fp16(tmp_path: Path) -> None:
+    batch = _ragged()
+    whole, split = (_gradient(_engine(tmp_path, "fp16", micro=m), batch) for m in (16, 4))
+    assert (split - whole).norm() < 3 * torch.finfo(torch.float16).eps * whole.norm()
