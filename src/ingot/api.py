@@ -1,16 +1,21 @@
 """The Python door: `ingot.run("recipe.toml")`, `ingot.load("runs/x/base").generate("...")`."""
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from ingot.pipeline.graph import load_graph
 from ingot.pipeline.run import run as run_graph
 
 if TYPE_CHECKING:
+    from ingot.infer.text import Answer, TextRun
     from ingot.stages.load import Loaded
+    from ingot.text.chat import Message
+
+ROWS = 64
+"""Rows that are continued together; more wait their turn. The texts do not depend on it."""
 
 
 def run(
@@ -43,55 +48,90 @@ def load(stage: str | Path, *, device: str = "auto", best: bool = False) -> "Lan
     return LanguageModel(load_model(Path(stage), lambda text: print(text, file=sys.stderr), device=device, best=best))
 
 
+class Stream:
+    """One continuation as it is made: iterate over pieces of text; `answer` has all of it."""
+
+    def __init__(self, run: "TextRun"):
+        self._run = run
+
+    def __iter__(self) -> Iterator[str]:
+        return (piece for _, piece in self._run.pieces)
+
+    @property
+    def answer(self) -> "Answer":
+        """The whole text and what ended it; makes what has not been read yet."""
+        return self._run.answers()[0]
+
+
 @dataclass(frozen=True)
 class LanguageModel:
-    """A trained model that goes on from text and answers messages."""
+    """A trained model that goes on from text and answers messages.
+
+    All methods take the settings of `ingot.infer.sampling.Sampling` (max_new, temperature, top_k, top_p, min_p,
+    repetition_penalty; the temperature is 0.8 by default), `stop` (strings that end a text and are cut off) and `seed`
+    (the same seed gives the same text).
+    """
 
     loaded: "Loaded"
 
-    def generate(self, prompt: str = "", **sampling: Any) -> str:
-        """Text that follows `prompt`. `sampling`: max_new, temperature, top_p, seed, on_text."""
-        tokenizer = self.loaded.tokenizer
-        start = [] if tokenizer.eot is None else [tokenizer.eot]
-        return self._continue([*start, *tokenizer.encode(prompt).tolist()] or [0], **sampling)
+    @overload
+    def generate(self, prompt: str = "", **options: Any) -> str: ...
+    @overload
+    def generate(self, prompt: Sequence[str], **options: Any) -> list[str]: ...
+    def generate(self, prompt: str | Sequence[str] = "", **options: Any) -> str | list[str]:
+        """The text that follows a prompt, or the texts that follow several."""
+        if isinstance(prompt, str):
+            return "".join(self.stream(prompt, **options))
+        return [answer.text for answer in self.complete(prompt, **options)]
 
-    def chat(self, messages: list[dict[str, Any]], **sampling: Any) -> str:
+    def chat(self, messages: Sequence["Message"], **options: Any) -> str:
         """The assistant's next message, given messages such as {"role": "user", "content": "..."}."""
+        return "".join(self.stream(messages, **options))
+
+    def stream(self, prompt: "str | Sequence[Message]", **options: Any) -> Stream:
+        """The text that follows a prompt, or the answer to messages, piece by piece."""
         from ingot.text.chat import render
 
-        prompt, _ = render(messages, self.loaded.tokenizer, generation_prompt=True)
-        return self._continue(prompt.tolist(), **sampling)
+        if isinstance(prompt, str):
+            return Stream(self._run([self._encode(prompt)], **options))
+        ids, _ = render(prompt, self.loaded.tokenizer, generation_prompt=True)
+        return Stream(self._run([ids], **options))
 
-    def _continue(
+    def complete(self, prompts: Sequence[str], *, samples: int = 1, **options: Any) -> "Iterator[Answer]":
+        """Several texts for each of several prompts, with their ids, log-probabilities and what ended them.
+
+        Returns: prompts x samples answers as batches are done; number i * samples + j is sample j of prompt i.
+        """
+        from ingot.infer.generate import check_prompts
+
+        encoded = [self._encode(prompt) for prompt in prompts]
+        check_prompts(self.loaded.model, encoded)
+        together = max(1, ROWS // max(1, samples))
+        for row in range(0, len(encoded), together):
+            batch = encoded[row : row + together]
+            for sample in range(0, samples, ROWS):  # once, or over the samples of a single prompt
+                keys = [(row + place, sample) for place in range(len(batch))]
+                yield from self._run(batch, samples=min(ROWS, samples - sample), keys=keys, **options).answers()
+
+    def _encode(self, prompt: str) -> list[int]:
+        tokenizer = self.loaded.tokenizer
+        start = [] if tokenizer.eot is None else [tokenizer.eot]
+        return [*start, *tokenizer.encode(prompt).tolist()] or [0]
+
+    def _run(
         self,
-        ids: list[int],
-        max_new: int = 200,
-        temperature: float = 0.8,
-        top_p: float = 1.0,
+        prompts: Sequence[Any],
+        *,
+        stop: Sequence[str] = (),
+        samples: int = 1,
         seed: int = 0,
-        on_text: Callable[[str], None] | None = None,
-    ) -> str:
-        from ingot.infer.generate import generate
-        from ingot.text.chat import stop_ids
+        step: int = 0,
+        keys: Sequence[tuple[int, int]] | None = None,
+        **sampling: Any,
+    ) -> "TextRun":
+        from ingot.infer.text import TextRun, sampling_for
 
         tokenizer = self.loaded.tokenizer
-        stop = frozenset(stop_ids(tokenizer))
-        streamed: list[int] = []
-
-        def token(_row: int, token: int) -> None:
-            streamed.append(token)
-            if on_text and token not in stop and not (piece := tokenizer.decode(streamed)).endswith("\ufffd"):
-                on_text(piece)
-                streamed.clear()
-
-        (completion,) = generate(
-            self.loaded.model,
-            [ids],
-            max_new=max_new,
-            temperature=temperature,
-            top_p=top_p,
-            stop=stop,
-            seed=seed,
-            on_token=token,
-        )
-        return tokenizer.decode([i for i in completion.ids if i not in stop])
+        settings = sampling_for(tokenizer, **{"temperature": 0.8, **sampling})
+        model = self.loaded.model.eval()
+        return TextRun(model, tokenizer, prompts, settings, stop=stop, samples=samples, seed=seed, step=step, keys=keys)

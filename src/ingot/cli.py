@@ -7,6 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
+from ingot.cli_options import (
+    BestOption,
+    MaxNewOption,
+    MinPOption,
+    PenaltyOption,
+    SeedOption,
+    StopOption,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
+)
 from ingot.core.artifact import is_full_disk
 from ingot.core.errors import StageFailed, UserError
 
@@ -151,51 +162,94 @@ def sink(
 @app.command()
 def generate(
     stage: StageArg,
-    prompt: Annotated[str, typer.Argument(help="Text to go on from.")] = "",
-    max_new: Annotated[int, typer.Option(help="Longest continuation, in tokens.", min=1)] = 200,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token each time.", min=0)] = 0.8,
-    top_p: Annotated[
-        float, typer.Option(help="Draw from the likeliest tokens that hold this much probability.", min=0, max=1)
-    ] = 1.0,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
-    best: Annotated[
-        bool, typer.Option("--best", help="The weights with the lowest held-out loss, not the last.")
-    ] = False,
+    prompts: Annotated[list[str], typer.Argument(help="Texts to go on from; none: an empty one.")] = [],  # noqa: B006
+    file: Annotated[
+        Path | None,
+        typer.Option("--prompts", help='File of prompts: one a line, or .jsonl of {"prompt": "..."}.', metavar="FILE"),
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Texts for each prompt.", min=1)] = 1,
+    max_new: MaxNewOption = 200,
+    temperature: TemperatureOption = 0.8,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
+    min_p: MinPOption = 0.0,
+    repetition_penalty: PenaltyOption = 1.0,
+    stop: StopOption = [],  # noqa: B006
+    seed: SeedOption = 0,
+    best: BestOption = False,
     as_json: JsonOption = False,
+    as_jsonl: Annotated[bool, typer.Option("--jsonl", help="Print a line of JSON for each text.")] = False,
 ) -> None:
-    """Let a trained model go on from a text."""
+    """Let a trained model go on from texts. A single text appears as it is made."""
+    from ingot.dialogue import note_cut, read_prompts, records
+
+    texts = [*prompts, *(read_prompts(file) if file else [])] or [""]
+
     from ingot.api import load
 
     model = load(stage, best=best)
-    stream = None if as_json else lambda piece: print(piece, end="", flush=True)
-    if not as_json:
-        print(prompt, end="", flush=True)
-    text = model.generate(prompt, max_new=max_new, temperature=temperature, top_p=top_p, seed=seed, on_text=stream)
-    _emit({"prompt": prompt, "text": text}, as_json, print)
+    options: dict[str, Any] = {
+        "max_new": max_new,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "stop": stop,
+        "seed": seed,
+    }
+    if as_json or as_jsonl or len(texts) * samples > 1:
+        found = records(texts, samples, model.complete(texts, samples=samples, **options))
+        if as_json:
+            return _emit(list(found), True, None)
+        for number, record in enumerate(found, 1):
+            if as_jsonl:
+                print(json.dumps(record, ensure_ascii=False), flush=True)
+            else:
+                print(f"--- {number} of {len(texts) * samples}\n{record['prompt']}{record['text']}", flush=True)
+                note_cut(record["stop_reason"], record["tokens"])
+    else:
+        print(texts[0], end="", flush=True)
+        stream = model.stream(texts[0], **options)
+        for piece in stream:
+            print(piece, end="", flush=True)
+        print()
+        note_cut(stream.answer.completion.stop_reason, len(stream.answer.completion.ids))
 
 
 @app.command()
 def chat(
     stage: StageArg,
-    temperature: Annotated[float, typer.Option(min=0)] = 0.7,
-    seed: Annotated[int, typer.Option()] = 0,
+    system: Annotated[str, typer.Option(help="Instructions that come before the conversation.")] = "",
+    max_new: MaxNewOption = 512,
+    temperature: TemperatureOption = 0.7,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
+    min_p: MinPOption = 0.0,
+    repetition_penalty: PenaltyOption = 1.0,
+    stop: StopOption = [],  # noqa: B006
+    seed: SeedOption = 0,
+    best: BestOption = False,
 ) -> None:
-    """Talk to a model that was trained on conversations. An empty line or Ctrl-D ends it."""
+    """Talk to a model that was trained on conversations; /help lists what else it understands, Ctrl-D ends."""
+    from ingot.dialogue import Dialogue, require_conversations
+
+    require_conversations(stage)
+
     from ingot.api import load
 
-    model = load(stage)
-    messages: list[dict[str, Any]] = []
-    for line in iter(lambda: _ask("you> "), ""):
-        messages.append({"role": "user", "content": line})
-        print("it>  ", end="", flush=True)
-        answer = model.chat(
-            messages,
-            temperature=temperature,
-            seed=seed + len(messages),
-            on_text=lambda piece: print(piece, end="", flush=True),
-        )
-        print()
-        messages.append({"role": "assistant", "content": answer})
+    Dialogue(
+        load(stage, best=best),
+        system,
+        max_new,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        stop=stop,
+        seed=seed,
+    ).run()
 
 
 @app.command()
@@ -316,13 +370,6 @@ def _emit(data: Any, as_json: bool, show: Any) -> None:
         print(json.dumps(data, indent=1, ensure_ascii=False))
     else:
         show()
-
-
-def _ask(prompt: str) -> str:
-    try:
-        return input(prompt).strip()
-    except EOFError:
-        return ""
 
 
 def _fail(sentence: str) -> None:

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from ingot.core.errors import UserError
-from ingot.infer.generate import generate, uniforms
+from ingot.infer.generate import Decoding, generate
+from ingot.infer.sampling import Sampling, uniforms
 from ingot.model.ops import token_logps
 from ingot.model.settings import ModelSettings
 from ingot.model.transformer import build
@@ -40,7 +41,7 @@ def _logps(model, ids, temperature=1.0):
 
 def test_G2_greedy_with_a_cache_equals_the_full_forward(model):
     prompts = _prompts([1, 7, 3, 20])
-    completions = generate(model, prompts, max_new=44, temperature=0)
+    completions = generate(model, prompts, Sampling(max_new=44, temperature=0))
     for prompt, completion in zip(prompts, completions, strict=True):
         assert len(completion.ids) == min(44, 64 - len(prompt))
         ids = [*prompt, *completion.ids]
@@ -53,42 +54,63 @@ def test_G2_greedy_with_a_cache_equals_the_full_forward(model):
     assert len(set(completions[0].ids.tolist())) > 3
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 0.9)])
-def test_G2_sampled_log_probabilities_are_the_models(model, temperature, top_p):
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(max_new=30),
+        Sampling(max_new=30, temperature=0.7, top_k=9, top_p=0.9, min_p=0.05),
+        Sampling(max_new=30, temperature=1.4, repetition_penalty=1.5),
+        Sampling(max_new=30, temperature=0, repetition_penalty=1.5),
+    ],
+)
+def test_G2_log_probabilities_are_the_models_whatever_truncates_or_penalises(model, sampling):
     prompts = _prompts([5, 2, 9])
-    for prompt, completion in zip(
-        prompts, generate(model, prompts, max_new=30, temperature=temperature, top_p=top_p, seed=3), strict=True
-    ):
-        expected = _logps(model, [*prompt, *completion.ids], temperature)[len(prompt) - 1 :]
+    for prompt, completion in zip(prompts, generate(model, prompts, sampling, seed=3), strict=True):
+        expected = _logps(model, [*prompt, *completion.ids], sampling.temperature or 1.0)[len(prompt) - 1 :]
         np.testing.assert_allclose(completion.logps, expected, atol=1e-5)
 
 
 def test_G2_a_row_does_not_depend_on_its_batch(model):
     prompts = _prompts([5, 2, 9, 14])
-    together = generate(model, prompts, max_new=30, seed=3, step=2)
+    sampling = Sampling(max_new=30, top_k=20, top_p=0.95, min_p=0.01, repetition_penalty=1.3)
+    together = generate(model, prompts, sampling, samples=3, seed=3, step=2)
+    assert len({tuple(c.ids) for c in together}) == 12
     for row, prompt in enumerate(prompts):
-        (alone,) = generate(model, [prompt], max_new=30, seed=3, step=2, keys=[(row, 0)])
-        assert alone.ids.tolist() == together[row].ids.tolist()
-        np.testing.assert_allclose(alone.logps, together[row].logps, atol=1e-5)
+        for sample in range(3):
+            (alone,) = generate(model, [prompt], sampling, seed=3, step=2, keys=[(row, sample)])
+            assert alone.ids.tolist() == together[3 * row + sample].ids.tolist()
+            np.testing.assert_allclose(alone.logps, together[3 * row + sample].logps, atol=1e-5)
 
 
-def test_G2_rows_that_stop_leave_the_others_alone(model):
+def test_G2_a_batch_may_be_split_over_prompts_and_over_samples(model):
+    prompts, sampling = _prompts([5, 2]), Sampling(max_new=12, temperature=1.2)
+    whole = [c.ids.tolist() for c in generate(model, prompts, sampling, samples=4, seed=1)]
+    first, second = (
+        generate(model, prompts, sampling, samples=2, seed=1, keys=[(0, sample), (1, sample)]) for sample in (0, 2)
+    )
+    parts = [*first[:2], *second[:2], *first[2:], *second[2:]]
+    assert [c.ids.tolist() for c in parts] == whole
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_G2_rows_that_stop_leave_the_others_alone(model, penalty):
     prompts = _prompts([5, 2, 9, 14, 1, 1, 1, 1])
-    free = generate(model, prompts, max_new=40, seed=1)
+    free = generate(model, prompts, Sampling(max_new=12, repetition_penalty=penalty), seed=1)
     stop = frozenset({1, 2, 3})
-    for whole, cut in zip(free, generate(model, prompts, max_new=40, seed=1, stop=stop), strict=True):
+    stopped = generate(model, prompts, Sampling(max_new=12, repetition_penalty=penalty, stop=stop), seed=1)
+    for whole, cut in zip(free, stopped, strict=True):
         ends = [i for i, token in enumerate(whole.ids.tolist()) if token in stop]
         kept = ends[0] + 1 if ends else len(whole.ids)
         assert cut.ids.tolist() == whole.ids[:kept].tolist()
-        assert cut.stopped == bool(ends)
-    assert any(c.stopped for c in generate(model, prompts, max_new=40, seed=1, stop=stop))
+        assert cut.stop_reason == ("stop" if ends else "length")
+    assert {c.stop_reason for c in stopped} == {"stop", "length"}
 
 
 def test_G2_keys_make_the_randomness(model):
     prompt = _prompts([4])[0]
 
     def sample(**options):
-        return generate(model, [prompt], max_new=20, **options)[0].ids.tolist()
+        return generate(model, [prompt], Sampling(max_new=20), **options)[0].ids.tolist()
 
     base = sample(seed=1, step=1, keys=[(0, 0)])
     assert base == sample(seed=1, step=1, keys=[(0, 0)])
@@ -105,26 +127,16 @@ def test_G2_top_p_keeps_the_nucleus(model):
     order = p.argsort(descending=True)
     nucleus = set(order[: int((p[order].cumsum(0) < 0.5).sum()) + 1].tolist())
     assert 1 <= len(nucleus) < VOCAB / 2
-    keys = [(0, sample) for sample in range(400)]
-    drawn = {int(c.ids[0]) for c in generate(model, [prompt] * 400, max_new=1, top_p=0.5, keys=keys)}
+    drawn = {int(c.ids[0]) for c in generate(model, [prompt], Sampling(max_new=1, top_p=0.5), samples=400)}
     assert drawn <= nucleus
-    assert {int(c.ids[0]) for c in generate(model, [prompt] * 5, max_new=1, top_p=1e-9)} == {int(order[0])}
-
-
-def test_G2_sampled_frequencies_are_the_probabilities(model):
-    prompt = _prompts([4])[0]
-    keys = [(0, sample) for sample in range(4000)]
-    drawn = [int(c.ids[0]) for c in generate(model, [prompt] * 4000, max_new=1, keys=keys)]
-    with torch.inference_mode():
-        out = model(torch.as_tensor(prompt)[None])
-        p = torch.softmax(out.head(out.hidden[0, -1]), dim=-1).double().numpy()
-    counts = np.bincount(drawn, minlength=VOCAB)
-    assert (((counts - 4000 * p) ** 2) / (4000 * p)).sum() < 80  # chi-squared, 36 degrees of freedom: p = 3e-5
+    assert {int(c.ids[0]) for c in generate(model, [prompt], Sampling(max_new=1, top_p=1e-9), samples=5)} == {
+        int(order[0])
+    }
 
 
 def test_uniforms_are_uniform_and_uncorrelated():
-    keys = [(row, sample) for row in range(100) for sample in range(10)]
-    grid = np.stack([uniforms(0, 0, keys, [position] * len(keys)) for position in range(50)])
+    keys = np.array([(row, sample) for row in range(100) for sample in range(10)])
+    grid = np.stack([uniforms(0, 0, keys, np.full(len(keys), position)) for position in range(50)])
     assert grid.min() >= 0
     assert grid.max() < 1
     counts = np.histogram(grid, bins=20, range=(0, 1))[0]
@@ -134,39 +146,62 @@ def test_uniforms_are_uniform_and_uncorrelated():
     assert len(np.unique(grid)) == grid.size
 
 
-def test_tokens_are_reported_as_they_appear_and_the_mode_is_restored(model):
-    seen = []
+def test_steps_give_tokens_as_they_come_and_the_caller_may_end_a_row(model):
+    prompts = _prompts([3, 5, 2])
+    whole = generate(model, prompts, Sampling(max_new=6), seed=2)
+    model.eval()
+    decoding, seen = Decoding(model, prompts, Sampling(max_new=6), seed=2), []
+    while decoding.going:
+        rows, ids = decoding.step()
+        seen += zip(rows.tolist(), ids.tolist(), strict=True)
+        if len([row for row, _ in seen if row == 1]) == 3:
+            decoding.end(1, "stop_string")
+    assert [c.stop_reason for c in map(decoding.completion, range(3))] == ["length", "stop_string", "length"]
+    for row, kept in enumerate((6, 3, 6)):
+        assert [token for r, token in seen if r == row] == decoding.completion(row).ids.tolist()
+        assert decoding.completion(row).ids.tolist() == whole[row].ids[:kept].tolist()
+
+
+def test_the_mode_is_restored_and_nothing_in_gives_nothing_out(model):
     model.train()
-    completions = generate(model, _prompts([3, 5]), max_new=4, on_token=lambda row, token: seen.append((row, token)))
+    generate(model, _prompts([3]), Sampling(max_new=2))
+    assert model.training
+    with pytest.raises(UserError):
+        generate(model, [[]])
     assert model.training
     model.eval()
-    for row, completion in enumerate(completions):
-        assert [token for r, token in seen if r == row] == completion.ids.tolist()
-    assert generate(model, [], max_new=4) == []
+    assert generate(model, []) == []
+
+
+def test_weights_that_are_not_numbers_are_an_error_not_a_token():
+    broken = build(ModelSettings(depth=1, width=16, heads=2, context=16).resolve(11), seed=0)
+    with torch.no_grad():
+        broken.norm.weight.fill_(float("nan"))
+    for temperature in (0.0, 1.0):
+        with pytest.raises(UserError, match="NaN"):
+            generate(broken, [[1, 2]], Sampling(temperature=temperature, top_k=3, top_p=0.9, min_p=0.1))
 
 
 @pytest.mark.parametrize(
-    ("prompts", "options", "words"),
+    ("prompts", "samples", "words"),
     [
-        ([[1] * 64], {}, ["64 tokens", "context of 64"]),
-        ([[1], []], {}, ["prompt 1", "empty"]),
-        ([[1, VOCAB]], {}, [str(VOCAB), "vocabulary"]),
-        ([[1]], {"max_new": 0}, ["max_new", "0"]),
-        ([[1]], {"temperature": -1.0}, ["temperature", "-1"]),
-        ([[1]], {"top_p": 0.0}, ["top_p", "0"]),
+        ([[1] * 64], 1, ["prompt 1", "64 tokens", "context of 64"]),
+        ([[1], []], 1, ["prompt 2", "empty"]),
+        ([[1, VOCAB]], 1, [str(VOCAB), "vocabulary"]),
+        ([[1]], 0, ["samples", "0"]),
     ],
 )
-def test_bad_input_is_one_sentence(model, prompts, options, words):
+def test_bad_input_is_one_sentence(model, prompts, samples, words):
     with pytest.raises(UserError) as caught:
-        generate(model, prompts, **{"max_new": 3, **options})
+        generate(model, prompts, samples=samples)
     assert "\n" not in str(caught.value)
     for word in words:
         assert word in str(caught.value)
 
 
-def test_G2_short_prompts_go_on_when_a_long_one_has_filled_the_context():
-    from ingot.infer.generate import generate
-
+def test_G2_rows_end_at_max_new_or_where_the_context_is_full():
     model = build(ModelSettings(depth=1, width=16, heads=2, context=16).resolve(11), seed=0)
-    short, long = generate(model, [[1], list(range(1, 10))], max_new=14, temperature=0)
-    assert (len(short.ids), len(long.ids)) == (14, 7)
+    prompts = [[1], list(range(1, 10)), [1, 2]]
+    found = generate(model, prompts, Sampling(max_new=14, temperature=0))
+    assert [len(c.ids) for c in found] == [14, 7, 14]
+    assert [c.stop_reason for c in found] == ["length", "context", "length"]  # the last one ends for both reasons

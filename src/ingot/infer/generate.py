@@ -1,27 +1,33 @@
-"""Sampling in batches: prompts of any lengths in, continuations with exact log-probabilities out.
+"""Continuing prompts in batches: prompts of any lengths in, continuations with exact log-probabilities out.
 
-Every random number is a hash of (seed, step, row, sample, position): one uniform per token, turned into a token by the
-inverse of the cumulative distribution. So a continuation depends on its own prompt and key, not on its neighbours, the
-order of the batch or how it was split, up to the rounding of matrix products of another size; and a rollout can be made
-again from the weights and the step. Rows that have ended leave the batch.
+A continuation depends on its own prompt and key, not on its neighbours, the order of the batch or how it was split, up
+to the rounding of matrix products of another size; so a rollout can be made again from the weights and the step
+(`sampling.py` says how). Samples of one prompt share its prefill. Rows that have ended leave the batch.
 
-Rejected: `torch.multinomial` with a generator (one stream for the whole batch), and left padding (positions, masks and
-the cache then depend on the longest neighbour).
+`Decoding` is the state, one call of `step` a token, so that whoever loops over it can look at tokens as they come and
+end rows: `generate` here, text and stop strings in `text.py`. What a step does for single rows is done with arrays, and
+the device is waited for once a step.
 
-Shapes: B rows, T positions, V vocabulary.
+Rejected: a callback per token (the loop belongs to the caller, who may want to stop or to yield), and left padding
+(positions, masks and the cache then depend on the longest neighbour).
+
+Shapes: B living rows, R all rows (prompts x samples), T positions, N new tokens, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ingot.core.errors import UserError
-from ingot.data.order import keys_of
+from ingot.infer.sampling import Sampling, draw, uniforms
 from ingot.model.attention import KVCache
 from ingot.model.transformer import Transformer
+
+StopReason = Literal["stop", "stop_string", "length", "context"]
+"""What ended a continuation: a stop id, a stop string, `max_new`, or the model's context being full."""
 
 
 @dataclass(frozen=True)
@@ -29,144 +35,168 @@ class Completion:
     """One continuation."""
 
     ids: np.ndarray
-    """The sampled ids, int64, the stop token included."""
+    """The sampled ids, int64, the stop id included."""
     logps: np.ndarray
-    """ln p of each sampled id under the whole distribution (before top-p) at the temperature (1 if greedy), fp32."""
-    stopped: bool
-    """True where a stop token ended it; False where `max_new` or the context did."""
+    """ln p of each sampled id under the model at the temperature (1 if greedy), before the repetition penalty and any
+    truncation, fp32."""
+    stop_reason: StopReason
 
 
 def generate(
     model: Transformer,
-    prompts: Sequence[np.ndarray | list[int]],
+    prompts: Sequence[np.ndarray | Sequence[int]],
+    sampling: Sampling | None = None,
     *,
-    max_new: int,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    stop: frozenset[int] = frozenset(),
+    samples: int = 1,
     seed: int = 0,
     step: int = 0,
     keys: Sequence[tuple[int, int]] | None = None,
-    on_token: Callable[[int, int], None] | None = None,
 ) -> list[Completion]:
-    """Continue every prompt by up to `max_new` tokens.
+    """Continue every prompt, `samples` times each.
 
-    A row ends at a stop token, after `max_new` tokens, or when prompt and continuation fill the model's context (the
+    A row ends at a stop id, after `max_new` tokens, or when prompt and continuation fill the model's context (the
     window does not slide: a cache of rotated keys would no longer equal a full forward).
 
     Args:
         prompts: ids, at least one and at most context - 1 per prompt.
-        temperature: divides the logits; 0 takes the most probable token.
-        top_p: samples from the smallest set of most probable tokens that holds this much probability.
-        stop: ids that end a row; the stop id itself is kept.
+        sampling: how tokens are drawn; default: from the model's distribution as it is.
+        samples: continuations of each prompt; they share its prefill.
         seed, step: with `keys`, what the randomness is keyed by.
-        keys: (row, sample) of each prompt; default (its place in the list, 0). Give them to split a batch.
-        on_token: called with (place in the list, id) as tokens appear.
+        keys: (row, first sample) of each prompt; default (its place in the list, 0). Give them to split a batch.
+
+    Returns:
+        prompts x samples continuations; number i * samples + j is sample j of prompt i.
 
     Raises:
-        UserError: an empty prompt, one that leaves no room, an id outside the vocabulary, or a setting out of range.
+        UserError: an empty prompt, one that leaves no room, or an id outside the vocabulary.
     """
-    _check(model, prompts, max_new, temperature, top_p)
-    keys = keys if keys is not None else [(row, 0) for row in range(len(prompts))]
-    assert len(keys) == len(prompts), f"{len(keys)} keys for {len(prompts)} prompts"
     was_training = model.training
     model.eval()
     try:
-        with torch.inference_mode():
-            return _generate(model, prompts, max_new, temperature, top_p, stop, (seed, step), keys, on_token)
+        decoding = Decoding(model, prompts, sampling or Sampling(), samples=samples, seed=seed, step=step, keys=keys)
+        while decoding.going:
+            decoding.step()
     finally:
         model.train(was_training)
+    return [decoding.completion(row) for row in range(len(decoding.reason_R))]
 
 
-def uniforms(seed: int, step: int, keys: Sequence[tuple[int, int]], positions: Sequence[int]) -> np.ndarray:
-    """One number in [0, 1) for each (row, sample) and position: 52 bits of a hash of all five."""
-    rows, samples = np.array(keys, dtype=np.int64).reshape(-1, 2).T
-    hashed = keys_of(seed, step, rows, samples, np.asarray(positions, dtype=np.int64))
-    return (hashed >> np.uint64(12)).astype(np.float64) * 2.0**-52
+class Decoding:
+    """Rows that are being continued; arguments as `generate`'s, and the model in evaluation mode.
+
+    All living rows have the same number of new tokens, since they began together: one counter serves them all.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        model: Transformer,
+        prompts: Sequence[np.ndarray | Sequence[int]],
+        sampling: Sampling,
+        *,
+        samples: int = 1,
+        seed: int = 0,
+        step: int = 0,
+        keys: Sequence[tuple[int, int]] | None = None,
+    ):
+        assert not model.training, "sampling from a model in training mode"
+        check_prompts(model, prompts)
+        if samples < 1:
+            raise UserError(f"samples: found {samples}, expected at least 1")
+        keys = keys if keys is not None else [(row, 0) for row in range(len(prompts))]
+        assert len(keys) == len(prompts), f"{len(keys)} keys for {len(prompts)} prompts"
+        self.model, self.sampling, self.origin = model, sampling, (seed, step)
+        self.keys_R2 = np.array([(row, first + j) for row, first in keys for j in range(samples)], np.int64)
+        self.start_R = np.repeat(np.array([len(prompt) for prompt in prompts], np.int64), samples)
+        room_R = np.minimum(sampling.max_new, model.config.context - self.start_R)
+        self.ids_RN = np.zeros((len(self.start_R), room_R.max(initial=0)), np.int64)
+        self.logps_RN = np.zeros(self.ids_RN.shape, np.float32)
+        self.made_R = np.zeros_like(self.start_R)
+        self.reason_R = np.full(len(self.start_R), "", dtype="<U11")
+        self.stop_ids = np.array(sorted(sampling.stop), np.int64)
+        self.living_B, self.made = np.arange(len(self.start_R)), 0
+        if prompts:
+            self._prefill(prompts, samples, int((self.start_R + room_R).max()))
+
+    @property
+    def going(self) -> bool:
+        """Whether any row is still to be continued."""
+        return bool((self.reason_R == "").any())
+
+    @torch.inference_mode()
+    def step(self) -> tuple[np.ndarray, np.ndarray]:
+        """Give each living row its next token: the numbers of these rows and their new ids, both int64.
+
+        Raises:
+            UserError: the model's logits are not numbers.
+        """
+        if self.made:
+            self._forward()
+        rows_B, position_B = self.living_B, self.start_R[self.living_B] + self.made
+        u_B = torch.from_numpy(uniforms(*self.origin, self.keys_R2[rows_B], position_B))
+        self._ids_B, logp_B = draw(self._logits_BV, self.sampling, u_B, self._seen_BV)
+        ids_B, logps_B = torch.stack((self._ids_B.double(), logp_B.double())).cpu().numpy()  # the one wait of a step
+        ids_B = ids_B.astype(np.int64)
+        if np.isnan(logps_B).any():
+            raise UserError("sampling: the model's logits are not numbers (NaN), so its weights have diverged")
+        self.ids_RN[rows_B, self.made] = ids_B
+        self.logps_RN[rows_B, self.made] = logps_B
+        self.made += 1
+        self.made_R[rows_B] = self.made
+        reason_B = np.where(position_B + 1 >= self.model.config.context, "context", "")
+        reason_B = np.where(self.made >= self.sampling.max_new, "length", reason_B)
+        self.reason_R[rows_B] = np.where(np.isin(ids_B, self.stop_ids), "stop", reason_B)
+        return rows_B, ids_B
+
+    def end(self, row: int, reason: StopReason) -> None:
+        """Let a row end with the token it just got."""
+        self.reason_R[row] = reason
+
+    def completion(self, row: int) -> Completion:
+        """A row that has ended."""
+        made, reason = self.made_R[row], str(self.reason_R[row])
+        assert reason, f"row {row} has not ended"
+        return Completion(self.ids_RN[row, :made].copy(), self.logps_RN[row, :made].copy(), reason)  # type: ignore[arg-type]
+
+    def _prefill(self, prompts: Sequence[np.ndarray | Sequence[int]], samples: int, capacity: int) -> None:
+        """Run all prompts, padded on the right, then copy each prompt's row of the cache for its samples."""
+        device = self.model.embedding.weight.device
+        length_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        ids_BT = torch.zeros(len(prompts), int(self.start_R.max()), dtype=torch.long)
+        penalised = self.sampling.repetition_penalty != 1
+        seen_BV = torch.zeros(len(prompts), self.model.config.vocab, dtype=torch.bool) if penalised else None
+        for row, prompt in enumerate(prompts):
+            ids = torch.as_tensor(np.asarray(prompt, dtype=np.int64))
+            ids_BT[row, : len(ids)] = ids
+            if seen_BV is not None:
+                seen_BV[row, ids] = True
+        self._cache = KVCache(self.model.config, len(prompts), capacity, self.model.embedding.weight.dtype, device)
+        out = self.model(ids_BT.to(device), cache=self._cache)
+        self._cache.length_B = length_B
+        copies_B = torch.arange(len(prompts), device=device).repeat_interleave(samples)
+        if samples > 1:
+            self._cache.keep(copies_B)
+        self._logits_BV = out.head(out.hidden[copies_B, length_B[copies_B] - 1])
+        self._seen_BV = None if seen_BV is None else seen_BV.to(device)[copies_B]
+
+    def _forward(self) -> None:
+        """Drop the rows that have ended, and run the others' newest tokens."""
+        going_B = self.reason_R[self.living_B] == ""
+        if not going_B.all():
+            kept_B = torch.from_numpy(np.flatnonzero(going_B)).to(self._ids_B.device)
+            self._cache.keep(kept_B)
+            self._ids_B, self.living_B = self._ids_B[kept_B], self.living_B[going_B]
+            self._seen_BV = None if self._seen_BV is None else self._seen_BV[kept_B]
+        if self._seen_BV is not None:
+            self._seen_BV.scatter_(1, self._ids_B[:, None], True)
+        out = self.model(self._ids_B[:, None], cache=self._cache)
+        self._logits_BV = out.head(out.hidden[:, 0])
 
 
-def _generate(
-    model: Transformer,
-    prompts: Sequence[np.ndarray | list[int]],
-    max_new: int,
-    temperature: float,
-    top_p: float,
-    stop: frozenset[int],
-    origin: tuple[int, int],
-    keys: Sequence[tuple[int, int]],
-    on_token: Callable[[int, int], None] | None,
-) -> list[Completion]:
-    if not prompts:
-        return []
-    device = model.embedding.weight.device
-    lengths = [len(prompt) for prompt in prompts]
-    last = [min(length + max_new, model.config.context) for length in lengths]
-    ids_BT = torch.zeros(len(prompts), max(lengths), dtype=torch.long)
-    for row, prompt in enumerate(prompts):
-        ids_BT[row, : lengths[row]] = torch.as_tensor(np.asarray(prompt, dtype=np.int64))
-    cache = KVCache(model.config, len(prompts), max(last), model.embedding.weight.dtype, device)
-    out = model(ids_BT.to(device), cache=cache)
-    cache.length_B = torch.tensor(lengths, device=device)
-    hidden_BD = out.hidden[torch.arange(len(prompts), device=device), cache.length_B - 1]
-
-    alive = list(range(len(prompts)))
-    made: list[list[int]] = [[] for _ in prompts]
-    logps: list[list[float]] = [[] for _ in prompts]
-    stopped = [False] * len(prompts)
-    while True:
-        positions = [lengths[row] + len(made[row]) for row in alive]
-        u_B = uniforms(*origin, [keys[row] for row in alive], positions)
-        ids_B, logp_B = _sample(out.head(hidden_BD), temperature, top_p, torch.from_numpy(u_B))
-        for row, token, logp in zip(alive, ids_B.tolist(), logp_B.tolist(), strict=True):
-            made[row].append(token)
-            logps[row].append(logp)
-            stopped[row] = token in stop
-            if on_token is not None:
-                on_token(row, token)
-        going = [i for i, row in enumerate(alive) if not stopped[row] and lengths[row] + len(made[row]) < last[row]]
-        if not going:
-            break
-        if len(going) < len(alive):
-            kept = torch.tensor(going, device=device)
-            cache.keep(kept)
-            ids_B, alive = ids_B[kept], [alive[i] for i in going]
-        out = model(ids_B[:, None], cache=cache)
-        hidden_BD = out.hidden[:, 0]
-    return [
-        Completion(np.array(m, dtype=np.int64), np.array(p, dtype=np.float32), s)
-        for m, p, s in zip(made, logps, stopped, strict=True)
-    ]
-
-
-def _sample(logits_BV: Tensor, temperature: float, top_p: float, u_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Ids and their log-probabilities; sums in fp64, so that a uniform below 1 falls on a token that has weight."""
-    logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
-    logp_BV = torch.log_softmax(logits_BV / temperature if temperature > 0 else logits_BV, dim=-1)
-    if temperature == 0:
-        ids_B = logits_BV.argmax(dim=-1)
-    else:
-        p_BV = logp_BV.double().exp()
-        if top_p < 1:
-            sorted_BV, order_BV = p_BV.sort(dim=-1, descending=True, stable=True)
-            enough_BV = sorted_BV.cumsum(dim=-1) - sorted_BV >= top_p  # the tokens before already hold top_p
-            p_BV = torch.zeros_like(p_BV).scatter(1, order_BV, sorted_BV.masked_fill(enough_BV, 0.0))
-        total_BV = p_BV.cumsum(dim=-1)
-        aim_B1 = u_B.to(total_BV.device)[:, None] * total_BV[:, -1:]
-        ids_B = torch.searchsorted(total_BV, aim_B1, right=True).squeeze(1)
-    return ids_B, logp_BV.gather(1, ids_B[:, None]).squeeze(1)
-
-
-def _check(
-    model: Transformer, prompts: Sequence[np.ndarray | list[int]], max_new: int, temperature: float, top_p: float
-) -> None:
+def check_prompts(model: Transformer, prompts: Sequence[np.ndarray | Sequence[int]]) -> None:
+    """Raise a UserError, naming the prompt by its number from 1, unless the model can continue all of them."""
     context, vocab = model.config.context, model.config.vocab
-    if max_new < 1:
-        raise UserError(f"max_new: found {max_new}, expected at least 1")
-    if not 0 <= temperature < float("inf"):
-        raise UserError(f"temperature: found {temperature}, expected 0 (greedy) or a positive number")
-    if not 0 < top_p <= 1:
-        raise UserError(f"top_p: found {top_p}, expected more than 0 and at most 1 (1 keeps every token)")
-    for number, prompt in enumerate(prompts):
+    for number, prompt in enumerate(prompts, 1):
         if len(prompt) == 0:
             raise UserError(f"prompt {number} is empty; give it at least one token, such as the end-of-text token")
         if len(prompt) >= context:

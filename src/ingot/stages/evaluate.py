@@ -9,10 +9,11 @@ import numpy as np
 from ingot.core.artifact import atomic_write
 from ingot.evaluate.likelihood import compressors, likelihood
 from ingot.infer.generate import generate
+from ingot.infer.text import sampling_for
 from ingot.stages.job import Input, Job
 from ingot.stages.load import Loaded, load_model
 from ingot.stages.settings import EvaluateStageSettings, TrainSettings
-from ingot.text.chat import render, stop_ids
+from ingot.text.chat import render
 from ingot.text.store import Store
 from ingot.train.settings import MICRO_TOKENS
 
@@ -62,6 +63,7 @@ def _yardsticks(corpus: str, store: Store, loaded: Loaded) -> list[dict[str, Any
 
 def _samples(job: Job, settings: EvaluateStageSettings, model: str, stage: Input, loaded: Loaded) -> None:
     tokenizer = loaded.tokenizer
+    sampling = sampling_for(tokenizer, max_new=settings.sample_tokens, temperature=settings.temperature)
     chats = any(
         "mask" in Store.open(t.path / "val").columns for t in job.roles("data").values() if _trained_on(stage, t)
     )
@@ -74,9 +76,7 @@ def _samples(job: Job, settings: EvaluateStageSettings, model: str, stage: Input
         (completion,) = generate(
             loaded.model,
             [prompt],
-            max_new=min(settings.sample_tokens, loaded.config.context - len(prompt)),
-            temperature=settings.temperature,
-            stop=frozenset(stop_ids(tokenizer)),
+            sampling,
             seed=job.seed,
             step=number,
         )

@@ -12,6 +12,7 @@ from ingot.data.batches import Loader, Source, all_rows
 from ingot.data.packing import BestFit
 from ingot.dist import mesh
 from ingot.infer.generate import generate
+from ingot.infer.text import sampling_for
 from ingot.model.settings import ModelConfig
 from ingot.model.transformer import Transformer, build
 from ingot.objectives.settings import OBJECTIVES
@@ -24,7 +25,6 @@ from ingot.stages.mixture import Data, open_data, starting_shape
 from ingot.stages.settings import TrainSettings
 from ingot.stages.text import TOKENIZER
 from ingot.stages.timeline import Timeline
-from ingot.text.chat import stop_ids
 from ingot.text.tokenizer import Tokenizer, load_tokenizer
 from ingot.train.api import Objective
 from ingot.train.engine import Engine, Plan, StepMetrics, train
@@ -197,12 +197,11 @@ class _Evaluation:
 
     def _sample(self, step: int) -> dict[str, str]:
         prompt, shown = self._prompt()
+        sampling = sampling_for(self.tokenizer, max_new=self.settings.evaluate.sample_tokens, temperature=0.8)
         (completion,) = generate(
             self.engine.model,  # type: ignore[arg-type]
             [prompt],
-            max_new=min(self.settings.evaluate.sample_tokens, self._context() - len(prompt)),
-            temperature=0.8,
-            stop=frozenset(stop_ids(self.tokenizer)),
+            sampling,
             seed=self.job.seed,
             step=step,
         )
