@@ -71,7 +71,7 @@ def test_concat_trains_on_what_follows_the_end_of_a_document(make_store) -> None
     assert apart.positions_BT.tolist() == [[0, 1, 0, 1]]
 
 
-def test_labels_are_shifted_in_one_file_only() -> None:
+def test_D1_source_error_labels_are_shifted_in_one_file_only() -> None:
     """002 shifts twice and so trains on the token after next; here no other file may slice `[:, 1:]` of labels."""
     root = Path(ingot.__file__).parent
     shift = re.compile(r"(ids|labels)\w*\[[^\]]*(:, 1:|:, :-1)")

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.core.errors import UserError
+from ingot.data.order import Order
 from ingot.data.packing import PAD, BestFit, Windows, make_plan
 
 
@@ -30,6 +31,26 @@ def test_C2_every_valid_offset_is_reachable() -> None:
     assert index[0, 0] == 0
     assert index[-1, -1] == n - 1
     assert plan.rows == n - context
+
+
+def test_C2_source_error_the_last_window_is_drawn() -> None:
+    """An epoch of the order draws every offset once. 004's randint never draws the last: its bound is exclusive."""
+    n, context = 40, 8
+    plan = Windows(_ends([n]), context, stride=1)
+    _, rows = Order((plan.rows,), (1.0,), seed=1).at(0, plan.rows)
+    assert sorted(plan.index(rows)[0][:, 0].tolist()) == list(range(n - context))
+    drawn = np.random.default_rng(0).integers(0, n - context - 1, 10_000)
+    assert drawn.max() == n - context - 2
+
+
+def test_C3_rows_of_the_two_splits_share_no_token() -> None:
+    """tinyshakespeare, 90/10 at one place: 1,003,854 and 111,540; the held-out rows cover all targets of their part."""
+    tokens, cut = 1_115_394, 1_003_854
+    assert (int(0.9 * tokens), tokens - cut) == (cut, 111_540)
+    train, held_out = Windows(_ends([cut]), 64), Windows(_ends([tokens - cut]), 64, tail=True)
+    assert train.index(np.array([train.rows - 1]))[0].max() < cut
+    assert train.rows == (cut - 1) // 64
+    assert held_out.targets == 111_539
 
 
 @given(st.integers(2, 400), st.integers(1, 50), st.integers(1, 60))

@@ -61,7 +61,7 @@ def test_C7_any_split_into_microbatches_is_the_same_gradient(tmp_path: Path, pre
         assert (split - whole).norm() <= tolerance * whole.norm()
 
 
-def test_C7_averaging_microbatch_means_is_wrong(tmp_path: Path) -> None:
+def test_C7_source_error_averaging_micro_batch_means(tmp_path: Path) -> None:
     """The control of the test above: mean of means differs as soon as token counts do."""
     batch = _ragged()
     engine = _engine(tmp_path)
@@ -89,8 +89,8 @@ class _Sum(LanguageModel):
         return {"sum": Term(out.sum(), "sequence")}
 
 
-def test_C7_two_gradients_by_hand(tmp_path: Path) -> None:
-    """[.1,-.3,.2] and [.3,-.1,.4] make [.2,-.2,.3]; a plain sum would be twice that."""
+def test_C7_source_error_two_gradients_by_hand_are_no_plain_sum(tmp_path: Path) -> None:
+    """[.1,-.3,.2] and [.3,-.1,.4] make [.2,-.2,.3]; 000's "(sum) is equivalent" is twice that: k times larger."""
     engine = _engine(tmp_path, micro=1)
     model = _Linear([[0.1, -0.3, 0.2], [0.3, -0.1, 0.4]])
     engine = Engine(model, _Sum(), engine.plan, engine.execution, Mesh(), tmp_path)

@@ -35,6 +35,35 @@ def test_C5_padded_positions_contribute_exactly_nothing(tmp_path, make_store, is
     assert torch.equal(found[0][1], found[1][1])
 
 
+def test_C5_the_ignore_index_changes_no_number(tmp_path, make_store):
+    """-100 or -1: the same counts, and the same loss and gradient to the bit."""
+    store = make_store([[1, 2, 3], [4, 5, 6, 7]], masks=[[0, 1, 1], [0, 0, 1, 1]], vocab=V)
+    found = []
+    for ignore in (-100, -1):
+        source = Source("s", store, BestFit(np.asarray(store.ends), T), True, 0, ignore)
+        (batch,) = all_rows(source, 8)
+        assert (batch.labels_BT == ignore).sum() == T - 4
+        engine = _engine(tmp_path, "fp32", micro=1)
+        found.append((batch.counts(), engine.gradients(batch)[0], _gradient(engine, batch)))
+    assert found[0][0] == found[1][0] == {"token": 4, "sequence": 1}
+    assert found[0][1] == found[1][1]
+    assert torch.equal(found[0][2], found[1][2])
+
+
+def test_C5_source_error_padding_with_labels(tmp_path, make_store):
+    """001 pads and never sets -100, so the pad id (0, which is "!" in GPT-2) is learned: another loss and gradient.
+    000 says that the attention mask keeps padding out of the loss; isolated or not, only labels do.
+    """
+    store = make_store([[1, 2, 3]], vocab=V)
+    for isolate in (False, True):
+        (ours,) = all_rows(Source("s", store, BestFit(np.asarray(store.ends), T), isolate), 8)
+        theirs = replace(ours, labels_BT=np.where(ours.labels_BT == ours.ignore, 0, ours.labels_BT))
+        engine = _engine(tmp_path)
+        assert (ours.counts()["token"], theirs.counts()["token"]) == (2, T)
+        gradients = _gradient(engine, ours), _gradient(engine, theirs)
+        assert (gradients[0] - gradients[1]).norm() > 0.1 * gradients[0].norm()
+
+
 def test_C5_a_changed_masked_target_changes_nothing(make_store):
     batches = []
     for last in (5, 9):

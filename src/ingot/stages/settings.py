@@ -148,8 +148,8 @@ class TrainSettings(Settings):
     model: ModelSettings | None = None
     """Shape of a model that starts from random weights."""
     batch: Batch | None = None
-    """Rows of `context` tokens in one update, or a ramp { from = 16, to = 1600, over = "12B tokens" }; default:
-    512 x depth^2 tokens."""
+    """Rows of `context` tokens in one update: a number, or a ramp { from = 16, to = 1600, over = "12B tokens" }.
+    Default: 512 x depth^2 tokens."""
     objective: ObjectiveSettings = LanguageModelSettings()
     """What is learned."""
     packing: PackingSettings = PackingSettings()

@@ -1,0 +1,318 @@
+"""Phases and ramps before anything runs: steps, rows, tokens and learning rates as functions of the step."""
+
+import math
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from ingot.core.errors import UserError
+from ingot.data.packing import BestFit, Windows
+from ingot.model.settings import ModelSettings
+from ingot.stages.layout import longest, timeline
+from ingot.stages.settings import TrainSettings
+from ingot.stages.timeline import Assumed, Timeline, assumed
+
+PHASES_OF_001 = [
+    {"name": "foundation", "share": 0.4, "lr": 3e-4},
+    {"name": "knowledge", "share": 0.3, "lr": 2e-4},
+    {"name": "reasoning", "share": 0.2, "lr": 1.5e-4},
+    {"name": "synthesis", "share": 0.1, "lr": 1e-4},
+]
+CONSTANT = {"schedule": "constant", "warmup": 0}
+
+
+def _stage(**table) -> TrainSettings:
+    base = {"data": {"a": 1.0}, "tokenizer": "t", "model": {"depth": 2}, "duration": "100 steps"}
+    table = {name: value for name, value in {**base, **table}.items() if value is not None}
+    return TrainSettings.model_validate(table)
+
+
+def _line(extents=assumed, context: int = 256, **table) -> Timeline:
+    settings = _stage(**table)
+    return timeline(settings, ModelSettings(depth=2, context=context).resolve(300), extents, seed=1)
+
+
+def _sizes(**rows: int):
+    """Extents of sources of so many full rows, at any context."""
+    return lambda name, context: Assumed(float(context), rows[name] * context, rows[name])
+
+
+# -- B9: phases ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("duration", ["1_000_000 steps", "2_097_152M tokens"])
+def test_B9_the_four_phases(duration):
+    """Shares of the data are shares of the steps, at 512 rows of 4,096 each: 400k, 300k, 200k, 100k."""
+    line = _line(context=4096, duration=duration, batch=512, optim=CONSTANT, phases=PHASES_OF_001)
+    assert [p.name for p in line.phases] == ["foundation", "knowledge", "reasoning", "synthesis"]
+    assert [p.steps for p in line.phases] == [400_000, 300_000, 200_000, 100_000]
+    assert line.steps == 1_000_000
+    assert [p.tokens / line.tokens(line.steps) for p in line.phases] == pytest.approx([0.4, 0.3, 0.2, 0.1], rel=1e-12)
+    assert line.tokens(line.steps) == 10**6 * 2_097_152
+    for first, last, lr in ((1, 400_000, 3e-4), (400_001, 700_000, 2e-4), (700_001, 900_000, 1.5e-4)):
+        assert line.lr(first) == line.lr(last) == lr
+    assert line.lr(900_001) == line.lr(1_000_000) == 1e-4
+    assert (line.rows(1), line.rows(1_000_000), line.peak) == (512, 512, 3e-4)
+
+
+def test_B9_source_error_no_wrap_around_after_the_last_phase():
+    """001 takes the step modulo the total, so its step 1,000,000 (from 0) is back at 3e-4 and in its first phase."""
+    line = _line(duration="1_000_000 steps", batch=512, optim=CONSTANT, phases=PHASES_OF_001)
+    for step in (1_000_001, 1_000_002, 5_000_000):
+        assert line.lr(step) == 1e-4
+        assert line.phase(step).name == "synthesis"
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ({"phases": [{"name": "x", "share": 0.4}, {"name": "y", "share": 0.5}]}, "add up to 0.9, expected 1"),
+        ({"phases": [{"name": "x", "share": 0.5}, {"name": "x", "share": 0.5}]}, "more than one phase named 'x'"),
+        ({"phases": [{"name": "x", "share": 0.5}, {"name": "y", "duration": "5 steps"}]}, "expected one kind"),
+        ({"phases": [{"name": "x"}]}, "found neither of share and duration in phase 'x'"),
+        ({"phases": [{"name": "x", "share": 1, "duration": "5 steps"}]}, "found both of share and duration"),
+        ({"phases": [{"name": "x", "duration": "5 steps"}]}, "found duration beside phases that all have their own"),
+        ({"phases": [{"name": "x", "share": 1}], "duration": None}, "found no duration"),
+        ({"duration": None}, "found no duration"),
+        ({"data": None}, "found no data; name the corpora"),
+        ({"data": None, "phases": [{"name": "x", "share": 1}]}, "and phase 'x' has none"),
+        ({"phases": [{"name": "x", "share": 1, "data": {"b": 1}}]}, "found data beside phases that all have their own"),
+        ({"phases": [{"name": "x", "share": 1, "data": {"b": -1}}]}, "the share of b is -1.0, expected more than 0"),
+        ({"phases": [{"name": "x", "share": 1, "duration": "soon"}]}, "found 'soon', expected a number and a unit"),
+        ({"phases": [{"name": "x", "share": 1, "schedule": "constant", "min_ratio": 0.1}]}, "found min_ratio with"),
+        ({"batch": {"from": 8, "to": 8, "over": "9 steps"}}, "write batch = 8 for one that does not"),
+        ({"batch": {"from": 8, "to": 16, "over": "a while"}}, "found 'a while', expected a number and a unit"),
+        ({"batch": {"from": 8, "to": 16}}, "Field required"),
+        ({"batch": 0}, "greater than 0"),
+    ],
+)
+def test_B9_what_does_not_fit_together_is_one_sentence(table, sentence):
+    with pytest.raises(ValidationError, match=sentence):
+        _stage(**table)
+
+
+def test_B9_phases_with_durations_of_their_own():
+    phases = [
+        {"name": "x", "duration": "100 steps"},
+        {"name": "y", "duration": "70K tokens", "batch": 4},
+        {"name": "z", "duration": "30K tokens", "batch": 4, "context": 100},
+    ]
+    line = _line(duration=None, batch=8, phases=phases)
+    assert [p.steps for p in line.phases] == [100, math.ceil(70_000 / 1024), math.ceil((100_000 - 69 * 1024) / 400)]
+    assert [p.context for p in line.phases] == [256, 256, 100]
+    assert [p.first for p in line.phases] == [1, 101, 170]
+
+
+def test_B9_the_rounding_of_phases_does_not_add_up():
+    """Ten phases of 2.5 steps' worth of tokens each are 25 steps, not 30; each begins where the one before ended."""
+    phases = [{"name": f"p{i}", "share": 0.1} for i in range(10)]
+    for duration in ("25 steps", f"{25 * 8 * 256} tokens"):
+        line = _line(duration=duration, batch=8, phases=phases)
+        assert line.steps == 25
+        assert {p.steps for p in line.phases} == {2, 3}
+        assert [p.first for p in line.phases[1:]] == [p.last + 1 for p in line.phases[:-1]]
+
+
+def test_B9_a_source_goes_on_where_the_phase_before_stopped():
+    """200 rows of `a` in two phases of other shares: no row twice before every row was there once."""
+    phases = [
+        {"name": "x", "share": 0.5, "data": {"a": 0.6, "b": 0.4}},
+        {"name": "y", "share": 0.5, "data": {"a": 0.3, "b": 0.3, "c": 0.4}},
+    ]
+    line = _line(_sizes(a=200, b=300, c=50), data=None, batch=16, duration="40 steps", phases=phases)
+    drawn = {name: [] for name in line.sources}
+    for step in range(1, 41):
+        _, source, row = line.at(step)
+        for s, r in zip(source.tolist(), row.tolist(), strict=True):
+            drawn[line.sources[s]].append(r)
+    for name, n in (("a", 200), ("b", 300), ("c", 50)):
+        rows = drawn[name]
+        assert len(set(rows[:n])) == min(n, len(rows))
+    assert len(drawn["a"]) == 192 + 96  # 320 rows a phase: .6 and .3, exactly
+    assert (len(drawn["b"]), len(drawn["c"])) == (128 + 96, 128)
+    assert line.epochs(_sizes(a=200, b=300, c=50)) == pytest.approx({"a": 1.44, "b": 224 / 300, "c": 2.56})
+    assert line.shares == pytest.approx([0.45, 0.35, 0.2])
+
+
+def test_B9_shares_are_exact_within_each_phase():
+    phases = [
+        {"name": "x", "share": 0.3, "data": {"a": 0.9, "b": 0.1}},
+        {"name": "y", "share": 0.7, "data": {"a": 0.25, "b": 0.75}},
+    ]
+    line = _line(_sizes(a=9000, b=9000), data=None, batch=10, duration="100 steps", phases=phases)
+    for first, last, share in ((1, 30, 0.1), (31, 100, 0.75)):
+        of_b = np.concatenate([line.at(step)[1] for step in range(first, last + 1)])
+        running = np.cumsum(of_b) - share * np.arange(1, len(of_b) + 1)
+        assert (abs(running) <= 1).all()
+
+
+def test_B9_another_context_has_other_rows_and_its_own_count():
+    phases = [
+        {"name": "short", "share": 0.4},
+        {"name": "long", "share": 0.2, "context": 512, "batch": 4},
+        {"name": "again", "share": 0.4},
+    ]
+    settings = _stage(batch=8, duration="50 steps", phases=phases)
+    config = ModelSettings(depth=2).resolve(300)
+    line = timeline(settings, config, _sizes(a=400), seed=1)
+    assert longest(settings, config).context == 512
+    assert [p.context for p in line.phases] == [256, 512, 256]
+    short = [r for s in [*range(1, 21), *range(31, 51)] for r in line.at(s)[2].tolist()]
+    long = [r for s in range(21, 31) for r in line.at(s)[2].tolist()]
+    assert len(set(short)) == len(short) == 320  # the third phase goes on where the first stopped
+    assert len(set(long)) == len(long) == 40
+    assert line.tokens(50) == 320 * 256 + 40 * 512
+
+
+def test_B9_a_model_is_as_long_as_its_longest_phase():
+    config = ModelSettings(depth=2, context=64).resolve(300)
+    short = _stage(phases=[{"name": "x", "share": 0.5, "context": 16}, {"name": "y", "share": 0.5, "context": 32}])
+    assert longest(short, config).context == 32
+    tuned = {"init": "base", "tokenizer": None, "model": None}
+    assert longest(_stage(**tuned, phases=[{"name": "x", "share": 1.0, "context": 32}]), config).context == 64
+    assert longest(_stage(**tuned, phases=[{"name": "x", "share": 1.0, "context": 128}]), config).context == 128
+    learned = ModelSettings(depth=2, context=64, family="gpt2").resolve(300)
+    with pytest.raises(UserError, match="found a context of 128, expected at most 64"):
+        longest(_stage(**tuned, phases=[{"name": "x", "share": 1.0, "context": 128}]), learned)
+
+
+# -- D5: the learning rate of phases -----------------------------------------------------------------------------------
+
+
+def test_D5_the_stages_curve_runs_through_phases_without_their_own():
+    plain = _line(optim={"lr": 1e-3})
+    phased = _line(optim={"lr": 1e-3}, phases=[{"name": "x", "share": 0.3}, {"name": "y", "share": 0.7}])
+    assert [plain.lr(s) for s in range(1, 120)] == [phased.lr(s) for s in range(1, 120)]
+
+
+def test_D5_a_phase_warms_up_again_from_where_the_last_one_ended():
+    phases = [
+        {"name": "x", "share": 0.5, "lr": 1e-3, "warmup": 10},
+        {"name": "y", "share": 0.3, "lr": 5e-4, "warmup": 5},
+        {"name": "z", "share": 0.2, "schedule": "linear", "min_ratio": 0},
+    ]
+    line = _line(phases=phases)
+    assert line.lr(1) == pytest.approx(1e-4)  # 1e-3 x 1 / 10: the first update moves
+    assert line.lr(10) == 1e-3
+    assert line.lr(50) == pytest.approx(1e-4)  # the floor, a tenth
+    assert [line.lr(50 + n) for n in range(1, 6)] == pytest.approx([1e-4 + 4e-4 * n / 5 for n in range(1, 6)])
+    assert line.lr(80) == pytest.approx(5e-5)
+    assert [line.lr(80 + n) for n in (1, 10, 20)] == pytest.approx([5e-5 * 19 / 20, 2.5e-5, 0])  # from there to nothing
+    assert line.lr(99_999) == 0
+    assert line.peak == 1e-3
+
+
+def test_D5_a_phase_takes_what_it_leaves_out_from_the_stage():
+    optim = {"kind": "sgd", "lr": 0.2, "schedule": "wsd", "cooldown": 0.5, "warmup": 4}
+    line = _line(optim=optim, phases=[{"name": "x", "share": 0.5, "lr": 0.1}, {"name": "y", "share": 0.5}])
+    own, whole = (curve.schedule for curve in line.curves)
+    assert (own.kind, own.warmup, own.cooldown, own.end, own.peak) == ("wsd", 4, 25, 50, 0.1)
+    assert (whole.cooldown, whole.end, whole.peak) == (50, 100, 0.2)
+
+
+# -- C8: ramps ---------------------------------------------------------------------------------------------------------
+
+
+def test_C8_tokens_of_a_ramp_by_hand():
+    """GPT-3's ramp scaled down, 1 to 5 rows of 4 tokens over 32 tokens: rows 1 1 2 3 4 5 5."""
+    line = _line(context=4, batch={"from": 1, "to": 5, "over": "32 tokens"}, duration="7 steps")
+    assert [line.rows(s) for s in range(1, 8)] == [1, 1, 2, 3, 4, 5, 5]
+    assert [line.tokens(s) for s in range(1, 8)] == [4, 8, 16, 28, 44, 64, 84]
+    assert line.largest == 5
+
+
+def test_C8_gpt3():
+    line = _line(context=2048, batch={"from": 16, "to": 1600, "over": "12B tokens"}, duration="300B tokens")
+    assert line.rows(1) * 2048 == 32_768
+    assert line.rows(line.steps) * 2048 == 3_276_800
+    assert line.tokens(line.steps - 1) < 300e9 <= line.tokens(line.steps)
+    flat = math.ceil(300e9 / 3_276_800)
+    assert line.steps == pytest.approx(flat + 17_200 - 12e9 / 3_276_800, rel=1e-3)  # 17,154 small steps for 3,662
+
+
+@pytest.mark.parametrize(
+    ("duration", "steps"),
+    [
+        ("5 steps", 5),
+        ("64 tokens", 6),  # 44 after 5 steps, 64 after 6
+        ("65 tokens", 7),
+        ("0.5 epochs", 7),  # of 40 rows: 80 targets
+    ],
+)
+def test_C8_durations_end_with_the_step_that_reaches_them(duration, steps):
+    extents = _sizes(a=40)
+    line = _line(extents, context=4, batch={"from": 1, "to": 5, "over": "32 tokens"}, duration=duration)
+    assert line.steps == steps
+
+
+def test_C8_a_stages_ramp_runs_through_its_phases_and_a_phases_own_begins_with_it():
+    batch = {"from": 2, "to": 6, "over": "16 steps"}
+    plain = _line(batch=batch)
+    phases = [{"name": "x", "share": 0.06}, {"name": "y", "share": 0.94}]
+    assert [plain.rows(s) for s in range(1, 30)] == [_line(batch=batch, phases=phases).rows(s) for s in range(1, 30)]
+    own = _line(batch=3, phases=[phases[0], {**phases[1], "batch": batch}])
+    assert [own.rows(s) for s in (1, 6, 7, 10, 11, 22, 23, 100)] == [3, 3, 2, 2, 3, 5, 6, 6]
+    by_tokens = {"from": 2, "to": 6, "over": f"{16 * 256} tokens"}
+    plain, cut = _line(batch=by_tokens), _line(batch=by_tokens, phases=phases)
+    assert [plain.rows(s) for s in range(1, 101)] == [cut.rows(s) for s in range(1, 101)]
+    assert plain.tokens(100) == cut.tokens(100)
+
+
+def test_C8_rows_of_a_ramp_follow_one_another_without_a_gap():
+    line = _line(_sizes(a=500), batch={"from": 3, "to": 9, "over": "60 steps"}, duration="60 steps")
+    rows = [r for step in range(1, 61) for r in line.at(step)[2].tolist()]
+    assert len(rows) == sum(line.rows(s) for s in range(1, 61))
+    assert len(set(rows)) == len(rows)
+    flat = _line(_sizes(a=500), batch=7, duration="60 steps")
+    assert rows == [r for step in range(1, 61) for r in flat.at(step)[2].tolist()][: len(rows)]
+
+
+# -- durations and epochs ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("duration", "steps"),
+    [("5000 steps", 5000), ("1 step", 1), ("3M tokens", 1465), ("1 token", 1), ("2 epochs", 250), ("0.5 epoch", 63)],
+)
+def test_a_stage_without_phases(duration, steps):
+    line = _line(_sizes(a=1000), batch=8, duration=duration)
+    assert (line.steps, line.rows(1), line.phases[0].name) == (steps, 8, "all")
+
+
+def test_tokens_per_parameter_count_the_whole_model():
+    parameters = ModelSettings(depth=2).resolve(300).parameters
+    line = _line(batch=8, duration="20 tokens/param")
+    assert line.steps == math.ceil(20 * parameters / 2048)
+
+
+def test_an_epoch_of_texts_that_are_not_encoded_is_unknown():
+    with pytest.raises(UserError, match="once the texts are encoded"):
+        _line(duration="1 epoch")
+
+
+def test_C1_epochs_are_counted_in_tokens_at_any_stride():
+    ends = np.array([10_000], np.uint64)
+    for stride, epochs in ((1, 8976 * 1024 / 9999), (256, 36 * 1024 / 9984), (1024, 1.0)):
+        plan = Windows(ends, 1024, stride=stride)
+        line = _line(lambda name, context, plan=plan: plan, context=1024, batch=plan.rows, duration="1 step")
+        (seen,) = line.epochs(lambda name, context, plan=plan: plan).values()
+        assert seen == pytest.approx(epochs)
+        one = _line(lambda name, context, plan=plan: plan, context=1024, batch=1, duration="1 epoch")
+        assert one.steps == math.ceil(plan.targets / 1024)  # a step is 1,024 targets, an epoch all different ones
+
+
+def test_an_epoch_of_packed_documents_is_all_its_rows():
+    plan = BestFit(np.cumsum([30, 7, 19, 12, 25, 5]).astype(np.uint64), 32)
+    line = _line(lambda name, context: plan, batch=1, duration="3 epochs")
+    assert line.steps == 3 * plan.rows
+    assert line.epochs(lambda name, context: plan) == {"a": pytest.approx(3)}
+
+
+def test_the_summary_is_flat_and_says_what_a_phase_is():
+    first, last = _line(
+        batch=4, phases=[{"name": "x", "share": 0.5}, {"name": "y", "share": 0.5, "batch": 2}]
+    ).summary()
+    assert (first["name"], first["first_step"], first["last_step"], first["rows"]) == ("x", 1, 50, 4)
+    assert (last["first_step"], last["last_step"], last["rows"], last["tokens"]) == (51, 100, 2, 50 * 2 * 256)
+    assert last["data"] == {"a": 1.0}
