@@ -8,7 +8,7 @@ from ingot.core.errors import UserError
 from ingot.infer.generate import Decoding, generate
 from ingot.infer.sampling import Sampling, uniforms
 from ingot.model.ops import token_logps
-from ingot.model.settings import ModelSettings
+from ingot.model.settings import FAMILIES, ModelSettings
 from ingot.model.transformer import build
 
 VOCAB = 37
@@ -68,6 +68,23 @@ def test_G2_log_probabilities_are_the_models_whatever_truncates_or_penalises(mod
     for prompt, completion in zip(prompts, generate(model, prompts, sampling, seed=3), strict=True):
         expected = _logps(model, [*prompt, *completion.ids], sampling.temperature or 1.0)[len(prompt) - 1 :]
         np.testing.assert_allclose(completion.logps, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_G2_every_family_with_a_cache_equals_its_full_forward(family):
+    window = {"window": 6} if FAMILIES[family].window else {}
+    config = ModelSettings(family=family, depth=2, width=32, heads=4, context=24, **window).resolve(VOCAB)
+    model = build(config, seed=1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    prompts = _prompts([2, 11, 5])
+    completions = generate(model, prompts, Sampling(temperature=1.0, repetition_penalty=1.2), samples=2, seed=4)
+    for place, completion in enumerate(completions):
+        prompt = prompts[place // 2]
+        assert completion.stop_reason == "context"
+        expected = _logps(model, [*prompt, *completion.ids])[len(prompt) - 1 :]
+        np.testing.assert_allclose(completion.logps, expected, atol=2e-5)
 
 
 def test_G2_a_row_does_not_depend_on_its_batch(model):

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from ingot.core.errors import UserError
 from ingot.infer.generate import generate
+from ingot.infer.sampling import Sampling
 from ingot.model import hf
 from ingot.model.hf_config import config_from_hf, config_to_hf, read_config
 from ingot.model.settings import ModelSettings, RopeScaling
@@ -103,13 +104,17 @@ def _same_logits(ours, theirs):
 
 
 def _same_greedy(ours, theirs):
-    """64 tokens, past the window and past the context before stretching."""
+    """64 tokens, past the window and past the context before stretching, without and with a repetition penalty."""
     prompt = _ids(1, 12, seed=2)
-    with torch.no_grad():
-        expected = theirs.generate(prompt, max_new_tokens=64, do_sample=False, use_cache=True)[0, 12:]
-    (completion,) = generate(ours, [prompt[0].numpy()], max_new=64, temperature=0)
-    assert completion.ids.tolist() == expected.tolist()
-    assert len(set(expected.tolist())) > 2
+    for penalty in (1.0, 1.2):
+        with torch.no_grad():
+            expected = theirs.generate(
+                prompt, max_new_tokens=64, do_sample=False, use_cache=True, repetition_penalty=penalty
+            )[0, 12:]
+        sampling = Sampling(max_new=64, temperature=0, repetition_penalty=penalty)
+        (completion,) = generate(ours, [prompt[0].numpy()], sampling)
+        assert completion.ids.tolist() == expected.tolist()
+        assert len(set(expected.tolist())) > (2 if penalty == 1 else 8)
 
 
 def _state(model):
@@ -507,6 +512,6 @@ def test_config_reading_needs_no_torch():
 def test_ids_of_numpy_prompts_are_plain(tmp_path):
     """A loaded model takes part in sampling like any other."""
     ours = _ours("mistral")
-    first = generate(ours, [np.arange(5), np.arange(20)], max_new=30, seed=1)
-    again = generate(ours, [np.arange(20)], max_new=30, seed=1, keys=[(1, 0)])
+    first = generate(ours, [np.arange(5), np.arange(20)], Sampling(max_new=30), seed=1)
+    again = generate(ours, [np.arange(20)], Sampling(max_new=30), seed=1, keys=[(1, 0)])
     assert first[1].ids.tolist() == again[0].ids.tolist()
