@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from ingot.pipeline.graph import load_graph
-from ingot.pipeline.run import run as run_graph
+from ingot.pipeline.graph import load_graphs
+from ingot.pipeline.points import run_all
 
 if TYPE_CHECKING:
     from ingot.infer.text import Answer, TextRun
@@ -29,10 +29,10 @@ def run(
         only: stages to bring up to date with what they need; all by default.
         out: output root.
 
-    Returns: stage name -> its directory.
+    Returns: stage name -> its directory; of a recipe with a `[sweep]`, POINT/STAGE such as "lr=0.001,seed=1/base".
     """
-    graph = load_graph(Path(recipe), list(set), Path(out))
-    return run_graph(graph, Path(out), list(only), lambda *_: None, quiet=True)
+    graphs = load_graphs(Path(recipe), list(set), Path(out))
+    return run_all(graphs, Path(out), list(only), lambda *_: None, quiet=True)
 
 
 def load(stage: str | Path, *, device: str = "auto", best: bool = False) -> "LanguageModel":

@@ -83,10 +83,12 @@ def init(
 @app.command()
 def plan(recipe: RecipeArg, set: SetOption = [], out: OutOption = Path("runs"), as_json: JsonOption = False) -> None:  # noqa: B006
     """Show what `run` would do: every stage as HIT, RESUME or RUN, and which setting changed."""
-    from ingot.report.terminal import plan_rows, print_plan
+    from ingot.report.swept import print_any_plan, swept_rows
+    from ingot.report.terminal import plan_rows
 
-    rows = plan_rows(_graph(recipe, set, out), out)
-    _emit(rows, as_json, lambda: print_plan(rows))
+    graphs = _graphs(recipe, set, out)
+    rows = swept_rows(graphs, out, plan_rows)
+    _emit(rows, as_json, lambda: print_any_plan(graphs, out, rows))
 
 
 @app.command()
@@ -98,26 +100,26 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Run a recipe: finished stages are kept, interrupted ones go on, changed ones are made anew."""
-    from ingot.pipeline.run import run as run_graph
-    from ingot.report.page import write_report
-    from ingot.report.terminal import print_end, stage_line
+    from ingot.pipeline.points import run_all
+    from ingot.report.swept import Progress, print_any_end, write_any_report
 
-    graph = _graph(recipe, set, out)
-    report = (lambda *_: None) if as_json else stage_line
+    graphs = _graphs(recipe, set, out)
+    progress = Progress(graphs, quiet=as_json)
     try:
-        done = run_graph(graph, out, only, report, quiet=as_json)
+        done = run_all(graphs, out, only, progress.stage, progress.point, quiet=as_json)
     finally:  # a half-finished run has a report too
-        page = write_report(graph, out, None)
+        page = write_any_report(graphs, out)
     results = {name: {"directory": str(path), "result": _result(path)} for name, path in done.items()}
-    _emit(results, as_json, lambda: print_end(graph, out, page))
+    _emit(results, as_json, lambda: print_any_end(graphs, out, page))
 
 
 @app.command()
 def status(recipe: RecipeArg, set: SetOption = [], out: OutOption = Path("runs"), as_json: JsonOption = False) -> None:  # noqa: B006
     """Show how far a recipe is: state, last step, loss, speed."""
+    from ingot.report.swept import swept_rows
     from ingot.report.terminal import print_status, status_rows
 
-    rows = status_rows(_graph(recipe, set, out), out)
+    rows = swept_rows(_graphs(recipe, set, out), out, status_rows)
     _emit(rows, as_json, lambda: print_status(rows))
 
 
@@ -129,11 +131,40 @@ def report(
     to: Annotated[Path | None, typer.Option("--to", help="File to write; default: runs/NAME/report.html.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write one self-contained HTML page about a run."""
-    from ingot.report.page import write_report
+    """Write one self-contained HTML page about a run; of a sweep, one that compares its points."""
+    from ingot.report.swept import write_any_report
 
-    page = str(write_report(_graph(recipe, set, out), out, to))
+    page = str(write_any_report(_graphs(recipe, set, out), out, to))
     _emit({"report": page}, as_json, lambda: print(page))
+
+
+@app.command()
+def compare(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Stages, runs or sweeps: runs/a/base runs/b, or runs/SWEEP.", show_default=False),
+    ],
+    metric: Annotated[
+        str | None, typer.Option(help="The number that differences are taken of, such as bits_per_byte.")
+    ] = None,
+    to: Annotated[Path | None, typer.Option("--to", help="Page to write; default: runs/compare.html.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare runs: final numbers with intervals over seeds, the settings that differ, the curves."""
+    from ingot.report.compare import compare as compared
+    from ingot.report.compare_page import write_comparison
+    from ingot.report.compare_table import data, print_comparison
+    from ingot.report.terminal import console
+
+    found = compared(runs, metric)
+    page = write_comparison(found, to or found[0].root / "compare.html", " and ".join(map(str, runs)))
+
+    def show() -> None:
+        for comparison in found:
+            print_comparison(comparison, console())
+        print(f"page  {page}")
+
+    _emit([data(c) for c in found], as_json, show)
 
 
 @app.command()
@@ -142,19 +173,19 @@ def sink(
         list[Path], typer.Argument(help="Stages or runs, such as runs/stdlib/base or runs/stdlib.", show_default=False)
     ],
     to: Annotated[str, typer.Option("--to", help="tensorboard, wandb or trackio.")] = "tensorboard",
-    out: OutOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
     """Show a dashboard what stages have logged so far ([run] sinks does it while they run)."""
-    from ingot.report.finding import show_in
+    from ingot.report.finding import root_of, show_in
 
-    shown = show_in(to, stages, out)
+    shown = show_in(to, stages)
 
     def show() -> None:
         for stage, events in shown.items():
             print(f"{stage}: {events:,} events")
         if to == "tensorboard":
-            print(f"next: tensorboard --logdir {out / 'tensorboard'}")
+            roots = ",".join(sorted({str(root_of(Path(s)) / "tensorboard") for s in shown}))
+            print(f"next: tensorboard --logdir {roots}")
 
     _emit(shown, as_json, show)
 
@@ -276,7 +307,8 @@ def verify(recipe: RecipeArg, set: SetOption = [], out: OutOption = Path("runs")
     from ingot.pipeline.status import stage_dir
 
     checked, problems = 0, []
-    for node in _graph(recipe, set, out).nodes.values():
+    nodes = {node.key: node for graph in _graphs(recipe, set, out) for node in graph.nodes.values()}
+    for node in nodes.values():
         directory = stage_dir(out, node)
         if directory.is_done():
             checked += 1
@@ -355,10 +387,10 @@ def inspect_checkpoint(stage: StageArg, as_json: JsonOption = False) -> None:
     _emit(data, as_json, lambda: print_checkpoints(data))
 
 
-def _graph(recipe: Path, overrides: list[str], out: Path) -> Any:
-    from ingot.pipeline.graph import load_graph
+def _graphs(recipe: Path, overrides: list[str], out: Path) -> list[Any]:
+    from ingot.pipeline.graph import load_graphs
 
-    return load_graph(recipe, overrides, out)
+    return load_graphs(recipe, overrides, out)
 
 
 def _result(path: Path) -> Any:

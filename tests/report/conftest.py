@@ -92,7 +92,7 @@ def graph_of(directory: Path, root: Path) -> Graph:
 def begin(made: Run, name: str) -> EventLog:
     """The directory of a stage that has started."""
     node = made.graph.nodes[name]
-    link(made.root, made.graph.recipe.run.name, node)
+    link(made.root, made.graph.recipe.home, node)
     inputs = {r: {"name": n.name, "key": n.key, "dir": f"stages/{n.directory}"} for r, n in node.inputs.items()}
     told = {"name": name, "kind": node.kind, "key": node.key, "version": 1, "seed": node.seed, "raw": node.raw}
     settings = {"settings": settings_tree(node.settings), "canonical": node.canonical, "inputs": inputs}

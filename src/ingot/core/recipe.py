@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from ingot.core.errors import UserError, nearest
 from ingot.core.sinks import require
+from ingot.core.sweep import SEED, Point, points, with_values
 
 
 class _Execution:
@@ -68,6 +69,13 @@ class Recipe:
     path: Path
     run: RunSettings
     stages: dict[str, tuple[str, Settings]]
+    point: Point | None = None
+    """Which point of a `[sweep]` this is."""
+
+    @property
+    def home(self) -> str:
+        """Directory of its links below the output root: NAME, or NAME/POINT in a sweep."""
+        return f"{self.run.name}/{self.point.label}" if self.point else self.run.name
 
 
 def canonical(value: Any) -> Any:
@@ -87,7 +95,15 @@ def canonical(value: Any) -> Any:
 
 
 def load_recipe(path: Path, overrides: list[str], kinds: Mapping[str, type[Settings]]) -> Recipe:
-    """Read, override and validate a recipe.
+    """Read, override and validate a recipe that has no `[sweep]`; see `load_recipes`."""
+    first, *_ = load_recipes(path, overrides, kinds)
+    if first.point:
+        raise UserError(f"{path}: has a [sweep] of several recipes, expected one; name a recipe without that table")
+    return first
+
+
+def load_recipes(path: Path, overrides: list[str], kinds: Mapping[str, type[Settings]]) -> list[Recipe]:
+    """Read, override and validate a recipe: one, or one for each point of its `[sweep]`.
 
     Args:
         path: the TOML file.
@@ -100,8 +116,31 @@ def load_recipe(path: Path, overrides: list[str], kinds: Mapping[str, type[Setti
     table = _read_toml(path)
     for override in overrides:
         _apply_override(table, override)
+    if "sweep" not in table:
+        return [_recipe(path, table, kinds)]
+    swept = points(table.pop("sweep"), table)
+    if both := [name for o in overrides if (name := o.partition("=")[0].strip()) in swept[0].values]:
+        other = "seeds" if both[0] == SEED else both[0]
+        raise UserError(f"--set {both[0]}: found in [sweep] too, which varies it; set sweep.{other} to a list instead")
+    recipes, errors = [], dict[str, None]()  # in order, each once: what is wrong for one value is so at many points
+    for point in swept:
+        try:
+            recipes.append(_recipe(path, with_values(table, point.values), kinds, point))
+        except UserError as error:
+            errors |= dict.fromkeys(str(error).splitlines())
+    if errors:
+        raise UserError("\n".join(errors))
+    return recipes
+
+
+def _recipe(
+    path: Path, table: Mapping[str, Any], kinds: Mapping[str, type[Settings]], point: Point | None = None
+) -> Recipe:
+    """Validate a recipe's table."""
     errors = [
-        f"{path}: unknown table [{k}]; {nearest(k, ['run', 'stage'])}" for k in table if k not in ("run", "stage")
+        f"{path}: unknown table [{k}]; {nearest(k, ['run', 'stage', 'sweep'])}"
+        for k in table
+        if k not in ("run", "stage")
     ]
     run = _validate(RunSettings, table.get("run", {}), "run", errors)
     stages: dict[str, tuple[str, Settings]] = {}
@@ -129,7 +168,7 @@ def load_recipe(path: Path, overrides: list[str], kinds: Mapping[str, type[Setti
     if errors:
         raise UserError("\n".join(errors))
     assert isinstance(run, RunSettings)
-    return Recipe(path, run, stages)
+    return Recipe(path, run, stages, point)
 
 
 def dump_toml(table: Mapping[str, Any]) -> str:

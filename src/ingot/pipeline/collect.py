@@ -9,7 +9,7 @@ from ingot.core.artifact import StageDir
 
 @dataclass(frozen=True)
 class Orphan:
-    """A directory under `stages` that no `runs/NAME/STAGE` link points to."""
+    """A directory under `stages` that no link of a run, or of a point of a sweep, leads to."""
 
     path: Path
     bytes: int
@@ -20,13 +20,20 @@ def orphans(root: Path) -> list[Orphan]:
     stages = root / "stages"
     if not stages.is_dir():
         return []
-    linked = {p.resolve() for p in root.glob("*/*") if p.is_symlink() and p.exists()}
+    runs = [p for p in root.iterdir() if p.is_dir() and p != stages]
+    links = [p for run in runs for place in (run, *run.iterdir()) if _real(place) for p in place.iterdir()]
+    linked = {p.resolve() for p in links if p.is_symlink() and p.exists()}
     found = [
         Orphan(path, sum(f.stat().st_size for f in path.rglob("*") if f.is_file()))
         for path in stages.iterdir()
         if path.is_dir() and path.resolve() not in linked and not StageDir(path).is_locked()
     ]
     return sorted(found, key=lambda o: -o.bytes)
+
+
+def _real(path: Path) -> bool:
+    """Whether a path is a directory and no link to one."""
+    return path.is_dir() and not path.is_symlink()
 
 
 def delete_all(found: list[Orphan]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ingot.core.artifact import FileHashes, digest_json
 from ingot.core.errors import UserError, nearest
-from ingot.core.recipe import Recipe, Settings, canonical, load_recipe
+from ingot.core.recipe import Recipe, Settings, canonical, load_recipe, load_recipes
 from ingot.corpus.settings import CorpusSettings
 from ingot.objectives.settings import OBJECTIVES
 from ingot.stages.kinds import KINDS, RECIPE_KINDS
@@ -67,7 +67,13 @@ class Graph:
 
 
 def load_graph(path: Path, overrides: list[str], root: Path, without_files: bool = False) -> Graph:
-    """Read a recipe and give every stage its key.
+    """The graph of a recipe that has no `[sweep]`; see `load_graphs`."""
+    recipe = load_recipe(path, overrides, RECIPE_KINDS)
+    return _graphs([recipe], root, without_files)[0]
+
+
+def load_graphs(path: Path, overrides: list[str], root: Path, without_files: bool = False) -> list[Graph]:
+    """Read a recipe and give every stage its key; one graph, or one for each point of a `[sweep]`.
 
     Args:
         path: the recipe.
@@ -79,19 +85,33 @@ def load_graph(path: Path, overrides: list[str], root: Path, without_files: bool
     Raises:
         UserError: what is wrong with the recipe or its sources.
     """
-    recipe = load_recipe(path, overrides, RECIPE_KINDS)
+    graphs = _graphs(load_recipes(path, overrides, RECIPE_KINDS), root, without_files)
+    same: dict[tuple[str, ...], str] = {}
+    for graph in graphs:
+        before = same.setdefault(tuple(n.key for n in graph.nodes.values()), graph.recipe.home)
+        if before != graph.recipe.home:
+            raise UserError(
+                f"sweep: {before} and {graph.recipe.home} are one and the same: what tells them apart changes no "
+                "result; leave that setting out"
+            )
+    return graphs
+
+
+def _graphs(recipes: list[Recipe], root: Path, without_files: bool) -> list[Graph]:
     hashes = FileHashes(root / "stages" / "file-digests.json")
-    builder = _Builder(recipe, hashes, without_files)
-    errors: dict[str, None] = {}  # in order, each once: readers of a broken stage repeat its sentence
-    for name in recipe.stages:
-        try:
-            builder.node(name, reader=None)
-        except UserError as error:
-            errors[str(error)] = None
+    graphs, errors = [], dict[str, None]()  # in order, each once: readers of a broken stage repeat its sentence
+    for recipe in recipes:
+        builder = _Builder(recipe, hashes, without_files)
+        for name in recipe.stages:
+            try:
+                builder.node(name, reader=None)
+            except UserError as error:
+                errors[str(error)] = None
+        graphs.append(Graph(recipe, builder.nodes))
     hashes.save()
     if errors:
         raise UserError("\n".join(errors))
-    return Graph(recipe, builder.nodes)
+    return graphs
 
 
 class _Builder:

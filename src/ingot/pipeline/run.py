@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.core.errors import StageFailed, UserError
-from ingot.core.recipe import RunSettings, settings_tree
+from ingot.core.recipe import Recipe, settings_tree
 from ingot.pipeline.graph import Graph, Node
 from ingot.pipeline.status import Status, link_path, stage_dir, status
 from ingot.stages.kinds import KINDS
@@ -45,20 +45,20 @@ def run(graph: Graph, root: Path, only: list[str], report: Report, quiet: bool =
     _refuse_torchrun()
     done: dict[str, Path] = {}
     for node in graph.needed(only):
-        now = status(root, graph.recipe.run.name, node)
+        now = status(root, graph.recipe.home, node)
         report(node, now, None)
         if now.state != "HIT":
-            link(root, graph.recipe.run.name, node)
-            _run_child(root, node, graph.recipe.run, quiet)
+            link(root, graph.recipe.home, node)
+            _run_child(root, node, graph.recipe, quiet)
             report(node, now, stage_dir(root, node).done()["seconds"])
-        link(root, graph.recipe.run.name, node)
+        link(root, graph.recipe.home, node)
         done[node.name] = stage_dir(root, node).path
     return done
 
 
-def link(root: Path, run_name: str, node: Node) -> None:
+def link(root: Path, home: str, node: Node) -> None:
     """Point `runs/NAME/STAGE` at the node's directory; the link is relative, so the root can be moved."""
-    path = link_path(root, run_name, node)
+    path = link_path(root, home, node)
     path.parent.mkdir(parents=True, exist_ok=True)
     target = os.path.relpath(stage_dir(root, node).path, path.parent)
     if path.is_symlink() and os.readlink(path) == target:
@@ -69,7 +69,7 @@ def link(root: Path, run_name: str, node: Node) -> None:
     os.replace(temporary, path)
 
 
-def _run_child(root: Path, node: Node, run: RunSettings, quiet: bool) -> None:
+def _run_child(root: Path, node: Node, recipe: Recipe, quiet: bool) -> None:
     environment = {**ALLOCATOR, **QUIET, **os.environ}
     threads = getattr(getattr(node.settings, "loop", None), "threads", None)
     if threads:
@@ -83,7 +83,7 @@ def _run_child(root: Path, node: Node, run: RunSettings, quiet: bool) -> None:
     assert child.stdin
     try:
         with contextlib.suppress(BrokenPipeError):  # a child that died at once is told by its exit code
-            child.stdin.write(json.dumps(_job(root, node, run, quiet)).encode())
+            child.stdin.write(json.dumps(_job(root, node, recipe, quiet)).encode())
             child.stdin.close()
         code = child.wait()
     except KeyboardInterrupt:
@@ -96,7 +96,7 @@ def _run_child(root: Path, node: Node, run: RunSettings, quiet: bool) -> None:
         raise StageFailed(code if code in (2, 130) else 1)
 
 
-def _job(root: Path, node: Node, run: RunSettings, quiet: bool) -> dict[str, Any]:
+def _job(root: Path, node: Node, recipe: Recipe, quiet: bool) -> dict[str, Any]:
     settings = settings_tree(node.settings)
     return {
         "name": node.name,
@@ -107,11 +107,11 @@ def _job(root: Path, node: Node, run: RunSettings, quiet: bool) -> dict[str, Any
         "raw": node.raw,
         "settings": settings,
         "canonical": node.canonical,
-        "place": str(link_path(root, run.name, node).relative_to(root)),
-        "sinks": run.sinks,
+        "place": f"{recipe.home}/{node.name}",
+        "sinks": recipe.run.sinks,
         "recipe": {
-            "run": settings_tree(run),
-            "stage": {node.name: {"kind": node.kind, **settings_tree(node.settings)}},
+            "run": settings_tree(recipe.run),
+            "stage": {node.name: {"kind": node.kind, **settings}},
         },
         "inputs": {
             role: {"name": n.name, "key": n.key, "dir": f"stages/{n.directory}"} for role, n in node.inputs.items()

@@ -26,12 +26,12 @@ def stage_dir(root: Path, node: Node) -> StageDir:
     return StageDir(root / "stages" / node.directory)
 
 
-def link_path(root: Path, run: str, node: Node) -> Path:
-    """`runs/NAME/STAGE`, the link to the stage's current directory."""
-    return root / run / node.name
+def link_path(root: Path, home: str, node: Node) -> Path:
+    """`runs/NAME/STAGE`, the link to the stage's current directory; `home` is the recipe's."""
+    return root / home / node.name
 
 
-def status(root: Path, run: str, node: Node) -> Status:
+def status(root: Path, home: str, node: Node) -> Status:
     """The state of one node."""
     if node.missing:
         return Status("MISSING", "its files cannot be read")
@@ -45,7 +45,7 @@ def status(root: Path, run: str, node: Node) -> Status:
         if last and last[0]["event"] == "failed":
             return Status("FAILED", f"{last[0]['why']} ({_progress(out)})")
         return Status("RESUME", _progress(out))
-    return Status("RUN", _changes(link_path(root, run, node), node))
+    return Status("RUN", _changes(link_path(root, home, node), node))
 
 
 def _progress(out: StageDir) -> str:

@@ -21,7 +21,10 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Series:
-    """A named curve; `smooth` in (0, 1) draws its running mean over the faint raw curve, `dots` marks each point."""
+    """A named curve; `smooth` in (0, 1) draws its running mean over the faint raw curve, `dots` marks each point.
+
+    Curves of one name share a colour and an entry of the legend.
+    """
 
     name: str
     points: Sequence[Point]
@@ -42,7 +45,7 @@ def line_chart(
 
     Args:
         title: above the chart.
-        series: at most six; points need not be sorted.
+        series: at most eight names; points need not be sorted.
         x_label, y_label: axis names with units.
         references: name -> height of a dashed horizontal line.
         log_x: logarithmic steps; points at 0 or below are left out.
@@ -66,13 +69,14 @@ def line_chart(
         y = frame.y(height)
         line = "<line class=reference x1={} x2={} y1={:.1f} y2={:.1f}><title>{}: {}</title></line>"
         body.append(Markup(line).format(LEFT, WIDTH - RIGHT, y, y, name, f"{height:.4g}"))
-    for number, one in enumerate(series):
-        body.append(_curve(frame, one, number))
+    names = list(dict.fromkeys(s.name for s in series))
+    for one in series:
+        body.append(_curve(frame, one, names.index(one.name)))
     svg = Markup('<svg viewBox="0 0 {} {}" role=img aria-label="{}">{}</svg>').format(
         WIDTH, HEIGHT, title, Markup("").join(body)
     )
     figure = Markup("<figure class=chart><figcaption>{}</figcaption>{}{}</figure>")
-    return figure.format(title, _legend(series, references), svg)
+    return figure.format(title, _legend(names, references), svg)
 
 
 def _curve(frame: Frame, series: Series, number: int) -> Markup:
@@ -140,10 +144,10 @@ def _spread(points: Sequence[Point], most: int) -> Sequence[Point]:
     return [points[round(i * (len(points) - 1) / (most - 1))] for i in range(most)]
 
 
-def _legend(series: Sequence[Series], references: Mapping[str, float]) -> Markup:
-    if len(series) == 1 and not references:
+def _legend(names: Sequence[str], references: Mapping[str, float]) -> Markup:
+    if len(names) == 1 and not references:
         return Markup("<div class=legend></div>")  # the title says it; the room keeps neighbours aligned
-    entries = [Markup('<span><i class="swatch s{}"></i>{}</span>').format(n, s.name) for n, s in enumerate(series)]
+    entries = [Markup('<span><i class="swatch s{}"></i>{}</span>').format(n, name) for n, name in enumerate(names)]
     entries += [
         Markup("<span><i class='swatch dashed'></i>{} = {}</span>").format(escape(name), f"{height:.4g}")
         for name, height in references.items()

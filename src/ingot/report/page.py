@@ -33,17 +33,17 @@ def write_report(graph: Graph, root: Path, to: Path | None = None) -> Path:
     Args:
         graph: the recipe's stages.
         root: output root.
-        to: file to write; `root/NAME/report.html` when None.
+        to: file to write; `report.html` beside the links of the run's stages when None.
 
     Returns:
         the file written.
     """
     run = graph.recipe.run
-    stages = [_stage(root, run.name, node) for node in graph.nodes.values()]
+    stages = [_stage(root, graph.recipe.home, node) for node in graph.nodes.values()]
     done = [s for s in stages if s["state"] == "done"]
     html = render(
         "page.html",
-        name=run.name,
+        name=graph.recipe.home,
         recipe=graph.recipe.path.name,
         seed=run.seed,
         summary=f"{len(done)} of {len(stages)} stages done, {figures.duration(sum(s['seconds'] for s in done))} in all",
@@ -54,13 +54,13 @@ def write_report(graph: Graph, root: Path, to: Path | None = None) -> Path:
         stages=stages,
         environment=_environment(graph, root),
     )
-    target = to or root / run.name / "report.html"
+    target = to or root / graph.recipe.home / "report.html"
     atomic_write(target, str(html))
     return target
 
 
-def _stage(root: Path, run: str, node: Node) -> dict[str, Any]:
-    out, now = stage_dir(root, node), status(root, run, node)
+def _stage(root: Path, home: str, node: Node) -> dict[str, Any]:
+    out, now = stage_dir(root, node), status(root, home, node)
     done = reading.read_json(out / "DONE")
     outputs = done.get("outputs", {}).values()
     seconds = done.get("seconds", 0.0)

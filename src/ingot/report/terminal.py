@@ -6,6 +6,7 @@ first (`--json` prints those), and a table of them second.
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from ingot.text.settings import TokenizerSettings
 COLOURS = {"HIT": "green", "RUN": "cyan", "RESUME": "yellow", "FAILED": "red", "RUNNING": "blue"}
 PIPE_WIDTH = 160
 """Columns where no terminal says how many: a log should not be cut at 80."""
+NUMBERS = frozenset({"step", "loss", "validation", "tok/s", "ETA", "time"})
+"""Columns that are numbers."""
 PIECE_CHARACTERS, SAMPLE_CHARACTERS = 300, 200
 """How much of a text is printed."""
 
@@ -38,7 +41,7 @@ def plan_rows(graph: Graph, root: Path) -> list[dict[str, Any]]:
     """What `run` would do: {name, kind, state, why, key, inputs, facts} of every stage, in order."""
     rows = []
     for node in graph.nodes.values():
-        now = status(root, graph.recipe.run.name, node)
+        now = status(root, graph.recipe.home, node)
         rows.append(
             {
                 "name": node.name,
@@ -73,11 +76,11 @@ def _facts(node: Node) -> dict[str, Any]:
 
 def print_plan(rows: list[dict[str, Any]]) -> None:
     """The plan as a table."""
-    table = _table("stage", "kind", "state", "why", "what", "key")
+    shown = table("stage", "kind", "state", "why", "what", "key")
     for row in rows:
         what = ", ".join(_fact(name, value) for name, value in row["facts"].items())
-        table.add_row(row["name"], row["kind"], _state(row["state"]), row["why"], what, row["key"][:8])
-    console().print(table)
+        shown.add_row(row["name"], row["kind"], state_text(row["state"]), row["why"], what, row["key"][:8])
+    console().print(shown)
     to_do = [row for row in rows if row["state"] != "HIT"]
     console().print(f"{len(rows) - len(to_do)} of {len(rows)} stages are done" + ("" if to_do else "; nothing to run"))
 
@@ -96,7 +99,7 @@ def stage_line(node: Node, now: Status, seconds: float | None) -> None:
     """One line before a stage, and one after it where it ran (the callback of `pipeline.run`)."""
     line = Text(f"{node.name:<16}  ")
     if seconds is None:
-        line.append_text(_state(now.state)).append(f"  {now.why}")
+        line.append_text(state_text(now.state)).append(f"  {now.why}")
     else:
         line.append("done", "green").append(f" in {figures.duration(seconds)}")
     console(error=True).print(line, soft_wrap=True)
@@ -144,7 +147,7 @@ def status_rows(graph: Graph, root: Path) -> list[dict[str, Any]]:
     """
     rows = []
     for node in graph.nodes.values():
-        now, stage = status(root, graph.recipe.run.name, node), stage_dir(root, node).path
+        now, stage = status(root, graph.recipe.home, node), stage_dir(root, node).path
         row: dict[str, Any] = {"name": node.name, "kind": node.kind, "state": now.state, "why": now.why}
         if node.kind == "train":
             row |= _train_progress(stage, now.state)
@@ -173,7 +176,7 @@ def _train_progress(stage: Path, state: str) -> dict[str, Any]:
 
 def print_status(rows: list[dict[str, Any]]) -> None:
     """The status as a table."""
-    table = _table("stage", "kind", "state", "step", "loss", "validation", "tok/s", "ETA", "time", "why")
+    shown = table("stage", "kind", "state", "step", "loss", "validation", "tok/s", "ETA", "time", "why")
     for row in rows:
         step = f"{row['step']:,} / {row['steps']:,}" if row.get("steps") else ""
         step = f"{row['phase']}  {step}" if row.get("phase") else step
@@ -185,8 +188,8 @@ def print_status(rows: list[dict[str, Any]]) -> None:
             figures.duration(row["seconds"]) if row.get("seconds") is not None else "",
         ]
         why = "" if row["state"] == "HIT" else row["why"]
-        table.add_row(row["name"], row["kind"], _state(row["state"]), step, *spelled, why)
-    console().print(table)
+        shown.add_row(row["name"], row["kind"], state_text(row["state"]), step, *spelled, why)
+    console().print(shown)
 
 
 def print_trace(data: list[dict[str, Any]], step: int) -> None:
@@ -205,17 +208,17 @@ def print_trace(data: list[dict[str, Any]], step: int) -> None:
             out.print(Text(_clip(piece["text"], PIECE_CHARACTERS), "dim"), soft_wrap=True)
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+def table(*columns: str, right: Iterable[str] = NUMBERS) -> Table:
+    """An empty table without lines; `right` names the columns of numbers."""
+    made = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
-        right = column in ("step", "loss", "validation", "tok/s", "ETA", "time")
-        table.add_column(
-            column, justify="right" if right else "left", overflow="fold", no_wrap=column in ("stage", "state")
-        )
-    return table
+        justify = "right" if column in right else "left"
+        made.add_column(column, justify=justify, overflow="fold", no_wrap=column in ("stage", "state"))
+    return made
 
 
-def _state(state: str) -> Text:
+def state_text(state: str) -> Text:
+    """A stage's state in its colour."""
     return Text(state, COLOURS.get(state, ""))
 
 

@@ -1,0 +1,247 @@
+"""`ingot compare`: what is grouped, what differs, what an interval says, and what does not compare at all."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot.core.artifact import atomic_json, digest_json
+from ingot.core.errors import UserError
+from ingot.core.events import EventLog
+from ingot.core.statistics import mean_interval
+from ingot.report.compare import Comparison, compare
+from ingot.report.compare_page import write_comparison
+from ingot.report.compare_table import data, headings, print_comparison, rows
+from ingot.report.terminal import console
+
+
+def _stage(root: Path, kind: str, canonical: dict[str, Any], inputs: dict[str, Path], seed: int | None = None) -> Path:
+    """A stage's directory with the record that its process writes first."""
+    told = {role: json.loads((p / "inputs.json").read_text()) for role, p in inputs.items()}
+    key = digest_json([kind, canonical, seed, {role: t["key"] for role, t in told.items()}])[:20]
+    path = root / "stages" / f"{kind}-{key}"
+    record = {
+        "name": canonical.get("_name", kind),
+        "kind": kind,
+        "key": key,
+        "version": 1,
+        "seed": seed,
+        "raw": None,
+        "settings": {**canonical, "workers": 2},
+        "canonical": canonical,
+        "inputs": {
+            role: {"name": t["name"], "key": t["key"], "dir": f"stages/{inputs[role].name}"} for role, t in told.items()
+        },
+    }
+    atomic_json(path / "inputs.json", record)
+    return path
+
+
+def _train(
+    root: Path,
+    place: str,
+    loss: float,
+    *,
+    seed: int = 1,
+    lr: float = 0.1,
+    vocab: int = 300,
+    text: str = "notes",
+    steps: int = 40,
+    finished: bool = True,
+    **more: float,
+) -> Path:
+    """A train stage below runs/PLACE with a corpus and a tokenizer behind it."""
+    corpus = _stage(root, "corpus", {"_name": "clean", "sources": text}, {})
+    bpe = _stage(root, "tokenizer", {"_name": "bpe", "vocab": vocab}, {"corpus:clean": corpus})
+    tokens = _stage(root, "tokens", {"_name": "clean@bpe"}, {"corpus": corpus, "tokenizer": bpe})
+    settings = {"_name": place.rpartition("/")[2], "optim": {"lr": lr, "clip": 1.0}, "data": {"clean": 1.0}}
+    stage = _stage(root, "train", settings, {"tokenizer": bpe, "data:clean": tokens}, seed)
+    log = EventLog(stage / "metrics.jsonl")
+    facts = {"parameters": 1000 * vocab, "steps": 40, "batch_tokens": 100.0}
+    log.write("plan", **facts)
+    for step in range(1, steps + 1):
+        log.write("step", step=step, loss_nats=8 / step + loss, grad_norm=1.0, lr=lr, tokens=100, tok_s=50)
+        if step % 10 == 0:
+            log.write("evaluation", step=step, val_loss_nats=loss + (steps - step) / 10)
+    log.close()
+    if finished:
+        result = {"val_loss_nats": loss, "best_val_loss_nats": loss, "tokens": 100 * steps, "tok_s": 50, "seconds": 9.5}
+        atomic_json(stage / "result.json", {**facts, **result, **more})
+    link = root / place
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(stage)
+    return link
+
+
+def _sweep(root: Path, losses: dict[tuple[float, int], float]) -> Path:
+    for (lr, seed), loss in losses.items():
+        _train(root, f"lrs/lr={lr},seed={seed}/base", loss, seed=seed, lr=lr, bits_per_byte=loss / 2)
+    points = [{"label": f"lr={lr},seed={s}", "values": {"stage.base.optim.lr": lr, "run.seed": s}} for lr, s in losses]
+    atomic_json(root / "lrs" / "sweep.json", {"points": points})
+    return root / "lrs"
+
+
+LOSSES = {(0.1, 1): 3.0, (0.1, 2): 5.0, (0.1, 3): 7.0, (0.2, 1): 2.90, (0.2, 2): 4.89, (0.2, 3): 6.91}
+
+
+def _only(paths: list[Path], metric: str | None = None) -> Comparison:
+    (found,) = compare(paths, metric)
+    return found
+
+
+def _printed(found: Comparison, capsys: pytest.CaptureFixture[str]) -> str:
+    print_comparison(found, console())
+    return capsys.readouterr().out
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = _only([_sweep(tmp_path, LOSSES)])
+    assert [(g.label, len(g.entries)) for g in found.groups] == [("lr=0.1", 3), ("lr=0.2", 3)]
+    for group, losses in zip(found.groups, ([3.0, 5.0, 7.0], [2.90, 4.89, 6.91]), strict=True):
+        assert group.mean("val_loss_nats") == mean_interval(losses)
+    assert found.differing == {"optim.lr": [0.1, 0.2]}
+    shown = _printed(found, capsys)
+    assert "5.0000 ± 4.9683" in shown  # 4.3027 * 2 / sqrt(3)
+    assert "setting   lr=0.1  lr=0.2" in shown
+
+
+def test_equal_seeds_are_compared_seed_by_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The seeds differ by units and the setting by a tenth: apart the intervals overlap, paired they exclude zero."""
+    found = _only([_sweep(tmp_path, LOSSES)])
+    apart = [g.mean("val_loss_nats") for g in found.groups]
+    assert apart[0] is not None
+    assert apart[1] is not None
+    assert apart[1].high is not None
+    assert apart[1].high > apart[0].mean  # the control: unpaired, nothing can be said
+    ((_, _, difference),) = found.paired
+    assert (difference.n, round(difference.mean, 10)) == (3, -0.1)
+    assert difference.high is not None
+    assert difference.high < 0
+    assert "lr=0.2 - lr=0.1: -0.1000 (-0.1248 to -0.0752), 3 seeds, more than chance" in _printed(found, capsys)
+    same = _sweep(tmp_path / "same", {k: v + (0.3 if k == (0.2, 1) else 0) for k, v in LOSSES.items()})
+    assert "could be chance" in _printed(_only([same]), capsys)
+
+
+def test_seeds_that_only_one_group_has_are_left_out_of_pairs(tmp_path: Path) -> None:
+    found = _only([_sweep(tmp_path, {k: v for k, v in LOSSES.items() if k != (0.2, 3)})])
+    assert found.paired[0][2].n == 2
+    found = _only([_sweep(tmp_path / "b", {k: v for k, v in LOSSES.items() if k in ((0.1, 1), (0.2, 2))})])
+    assert found.paired == []
+
+
+def test_the_003_source_error_losses_compare_within_one_tokenizer_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1.5 nats of one tokenizer and 3.1 of another: the larger loss is the better model, by bits per byte."""
+    a = _train(tmp_path, "chars/base", 1.5, vocab=65, bits_per_byte=1.5 / math.log(2))
+    b = _train(tmp_path, "words/base", 3.1, vocab=50257, bits_per_byte=3.1 / math.log(2) / 4.3)
+    found = _only([a, b])
+    assert found.metric == "bits_per_byte"
+    assert any("the tokenizers differ: losses in nats per token do not compare" in w for w in found.warnings)
+    assert found.differing["bpe.vocab"] == [65, 50257]
+    best = min(found.groups, key=lambda g: g.by_seed(found.metric)[(1,)])
+    assert best.label == "words"
+    assert "do not compare" in _printed(found, capsys)
+    c = _train(tmp_path, "again/base", 1.4, vocab=65, lr=0.3)
+    assert _only([a, c]).metric == "val_loss_nats"
+    assert _only([a, c]).warnings == []
+
+
+def test_different_held_out_text_is_told(tmp_path: Path) -> None:
+    runs = [_train(tmp_path, f"{text}/base", 2.0, text=text) for text in ("notes", "mail")]
+    assert any("the held-out text" in w for w in _only(runs).warnings)
+
+
+def test_unfinished_runs_say_so_and_are_in_no_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [_train(tmp_path, f"r{seed}/base", 2.0 + seed, seed=seed) for seed in (1, 2)]
+    paths.append(_train(tmp_path, "r3/base", 90.0, seed=3, steps=25, finished=False))
+    found = _only(paths)
+    (group,) = found.groups
+    assert group.mean("val_loss_nats") == mean_interval([3.0, 4.0])
+    assert found.warnings == ["r3: not finished, at step 25 of 40; the numbers are those of its last evaluation"]
+    alone = _only(paths[2:])
+    numbers = alone.entries[0].numbers
+    assert (numbers["val_loss_nats"], numbers["best_val_loss_nats"], numbers["tokens"]) == (90.5, 90.5, 2500)
+    assert "90.5" in _printed(alone, capsys)
+
+
+def test_runs_are_compared_by_the_names_of_their_stages(tmp_path: Path) -> None:
+    for run, lr in (("a", 0.1), ("b", 0.2)):
+        _train(tmp_path, f"{run}/base", 3.0 - lr, lr=lr)
+        _train(tmp_path, f"{run}/chat", 2.0 - lr, lr=lr)
+    _train(tmp_path, "b/extra", 9.0)
+    found = compare([tmp_path / "a", tmp_path / "b"])
+    assert [(c.stage, [g.label for g in c.groups]) for c in found] == [("base", ["a", "b"]), ("chat", ["a", "b"])]
+    assert found[0].warnings == ["b/extra: no stage of that name elsewhere, so it is compared with nothing"]
+    (one,) = compare([tmp_path / "a"])
+    assert [g.label for g in one.groups] == ["base", "chat"]
+    (mixed,) = compare([tmp_path / "a" / "base", tmp_path / "b" / "chat"])
+    assert [g.label for g in mixed.groups] == ["a/base", "b/chat"]
+    raw = (tmp_path / "a" / "base").resolve()
+    assert [g.label for g in _only([raw, tmp_path / "b" / "base"]).groups][1] == "b/base"
+
+
+def test_one_result_is_shown_once(tmp_path: Path) -> None:
+    _train(tmp_path, "a/base", 3.0)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "base").symlink_to((tmp_path / "a" / "base").resolve())
+    found = _only([tmp_path / "a", tmp_path / "b"])
+    assert len(found.entries) == 1
+    assert "the same results are shown once" in found.warnings[0]
+
+
+def test_the_interval_of_an_evaluate_stage_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = _train(tmp_path, "a/base", 3.0)
+    card = _stage(tmp_path, "evaluate", {"_name": "card"}, {"model:base": base.resolve()})
+    row = {"model": "base", "task": "clean", "metric": "loss_nats", "value": 3.1, "low": 2.9, "high": 3.4, "n": 12}
+    other = {**row, "model": "someone else", "value": 7.7}
+    (card / "table.jsonl").write_text("".join(json.dumps(r) + "\n" for r in (other, row)))
+    (tmp_path / "a" / "card").symlink_to(card)
+    found = _only([base])
+    assert "clean/loss nats" in headings(found)
+    assert "3.1000 (2.9000 to 3.4000)" in _printed(found, capsys)
+    assert _only([base], metric="clean/loss_nats").entries[0].numbers["clean/loss_nats"] == 3.1
+
+
+def test_json_is_plain_and_whole(tmp_path: Path) -> None:
+    found = data(_only([_sweep(tmp_path, LOSSES)]))
+    assert json.loads(json.dumps(found)) == found
+    assert [r["seeds"] for r in found["runs"]] == [[1], [2], [3]] * 2
+    assert found["groups"][0]["val_loss_nats"]["n"] == 3
+    assert found["paired"][0]["from"] == "lr=0.1"
+
+
+def test_metric_chooses_and_a_wrong_one_is_told(tmp_path: Path) -> None:
+    sweep = _sweep(tmp_path, LOSSES)
+    assert _only([sweep], "bits_per_byte").paired[0][2].mean == pytest.approx(-0.05)
+    assert headings(_only([sweep], "tok_s"))[2] == "tok/s"
+    with pytest.raises(UserError, match=r"--metric val_los: no run has it; did you mean 'val_loss_nats'\?"):
+        compare([sweep], "val_los")
+
+
+def test_nothing_to_compare_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no stage and no run with started stages"):
+        compare([tmp_path / "nowhere"])
+    _train(tmp_path, "a/base", 3.0)
+    corpus = next((tmp_path / "stages").glob("corpus-*"))
+    with pytest.raises(UserError, match="no train stage has started there"):
+        compare([corpus])
+
+
+def test_the_page_stands_alone_and_groups_what_has_no_colour_left(tmp_path: Path) -> None:
+    losses = {(round(0.1 * i, 1), seed): 10.0 - i + seed / 10 for i in range(1, 13) for seed in (1, 2)}
+    found = _only([_sweep(tmp_path, losses)])
+    page = write_comparison([found], tmp_path / "compare.html", "runs/lrs").read_text()
+    assert "http" not in page
+    legend = re.findall(r'swatch s(\d)"></i>([^<]*)<', page.split("Validation loss<")[1].split("<svg")[0])
+    assert [name for _, name in legend] == [*(f"lr={lr}" for lr in (0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2)), "5 others"]
+    assert [n for n, _ in legend] == list("01234567")
+    style = page.split("</style>")[0]
+    assert all(f".s{n} {{" in style for n in range(8))
+    assert page.count("<path") >= 24  # every run is drawn
+    assert len(rows(found)) == 12
+    assert len(rows(found, apart=True)) == 24
+    assert "Each run" in page
