@@ -57,6 +57,7 @@ def test_nodes_come_after_their_inputs(work: Path) -> None:
         ("stage.base.loop.save_every=7", set()),
         ("stage.clean.workers=1", set()),
         ("stage.base.loop.threads=2", set()),
+        ('run.sinks=["tensorboard"]', set()),
     ],
 )
 def test_a_setting_changes_what_depends_on_it_and_no_more(work: Path, override: str, changed: set[str]) -> None:

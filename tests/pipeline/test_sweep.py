@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ingot as package
 from ingot.core.artifact import StageDir, atomic_json
 from ingot.core.errors import StageFailed, UserError
 from ingot.core.events import read_events
@@ -129,11 +130,14 @@ def test_shared_stages_run_once_and_only_works(work: Path, monkeypatch: pytest.M
     assert ran == [f"lr=0.1,seed={seed}/base" for seed in (1, 2, 3)]  # a wider grid runs what is new in it
 
 
-def test_a_point_that_fails_stops_no_other(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_point_that_fails_stops_no_other(
+    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     ran = _pretend(monkeypatch, lambda graph, node: 2 if node.name == "base" and graph.recipe.run.seed == 2 else 0)
     with pytest.raises(StageFailed) as error:
         points.run_all(_graphs(), Path("runs"), [], lambda *_: None)
     assert error.value.code == 2
+    assert capsys.readouterr().err == f"not done: {LABELS[1]}, {LABELS[4]}; the same command tries again\n"
     assert [r for r in ran if r.endswith("base")] == [f"{label}/base" for label in LABELS]
 
 
@@ -255,4 +259,8 @@ def test_a_sweep_killed_in_the_middle_goes_on_and_compare_prints_means_with_inte
     page = write_any_report(_graphs(), Path("runs")).read_text()
     assert f"{by_hand.mean:.4f} ± {by_hand.half:.4f}" in page
     assert page.count('class="badge done"') == 6 * 4
+    assert orphans(Path("runs")) == []
+    Path("runs/lrs", LABELS[0], "base").unlink()
+    assert [o.path.name for o in orphans(Path("runs"))] == [everything[LABELS[0]].path.name]
+    assert package.run("sweep.toml")[f"{LABELS[0]}/base"] == everything[LABELS[0]].path  # and links it again
     assert orphans(Path("runs")) == []

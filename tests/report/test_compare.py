@@ -162,6 +162,10 @@ def test_unfinished_runs_say_so_and_are_in_no_mean(tmp_path: Path, capsys: pytes
     (group,) = found.groups
     assert group.mean("val_loss_nats") == mean_interval([3.0, 4.0])
     assert found.warnings == ["r3: not finished, at step 25 of 40; the numbers are those of its last evaluation"]
+    log = EventLog(paths[2] / "metrics.jsonl")
+    log.write("failed", why="step 26: loss nan")
+    log.close()
+    assert "r3: failed at step 25 of 40 (step 26: loss nan);" in _only(paths).warnings[0]
     alone = _only(paths[2:])
     numbers = alone.entries[0].numbers
     assert (numbers["val_loss_nats"], numbers["best_val_loss_nats"], numbers["tokens"]) == (90.5, 90.5, 2500)

@@ -4,6 +4,7 @@ A point that fails does not stop the others: a learning rate that diverges is an
 printed by its stage; a stage that several points share and that has failed is not tried again in the same sweep.
 """
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,9 +42,11 @@ def run_all(
         return run(graphs[0], root, only, report, quiet)
     done: dict[str, Path] = {}
     failed: dict[str, int] = {}  # key of a stage -> its exit code
+    without: list[str] = []
     for number, graph in enumerate(graphs, 1):
         announce(number, graph, seconds_left(graphs[number - 1 :], graphs, root, only))
         if any(node.key in failed for node in graph.needed(only)):
+            without.append(label(graph))
             continue
         try:
             made = run(graph, root, only, report, quiet)
@@ -51,9 +54,11 @@ def run_all(
             if error.code == INTERRUPTED:
                 raise
             failed[next(n.key for n in graph.needed(only) if not stage_dir(root, n).is_done())] = error.code
+            without.append(label(graph))
         else:
             done |= {f"{label(graph)}/{name}": path for name, path in made.items()}
     if failed:
+        print(f"not done: {', '.join(without)}; the same command tries again", file=sys.stderr)
         raise StageFailed(max(failed.values()))
     return done
 

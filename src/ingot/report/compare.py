@@ -16,6 +16,7 @@ from typing import Any
 
 from ingot.core.artifact import digest_json
 from ingot.core.errors import UserError, nearest
+from ingot.core.events import METRICS, read_events
 from ingot.core.statistics import Interval, mean_interval, paired_difference
 from ingot.core.sweep import SEED, SWEEP, short_names, spell
 from ingot.report import reading
@@ -40,6 +41,12 @@ class Entry:
     @property
     def finished(self) -> bool:
         return bool(self.result)
+
+    @cached_property
+    def failure(self) -> str:
+        """The words it ended with, if it ended by itself before its time."""
+        last = read_events(self.path / METRICS)[-1:]
+        return last[0]["why"] if last and last[0]["event"] == "failed" else ""
 
     @property
     def step(self) -> int:
@@ -217,7 +224,8 @@ def _warnings(kept: list[Entry], same: Iterable[list[Entry]]) -> Iterable[str]:
     for e in kept:
         if not e.finished:
             at = f"at step {e.step:,} of {e.facts.get('steps', 0):,}"
-            yield f"{e.label}: not finished, {at}; the numbers are those of its last evaluation"
+            why = f"failed {at} ({e.failure})" if e.failure else f"not finished, {at}"
+            yield f"{e.label}: {why}; the numbers are those of its last evaluation"
     if len({e.tokenizer for e in kept}) > 1:
         yield "the tokenizers differ: losses in nats per token do not compare, bits per byte do"
     if len({e.corpora for e in kept}) > 1:

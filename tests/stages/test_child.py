@@ -1,0 +1,52 @@
+"""The process of a stage: a dashboard that fails costs a warning and nothing else."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ingot.core import sinks
+from ingot.core.artifact import StageDir
+from ingot.core.events import read_events
+from ingot.pipeline.graph import load_graph
+from ingot.pipeline.run import _job
+from ingot.stages import child
+
+RECIPE = """
+[run]
+name = "x"
+sinks = ["tensorboard"]
+[stage.clean]
+kind = "corpus"
+sources = ["note.txt"]
+quality = "none"
+holdout = { share = 0.5, by = "tail" }
+"""
+
+
+def _broken(target: sinks.Target) -> sinks.Sink:
+    raise ImportError("a package of another age")
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_dashboard_that_fails_costs_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], works: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "note.txt").write_text("the cat sat on the mat " * 20)
+    (tmp_path / "r.toml").write_text(RECIPE)
+    if not works:
+        monkeypatch.setitem(sinks.SINKS, "tensorboard", _broken)
+    graph = load_graph(Path("r.toml"), [], Path("runs"))
+    job = json.loads(json.dumps(_job(Path("runs"), graph.nodes["clean"], graph.recipe, quiet=False)))
+    child.run(job)
+    out = StageDir(Path(job["dir"]))
+    assert out.is_done()
+    warnings = [e["why"] for e in read_events(out / "metrics.jsonl", "warning")]
+    if works:
+        assert warnings == []
+        assert list((tmp_path / "runs/tensorboard/x/clean").iterdir())
+    else:
+        (why,) = warnings
+        assert why.startswith("tensorboard gets no more numbers (ImportError: a package of another age)")
+        assert why in capsys.readouterr().err
