@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any, overload
 
 from ingot.pipeline.graph import load_graphs
 from ingot.pipeline.points import run_all
+from ingot.plan.memory import cache_bytes
 
 if TYPE_CHECKING:
     from ingot.infer.text import Answer, TextRun
     from ingot.stages.load import Loaded
     from ingot.text.chat import Message
 
-ROWS = 64
-"""Rows that are continued together; more wait their turn. The texts do not depend on it."""
+ROWS, CACHE_BYTES = 64, 1 << 30
+"""Most rows that are continued together, and most bytes of keys and values; the other rows wait their turn. The texts
+do not depend on either."""
 
 
 def run(
@@ -68,8 +70,8 @@ class LanguageModel:
     """A trained model that goes on from text and answers messages.
 
     All methods take the settings of `ingot.infer.sampling.Sampling` (max_new, temperature, top_k, top_p, min_p,
-    repetition_penalty; the temperature is 0.8 by default), `stop` (strings that end a text and are cut off) and `seed`
-    (the same seed gives the same text).
+    repetition_penalty; the temperature is 0.8 by default), `stop` (a string, or several, that end a text and are cut
+    off) and `seed` (the same seed gives the same text).
     """
 
     loaded: "Loaded"
@@ -93,9 +95,9 @@ class LanguageModel:
         from ingot.text.chat import render
 
         if isinstance(prompt, str):
-            return Stream(self._run([self._encode(prompt)], **options))
+            return Stream(self._run([self._encode(prompt)], options))
         ids, _ = render(prompt, self.loaded.tokenizer, generation_prompt=True)
-        return Stream(self._run([ids], **options))
+        return Stream(self._run([ids], options))
 
     def complete(self, prompts: Sequence[str], *, samples: int = 1, **options: Any) -> "Iterator[Answer]":
         """Several texts for each of several prompts, with their ids, log-probabilities and what ended them.
@@ -103,15 +105,24 @@ class LanguageModel:
         Returns: prompts x samples answers as batches are done; number i * samples + j is sample j of prompt i.
         """
         from ingot.infer.generate import check_prompts
+        from ingot.infer.sampling import Sampling
 
         encoded = [self._encode(prompt) for prompt in prompts]
-        check_prompts(self.loaded.model, encoded)
-        together = max(1, ROWS // max(1, samples))
+        check_prompts(self.loaded.model, encoded, samples)
+        rows = self._rows(encoded, options.get("max_new", Sampling.max_new))
+        together = max(1, rows // samples)
         for row in range(0, len(encoded), together):
             batch = encoded[row : row + together]
-            for sample in range(0, samples, ROWS):  # once, or over the samples of a single prompt
+            for sample in range(0, samples, rows):  # once, or over the samples of a single prompt
                 keys = [(row + place, sample) for place in range(len(batch))]
-                yield from self._run(batch, samples=min(ROWS, samples - sample), keys=keys, **options).answers()
+                yield from self._run(batch, options, min(rows, samples - sample), keys).answers()
+
+    def _rows(self, prompts: Sequence[list[int]], max_new: int) -> int:
+        """How many rows are continued together."""
+        config = self.loaded.config
+        positions = min(config.context, max(map(len, prompts), default=0) + max_new)
+        row = cache_bytes(config.depth, config.kv_heads * config.head_size, positions, element_bytes=4)
+        return max(1, min(ROWS, CACHE_BYTES // row))
 
     def _encode(self, prompt: str) -> list[int]:
         tokenizer = self.loaded.tokenizer
@@ -121,17 +132,15 @@ class LanguageModel:
     def _run(
         self,
         prompts: Sequence[Any],
-        *,
-        stop: Sequence[str] = (),
+        options: dict[str, Any],
         samples: int = 1,
-        seed: int = 0,
-        step: int = 0,
         keys: Sequence[tuple[int, int]] | None = None,
-        **sampling: Any,
     ) -> "TextRun":
         from ingot.infer.text import TextRun, sampling_for
 
-        tokenizer = self.loaded.tokenizer
-        settings = sampling_for(tokenizer, **{"temperature": 0.8, **sampling})
-        model = self.loaded.model.eval()
-        return TextRun(model, tokenizer, prompts, settings, stop=stop, samples=samples, seed=seed, step=step, keys=keys)
+        settings = {"temperature": 0.8, **options}
+        run = {name: settings.pop(name) for name in ("stop", "seed", "step") if name in settings}
+        model, tokenizer = self.loaded.model.eval(), self.loaded.tokenizer
+        return TextRun(
+            model, tokenizer, prompts, sampling_for(tokenizer, **settings), samples=samples, keys=keys, **run
+        )

@@ -142,7 +142,10 @@ def test_G2_a_stop_id_ends_the_text_without_showing(babbler):
     assert any(a.completion.stop_reason == "stop" for a in answers)
 
 
-def test_an_empty_stop_string_is_refused(babbler):
+def test_an_empty_stop_string_is_refused_and_one_string_is_one(babbler):
+    text = babbler.generate("a", temperature=1.5, stop="a ")
+    assert text == babbler.generate("a", temperature=1.5, stop=["a "])
+    assert "a" in text, "its letters were taken for stop strings, or the test shows nothing"
     with pytest.raises(UserError, match="empty string"):
         _run(babbler, _ids(babbler, "a"), stop=["x", ""])
 
@@ -158,8 +161,9 @@ def test_the_python_door(babbler, monkeypatch):
     answers = list(babbler.complete(["ab", "ba", "a"], samples=3, **options))
     assert answers[0].text == text
     assert len({a.text for a in answers}) == 9
-    for rows in (1, 2, 4):
+    for rows, memory in ((1, 1 << 30), (2, 1 << 30), (4, 1 << 30), (64, 2**14)):
         monkeypatch.setattr(api, "ROWS", rows)
+        monkeypatch.setattr(api, "CACHE_BYTES", memory)
         again = babbler.complete(["ab", "ba", "a"], samples=3, **options)
         assert [a.text for a in again] == [a.text for a in answers]
     messages = [{"role": "user", "content": "ab"}]
@@ -171,8 +175,11 @@ def test_the_python_door_refuses_before_it_begins(babbler):
         next(babbler.complete(["a", "b", "b" * 200], samples=64, max_new=1))
     with pytest.raises(UserError, match="temperature"):
         babbler.generate("a", temperature=-1)
-    with pytest.raises(TypeError, match="temprature"):
-        babbler.generate("a", temprature=1)
+    with pytest.raises(UserError, match="samples: found 0"):
+        next(babbler.complete(["a"], samples=0))
+    for unknown in ("temprature", "samples"):  # a single text has no samples
+        with pytest.raises(TypeError, match=unknown):
+            babbler.generate("a", **{unknown: 2})
 
 
 def test_log_probabilities_come_with_the_text(babbler):

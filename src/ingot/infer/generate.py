@@ -100,9 +100,7 @@ class Decoding:
         keys: Sequence[tuple[int, int]] | None = None,
     ):
         assert not model.training, "sampling from a model in training mode"
-        check_prompts(model, prompts)
-        if samples < 1:
-            raise UserError(f"samples: found {samples}, expected at least 1")
+        check_prompts(model, prompts, samples)
         keys = keys if keys is not None else [(row, 0) for row in range(len(prompts))]
         assert len(keys) == len(prompts), f"{len(keys)} keys for {len(prompts)} prompts"
         self.model, self.sampling, self.origin = model, sampling, (seed, step)
@@ -115,7 +113,7 @@ class Decoding:
         self.reason_R = np.full(len(self.start_R), "", dtype="<U11")
         self.stop_ids = np.array(sorted(sampling.stop), np.int64)
         self.living_B, self.made = np.arange(len(self.start_R)), 0
-        if prompts:
+        if len(prompts):
             self._prefill(prompts, samples, int((self.start_R + room_R).max()))
 
     @property
@@ -193,9 +191,11 @@ class Decoding:
         self._logits_BV = out.head(out.hidden[:, 0])
 
 
-def check_prompts(model: Transformer, prompts: Sequence[np.ndarray | Sequence[int]]) -> None:
+def check_prompts(model: Transformer, prompts: Sequence[np.ndarray | Sequence[int]], samples: int = 1) -> None:
     """Raise a UserError, naming the prompt by its number from 1, unless the model can continue all of them."""
     context, vocab = model.config.context, model.config.vocab
+    if samples < 1:
+        raise UserError(f"samples: found {samples}, expected at least 1")
     for number, prompt in enumerate(prompts, 1):
         if len(prompt) == 0:
             raise UserError(f"prompt {number} is empty; give it at least one token, such as the end-of-text token")

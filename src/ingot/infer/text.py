@@ -87,7 +87,7 @@ class TextRun:
 
     Args:
         prompts: ids, as for `generate`.
-        stop: strings that end a text and are cut off.
+        stop: a string, or several, that end a text and are cut off.
         samples, seed, step, keys: as for `generate`.
 
     Raises:
@@ -101,12 +101,13 @@ class TextRun:
         prompts: Sequence[np.ndarray | Sequence[int]],
         sampling: Sampling,
         *,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         samples: int = 1,
         seed: int = 0,
         step: int = 0,
         keys: Sequence[tuple[int, int]] | None = None,
     ):
+        stop = [stop] if isinstance(stop, str) else stop
         if "" in stop:
             raise UserError("stop: found an empty string, expected text that ends a continuation; leave it out")
         self._decoding = Decoding(model, prompts, sampling, samples=samples, seed=seed, step=step, keys=keys)
