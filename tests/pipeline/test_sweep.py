@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -91,6 +92,16 @@ def test_a_setting_that_changes_no_result_is_refused(work: Path) -> None:
         _graphs("sweep.stage.base.loop.micro_batch=[1, 2]")
     with pytest.raises(UserError, match=r"lrs/lr=0.001,seed=1 and lrs/lr=0.001,seed=2 are one and the same"):
         _graphs("stage.base.seed=5")
+
+
+def test_the_sweep_of_the_page_has_six_points(work: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/stages/sweep.md").read_text()
+    (table,) = re.findall(r"```toml\n(.*?)```", page, re.S)
+    (work / "sweep.toml").write_text(RECIPE.partition("[sweep]")[0] + table)
+    graphs = _graphs()
+    assert [points.label(g) for g in graphs] == [f"lr={lr},seed={s}" for lr in ("0.001", "0.002") for s in (1, 2, 3)]
+    shapes = _graphs("sweep.stage.base.model=[{ depth = 2 }, { depth = 4 }]", "sweep.seeds=[1]")
+    assert [g.nodes["base"].settings.model.depth for g in shapes] == [2, 4] * 2  # type: ignore[attr-defined]
 
 
 def _pretend(monkeypatch: pytest.MonkeyPatch, fails: Any = lambda graph, node: False) -> list[str]:
@@ -234,6 +245,8 @@ def test_a_sweep_killed_in_the_middle_goes_on_and_compare_prints_means_with_inte
     assert "±" in log()
 
     for label, d in everything.items():
+        steps = [e["step"] for e in read_events(d / "metrics.jsonl") if "step" in e]
+        assert label == LABELS[2] or steps == sorted(steps)  # who reads along gets them in order
         expected = {
             (name, e["step"]): float(np.float32(value))
             for e in read_events(d / "metrics.jsonl")

@@ -149,7 +149,7 @@ def print_comparison(comparison: Comparison, out: Console) -> None:
 
 
 def _filled(names: list[str], lines: list[list[str]]) -> Table:
-    shown = table(*names, right=names[2:] if names[0] == "run" else ())
+    shown = table(*names, right=names[1:] if names[0] == "run" else ())
     for line in lines:
         shown.add_row(*line)
     return shown
