@@ -78,3 +78,20 @@ def test_trace(capsys):
 def test_no_torch():
     code = "import sys; import ingot.report.terminal, ingot.report.inspect; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_d6_status_and_page_tell_a_changed_verdict(tmp_path):
+    from ingot.report.panels import panel
+    from ingot.report.terminal import _health
+
+    assert _health(tmp_path) == "healthy"
+    step = {"event": "step", "time": 0, "attempt": 1, "loss_nats": 3.0, "grad_norm": 0.5, "lr": 1e-3, "tok_s": 9}
+    lines = [{**step, "step": 1}, *({**step, "event": "health", "step": s, "health": h} for s, h in CHANGES)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert _health(tmp_path) == "always clipped"
+    assert "While training: always clipped at step 100, healthy at step 300, always clipped at step 900." in panel(
+        "train", tmp_path
+    )
+
+
+CHANGES = ((100, "always clipped"), (300, "healthy"), (900, "always clipped"))

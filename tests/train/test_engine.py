@@ -1,7 +1,7 @@
 """The one loop: a step is the same however it is cut, and a run is the same however it is interrupted."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,8 +21,9 @@ from ingot.model.transformer import build
 from ingot.objectives.lm import LanguageModel
 from ingot.optim.schedule import Schedule
 from ingot.optim.settings import OptimSettings
-from ingot.train.engine import DECLARED, Engine, Plan, train
+from ingot.train.engine import DECLARED, Engine, Plan
 from ingot.train.execution import Execution
+from ingot.train.loop import train
 from ingot.train.settings import LoopSettings
 
 V, T, B = 32, 12, 16
@@ -205,7 +206,13 @@ def test_D1_learning_at_the_last_position_only_is_slower(tmp_path: Path, make_st
 # -- whole runs ------------------------------------------------------------------------------------------------------
 
 
-def _run(engine: Engine, source: Source, path: Path, stop_at: int | None = None) -> dict[str, float]:
+def _run(
+    engine: Engine,
+    source: Source,
+    path: Path,
+    stop_at: int | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, float]:
     order = Order((source.plan.rows,), (1.0,), seed=1)
     engine.resume(lambda text: None)
     loader = Loader(
@@ -223,7 +230,7 @@ def _run(engine: Engine, source: Source, path: Path, stop_at: int | None = None)
 
     log = EventLog(path / "metrics.jsonl")
     try:
-        return stable(train(engine, until(), evaluation, log, lambda m, rate: None))
+        return stable(train(engine, until(), evaluation, log, lambda m, rate: None, say))
     finally:
         loader.close()
         log.close()

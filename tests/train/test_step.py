@@ -14,7 +14,7 @@ from ingot.dist import checkpoint
 from ingot.dist.mesh import Mesh
 from ingot.model.ops import token_logps
 from ingot.optim.settings import OptimSettings
-from ingot.train.engine import train
+from ingot.train.loop import train
 from tests.train.test_engine import T, V, _engine, _gradient, _ragged, _text
 
 

@@ -9,18 +9,11 @@ from markupsafe import Markup
 from ingot.report import figures, reading
 from ingot.report.charts import Series, line_chart
 from ingot.report.rendering import render
-from ingot.train.guard import judge
+from ingot.train.guard import ADVICE, judge
 
 SHOWN = 12
 """Rows of the loss table and samples by step."""
-_VERDICTS = {
-    "healthy": ("good", "all norms are finite, and fewer than nine in ten are clipped."),
-    "always clipped": (
-        "warn",
-        "nine in ten gradients are cut to the threshold: the threshold, not the gradient, sets the length of a step.",
-    ),
-    "critical": ("bad", "a gradient was NaN or infinite: the run stopped there or should have."),
-}
+_COLOURS = {"healthy": "good", "always clipped": "warn", "critical": "bad"}
 
 
 def train(stage: Path) -> Markup:
@@ -31,7 +24,7 @@ def train(stage: Path) -> Markup:
         "train.html",
         pairs=_facts(stage, facts, steps),
         charts=_charts(steps, evaluations, facts, clip) if steps or evaluations else [],
-        verdict=_verdict([s["grad_norm"] for s in steps], clip) if steps else None,
+        verdict=_verdict(steps, reading.events(stage, "health"), clip) if steps else None,
         rows=_loss_rows(evaluations),
         sources=_sources(evaluations),
         samples=reading.spread(reading.samples(stage), SHOWN),
@@ -76,11 +69,15 @@ def _charts(
     ]
 
 
-def _verdict(norms: list[float], clip: float) -> dict[str, str]:
+def _verdict(steps: list[dict[str, Any]], changes: list[dict[str, Any]], clip: float) -> dict[str, str]:
+    """Of all logged norms together, and when the verdict changed while training."""
+    norms = [s["grad_norm"] for s in steps]
     health = judge(norms, clip)
-    css, sentence = _VERDICTS[health]
     above = figures.share(sum(n > clip for n in norms), len(norms))
-    return {"health": health, "css": css, "sentence": f"{above} of logged gradient norms exceed {clip:g}; {sentence}"}
+    sentence = f"{above} of logged gradient norms exceed {clip:g}; {ADVICE[health]}."
+    if changes:
+        sentence += " While training: " + ", ".join(f"{e['health']} at step {e['step']:,}" for e in changes) + "."
+    return {"health": health, "css": _COLOURS[health], "sentence": sentence}
 
 
 def _sources(evaluations: list[dict[str, Any]]) -> list[str]:

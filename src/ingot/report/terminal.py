@@ -143,7 +143,7 @@ def _print_evaluate(out: Console, stage: Path) -> None:
 
 def status_rows(graph: Graph, root: Path) -> list[dict[str, Any]]:
     """How far every stage is: {name, kind, state, why, seconds}; of train stages also {step, phase, steps,
-    loss_nats, val_loss_nats, tok_s, eta_s}.
+    loss_nats, val_loss_nats, tok_s, eta_s, health}.
     """
     rows = []
     for node in graph.nodes.values():
@@ -171,7 +171,13 @@ def _train_progress(stage: Path, state: str) -> dict[str, Any]:
         "val_loss_nats": evaluations[-1].get("val_loss_nats") if evaluations else None,
         "tok_s": last.get("tok_s"),
         "eta_s": eta,
+        "health": _health(stage) if steps else None,
     }
+
+
+def _health(stage: Path) -> str:
+    """The newest verdict on the gradients; only changes are events, and a run begins healthy."""
+    return next((e["health"] for e in reversed(reading.events(stage, "health"))), "healthy")
 
 
 def print_status(rows: list[dict[str, Any]]) -> None:
@@ -187,7 +193,8 @@ def print_status(rows: list[dict[str, Any]]) -> None:
             figures.duration(row["eta_s"]) if row.get("eta_s") is not None else "",
             figures.duration(row["seconds"]) if row.get("seconds") is not None else "",
         ]
-        why = "" if row["state"] == "HIT" else row["why"]
+        worry = row["health"] if row.get("health") not in (None, "healthy") else ""
+        why = "; ".join(filter(None, ("" if row["state"] == "HIT" else row["why"], worry)))
         shown.add_row(row["name"], row["kind"], state_text(row["state"]), step, *spelled, why)
     console().print(shown)
 

@@ -27,8 +27,9 @@ from ingot.stages.text import TOKENIZER
 from ingot.stages.timeline import Timeline
 from ingot.text.tokenizer import Tokenizer, load_tokenizer
 from ingot.train.api import Objective
-from ingot.train.engine import Engine, Plan, StepMetrics, train
+from ingot.train.engine import Engine, Plan, StepMetrics
 from ingot.train.execution import Execution, choose, remembered
+from ingot.train.loop import train
 from ingot.train.settings import MICRO_TOKENS
 
 
@@ -138,7 +139,7 @@ def _loop(
                 shown = {"loss": f"{float(m.loss):.4f}", "lr": f"{m.lr:.2e}", "tok_s": f"{rate:,.0f}"}
                 bar.advance(m.step - bar.done, **shown, **engine.plan.label(m.step))
 
-            final = train(engine, iter(loader), evaluation, job.log, progress)
+            final = train(engine, iter(loader), evaluation, job.log, progress, job.display.say)
     finally:
         loader.close()
     on_gpu = engine.execution.device == "cuda"

@@ -1,4 +1,4 @@
-"""The one training loop. Pretraining, fine-tuning and every other objective run through `Engine.step`.
+"""The one training step. Pretraining, fine-tuning and every other objective run through `Engine.step`.
 
 A step: take the raw batch of that step, let the objective expand it (usually to itself), count the units of the whole
 step over all ranks, run forward and backward over micro-batches with each loss term divided by its unit's global
@@ -11,7 +11,6 @@ and the objective's small declared dict; resuming repeats nothing and skips noth
 
 import copy
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +19,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ingot.core.errors import UserError
-from ingot.core.events import EventLog
 from ingot.data.batches import Batch
 from ingot.data.order import key_of
 from ingot.dist import checkpoint
@@ -29,7 +26,7 @@ from ingot.dist.mesh import Mesh
 from ingot.optim import optimizers
 from ingot.optim.groups import clip_, global_norm
 from ingot.optim.settings import OptimSettings
-from ingot.train import scaling
+from ingot.train import guard, scaling
 from ingot.train.api import Context, Objective, Term
 from ingot.train.execution import Execution
 from ingot.train.settings import LoopSettings
@@ -42,6 +39,7 @@ FRESH: dict[str, Any] = {
     "loss_scale_steps": 0,
     "best_step": 0,
     "best_val_loss_nats": None,
+    "health": guard.FRESH,
     "objective": {},
 }
 DECLARED = frozenset(FRESH)
@@ -255,117 +253,3 @@ class Engine:
 def normalised(terms: dict[str, Term], counts: dict[str, int]) -> dict[str, Tensor]:
     """What each term adds to the loss of a step with these global counts: weight * sum / count."""
     return {name: t.weight * t.sum / max(1, counts[t.unit]) for name, t in terms.items()}
-
-
-Evaluation = Callable[[int, bool], dict[str, float]]
-"""(step, whole split?) -> flat numbers, among them `val_loss_nats`; passed in by the stage."""
-
-
-def train(
-    engine: Engine,
-    batches: Iterator[Batch],
-    evaluation: Evaluation,
-    log: EventLog,
-    progress: Callable[[StepMetrics, float], None],
-) -> dict[str, float]:
-    """Run the engine to the end of its plan: log, evaluate, save. Returns the numbers of the final evaluation."""
-    plan, loop, state = engine.plan, engine.plan.loop, engine.state
-    if state["step"] == 0:
-        log.write("evaluation", step=0, **evaluation(0, False))
-    pending: list[StepMetrics] = []
-    clock = _Clock()
-    for raw in batches:
-        metrics = engine.step(raw)
-        step = metrics.step
-        last = step == plan.steps
-        if metrics.skipped or step == 1 or last or step % loop.log_every == 0:
-            pending.append(metrics)
-        rate = clock.tick(metrics.tokens)
-        if clock.due() or last:
-            _write(engine, pending, rate, log)
-            progress(metrics, rate)
-        if not last and step % plan.evaluate_every == 0:
-            with clock.paused():
-                _write(engine, pending, rate, log)  # so that the log, and who reads it along, has the steps in order
-                _refuse_nonfinite(metrics, log)
-                _note_best(engine, evaluation(step, False), log)
-        if last or step % loop.save_every == 0:
-            with clock.paused():
-                _write(engine, pending, rate, log)
-                _refuse_nonfinite(metrics, log)
-                log.flush()
-                engine.save()
-    _note_best(engine, evaluation(plan.steps, False), log)
-    return {**evaluation(plan.steps, True), "tok_s": round(clock.rate)}
-
-
-def _note_best(engine: Engine, numbers: dict[str, float], log: EventLog) -> None:
-    state = engine.state
-    log.write("evaluation", step=state["step"], **numbers)
-    best, now = state["best_val_loss_nats"], numbers["val_loss_nats"]
-    if math.isfinite(now) and (best is None or now < best):
-        state["best_step"], state["best_val_loss_nats"] = state["step"], now
-        engine.save_best()
-
-
-def _write(engine: Engine, pending: list[StepMetrics], rate: float, log: EventLog) -> None:
-    """Turn buffered device numbers into log lines: the one moment that waits for the device."""
-    for m in pending:
-        if m.skipped:
-            log.write("skipped", step=m.step, loss_nats=float(m.loss), why="gradient overflow in fp16")
-            continue
-        loss, norm = float(m.loss), float(m.grad_norm)
-        penalties = {name: float(value) for name, value in m.penalties.items()}
-        tokens = {"tokens": m.tokens, "tokens_seen": m.tokens_seen, "tok_s": round(rate)}
-        numbers = {"loss_nats": loss, **penalties, "grad_norm": norm, "lr": m.lr, **tokens}
-        log.write("step", step=m.step, **numbers, **engine.plan.label(m.step))
-        _refuse_nonfinite(m, log)
-    pending.clear()
-
-
-def _refuse_nonfinite(m: StepMetrics, log: EventLog) -> None:
-    """Stop before broken weights are saved; the checkpoints on disk are from before the break."""
-    if not m.skipped and not (math.isfinite(float(m.loss)) and math.isfinite(float(m.grad_norm))):
-        log.flush()
-        raise UserError(
-            f"step {m.step}: loss {float(m.loss)}, gradient norm {float(m.grad_norm)}, expected finite numbers; "
-            "lower optim.lr, or look at that batch with `ingot trace`"
-        )
-
-
-class _Clock:
-    """Tokens per second of training proper (evaluation and saving excluded), and when to speak next."""
-
-    def __init__(self) -> None:
-        self._start = self._spoke = time.monotonic()
-        self._tokens = 0
-        self.rate = 0.0
-
-    def tick(self, tokens: int) -> float:
-        self._tokens += tokens
-        self.rate = self._tokens / max(1e-9, time.monotonic() - self._start)
-        return self.rate
-
-    def due(self) -> bool:
-        now = time.monotonic()
-        if now - self._spoke < 0.5:
-            return False
-        self._spoke = now
-        return True
-
-    def paused(self) -> "_Pause":
-        return _Pause(self)
-
-    def shift(self, seconds: float) -> None:
-        self._start += seconds
-
-
-class _Pause:
-    def __init__(self, clock: _Clock):
-        self._clock = clock
-
-    def __enter__(self) -> None:
-        self._began = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self._clock.shift(time.monotonic() - self._began)
