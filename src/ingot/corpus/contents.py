@@ -30,6 +30,8 @@ class Cleaned(NamedTuple):
     """Fingerprints that are equal for documents that repeat each other."""
     clusters: list[bytes]
     """Fingerprints that are equal for documents that belong on one side of a split."""
+    squeezed: pl.Series | None = None
+    """Running text with one blank between words, which measures are taken of."""
 
 
 def clean_documents(texts: pl.Series, extras: pl.Series, settings: CorpusSettings) -> Cleaned:
@@ -46,8 +48,9 @@ def _texts(texts: pl.Series, extras: pl.Series, settings: CorpusSettings) -> Cle
     texts, found = _masked(clean.clean_texts(texts, settings.trim_lines), settings)
     blank = (~texts.str.contains(r"\S")).arg_true()
     reasons = _reasons([None] * len(texts)).scatter(blank, "empty")
-    keys = dedup.fingerprints(texts)
-    return Cleaned(texts, extras, reasons, found, keys, keys)
+    squeezed = dedup.squeeze(texts)
+    keys = dedup.fingerprints(squeezed)
+    return Cleaned(texts, extras, reasons, found, keys, keys, pl.Series(squeezed))
 
 
 def _rows(texts: pl.Series, extras: pl.Series, settings: CorpusSettings) -> Cleaned:
@@ -63,12 +66,16 @@ def _rows(texts: pl.Series, extras: pl.Series, settings: CorpusSettings) -> Clea
         found = {name: count + more[name] for name, count in found.items()}
     texts = pl.Series([dump_document(document) for document in documents], dtype=pl.String)
     reasons = _reasons([_reason(d, row, settings) for d, row in zip(documents, messages, strict=True)])
-    keys = clusters = dedup.fingerprints(texts)
+    keys = clusters = _fingerprints(texts)
     if settings.format == "pairs":
-        clusters = dedup.fingerprints(pl.Series([dump_document(d["prompt"]) for d in documents], dtype=pl.String))
+        clusters = _fingerprints(pl.Series([dump_document(d["prompt"]) for d in documents], dtype=pl.String))
     if settings.format == "prompts":
-        keys = dedup.fingerprints(texts + "\n" + extras.fill_null(""))
+        keys = _fingerprints(texts + "\n" + extras.fill_null(""))
     return Cleaned(texts, extras, reasons, found, keys, clusters)
+
+
+def _fingerprints(texts: pl.Series) -> list[bytes]:
+    return dedup.fingerprints(dedup.squeeze(texts))
 
 
 def _reason(document: Any, messages: list[dict[str, Any]], settings: CorpusSettings) -> str | None:

@@ -23,6 +23,7 @@ from typing import cast
 import polars as pl
 
 from ingot.core.errors import UserError, nearest
+from ingot.corpus.dedup import squeeze
 from ingot.corpus.settings import QualityBounds
 
 Filter = Callable[[pl.DataFrame], pl.Series]
@@ -39,33 +40,43 @@ QUALITY_REASONS = (
 
 _UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
 _MOSTLY_UNSPACED = 0.3
-_CORE = (pl.col("text").str.len_chars().alias("characters"), pl.col("text").str.extract_all(r"\S+").alias("_words"))
+SQUEEZED = "_squeezed"
 
 
 def measure(documents: pl.DataFrame) -> pl.DataFrame:
-    """Add `characters`, `words`, `mean_word_length`, `special_share`, `unique_word_share` (null: not asked)."""
-    text, words = pl.col("text"), pl.col("_words")
+    """Add `characters`, `words`, `mean_word_length`, `special_share`, `unique_word_share` (null: not asked).
+
+    Args:
+        documents: with `text`; a column `_squeezed` of the same texts, words one blank apart, saves making it here.
+    """
+    if SQUEEZED not in documents.columns:
+        documents = documents.with_columns(pl.Series(SQUEEZED, squeeze(documents["text"])))
+    text, squeezed, words = pl.col("text"), pl.col(SQUEEZED), pl.col("words")
     signs = text.str.count_matches(r"[^\p{Alphabetic}\p{M}\p{N}\s]")
-    letters = words.list.eval(pl.element().str.len_chars().sum()).list.first()
+    filled = squeezed != ""
+    split = squeezed.str.split(" ")
     measured = (
-        documents.with_columns(*_CORE)
+        documents.with_columns(characters=text.str.len_chars(), _split=split)
         .with_columns(
-            words=words.list.len().cast(pl.Int64),
-            special_share=signs / pl.col("characters"),
-            mean_word_length=letters / words.list.len(),
-            unique_word_share=words.list.n_unique() / words.list.len(),
+            words=pl.when(filled).then(pl.col("_split").list.len()).otherwise(0).cast(pl.Int64),
+            unique_word_share=pl.when(filled).then(pl.col("_split").list.n_unique()).otherwise(0),
         )
-        .drop("_words")
+        .with_columns(
+            special_share=signs / pl.col("characters"),
+            mean_word_length=(squeezed.str.len_chars() - (words - 1).clip(0)) / words,
+            unique_word_share=pl.col("unique_word_share") / words,
+        )
+        .drop("_split", SQUEEZED)
     )
     return _measure_unspaced(measured)
 
 
 def _measure_unspaced(documents: pl.DataFrame) -> pl.DataFrame:
     """Correct the measures of rows with scripts that put no blanks between words."""
-    present = documents["text"].str.contains(f"[{_UNSPACED}]")
-    if not present.any():
+    wide = (documents["text"].str.len_bytes() > documents["characters"]).arg_true()
+    rows = wide.filter(documents["text"].gather(wide).str.contains(f"[{_UNSPACED}]"))
+    if not len(rows):
         return documents
-    rows = present.arg_true()
     part = documents[rows]
     texts = part["text"]
     signs = texts.str.count_matches(f"[{_UNSPACED}]")

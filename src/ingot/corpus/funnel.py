@@ -6,6 +6,9 @@ Bytes are those of the raw text as it was read (of the damaged line or file wher
 not be read).
 """
 
+# pyright: reportAttributeAccessIssue=false
+# (pyarrow.compute makes its functions when it is imported)
+
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -16,6 +19,7 @@ from typing import Any
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ingot.core.artifact import atomic_json, atomic_open
@@ -124,33 +128,28 @@ class Funnel:
             counts.quarantined[0] += record.documents
             counts.quarantined[1] += record.bytes
 
-    def count(self, documents: pl.DataFrame) -> None:
+    def count(self, documents: pa.Table) -> None:
         """Count a batch whose fate (`drop_reason`, null: kept) is decided."""
-        sums = [pl.col(f"pii_{kind}").sum() for kind in KINDS]
-        rows = documents.group_by("source", "drop_reason", maintain_order=True).agg(
-            pl.len(), pl.col("raw_bytes").sum(), pl.col("bytes").sum(), *sums
+        found = [f"pii_{kind}" for kind in KINDS]
+        frame = pl.from_arrow(documents.select(["source", "drop_reason", "raw_bytes", "bytes", *found]))
+        assert isinstance(frame, pl.DataFrame)
+        rows = frame.group_by("source", "drop_reason", maintain_order=True).agg(
+            pl.len(), pl.col("raw_bytes", "bytes", *found).sum()
         )
-        for source, reason, number, raw, clean, *found in rows.iter_rows():
+        for source, reason, number, raw, clean, *masked in rows.iter_rows():
             for counts in (self.total, self.sources[source]):
                 fate = counts.kept if reason is None else counts.dropped[reason]
                 fate[0] += number
                 fate[1] += raw
                 counts.clean_bytes += clean if reason is None else 0
-                counts.pii = {k: counts.pii[k] + n for k, n in zip(KINDS, found, strict=True)}
-        self._note_dropped(documents.filter(pl.col("drop_reason").is_not_null()))
+                counts.pii = {k: counts.pii[k] + n for k, n in zip(KINDS, masked, strict=True)}
+        self._note_dropped(documents.filter(pc.is_valid(documents["drop_reason"])))
 
-    def _note_dropped(self, documents: pl.DataFrame) -> None:
-        columns = {
-            "source": "source",
-            "path": "path",
-            "offset": "offset",
-            "drop_reason": "reason",
-            "raw_bytes": "bytes",
-        }
-        sample = pl.col("text").str.slice(0, SAMPLE_CHARACTERS)
-        self._waiting.append(
-            documents.select(*[pl.col(a).alias(b) for a, b in columns.items()], sample).to_arrow().cast(DROPPED)
-        )
+    def _note_dropped(self, documents: pa.Table) -> None:
+        names = {"source": "source", "path": "path", "offset": "offset", "reason": "drop_reason", "bytes": "raw_bytes"}
+        columns = [documents[name] for name in names.values()]
+        sample = pc.utf8_slice_codeunits(documents["text"], 0, SAMPLE_CHARACTERS)
+        self._waiting.append(pa.table([*columns, sample], names=[*names, "text"]).cast(DROPPED))
         self._flush_dropped()
 
     def _flush_dropped(self, last: bool = False, rows: int = 4096) -> None:

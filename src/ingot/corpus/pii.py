@@ -11,7 +11,9 @@ hyphens and an issued range; an IPv4 address needs four parts of at most 255 tha
 is a matrix product, not an address.
 """
 
+import functools
 import ipaddress
+import operator
 import re
 
 import polars as pl
@@ -46,7 +48,7 @@ _REPLACED = {
     "phone": rf"(\A|[^\w.+\-(])({_PHONE})((?:\.|-)?(?:[^\w.\-]|\z))",
 }
 _SEARCHED = {
-    "email": "@",
+    "email": r"[^\s@]@[^\s@]",
     "ip": r"[0-9]\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]",
     "ssn": r"[0-9]-[0-9]{2}-[0-9]{4}",
     "phone": r"[0-9]{3}[ .\-][0-9]{4}|\+[1-9]",
@@ -54,6 +56,8 @@ _SEARCHED = {
 _IPV6_SEARCHED = (
     r"[0-9A-Fa-f]:(?:[0-9A-Fa-f]{1,4}:){6}[0-9A-Fa-f]|[0-9A-Fa-f]{2}::|::[fF]{4}:|[0-9A-Fa-f]:[0-9A-Fa-f]{1,4}::"
 )
+_HINTS = {"email": ("@",), "ip6": ("::", r":[0-9A-Fa-f]{1,4}:[0-9A-Fa-f]{1,4}:")}
+"""One of these is in every text that a search above finds; what begins with a fixed sign is looked for much faster."""
 _IPV6 = re.compile(r"(?<![\w:.])[0-9A-Fa-f:]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*[0-9A-Fa-f:](?![\w:])")
 _ADDRESSES = [
     ipaddress.IPv6Network(n) for n in ("2000::/3", "fc00::/7", "fe80::/10", "ff00::/8", "64:ff9b::/96", "::ffff:0:0/96")
@@ -72,7 +76,7 @@ def mask_pii(texts: pl.Series) -> tuple[pl.Series, dict[str, pl.Series]]:
 
 def _mask(texts: pl.Series, kind: str) -> tuple[pl.Series, pl.Series]:
     mark, zero = KINDS[kind], pl.zeros(len(texts), dtype=pl.Int64, eager=True)
-    rows = texts.str.contains(_SEARCHED[kind], literal=kind == "email").arg_true()
+    rows = _found(texts, _SEARCHED[kind], _HINTS.get(kind, ()))
     if not len(rows):
         return texts, zero
     found = texts.gather(rows)
@@ -83,9 +87,17 @@ def _mask(texts: pl.Series, kind: str) -> tuple[pl.Series, pl.Series]:
     return texts.scatter(rows, masked), zero.scatter(rows, added)
 
 
+def _found(texts: pl.Series, pattern: str, hints: tuple[str, ...]) -> pl.Series:
+    """The rows in which a pattern is found; of texts without one of its hints (if it has any) it is not asked."""
+    if not hints:
+        return texts.str.contains(pattern).arg_true()
+    hinted = functools.reduce(operator.or_, (texts.str.contains(hint) for hint in hints)).arg_true()
+    return hinted.filter(texts.gather(hinted).str.contains(pattern))
+
+
 def _mask_ipv6(texts: pl.Series) -> tuple[pl.Series, pl.Series]:
     zero = pl.zeros(len(texts), dtype=pl.Int64, eager=True)
-    rows = texts.str.contains(_IPV6_SEARCHED).arg_true()
+    rows = _found(texts, _IPV6_SEARCHED, _HINTS["ip6"])
     if not len(rows):
         return texts, zero
     done = [_mask_ipv6_in(text) for text in texts.gather(rows)]

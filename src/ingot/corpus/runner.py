@@ -96,19 +96,22 @@ def prepare(batch: pa.Table, settings: CorpusSettings, judges: Mapping[str, filt
     frame = frame.with_columns(
         text=cleaned.texts, extra=cleaned.extras, raw_bytes=raw_bytes, bytes=sizes, **cleaned.pii
     )
-    frame = frame.with_columns(drop_reason=_reasons(frame, cleaned.reasons, settings, judges))
+    frame = frame.with_columns(drop_reason=_reasons(frame, cleaned, settings, judges))
     table = frame.to_arrow()
     table = table.append_column("cluster", pa.array(dedup.clusters(cleaned.clusters), pa.uint64()))
     return table.append_column(_KEY, pa.array(cleaned.keys, pa.binary(16)))
 
 
 def _reasons(
-    frame: pl.DataFrame, reasons: pl.Series, settings: CorpusSettings, judges: Mapping[str, filters.Filter]
+    frame: pl.DataFrame, cleaned: contents.Cleaned, settings: CorpusSettings, judges: Mapping[str, filters.Filter]
 ) -> pl.Series:
     """The first reason to drop each document, or null: those given, then quality, then the stage's own filters."""
+    reasons = cleaned.reasons
     rows = reasons.is_null().arg_true()
     if not len(rows):
         return reasons
+    if settings.bounds is not None and cleaned.squeezed is not None:
+        frame = frame.with_columns(cleaned.squeezed.alias(filters.SQUEEZED))
     rest = frame[rows] if len(rows) < len(frame) else frame
     if settings.bounds is not None:
         rest = filters.measure(rest)
@@ -147,9 +150,7 @@ def _kept(
         for table in ordered_map(partial(prepare, settings=settings, judges=judges), raw, settings.workers):
             if settings.dedup.exact:
                 table = _drop_repeated(table, seen)
-            frame = pl.from_arrow(table.drop_columns([_KEY]))
-            assert isinstance(frame, pl.DataFrame)
-            funnel.count(frame)
+            funnel.count(table)
             kept = table.filter(pc.is_null(table["drop_reason"]))
             yield kept.append_column("split", pa.nulls(kept.num_rows, pa.string())).select(SCHEMA.names).cast(SCHEMA)
             bar.advance(table.num_rows, kept=f"{funnel.total.kept[0]:,}")
@@ -158,7 +159,7 @@ def _kept(
 def _drop_repeated(table: pa.Table, seen: dedup.Seen) -> pa.Table:
     """Give `exact_duplicate` to documents that nothing else rejects and whose text came before among those kept."""
     open_rows = pc.is_null(table["drop_reason"])
-    repeated = iter(seen.repeated(table.filter(open_rows)[_KEY].to_pylist()))
+    repeated = iter(seen.repeated(table[_KEY].filter(open_rows).to_pylist()))
     again = [is_open and next(repeated) for is_open in open_rows.to_pylist()]
     reasons = pc.if_else(
         pa.array(again, pa.bool_()), pa.scalar("exact_duplicate", pa.large_string()), table["drop_reason"]
@@ -210,11 +211,12 @@ def _spooled(spool: Path) -> Iterator[pa.Table]:
 
 def _write(table: pa.Table, writer: DocumentWriter, tally: dict[str, int]) -> None:
     writer.write(table)
+    characters, sizes = pc.utf8_length(table["text"]).to_numpy(), table["bytes"].to_numpy()
     for split in ("train", "val"):
-        part = table.filter(pc.equal(table["split"], split))
-        tally[f"{split}_documents"] += part.num_rows
-        tally[f"{split}_characters"] += pc.sum(pc.utf8_length(part["text"])).as_py() or 0
-        tally[f"{split}_bytes"] += pc.sum(part["bytes"]).as_py() or 0
+        rows = pc.equal(table["split"], split).to_numpy()
+        tally[f"{split}_documents"] += int(rows.sum())
+        tally[f"{split}_characters"] += int(characters[rows].sum())
+        tally[f"{split}_bytes"] += int(sizes[rows].sum())
 
 
 def _write_repeats(
