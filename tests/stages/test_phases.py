@@ -115,7 +115,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def _run(graph: Graph, name: str, to: str | None = None, **settings: Any) -> Path:
     """Build one stage in this process, in its own directory or in another."""
     node = graph.nodes[name]
-    job = _job(Path("runs"), node, graph.recipe.run, quiet=True)
+    job = _job(Path("runs"), node, graph.recipe, quiet=True)
     job["settings"] |= settings
     if to:
         job["dir"] = str((stage_dir(Path("runs"), node).path.parent / to).absolute())
