@@ -287,17 +287,26 @@ def chat(
 def trace(
     stage: StageArg,
     step: Annotated[int, typer.Option(help="1-based step, past or future.", min=1)] = 1,
-    rows: Annotated[int, typer.Option(help="Rows shown.", min=1)] = 4,
+    document: Annotated[
+        str, typer.Option(help="Instead of a step: a document's file; shows the steps that it is in.")
+    ] = "",
+    rows: Annotated[int, typer.Option(help="Rows (or documents) shown.", min=1)] = 4,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the documents in the batch of any step, past or future."""
+    """Show the documents in the batch of any step, or the steps of any document; past or future."""
     from itertools import islice
 
-    from ingot.report.terminal import print_trace
-    from ingot.stages.mixture import trace as traced
+    from ingot.report.terminal import print_document_steps, print_trace
+    from ingot.stages.trace import trace as traced
+    from ingot.stages.trace import trace_document
 
-    found = list(islice(traced(stage, step), None if as_json else rows))
-    data = [{"source": t.source, "row": t.row, "pieces": t.pieces, "ids": t.ids.tolist()} for t in found]
+    most = None if as_json else rows
+    if document:
+        found = list(islice(trace_document(stage, document), most))
+        _emit(found, as_json, lambda: print_document_steps(found))
+        return
+    batch = islice(traced(stage, step), most)
+    data = [{"source": t.source, "row": t.row, "pieces": t.pieces, "ids": t.ids.tolist()} for t in batch]
     _emit(data, as_json, lambda: print_trace(data, step))
 
 

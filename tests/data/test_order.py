@@ -4,7 +4,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.data.order import BLOCK, Order, key_of, permute, spread
@@ -13,6 +13,26 @@ from ingot.data.order import BLOCK, Order, key_of, permute, spread
 @given(n=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
 def test_C4_the_shuffle_is_a_permutation(n: int, key: int) -> None:
     assert sorted(permute(np.arange(n), n, key).tolist()) == list(range(n))
+
+
+@given(n=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
+def test_the_shuffle_runs_backwards(n: int, key: int) -> None:
+    there = permute(np.arange(n), n, key)
+    assert permute(there, n, key, inverse=True).tolist() == list(range(n))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.floats(0.1, 1), st.integers(0, 90)), min_size=1, max_size=3),
+    st.integers(0, 300),
+)
+def test_the_places_of_a_row_are_where_it_is_drawn(sources: list[tuple[int, float, int]], end: int) -> None:
+    rows, shares, drawn = zip(*sources, strict=True)
+    order = Order(rows, shares, seed=1, drawn=drawn)
+    source, row = order.at(0, end)
+    for s in range(len(rows)):
+        for r in {0, rows[s] // 2, rows[s] - 1}:
+            assert order.places(s, r, end) == np.flatnonzero((source == s) & (row == r)).tolist()
 
 
 def test_C4_the_shuffle_is_random_access_at_any_length() -> None:

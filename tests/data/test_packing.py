@@ -106,3 +106,14 @@ def test_C1_an_epoch_is_counted_in_tokens_at_any_stride():
     assert every.targets == 999_999
     assert every.rows * 1024 / every.targets == pytest.approx(1024, rel=2e-3)  # each token about T times
     assert Windows(_ends([10_000]), 1024).targets == 9 * 1024
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(4, 24), st.integers(1, 30))
+def test_the_rows_of_a_document_are_the_rows_that_hold_it(lengths: list[int], context: int, stride: int) -> None:
+    ends = _ends(lengths)
+    for plan in (Windows(ends, context, stride), BestFit(ends, context), BestFit(ends, context, truncate=True)):
+        holds: dict[int, list[int]] = {d: [] for d in range(len(lengths))}
+        for row in range(plan.rows):
+            for document in dict.fromkeys(piece.document for piece in plan.slices(row)):
+                holds[document].append(row)
+        assert {d: list(plan.rows_of(d)) for d in holds} == holds

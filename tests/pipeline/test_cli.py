@@ -101,7 +101,7 @@ def test_trace_is_what_was_trained_on(finished: Path, monkeypatch: pytest.Monkey
     import numpy as np
 
     from ingot.stages import child, train
-    from ingot.stages.mixture import trace
+    from ingot.stages.trace import trace
     from ingot.train.engine import Engine
 
     rng = np.random.default_rng(4)
@@ -134,6 +134,28 @@ def test_trace_is_what_was_trained_on(finished: Path, monkeypatch: pytest.Monkey
                 assert set(trained[len(ids) :]) <= {trained[-1]}  # padding
                 assert all(p["path"] for p in traced.pieces)
     assert train.run  # the builder that the child ran
+
+
+def test_trace_of_a_document_is_the_steps_that_hold_it(finished: Path, ingot) -> None:
+    from ingot.stages.trace import trace, trace_document
+
+    for name, steps in (("base", 60), ("chat", 20)):
+        stage = finished / "runs" / "tiny" / name
+        held: dict[tuple[str, str, int], set[int]] = {}
+        for step in range(1, steps + 1):
+            for row in trace(stage, step):
+                for piece in row.pieces:
+                    held.setdefault((row.source, piece["path"], piece["offset"]), set()).add(step)
+        for path in sorted({path for _, path, _ in held})[-8:]:
+            for found in trace_document(stage, path):
+                here = held.get((found["corpus"], found["path"], found["offset"]), set())
+                assert found["steps"] == sorted(here)
+    shown = ingot("trace", "runs/tiny/chat", "--document", "talk.jsonl", "--rows", "2", cwd=finished).stdout
+    assert shown.count("talk: ") == 2
+    assert "steps: " in shown
+    absent = ingot("trace", "runs/tiny/chat", "--document", "nothing.txt", cwd=finished)
+    assert absent.returncode == 2
+    assert "nothing.txt: no document of clean, talk is from there, expected a file such as" in absent.stderr
 
 
 def test_gc_lists_and_deletes_only_orphans(finished: Path, ingot) -> None:

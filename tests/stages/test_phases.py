@@ -18,7 +18,7 @@ from ingot.pipeline.run import _job, link
 from ingot.pipeline.status import stage_dir
 from ingot.report import terminal
 from ingot.stages import child
-from ingot.stages.mixture import trace
+from ingot.stages.trace import trace
 from ingot.train.engine import Engine
 
 RECIPE = """

@@ -43,16 +43,23 @@ def key_of(*parts: int) -> int:
     return int(keys_of(*parts)[0])
 
 
-def permute(index: np.ndarray, n: int, key: int) -> np.ndarray:
-    """Where each of `index` (int64, values in [0, n)) goes under the permutation of [0, n) that `key` names."""
+def permute(index: np.ndarray, n: int, key: int, inverse: bool = False) -> np.ndarray:
+    """Where each of `index` (int64, values in [0, n)) goes under the permutation of [0, n) that `key` names.
+
+    With `inverse`, where it came from: each round of the network undoes itself when the rounds run backwards.
+    """
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     mask = np.uint64((1 << half) - 1)
     keys = [np.uint64(key_of(key, r)) for r in range(_ROUNDS)]
 
     def network(x: np.ndarray) -> np.ndarray:
         left, right = x >> np.uint64(half), x & mask
-        for k in keys:
-            left, right = right, left ^ (mix64(right + k) & mask)
+        if inverse:
+            for k in reversed(keys):
+                left, right = right ^ (mix64(left + k) & mask), left
+        else:
+            for k in keys:
+                left, right = right, left ^ (mix64(right + k) & mask)
         return (left << np.uint64(half)) | right
 
     with np.errstate(over="ignore"):
@@ -133,3 +140,16 @@ class Order:
         blocks, rest = divmod(places, len(self._pattern))
         begun = np.bincount(self._pattern[:rest], minlength=len(self.rows))
         return tuple(int(n) for n in self._drawn + blocks * self._counts + begun)
+
+    def places(self, source: int, row: int, end: int) -> list[int]:
+        """The 0-based places before `end` at which a row of a source is drawn, first to last: `at` backwards."""
+        rows, first, last = self.rows[source], int(self._drawn[source]), self.drawn_after(end)[source]
+        own = np.flatnonzero(self._pattern == source)
+        found = []
+        for epoch in range(first // rows, -(-last // rows)):
+            within = permute(np.array([row]), rows, key_of(self.seed, source, epoch), inverse=True)
+            drawn = epoch * rows + int(within[0])
+            if first <= drawn < last:
+                block, rank = divmod(drawn - first, len(own))
+                found.append(block * len(self._pattern) + int(own[rank]))
+        return found

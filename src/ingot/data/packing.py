@@ -61,6 +61,12 @@ class Windows:
     def slices(self, row: int) -> list[Slice]:
         return _slices(*self.index(np.array([row])))
 
+    def rows_of(self, document: int) -> range:
+        """The rows in which a document stands: `slices` backwards."""
+        start = int(self._ends[document - 1]) if document else 0
+        first = max(0, -(-(start - self.context) // self.stride))
+        return range(first, min(self.rows, (int(self._ends[document]) - 1) // self.stride + 1))
+
 
 class BestFit:
     """Whole documents, longest first, each into the fullest row that still has room (best-fit decreasing).
@@ -98,6 +104,11 @@ class BestFit:
 
     def slices(self, row: int) -> list[Slice]:
         return [Slice(*map(int, p)) for p in self._pieces[self._first[row] : self._first[row + 1]]]
+
+    def rows_of(self, document: int) -> list[int]:
+        """The rows in which a document stands: `slices` backwards."""
+        pieces = np.flatnonzero(self._pieces[:, 0] == document)
+        return np.unique(np.searchsorted(self._first, pieces, side="right") - 1).tolist()
 
     def save(self, path: Path) -> None:
         """Write the row index as an artifact: pieces (document, start, stop) and each row's first piece."""

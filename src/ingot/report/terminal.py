@@ -28,6 +28,7 @@ NUMBERS = frozenset({"step", "loss", "validation", "tok/s", "ETA", "time"})
 """Columns that are numbers."""
 PIECE_CHARACTERS, SAMPLE_CHARACTERS = 300, 200
 """How much of a text is printed."""
+STEPS_SHOWN = 20
 
 
 def console(error: bool = False) -> Console:
@@ -213,6 +214,18 @@ def print_trace(data: list[dict[str, Any]], step: int) -> None:
             span = f"tokens {piece['first_token']:,} to {piece['first_token'] + piece['tokens'] - 1:,}"
             out.print(Text(f"  {piece.get('path', '?')}{at}, {span}", "cyan"), soft_wrap=True)
             out.print(Text(_clip(piece["text"], PIECE_CHARACTERS), "dim"), soft_wrap=True)
+
+
+def print_document_steps(data: list[dict[str, Any]]) -> None:
+    """The steps of each document of a file."""
+    out = console()
+    for row in data:
+        at = f" at {row['offset']:,}" if row.get("offset") else ""
+        out.print(Text(f"{row['corpus']}: {row['path']}{at}, {row['tokens']:,} tokens", "cyan"), soft_wrap=True)
+        steps = row["steps"]
+        more = f" and {len(steps) - STEPS_SHOWN:,} more" if len(steps) > STEPS_SHOWN else ""
+        shown = ", ".join(f"{step:,}" for step in steps[:STEPS_SHOWN])
+        out.print(f"  in {figures.count(len(steps))} steps: {shown}{more}" if steps else "  in no step", soft_wrap=True)
 
 
 def table(*columns: str, right: Iterable[str] = NUMBERS) -> Table:

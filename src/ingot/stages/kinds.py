@@ -37,6 +37,7 @@ def _corpus_digest(settings: Settings, hashes: FileHashes) -> str:
     return source_digest(settings, hashes)
 
 
+_TRAINING = ("stages/layout.py", "stages/timeline.py", "stages/train.py")
 _WIRING = ("stages/mixture.py", "stages/load.py")
 
 KINDS: dict[str, Kind] = {
@@ -47,7 +48,7 @@ KINDS: dict[str, Kind] = {
         TrainSettings,
         1,
         "ingot.stages.train:run",
-        ("text", "data", "model", "optim", "dist", "train", "objectives", "infer", *_WIRING, "stages/train.py"),
+        ("text", "data", "model", "optim", "dist", "train", "objectives", "infer", *_WIRING, *_TRAINING),
         seeded=True,
     ),
     "evaluate": Kind(

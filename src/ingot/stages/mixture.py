@@ -1,11 +1,7 @@
-"""The data of a train stage: opened stores, planned rows, the batch of a step. No torch, so that `ingot trace` answers
-at once.
-"""
+"""The data of a train stage: opened stores, planned rows, the batch of a step. No torch: `ingot trace` reads it too."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,13 +9,12 @@ from ingot.core.errors import UserError
 from ingot.data.batches import Batch, Source, make_batch
 from ingot.data.packing import BestFit, Plan, Windows, make_plan
 from ingot.model.settings import ModelConfig
-from ingot.stages.job import Input, open_stage, read_config
-from ingot.stages.layout import contexts, longest, mixture, phases_of, timeline
+from ingot.stages.job import Input, read_config
+from ingot.stages.layout import contexts, longest, mixture, phases_of
 from ingot.stages.settings import TrainSettings
-from ingot.stages.text import TOKENIZER
 from ingot.stages.timeline import Timeline
 from ingot.text.store import Store
-from ingot.text.tokenizer import Tokenizer, load_tokenizer
+from ingot.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -116,43 +111,6 @@ def _pad(settings: TrainSettings, tokenizer: Tokenizer) -> int:
     if pad >= tokenizer.vocab:
         raise UserError(f"packing.pad: found {pad}, expected an id below the vocabulary of {tokenizer.vocab:,}")
     return pad
-
-
-@dataclass(frozen=True)
-class TracedRow:
-    """One row of a batch: where each of its pieces comes from, and its token ids."""
-
-    source: str
-    row: int
-    pieces: list[dict[str, Any]]
-    """Per document: identity (source, path, offset ...), first and last token in it, text."""
-    ids: np.ndarray
-
-
-def trace(stage: Path, step: int) -> Iterator[TracedRow]:
-    """The rows of the batch of one step of a train stage, past or future, from the recipe and the step alone."""
-    record = open_stage(stage)
-    if record["kind"] != "train":
-        raise UserError(f"{stage}: is a {record['kind']} stage, expected a train stage, such as runs/NAME/base")
-    settings = TrainSettings.model_validate(record["settings"])
-    tokenizer = load_tokenizer(stage / TOKENIZER)
-    root = stage.resolve().parent.parent
-    inputs = {r: Input(i["name"], i["key"], root / i["dir"]) for r, i in record["inputs"].items()}
-    by_name = {r.removeprefix("data:"): i for r, i in inputs.items() if r.startswith("data:")}
-    config = starting_shape(settings, inputs, tokenizer)
-    data = open_data(settings, by_name, config, tokenizer)
-    phase, source_B, row_B = timeline(settings, config, data.extent, record["seed"]).at(step)
-    for s, row in zip(source_B.tolist(), row_B.tolist(), strict=True):
-        source = data.train[phase.context][s]
-        pieces, ids = [], []
-        for piece in source.plan.slices(row):
-            begin = int(source.store.ends[piece.document - 1]) if piece.document else 0
-            piece_ids = source.store.ids.read(piece.start, piece.stop)
-            ids.append(piece_ids)
-            identity = source.store.identity(piece.document)
-            place = {"first_token": piece.start - begin, "tokens": piece.stop - piece.start}
-            pieces.append({**identity, **place, "text": tokenizer.decode(piece_ids)})
-        yield TracedRow(source.name, row, pieces, np.concatenate(ids))
 
 
 def starting_shape(settings: TrainSettings, inputs: Mapping[str, Input], tokenizer: Tokenizer) -> ModelConfig:

@@ -149,6 +149,15 @@ class Timeline:
         own = step - phase.first + 1
         return phase, *phase.order.at(phase.sizes.before(own), phase.sizes.rows(own))
 
+    def steps_of(self, source: int, context: int, row: int) -> list[int]:
+        """The steps of the run that show a row of a source, first to last: `at` backwards."""
+        drawing = (p for p in self.phases if p.context == context and p.shares[source])
+        return [
+            phase.first - 1 + phase.sizes.step_of(place)
+            for phase in drawing
+            for place in phase.order.places(source, row, phase.rows)
+        ]
+
     def tokens(self, step: int) -> float:
         """Targets trained on after a step, labels that a mask removes included; exact where no row is padded."""
         phase = self.phase(step)

@@ -152,6 +152,15 @@ class Store:
             self._row_group = (number, rows)
         return self._row_group[1][row]
 
+    def paths(self) -> list[str]:
+        """Where each document is from, in order."""
+        self._identities.verify()
+        return pq.read_table(self._identities.path, columns=["path"])["path"].to_pylist()
+
+    def find(self, path: str) -> list[int]:
+        """Documents from a path, or from one that ends in it."""
+        return [n for n, name in enumerate(self.paths()) if name == path or name.endswith(f"/{path}")]
+
     def verify(self) -> None:
         """Check every byte of every file now. Raises UserError at the first damaged block."""
         for file in (self.ids.file, self._ends.file, self._identities, *(c.file for c in self.columns.values())):
