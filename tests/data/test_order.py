@@ -75,6 +75,7 @@ def test_shuffled_positions_look_uniform() -> None:
     assert ((control - expected) ** 2 / expected).sum() > 10_000
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0.05, 1), min_size=2, max_size=5), st.integers(0, 5000), st.integers(20, 500))
 def test_any_window_has_the_asked_shares(weights: list[float], start: int, length: int) -> None:
     pattern = spread(weights)[start : start + length]

@@ -71,11 +71,12 @@ def permute(index: np.ndarray, n: int, key: int, inverse: bool = False) -> np.nd
 
 def spread(shares: Sequence[float], length: int = BLOCK) -> np.ndarray:
     """Source of each of `length` places by error diffusion: at each place the source furthest behind its share."""
-    share = np.asarray(shares, np.float64) / np.sum(shares)
-    counts = np.zeros(len(share))
+    share = (np.asarray(shares, np.float64) / np.sum(shares)).tolist()
+    counts = [0] * len(share)
     out = np.empty(length, np.int64)
     for place in range(length):
-        chosen = int(np.argmax(share * (place + 1) - counts))
+        behind = [part * (place + 1) - count for part, count in zip(share, counts, strict=True)]
+        chosen = behind.index(max(behind))
         counts[chosen] += 1
         out[place] = chosen
     return out
