@@ -7,6 +7,7 @@ was rejected: for three runs the right factor is 4.30, so an interval by 1.96 wo
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ def paired_difference(before: Mapping[object, float], after: Mapping[object, flo
     return mean_interval([after[key] - before[key] for key in shared]) if shared else None
 
 
+@lru_cache(256)
 def t_quantile(p: float, degrees: float) -> float:
     """The value that Student's t with `degrees` > 0 degrees of freedom stays below with probability p in (0, 1)."""
     if p == 0.5:
