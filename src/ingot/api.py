@@ -92,10 +92,11 @@ class LanguageModel:
 
     def stream(self, prompt: "str | Sequence[Message]", **options: Any) -> Stream:
         """The text that follows a prompt, or the answer to messages, piece by piece."""
+        from ingot.infer.text import prompt_ids
         from ingot.text.chat import render
 
         if isinstance(prompt, str):
-            return Stream(self._run([self._encode(prompt)], options))
+            return Stream(self._run([prompt_ids(self.loaded.tokenizer, prompt)], options))
         ids, _ = render(prompt, self.loaded.tokenizer, generation_prompt=True)
         return Stream(self._run([ids], options))
 
@@ -106,8 +107,9 @@ class LanguageModel:
         """
         from ingot.infer.generate import check_prompts
         from ingot.infer.sampling import Sampling
+        from ingot.infer.text import prompt_ids
 
-        encoded = [self._encode(prompt) for prompt in prompts]
+        encoded = [prompt_ids(self.loaded.tokenizer, prompt) for prompt in prompts]
         check_prompts(self.loaded.model, encoded, samples)
         rows = self._rows(encoded, options.get("max_new", Sampling.max_new))
         together = max(1, rows // samples)
@@ -123,11 +125,6 @@ class LanguageModel:
         positions = min(config.context, max(map(len, prompts), default=0) + max_new)
         row = cache_bytes(config.depth, config.kv_heads * config.head_size, positions, element_bytes=4)
         return max(1, min(ROWS, CACHE_BYTES // row))
-
-    def _encode(self, prompt: str) -> list[int]:
-        tokenizer = self.loaded.tokenizer
-        start = [] if tokenizer.eot is None else [tokenizer.eot]
-        return [*start, *tokenizer.encode(prompt).tolist()] or [0]
 
     def _run(
         self,

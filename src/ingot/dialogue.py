@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ingot.core.artifact import atomic_write
 from ingot.core.errors import UserError, nearest
 from ingot.stages.job import open_stage
-from ingot.text.chat import render
+from ingot.text.chat import render, require_chat
 from ingot.text.store import Store
 
 if TYPE_CHECKING:
@@ -115,9 +115,13 @@ class Dialogue:
         system: instructions that come first; empty for none.
         max_new: longest answer in tokens; at most half of the context is kept free for it.
         options: what `LanguageModel.stream` takes besides.
+
+    Raises:
+        UserError: the model's tokenizer has no chat format.
     """
 
     def __init__(self, model: "LanguageModel", system: str = "", max_new: int = 512, **options: Any):
+        require_chat(model.loaded.tokenizer)
         self.model, self.options = model, {**options, "max_new": max_new}
         self.limit = (context := model.loaded.config.context) - min(max_new, context // 2)
         self.messages: list[dict[str, str]] = []

@@ -10,6 +10,7 @@ from ingot import cli
 from ingot.core.errors import UserError
 from ingot.dialogue import Dialogue, read_prompts
 from ingot.text.chat import parse_conversation, render
+from ingot.text.tokenizer import Char
 
 
 @pytest.fixture
@@ -188,6 +189,11 @@ def test_chat_refuses_a_stage_that_never_saw_a_conversation(ingot_here, stage, m
     require_conversations(stage)
     record(stage, **{"data:x": {"dir": "gone"}})
     require_conversations(stage)
+
+
+def test_a_tokenizer_without_a_chat_format_is_refused_at_once():
+    with pytest.raises(UserError, match="format chat: a char tokenizer"):
+        Dialogue(Parrot(Char("ab")))
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_session(parrot, typed, capsys):

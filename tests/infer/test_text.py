@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from ingot import api
 from ingot.core.errors import UserError
 from ingot.infer.sampling import Sampling
-from ingot.infer.text import TextRun, TextStream
+from ingot.infer.text import TextRun, TextStream, prompt_ids
+from ingot.text.tokenizer import Char
 
 LETTERS = st.sampled_from("ab €😀é")
 TEXTS = st.text(LETTERS, max_size=30)
@@ -186,3 +187,11 @@ def test_log_probabilities_come_with_the_text(babbler):
     (answer,) = babbler.complete(["ab"], max_new=7)
     assert answer.completion.logps.shape == answer.completion.ids.shape == (7,)
     assert np.all(answer.completion.logps <= 0)
+
+
+def test_a_prompt_begins_as_the_model_has_learned_texts(babbler):
+    tokenizer = babbler.loaded.tokenizer
+    assert prompt_ids(tokenizer, "") == tokenizer.start == [tokenizer.eot]
+    assert prompt_ids(tokenizer, "ab") == [tokenizer.eot, *tokenizer.encode("ab")]
+    assert prompt_ids(Char("ab"), "ba") == [1, 0]
+    assert prompt_ids(Char("ab"), "") == [0]  # nothing to begin with, but a model must read something

@@ -28,6 +28,11 @@ def sampling_for(tokenizer: Tokenizer, **settings: Any) -> Sampling:
     return Sampling(**settings, stop=frozenset(stop_ids(tokenizer)), vocab=tokenizer.vocab)
 
 
+def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """What a model is given to go on from a text; id 0 where there is neither a text nor a token to begin one."""
+    return [*tokenizer.start, *tokenizer.encode(text).tolist()] or [0]
+
+
 class TextStream:
     """Bytes in, text out as soon as it is certain, up to a stop string.
 

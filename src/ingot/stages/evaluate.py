@@ -4,12 +4,10 @@ import json
 import math
 from typing import Any
 
-import numpy as np
-
 from ingot.core.artifact import atomic_write
 from ingot.evaluate.likelihood import compressors, likelihood
 from ingot.infer.generate import generate
-from ingot.infer.text import sampling_for
+from ingot.infer.text import prompt_ids, sampling_for
 from ingot.stages.job import Input, Job
 from ingot.stages.load import Loaded, load_model
 from ingot.stages.settings import EvaluateStageSettings, TrainSettings
@@ -71,15 +69,8 @@ def _samples(job: Job, settings: EvaluateStageSettings, model: str, stage: Input
         if chats:
             prompt, _ = render([{"role": "user", "content": text}], tokenizer, generation_prompt=True)
         else:
-            start = [] if tokenizer.eot is None else [tokenizer.eot]
-            prompt = np.array([*start, *tokenizer.encode(text)], np.int64)
-        (completion,) = generate(
-            loaded.model,
-            [prompt],
-            sampling,
-            seed=job.seed,
-            step=number,
-        )
+            prompt = prompt_ids(tokenizer, text)
+        (completion,) = generate(loaded.model, [prompt], sampling, seed=job.seed, step=number)
         job.log.write("sample", step=number, model=model, prompt=text, text=tokenizer.decode(completion.ids))
 
 

@@ -217,8 +217,8 @@ class _Evaluation:
             ids = source.store.ids.read(0, first)[-self._context() // 2 :]
             return ids, self.tokenizer.decode(ids)
         text = self.settings.evaluate.sample or ""
-        start = [] if self.tokenizer.eot is None else [self.tokenizer.eot]
-        ids = [*start, *self.tokenizer.encode(text)] or self.data.held_out[0].store.ids.read(0, 1).tolist()
+        ids = [*self.tokenizer.start, *self.tokenizer.encode(text)]
+        ids = ids or self.data.held_out[0].store.ids.read(0, 1).tolist()
         return np.array(ids[: self._context() // 2], np.int64), text
 
     def _context(self) -> int:
