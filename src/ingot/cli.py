@@ -81,14 +81,25 @@ def init(
 
 
 @app.command()
-def plan(recipe: RecipeArg, set: SetOption = [], out: OutOption = Path("runs"), as_json: JsonOption = False) -> None:  # noqa: B006
-    """Show what `run` would do: every stage as HIT, RESUME or RUN, and which setting changed."""
+def plan(
+    recipe: RecipeArg,
+    set: SetOption = [],  # noqa: B006
+    out: OutOption = Path("runs"),
+    nproc: Annotated[int, typer.Option("--nproc", help="Plan for this many ranks.", min=1)] = 1,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="Plan for this GPU, such as a100, not this machine.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what `run` would do: every stage as HIT, RESUME or RUN, which setting changed, and what training takes."""
+    from ingot.pipeline.graph import load_graphs
+    from ingot.report.plan import device_of, plan_rows
     from ingot.report.swept import print_any_plan, swept_rows
-    from ingot.report.terminal import plan_rows
 
-    graphs = _graphs(recipe, set, out)
-    rows = swept_rows(graphs, out, plan_rows)
+    device = device_of(gpu)
+    graphs = load_graphs(recipe, set, out, without_files=True)
+    rows = swept_rows(graphs, out, lambda graph, root: plan_rows(graph, root, device, nproc))
     _emit(rows, as_json, lambda: print_any_plan(graphs, out, rows))
+    if missing := [row["missing"] for row in rows if "missing" in row]:
+        raise UserError("\n".join(missing))
 
 
 @app.command()

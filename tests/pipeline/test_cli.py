@@ -38,6 +38,25 @@ def test_everything_is_a_hit_the_second_time(finished: Path, ingot) -> None:
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.parametrize("stage", ["base", "chat"])
+def test_plan_tells_what_the_run_did(finished: Path, ingot, stage: str) -> None:
+    """Steps, tokens, epochs, operations, parameters and split, conversations in packed rows included."""
+    rows = json.loads(ingot("plan", "tiny.toml", "--json", cwd=finished).stdout)
+    told = next(row["forecast"] for row in rows if row["name"] == stage)
+    did = json.loads((finished / "runs" / "tiny" / stage / "result.json").read_text())
+    assert told["length"]["steps"] == did["steps"]
+    assert told["length"]["tokens"] == did["planned_tokens"]
+    assert told["length"]["flops"] == did["training_flops"]
+    assert told["parameters"]["total"] == did["parameters"]
+    assert told["parameters"]["undecayed"] == did["undecayed_parameters"]
+    assert told["phases"][0]["peak_lr"] == did["peak_lr"]
+    for name, epochs in told["length"]["epochs"].items():
+        assert epochs == pytest.approx(did[f"epochs/{name}"], abs=1e-4)
+    choices = json.loads((finished / "runs" / "tiny" / stage / "execution.json").read_text())
+    assert told["batch"]["micro_batch"] == choices["micro_batch"]
+    assert told["memory"]["total"] < did["peak_bytes"]  # which holds the whole process
+
+
 def test_plan_names_the_setting_that_changed(finished: Path, ingot) -> None:
     states = _states(finished, ingot, "--set", "stage.base.optim.lr=0.01")
     assert states["base"] == ("RUN", "optim.lr null -> 0.01")

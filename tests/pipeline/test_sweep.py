@@ -23,8 +23,9 @@ from ingot.pipeline import points
 from ingot.pipeline.collect import orphans
 from ingot.pipeline.graph import Graph, load_graphs
 from ingot.pipeline.status import stage_dir
+from ingot.report.plan import plan_rows
 from ingot.report.swept import print_any_plan, swept_rows, write_any_report
-from ingot.report.terminal import plan_rows, status_rows
+from ingot.report.terminal import status_rows
 
 RECIPE = """
 [run]

@@ -19,13 +19,13 @@ from ingot.plan import machine
     ],
 )
 def test_a_gpu_is_known_by_its_drivers_name(driver: str, name: str, tera: int) -> None:
-    found = machine.known(driver, 40 << 30, bf16=True)
+    found = machine.known(driver, 40 << 30, 8.0)
     assert (found.name, found.peak, found.memory) == (name, tera * 1e12, 40 << 30)
 
 
 def test_an_unknown_gpu_keeps_its_name_and_has_no_peak() -> None:
-    found = machine.known("Some Card 9", 8 << 30, bf16=False)
-    assert (found.name, found.peak) == ("Some Card 9", None)
+    found = machine.known("Some Card 9", 8 << 30, 6.1)
+    assert (found.name, found.peak, found.half) == ("Some Card 9", None, None)
 
 
 def test_the_driver_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +36,7 @@ def test_the_driver_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         return subprocess.CompletedProcess([], 0, "Tesla T4, 15360, 7.5\nTesla T4, 15360, 7.5\n", "")
 
     monkeypatch.setattr(machine.subprocess, "run", answer)
-    assert machine.here() == machine.Device("T4", 15360 << 20, 65e12, bf16=False)
+    assert machine.here() == machine.Device("T4", 15360 << 20, 65e12, "fp16")
     assert machine.here().is_gpu
 
 

@@ -9,26 +9,6 @@ from ingot.report import terminal
 from ingot.report.page import write_report
 
 
-def test_plan(finished, capsys):
-    rows = terminal.plan_rows(finished.graph, finished.root)
-    assert json.loads(json.dumps(rows)) == rows
-    by_name = {row["name"]: row for row in rows}
-    assert by_name["base"]["state"] == "HIT"
-    assert by_name["chat"]["state"] == "RESUME"
-    assert by_name["base"]["inputs"] == ["bpe", "clean@bpe"]
-    assert by_name["base"]["facts"]["parameters"] > 0
-    terminal.print_plan(rows)
-    shown = capsys.readouterr().out
-    assert "questions@bpe" in shown
-    assert "0.9 questions + 0.1 clean" in shown
-
-
-def test_plan_says_that_nothing_is_left(finished, capsys):
-    rows = [row for row in terminal.plan_rows(finished.graph, finished.root) if row["state"] == "HIT"]
-    terminal.print_plan(rows)
-    assert "nothing to run" in capsys.readouterr().out
-
-
 def test_stage_lines_go_to_standard_error(finished, capsys):
     node = finished.graph.nodes["chat"]
     now = status(finished.root, "small", node)

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 TERA, GIGA = 10**12, 10**9
 
@@ -24,8 +25,8 @@ class Device:
     """Bytes."""
     peak: float | None = None
     """Dense 16-bit FLOP/s; None where no data sheet is known."""
-    bf16: bool = False
-    """Whether its matrix units know bf16."""
+    half: Literal["bf16", "fp16"] | None = None
+    """The 16 bits that its matrix units know, bf16 where they know both."""
 
     @property
     def is_gpu(self) -> bool:
@@ -33,22 +34,22 @@ class Device:
 
 
 GPUS = {
-    "t4": Device("T4", 16 * GIGA, 65 * TERA),
-    "v100": Device("V100", 32 * GIGA, 125 * TERA),
-    "a100": Device("A100", 80 * GIGA, 312 * TERA, bf16=True),
-    "l4": Device("L4", 24 * GIGA, 121 * TERA, bf16=True),
-    "l40s": Device("L40S", 48 * GIGA, 362 * TERA, bf16=True),
-    "rtx4090": Device("RTX 4090", 24 * GIGA, 165 * TERA, bf16=True),
-    "h100": Device("H100", 80 * GIGA, 989 * TERA, bf16=True),
-    "h200": Device("H200", 141 * GIGA, 989 * TERA, bf16=True),
-    "b200": Device("B200", 180 * GIGA, 2250 * TERA, bf16=True),
+    "t4": Device("T4", 16 * GIGA, 65 * TERA, "fp16"),
+    "v100": Device("V100", 32 * GIGA, 125 * TERA, "fp16"),
+    "a100": Device("A100", 80 * GIGA, 312 * TERA, "bf16"),
+    "l4": Device("L4", 24 * GIGA, 121 * TERA, "bf16"),
+    "l40s": Device("L40S", 48 * GIGA, 362 * TERA, "bf16"),
+    "rtx4090": Device("RTX 4090", 24 * GIGA, 165 * TERA, "bf16"),
+    "h100": Device("H100", 80 * GIGA, 989 * TERA, "bf16"),
+    "h200": Device("H200", 141 * GIGA, 989 * TERA, "bf16"),
+    "b200": Device("B200", 180 * GIGA, 2250 * TERA, "bf16"),
 }
 """By the name that `--gpu` takes; the variant with the most memory where there are several."""
 
 
 def here() -> Device:
     """The first GPU of this machine, or its CPU."""
-    return _gpu() or _cpu()
+    return _gpu() or cpu()
 
 
 def _gpu() -> Device | None:
@@ -60,27 +61,29 @@ def _gpu() -> Device | None:
     try:
         answer = subprocess.run(question, capture_output=True, text=True, timeout=10, check=True).stdout
         name, mebibytes, capability = (field.strip() for field in answer.splitlines()[0].split(","))
-        return known(name, int(mebibytes) << 20, float(capability) >= 8)
+        return known(name, int(mebibytes) << 20, float(capability))
     except (OSError, subprocess.SubprocessError, IndexError, ValueError):
         return None
 
 
-def known(name: str, memory: int, bf16: bool) -> Device:
+def known(name: str, memory: int, capability: float) -> Device:
     """A GPU as the driver names it ("NVIDIA A100-SXM4-40GB"), with the peak of its data sheet if there is one."""
     words = re.sub(r"[^a-z0-9]", "", name.lower())
     sheets = [sheet for key, sheet in GPUS.items() if key in words]
     sheet = max(sheets, key=lambda s: len(s.name), default=None)  # "L40S" has "L4" in it
-    return Device(sheet.name if sheet else name, memory, sheet.peak if sheet else None, bf16)
+    half = "bf16" if capability >= 8 else "fp16" if capability >= 7 else None
+    return Device(sheet.name if sheet else name, memory, sheet.peak if sheet else None, half)
 
 
-def _cpu() -> Device:
+def cpu() -> Device:
+    """This machine's processor and main memory."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.exists() and (text := limit.read_text().strip()).isdigit():
         memory = min(memory, int(text))
     flags = Path("/proc/cpuinfo")
     units = flags.exists() and re.search(r"\b(avx512_bf16|amx_tile)\b", flags.read_text())
-    return Device("CPU", memory, bf16=bool(units))
+    return Device("CPU", memory, half="bf16" if units else None)
 
 
 def achieved(flops: float, gpu_hours: float) -> float:

@@ -16,7 +16,7 @@ def count(value: float) -> str:
 
 def short(value: float) -> str:
     """A count in three digits: 4213 -> "4.2k", 1115394 -> "1.1M"."""
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size:
             return f"{value / size:.1f}".removesuffix(".0") + unit
     return f"{value:g}"
@@ -24,7 +24,7 @@ def short(value: float) -> str:
 
 def size(value: float) -> str:
     """Bytes in decimal units: 3200000 -> "3.2 MB"."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if abs(value) >= scale:
             return f"{value / scale:.1f} {unit}"
     return f"{value:,.0f} bytes"

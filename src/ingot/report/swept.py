@@ -15,7 +15,8 @@ from ingot.report.compare import Comparison, compare
 from ingot.report.compare_page import write_comparison
 from ingot.report.compare_table import print_comparison
 from ingot.report.page import STATES, write_report
-from ingot.report.terminal import console, print_end, print_plan, stage_line, state_text, table
+from ingot.report.plan import print_plan
+from ingot.report.terminal import console, print_end, stage_line, state_text, table
 
 Rows = Callable[[Graph, Path], list[dict[str, Any]]]
 

@@ -14,14 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ingot.corpus.settings import CorpusSettings
 from ingot.pipeline.graph import Graph, Node
 from ingot.pipeline.status import Status, stage_dir, status
 from ingot.report import figures, reading
-from ingot.stages.settings import EvaluateStageSettings, TrainSettings
-from ingot.text.settings import TokenizerSettings
 
-COLOURS = {"HIT": "green", "RUN": "cyan", "RESUME": "yellow", "FAILED": "red", "RUNNING": "blue"}
+COLOURS = {"HIT": "green", "RUN": "cyan", "RESUME": "yellow", "FAILED": "red", "RUNNING": "blue", "MISSING": "red"}
 PIPE_WIDTH = 160
 """Columns where no terminal says how many: a log should not be cut at 80."""
 NUMBERS = frozenset({"step", "loss", "validation", "tok/s", "ETA", "time"})
@@ -36,64 +33,6 @@ def console(error: bool = False) -> Console:
     stream = sys.stderr if error else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
     return Console(stderr=error, width=width, highlight=False, markup=False, soft_wrap=False)
-
-
-def plan_rows(graph: Graph, root: Path) -> list[dict[str, Any]]:
-    """What `run` would do: {name, kind, state, why, key, inputs, facts} of every stage, in order."""
-    rows = []
-    for node in graph.nodes.values():
-        now = status(root, graph.recipe.home, node)
-        rows.append(
-            {
-                "name": node.name,
-                "kind": node.kind,
-                "state": now.state,
-                "why": now.why,
-                "key": node.key,
-                "inputs": [n.name for n in node.inputs.values()],
-                "facts": _facts(node),
-            }
-        )
-    return rows
-
-
-def _facts(node: Node) -> dict[str, Any]:
-    """A few settings that tell stages apart, and what follows from them before anything runs."""
-    settings = node.settings
-    if isinstance(settings, CorpusSettings):
-        return {"sources": [s.path for s in settings.sources], "format": settings.format}
-    if isinstance(settings, TokenizerSettings):
-        return {"type": settings.type} | ({"vocab": settings.vocab} if settings.vocab else {})
-    if isinstance(settings, TrainSettings):
-        facts: dict[str, Any] = {"duration": settings.duration or "", "data": settings.data or settings.corpora}
-        vocab = getattr(node.inputs["tokenizer"].settings, "vocab", None)
-        if settings.model and vocab:
-            facts["parameters"] = settings.model.resolve(vocab).parameters
-        return facts | ({"init": settings.init} if settings.init else {})
-    if isinstance(settings, EvaluateStageSettings):
-        return {"models": settings.models}
-    return {}
-
-
-def print_plan(rows: list[dict[str, Any]]) -> None:
-    """The plan as a table."""
-    shown = table("stage", "kind", "state", "why", "what", "key")
-    for row in rows:
-        what = ", ".join(_fact(name, value) for name, value in row["facts"].items())
-        shown.add_row(row["name"], row["kind"], state_text(row["state"]), row["why"], what, row["key"][:8])
-    console().print(shown)
-    to_do = [row for row in rows if row["state"] != "HIT"]
-    console().print(f"{len(rows) - len(to_do)} of {len(rows)} stages are done" + ("" if to_do else "; nothing to run"))
-
-
-def _fact(name: str, value: Any) -> str:
-    if name == "parameters":
-        return f"{figures.short(value)} parameters"
-    if isinstance(value, dict):
-        return " + ".join(k if len(value) == 1 else f"{share:g} {k}" for k, share in value.items())
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    return f"{name} {value}" if name in ("vocab", "init") else str(value)
 
 
 def stage_line(node: Node, now: Status, seconds: float | None) -> None:

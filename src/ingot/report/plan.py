@@ -1,0 +1,245 @@
+"""`ingot plan`: what a run would do, stage by stage, and what every train stage will take.
+
+Rows are plain data first (`--json` prints those). Figures of a train stage come from `stages/forecast.py`; here is
+only what is known of its inputs: the vocabulary from the tokenizer's result (or its settings before that), the shape of
+a model to start from, the sizes of the corpora where they are encoded.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from ingot.core.errors import UserError, nearest
+from ingot.corpus.settings import CorpusSettings
+from ingot.model.settings import ModelConfig
+from ingot.pipeline.graph import Graph, Node
+from ingot.pipeline.status import stage_dir, status
+from ingot.plan.machine import GPUS, Device, cpu, here
+from ingot.report import figures, reading
+from ingot.report.terminal import console, state_text, table
+from ingot.stages.forecast import UTILISATION, Known, forecast
+from ingot.stages.job import MODEL, Input, read_config
+from ingot.stages.layout import longest
+from ingot.stages.mixture import open_data
+from ingot.stages.settings import EvaluateStageSettings, TrainSettings
+from ingot.stages.text import TOKENIZER
+from ingot.stages.timeline import Extents
+from ingot.text.settings import TokenizerSettings
+from ingot.text.tokenizer import load_tokenizer
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def device_of(name: str | None) -> Device:
+    """The GPU of that name, or what this machine has.
+
+    Raises:
+        UserError: no data sheet of that GPU is known.
+    """
+    if name is None:
+        return here()
+    if name.lower() not in GPUS:
+        raise UserError(f"--gpu {name}: no such GPU; {nearest(name.lower(), GPUS)}")
+    return GPUS[name.lower()]
+
+
+def plan_rows(graph: Graph, root: Path, device: Device | None = None, ranks: int = 1) -> list[dict[str, Any]]:
+    """What `run` would do: {name, kind, state, why, key, inputs, facts} of every stage, in order, `missing` where its
+    files cannot be read, and `forecast` of a train stage for that device (this machine's by default).
+    """
+    device = device or here()
+    rows = []
+    for node in graph.nodes.values():
+        now = status(root, graph.recipe.home, node)
+        row: dict[str, Any] = {
+            "name": node.name,
+            "kind": node.kind,
+            "state": now.state,
+            "why": now.why,
+            "key": node.key,
+            "inputs": [n.name for n in node.inputs.values()],
+            "facts": _facts(node),
+        }
+        if node.missing:
+            row["missing"] = node.missing
+        if isinstance(node.settings, TrainSettings):
+            row["forecast"] = _forecast(node, root, device, ranks)
+        rows.append(row)
+    return rows
+
+
+def _facts(node: Node) -> dict[str, Any]:
+    """A few settings that tell stages apart."""
+    settings = node.settings
+    if isinstance(settings, CorpusSettings):
+        return {"sources": [s.path for s in settings.sources], "format": settings.format}
+    if isinstance(settings, TokenizerSettings):
+        return {"type": settings.type} | ({"vocab": settings.vocab} if settings.vocab else {})
+    if isinstance(settings, TrainSettings):
+        facts: dict[str, Any] = {"duration": settings.duration or "", "data": settings.data or settings.corpora}
+        return facts | ({"init": settings.init} if settings.init else {})
+    if isinstance(settings, EvaluateStageSettings):
+        return {"models": settings.models}
+    return {}
+
+
+# -- what is known of a train stage's inputs ---------------------------------------------------------------------------
+
+
+def _forecast(node: Node, root: Path, device: Device, ranks: int) -> dict[str, Any]:
+    settings = node.settings
+    assert isinstance(settings, TrainSettings)
+    if settings.loop.device == "cpu" and device.is_gpu:
+        device = cpu()
+    try:
+        config = _start(node, root)
+        if config is None:
+            made_by = node.inputs.get("init", node.inputs["tokenizer"]).name
+            return {"unknown": f"its size is known once {made_by} has run"}
+        extents = _extents(node, root, config)
+        return forecast(settings, Known(config, device, ranks, extents, _isolated(node)))
+    except UserError as error:
+        return {"unknown": str(error)}
+
+
+def _start(node: Node, root: Path) -> ModelConfig | None:
+    """The shape that a train stage begins with, at the context of phases that set none."""
+    settings = node.settings
+    assert isinstance(settings, TrainSettings)
+    if "init" in node.inputs:
+        return _trained(node.inputs["init"], root)
+    tokenizer = node.inputs["tokenizer"]
+    vocab = reading.result(stage_dir(root, tokenizer).path).get("vocab") or getattr(tokenizer.settings, "vocab", None)
+    assert settings.model
+    return settings.model.resolve(vocab) if vocab else None
+
+
+def _trained(node: Node, root: Path) -> ModelConfig | None:
+    """The shape of the model that a stage leaves behind."""
+    stage = stage_dir(root, node).path
+    if (stage / MODEL).exists():
+        return read_config(stage)
+    if isinstance(node.settings, TrainSettings) and (start := _start(node, root)):
+        return longest(node.settings, start)
+    return None
+
+
+def _extents(node: Node, root: Path, config: ModelConfig) -> Extents | None:
+    """Sizes of the corpora, where all of them are encoded."""
+    assert isinstance(node.settings, TrainSettings)
+    stores = {role.removeprefix("data:"): n for role, n in node.inputs.items() if role.startswith("data:")}
+    if not all(stage_dir(root, n).is_done() for n in stores.values()):
+        return None
+    inputs = {name: Input(n.name, n.key, stage_dir(root, n).path) for name, n in stores.items()}
+    tokenizer = load_tokenizer(stage_dir(root, node.inputs["tokenizer"]).path / TOKENIZER)
+    return open_data(node.settings, inputs, config, tokenizer).extent
+
+
+def _isolated(node: Node) -> bool:
+    """Whether rows hold documents that do not see each other: as set, else where conversations are packed whole."""
+    assert isinstance(node.settings, TrainSettings)
+    packing = node.settings.packing
+    if packing.isolate is not None:
+        return packing.isolate
+    corpora = [n.inputs["corpus"].settings for role, n in node.inputs.items() if role.startswith("data:")]
+    chats = any(isinstance(c, CorpusSettings) and c.format != "text" for c in corpora)
+    return packing.kind == "best-fit" or (packing.kind is None and chats)
+
+
+# -- printed -----------------------------------------------------------------------------------------------------------
+
+
+def print_plan(rows: list[dict[str, Any]]) -> None:
+    """The stages as a table, then a few lines on each train stage."""
+    out, shown = console(), table("stage", "kind", "state", "why", "what", "key")
+    for row in rows:
+        what = ", ".join(_fact(name, value) for name, value in row["facts"].items() if value)
+        shown.add_row(row["name"], row["kind"], state_text(row["state"]), row["why"], what, row["key"][:8])
+    out.print(shown)
+    for row in rows:
+        if told := row.get("forecast"):
+            out.print(Text(f"\n{row['name']}", "bold"))
+            for name, line in _lines(told):
+                out.print(f"  {name:<10}  {line}", soft_wrap=True)
+    to_do = [row for row in rows if row["state"] != "HIT"]
+    done = f"{len(rows) - len(to_do)} of {len(rows)} stages are done"
+    out.print(f"\n{done}" if to_do else f"\n{done}; nothing to run")
+
+
+def _fact(name: str, value: Any) -> str:
+    if isinstance(value, dict):
+        return _mixture(value)
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return f"{name} {value}" if name in ("vocab", "init") else str(value)
+
+
+def _mixture(shares: dict[str, float]) -> str:
+    return " + ".join(name if len(shares) == 1 else f"{share:.3g} {name}" for name, share in shares.items())
+
+
+def _lines(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """A forecast in a few lines: (what, words)."""
+    if counts := told.get("parameters"):
+        parts = ", ".join(f"{name} {figures.short(n)}" for name, n in counts["parts"].items() if n)
+        yield "parameters", f"{counts['total']:,}: {parts}; all but {counts['undecayed']:,} decay"
+    if "unknown" in told:
+        yield "unknown", told["unknown"]
+    if "length" in told:
+        yield from _length(told)
+        yield from _rates(told)
+        yield from _resources(told)
+
+
+def _length(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    length, batch = told["length"], told["batch"]
+    tokens = f"{figures.short(length['tokens'])} tokens"
+    if length["epochs"] is None:
+        tokens = f"about {tokens} (exact after tokenizing)"
+    line = f"{length['steps']:,} steps, {tokens}, {length['flops']:.3g} FLOP"
+    if hours := length["gpu_hours"]:
+        days = hours / 24 / batch["ranks"]
+        line += f"; {figures.count(hours)} GPU-hours, {days:,.3g} days, at an assumed {UTILISATION:.0%} of the peak"
+    yield "length", line
+    if seen := ", ".join(f"{name} {n:.3g}" for name, n in (length["epochs"] or {}).items()):
+        yield "epochs", seen
+    split = f"micro-batch {batch['micro_batch']} x accumulation {batch['accumulation']} x {batch['ranks']} rank(s)"
+    yield "batch", f"{batch['rows']:,} rows of {batch['context']:,} = {split}"
+
+
+def _rates(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The curve of the rate, that of the rows where they change, and one line a phase where there are several."""
+    curve, phases = told["curve"], told["phases"]
+    yield "rate", f"{sparkline(curve['lr'])}  {_ends(phases[0]) if len(phases) == 1 else ''}"
+    if len(set(curve["rows"])) > 1:
+        yield "rows", f"{sparkline(curve['rows'])}  {curve['rows'][0]:,} -> {curve['rows'][-1]:,}"
+    for phase in phases if len(phases) > 1 else ():
+        rows = " to ".join(f"{n:,}" for n in dict.fromkeys((phase["rows"], phase["last_rows"])))
+        steps = f"steps {phase['first_step']:,} to {phase['last_step']:,}"
+        tokens = f"{rows} rows of {phase['context']:,}, {figures.short(phase['tokens'])} tokens"
+        yield phase["name"], f"{steps}: {_mixture(phase['data'])}; {tokens}; rate {_ends(phase)}"
+
+
+def _ends(phase: dict[str, Any]) -> str:
+    return " -> ".join(f"{rate:.3g}" for rate in (phase["first_lr"], phase["peak_lr"], phase["last_lr"]))
+
+
+def _resources(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    memory, choice = dict(told["memory"]), told["execution"]
+    total, there = memory.pop("total"), memory.pop("available")
+    parts = ", ".join(f"{name} {figures.size(n)}" for name, n in memory.items() if n)
+    of = f"{figures.size(total)} of {figures.size(there)}{'' if total <= there else ', does not fit'}"
+    yield "memory", f"{of}{' (each rank)' if told['batch']['ranks'] > 1 else ''}: {parts}"
+    later = told["generation"]
+    cache = f"{figures.size(later['cache'])} of keys and values a row of {told['batch']['context']:,}"
+    yield "generation", f"weights {figures.size(later['weights'])}, {cache}"
+    chosen = (choice["device"], choice["precision"], choice["optimizer"], f"{choice['attention']} attention")
+    yield "compute", ", ".join(chosen)
+
+
+def sparkline(values: list[float]) -> str:
+    """A curve in one line of text, from 0 to its highest value."""
+    top = max(values, default=0) or 1
+    return "".join(BARS[min(len(BARS) - 1, int(len(BARS) * value / top))] for value in values)

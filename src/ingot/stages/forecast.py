@@ -1,0 +1,153 @@
+"""What a train stage will be, in numbers known before it runs: parameters, steps, operations, bytes, rates. No torch.
+
+It asks the same functions as the stage itself (shape, timeline, rows at once), so a plan and the run that follows it
+say the same. What stands on data that is not encoded yet is assumed (every row full, as in running text) or left out
+(epochs), and says so.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.core.errors import UserError
+from ingot.model.settings import MAX_LOGITS, PLAIN_BF16_KEYS, ModelConfig
+from ingot.optim.settings import OptimSettings
+from ingot.plan.batch import accumulation
+from ingot.plan.flops import training_flops_per_token
+from ingot.plan.machine import Device, gpu_hours
+from ingot.plan.memory import cache_bytes, engine_activations, state_bytes
+from ingot.stages.layout import longest, timeline
+from ingot.stages.settings import TrainSettings
+from ingot.stages.timeline import Extents, Phase, Timeline, assumed
+
+UTILISATION = 0.4
+"""Share of a GPU's peak that a good run reaches (Chowdhery et al. 2022, table 3: 0.21 to 0.46); hours assume it."""
+CURVE_POINTS = 40
+_ELEMENT = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True)
+class Known:
+    """What can be said of a stage's inputs and of what will compute it."""
+
+    config: ModelConfig
+    """The shape at the model's own context."""
+    device: Device
+    ranks: int = 1
+    extents: Extents | None = None
+    """Sizes of the encoded sources; None before that."""
+    isolated: bool = False
+    """Whether attention stops at the borders of documents."""
+
+
+def forecast(settings: TrainSettings, known: Known) -> dict[str, Any]:
+    """All figures, as plain data; only `parameters`, and why, where the duration counts data of unknown size."""
+    config = longest(settings, known.config)
+    figures: dict[str, Any] = {"parameters": parameters(config, settings.optim)}
+    try:
+        line = timeline(settings, known.config, known.extents or assumed)
+    except UserError as error:
+        return figures | {"unknown": str(error)}
+    flops = sum(_flops(config, phase) for phase in line.phases)
+    figures |= {
+        "length": {
+            "steps": line.steps,
+            "tokens": round(line.tokens(line.steps)),
+            "epochs": line.epochs(known.extents) if known.extents else None,
+            "flops": flops,
+            "gpu_hours": gpu_hours(flops, known.device.peak, UTILISATION) if known.device.peak else None,
+        },
+        "phases": line.summary(),
+        "curve": _curve(line),
+    }
+    batch = _batch(settings, config, line, known.ranks)
+    return figures | {"batch": batch} | _machine(settings, config, batch, known)
+
+
+def parameters(config: ModelConfig, optim: OptimSettings) -> dict[str, Any]:
+    """Counts by part, and how many of them decay: what has two dimensions does, tables only where asked."""
+    parts = config.parameters_by_part()
+    tables = parts["embedding"] + parts["positions"] if optim.decay_embeddings else 0
+    decayed = _matrices(config) + parts["head"] + tables
+    return {"total": config.parameters, "parts": parts, "decayed": decayed, "undecayed": config.parameters - decayed}
+
+
+def moments(config: ModelConfig, optim: OptimSettings) -> int:
+    """Numbers that the optimizer keeps between steps."""
+    match optim.kind:
+        case "sgd":
+            return config.parameters if optim.momentum else 0
+        case "lion":
+            return config.parameters
+        case "muon":  # one for a matrix inside a block, AdamW's two for all else
+            return 2 * config.parameters - _matrices(config)
+        case _:
+            return 2 * config.parameters
+
+
+def _matrices(config: ModelConfig) -> int:
+    """Parameters of the matrices inside blocks."""
+    d, features = config.width, (config.heads + config.kv_heads) * config.head_size
+    return config.depth * d * (2 * features + (3 if config.activation == "swiglu" else 2) * config.ffn)
+
+
+def _flops(config: ModelConfig, phase: Phase) -> int:
+    at = config.model_copy(update={"context": phase.context})
+    return training_flops_per_token(at) * phase.rows * phase.context
+
+
+def _batch(settings: TrainSettings, config: ModelConfig, line: Timeline, ranks: int) -> dict[str, Any]:
+    """How the largest step is split; rows at once are sized by the model's context, which no phase exceeds."""
+    rows = line.largest
+    micro = settings.loop.rows_at_once(config.context, math.ceil(rows / ranks))
+    return {
+        "rows": rows,
+        "context": max(phase.context for phase in line.phases),
+        "micro_batch": micro,
+        "accumulation": accumulation(rows, micro, ranks),
+        "ranks": ranks,
+    }
+
+
+def _machine(settings: TrainSettings, config: ModelConfig, batch: dict[str, Any], known: Known) -> dict[str, Any]:
+    """Precision, optimizer, attention, and the memory of one rank."""
+    device, precision = known.device, settings.precision
+    if precision == "auto":
+        precision = device.half or "fp32"
+    micro, trained = batch["micro_batch"], config.model_copy(update={"context": batch["context"]})
+    few_keys = precision == "bf16" and trained.context <= PLAIN_BF16_KEYS
+    plain = not device.is_gpu and (few_keys or config.dropout > 0)
+    windowed = config.window is not None and config.window < trained.context
+    masks = micro if known.isolated else int(windowed)
+    kept = engine_activations(trained, micro, _ELEMENT[precision], plain, MAX_LOGITS, masks)
+    number = _ELEMENT["fp64" if precision == "fp64" else "fp32"]
+    state = state_bytes(config.parameters, number, moments(config, settings.optim) / config.parameters, number)
+    memory = {
+        "weights": state.weights,
+        "gradients": state.gradients,
+        "optimizer": state.moments,
+        "activations": kept.layers,
+        "attention": kept.scores,
+        "casts": kept.casts,
+        "logits": kept.logits,
+    }
+    return {
+        "execution": {
+            "device": device.name,
+            "precision": precision,
+            "optimizer": settings.optim.kind,
+            "attention": "plain" if plain else "fused",
+        },
+        "memory": {**memory, "total": sum(memory.values()), "available": device.memory},
+        "generation": {
+            "weights": state.weights,
+            "cache": cache_bytes(config.depth, config.kv_heads * config.head_size, config.context, 1, number),
+        },
+    }
+
+
+def _curve(line: Timeline) -> dict[str, Any]:
+    """Rate and rows at evenly spaced steps."""
+    points = min(CURVE_POINTS, line.steps)
+    steps = [round(1 + (line.steps - 1) * i / max(1, points - 1)) for i in range(points)]
+    return {"step": steps, "lr": [line.lr(s) for s in steps], "rows": [line.rows(s) for s in steps]}

@@ -1,0 +1,134 @@
+"""`ingot plan`: the data and what is printed of it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ingot.core.errors import UserError
+from ingot.pipeline.graph import load_graph
+from ingot.plan.machine import GPUS, Device
+from ingot.report.plan import device_of, plan_rows, print_plan, sparkline
+from tests.report.conftest import Run, graph_of, write_sources
+
+CPU = Device("CPU", 16 * 10**9)
+
+
+def _by_name(made: Run, **options: object) -> dict[str, dict]:
+    rows = plan_rows(made.graph, made.root, CPU, **options)  # type: ignore[arg-type]
+    assert json.loads(json.dumps(rows)) == rows
+    return {row["name"]: row for row in rows}
+
+
+def test_rows(finished: Run, capsys: pytest.CaptureFixture) -> None:
+    rows = _by_name(finished)
+    assert rows["base"]["state"] == "HIT"
+    assert rows["chat"]["state"] == "RESUME"
+    assert rows["base"]["inputs"] == ["bpe", "clean@bpe"]
+    assert "missing" not in rows["clean"]
+    print_plan(list(rows.values()))
+    shown = capsys.readouterr().out
+    assert "questions@bpe" in shown
+    assert "0.9 questions + 0.1 clean" in shown
+
+
+def test_figures_are_exact_where_the_corpora_are_encoded(finished: Run, capsys: pytest.CaptureFixture) -> None:
+    """The store's own count, not the assumption that every row is full; the shape of `chat` comes with its init."""
+    rows = _by_name(finished)
+    base, chat = rows["base"]["forecast"], rows["chat"]["forecast"]
+    tokens = json.loads((finished.dir("clean@bpe") / "result.json").read_text())["train_tokens"]
+    rows_of_text = (tokens - 1) // 256
+    assert base["length"]["epochs"]["clean"] == pytest.approx(400 * base["batch"]["rows"] / rows_of_text)
+    assert set(chat["length"]["epochs"]) == {"clean", "questions"}
+    assert chat["length"]["tokens"] < 40 * chat["batch"]["rows"] * 256  # conversations do not fill their rows
+    assert chat["parameters"] == base["parameters"]
+    assert chat["memory"]["attention"] > 0 == base["memory"]["attention"]  # documents do not see each other
+    print_plan(list(rows.values()))
+    shown = capsys.readouterr().out
+    assert "epochs" in shown
+    assert "about" not in shown
+
+
+def test_figures_before_anything_has_run(empty: Run, capsys: pytest.CaptureFixture) -> None:
+    rows = _by_name(empty, ranks=2)
+    base = rows["base"]["forecast"]
+    assert base["length"]["epochs"] is None
+    assert base["length"]["tokens"] == 400 * base["batch"]["rows"] * 256
+    assert base["batch"]["ranks"] == 2
+    print_plan(list(rows.values()))
+    shown = capsys.readouterr().out
+    assert f"{base['parameters']['total']:,}" in shown
+    assert "exact after tokenizing" in shown
+    assert "x 2 rank(s)" in shown
+    assert "(each rank)" in shown
+
+
+def test_nothing_is_left(finished: Run, capsys: pytest.CaptureFixture) -> None:
+    print_plan([row for row in _by_name(finished).values() if row["state"] == "HIT"])
+    assert "nothing to run" in capsys.readouterr().out
+
+
+def test_what_does_not_fit_is_said(empty: Run, capsys: pytest.CaptureFixture) -> None:
+    print_plan(plan_rows(empty.graph, empty.root, Device("CPU", 10**6)))
+    assert "of 1.0 MB, does not fit" in capsys.readouterr().out
+
+
+def test_an_unknown_vocabulary_names_who_makes_it(tmp_path: Path) -> None:
+    write_sources(tmp_path)
+    graph = graph_of(tmp_path, tmp_path / "runs")
+    recipe = Path(graph.recipe.path)
+    kinds = ["stage.bpe.type=char", "stage.chat.data.questions=0.9"]
+    recipe.write_text(recipe.read_text().replace("vocab = 300", ""))
+    rows = plan_rows(load_graph(recipe, kinds, tmp_path / "runs"), tmp_path / "runs", CPU)
+    told = {row["name"]: row.get("forecast") for row in rows}
+    assert told["base"] == {"unknown": "its size is known once bpe has run"}
+    assert told["chat"] == {"unknown": "its size is known once base has run"}
+    print_plan(rows)
+
+
+def test_sources_that_are_not_there_are_told_and_all_else_is_planned(tmp_path: Path, ingot) -> None:
+    write_sources(tmp_path)
+    graph_of(tmp_path, tmp_path / "runs")
+    (tmp_path / "text.jsonl").unlink()
+    result = ingot("plan", "small.toml", "--json", cwd=tmp_path)
+    rows = {row["name"]: row for row in json.loads(result.stdout)}
+    assert rows["clean"]["state"] == "MISSING"
+    assert rows["questions"]["state"] == rows["base"]["state"] == "RUN"
+    assert rows["base"]["forecast"]["parameters"]["total"] > 0
+    assert result.returncode == 2
+    (sentence,) = result.stderr.strip().splitlines()
+    assert sentence == f"error: {rows['clean']['missing']}"
+    assert "stage.clean" in sentence
+    assert "text.jsonl" in sentence
+    refused = ingot("run", "small.toml", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stderr == result.stderr
+    assert not list((tmp_path / "runs").glob("stages/*-*/inputs.json"))
+
+
+def test_gpus_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device_of("A100") == GPUS["a100"]
+    with pytest.raises(UserError, match="--gpu a10000: no such GPU"):
+        device_of("a10000")
+    monkeypatch.setattr("ingot.report.plan.here", lambda: CPU)
+    assert device_of(None) == CPU
+
+
+def test_sparkline() -> None:
+    assert sparkline([0, 0.5, 1.0]) == "▁▅█"
+    assert sparkline([7, 7]) == "██"
+    assert sparkline([0, 0]) == "▁▁"
+    assert sparkline([]) == ""
+
+
+def test_no_torch(finished: Run) -> None:
+    """The parent plans without loading torch, data or not."""
+    code = (
+        "import sys; from ingot.cli import main; sys.argv = ['ingot', 'plan', *sys.argv[1:]]\n"
+        "try: main()\nexcept SystemExit as end: assert not end.code\n"
+        "assert 'torch' not in sys.modules"
+    )
+    command = [sys.executable, "-c", code, str(finished.graph.recipe.path), "--out", str(finished.root)]
+    subprocess.run(command, check=True, capture_output=True)

@@ -1,0 +1,226 @@
+"""F1, F2, F5, C7, D5, D15: what a train stage will be, before it runs."""
+
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import torch
+
+from ingot.core.recipe import load_recipe
+from ingot.model.settings import FAMILIES, ModelSettings
+from ingot.model.transformer import Transformer
+from ingot.optim.groups import counts
+from ingot.optim.optimizers import build
+from ingot.optim.settings import OptimSettings
+from ingot.plan.flops import training_flops_per_token
+from ingot.plan.machine import GPUS, Device
+from ingot.stages.forecast import Known, forecast, moments, parameters
+from ingot.stages.kinds import RECIPE_KINDS
+from ingot.stages.settings import TrainSettings
+from ingot.stages.timeline import Assumed
+
+CPU = Device("CPU", 16 * 10**9, half="bf16")
+SMALL = {
+    "data": {"text": 1.0},
+    "tokenizer": "bpe",
+    "model": {"depth": 2, "width": 64, "context": 64},
+    "batch": 8,
+    "duration": "100 steps",
+}
+
+
+def _shipped(name: str) -> tuple[TrainSettings, int]:
+    """The stage `base` of a shipped recipe, and its vocabulary."""
+    stages = load_recipe(Path(str(files("ingot.recipes") / name)), [], RECIPE_KINDS).stages
+    base = stages["base"][1]
+    assert isinstance(base, TrainSettings)
+    return base, stages["bpe"][1].vocab  # type: ignore[attr-defined]
+
+
+def _told(settings: TrainSettings, vocab: int = 300, **known: object) -> dict:
+    assert settings.model
+    return forecast(settings, replace(Known(settings.model.resolve(vocab), CPU), **known))
+
+
+def _small(**changes: object) -> TrainSettings:
+    return TrainSettings.model_validate(SMALL | changes)
+
+
+def test_f5_llama_7b() -> None:
+    settings, vocab = _shipped("llama-7b.toml")
+    told = _told(settings, vocab, device=GPUS["h100"])
+    assert told["parameters"]["total"] == 7_499_681_792
+    assert round(told["parameters"]["total"] / 1e9, 2) == 7.50
+    assert told["parameters"]["parts"]["embedding"] == told["parameters"]["parts"]["head"] == 128_000 * 4096
+    assert 512 * 4096 == 2_097_152
+    assert told["length"]["steps"] == 1_000_000
+    assert told["length"]["tokens"] == 2_097_152_000_000
+    (phase,) = told["phases"]
+    assert phase["peak_lr"] == 3e-4
+    assert phase["last_lr"] == pytest.approx(3e-5)
+    assert phase["first_lr"] == pytest.approx(3e-4 / 2000)
+    assert told["memory"]["weights"] == 4 * 7_499_681_792
+    assert told["memory"]["optimizer"] == 8 * 7_499_681_792
+
+
+def test_f5_the_feed_forward_in_use_has_7_52B() -> None:
+    """8/3 x 4,096 = 10,922.67: 10,944 is the next multiple of 64, 11,008 that of 256, and Llama's."""
+    settings, vocab = _shipped("llama-7b.toml")
+    assert settings.model
+    assert settings.model.ffn == 10_944
+    default = settings.model.model_copy(update={"ffn": None}).resolve(vocab)
+    assert (default.ffn, default.parameters) == (11_008, 7_524_847_616)
+
+
+def test_f5_source_error_d_ff_10952_is_no_multiple_of_64_and_counts_alike() -> None:
+    settings, vocab = _shipped("llama-7b.toml")
+    assert settings.model
+    theirs = settings.model.model_copy(update={"ffn": 10_952}).resolve(vocab)
+    assert 10_952 % 64 != 0 == 10_944 % 64
+    assert round(theirs.parameters / 1e9, 2) == 7.50
+
+
+@pytest.mark.parametrize(("ranks", "passes"), [(1, 128), (8, 16), (64, 2), (128, 1)])
+def test_f5_c7_accumulation_is_derived_from_the_world_size(ranks: int, passes: int) -> None:
+    settings, vocab = _shipped("llama-7b.toml")
+    batch = _told(settings, vocab, ranks=ranks)["batch"]
+    assert batch == {"rows": 512, "context": 4096, "micro_batch": 4, "accumulation": passes, "ranks": ranks}
+
+
+@pytest.mark.parametrize(("ranks", "passes"), [(1, 40), (4, 10), (8, 5)])
+def test_c7_gpt2_124m(ranks: int, passes: int) -> None:
+    settings, vocab = _shipped("gpt2-124m.toml")
+    told = _told(settings, vocab, ranks=ranks)
+    assert told["parameters"]["total"] == 124_439_808
+    batch = told["batch"]
+    assert batch["rows"] * batch["context"] == 491_520
+    assert (batch["micro_batch"], batch["accumulation"]) == (12, passes)
+    assert told["length"]["tokens"] == 600_000 * 491_520
+
+
+def test_d5_gpt2_124m_has_the_rates_of_600k_steps() -> None:
+    settings, vocab = _shipped("gpt2-124m.toml")
+    (phase,) = _told(settings, vocab)["phases"]
+    rates = (phase["first_lr"], phase["peak_lr"], phase["last_lr"])
+    assert rates == pytest.approx((6e-4 / 2000, 6e-4, 6e-5))
+
+
+def test_f1_operations_of_the_run() -> None:
+    told = _told(_small())
+    config = ModelSettings.model_validate(SMALL["model"]).resolve(300)
+    assert told["length"]["flops"] == training_flops_per_token(config) * 100 * 8 * 64
+    assert told["length"]["gpu_hours"] is None
+    fast = _told(_small(), device=GPUS["a100"])["length"]
+    assert fast["gpu_hours"] == pytest.approx(fast["flops"] / (0.4 * 312e12) / 3600)
+
+
+@pytest.mark.parametrize("embeddings", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_d15_decayed_and_undecayed_are_the_optimizers(family: str, embeddings: bool) -> None:
+    config = ModelSettings(family=family, depth=2, width=64, context=32).resolve(300)  # type: ignore[arg-type]
+    optim = OptimSettings(decay_embeddings=embeddings)
+    with torch.device("meta"):
+        real = counts(dict(Transformer(config).named_parameters()), optim)
+    told = parameters(config, optim)
+    assert (told["decayed"], told["undecayed"]) == (real["decayed_parameters"], real["undecayed_parameters"])
+    assert told["decayed"] + told["undecayed"] == sum(told["parts"].values()) == config.parameters
+
+
+@pytest.mark.parametrize(
+    "optim",
+    [{"kind": "adamw"}, {"kind": "adam"}, {"kind": "sgd", "lr": 0.1}, {"kind": "sgd", "lr": 0.1, "momentum": 0.0},
+     {"kind": "muon"}, {"kind": "lion"}],
+    ids=lambda o: "-".join(map(str, o.values())),
+)  # fmt: skip
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_d4_numbers_that_an_optimizer_keeps(family: str, optim: dict) -> None:
+    config = ModelSettings(family=family, depth=2, width=64, context=32).resolve(300)  # type: ignore[arg-type]
+    settings = OptimSettings.model_validate(optim)
+    with torch.device("meta"):
+        model = Transformer(config)
+    kept = build(dict(model.named_parameters()), settings, 0.1).tensors()
+    assert moments(config, settings) == sum(t.numel() for t in kept.values() if t.dim() > 0)
+
+
+def test_f2_memory_adds_up_and_follows_the_micro_batch() -> None:
+    one, two = (_told(_small(loop={"micro_batch": n}, precision="fp32"))["memory"] for n in (1, 2))
+    assert one["total"] == sum(n for name, n in one.items() if name not in ("total", "available"))
+    assert two["activations"] == 2 * one["activations"]
+    assert {n: one[n] for n in ("weights", "gradients", "optimizer")} == {
+        n: two[n] for n in ("weights", "gradients", "optimizer")
+    }
+    assert one["casts"] == 0
+    assert _told(_small(precision="bf16"))["memory"]["casts"] > 0
+    assert _told(_small(precision="fp64"))["memory"]["weights"] == 2 * one["weights"]
+
+
+def test_a_window_and_isolated_documents_cost_masks() -> None:
+    gpu = GPUS["a100"]
+    plain = _told(_small(), device=gpu)["memory"]["attention"]
+    window = _told(_small(model={**SMALL["model"], "window": 16}), device=gpu)["memory"]["attention"]
+    isolated = _told(_small(loop={"micro_batch": 4}), device=gpu, isolated=True)["memory"]["attention"]
+    assert plain == 0
+    assert window == 2 * 64 * 64 * 2  # a T x T mask in bf16, in each of two layers
+    assert isolated == 4 * window
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "attention"),
+    [
+        (CPU, "bf16", "plain"),
+        (replace(CPU, half=None), "fp32", "fused"),
+        (GPUS["a100"], "bf16", "fused"),
+        (GPUS["v100"], "fp16", "fused"),
+    ],
+    ids=["cpu with bf16", "cpu", "gpu", "gpu without bf16"],
+)
+def test_d7_what_the_device_decides(device: Device, precision: str, attention: str) -> None:
+    choice = _told(_small(), device=device)["execution"]
+    assert (choice["precision"], choice["attention"]) == (precision, attention)
+
+
+def test_epochs_are_known_with_the_data_and_not_before() -> None:
+    assert _told(_small())["length"]["epochs"] is None
+    unknown = _told(_small(duration="2 epochs"))
+    assert "epoch" in unknown["unknown"]
+    assert "length" not in unknown
+    assert unknown["parameters"]["total"] > 0
+    extent = Assumed(row_targets=60.0, targets=60 * 400, rows=400)
+    told = _told(_small(duration="2 epochs"), extents=lambda name, context: extent)
+    assert told["length"]["steps"] == 2 * 400 / 8
+    assert told["length"]["epochs"] == {"text": pytest.approx(2.0)}
+    assert told["length"]["tokens"] == 2 * 60 * 400
+
+
+def test_rows_are_as_long_as_a_phase_has_them_whatever_the_model_can_do() -> None:
+    tuned = {"data": {"text": 1.0}, "init": "base", "batch": 8, "duration": "10 steps", "loop": {"micro_batch": 2}}
+    config = ModelSettings(family="gpt2", depth=2, width=64, context=4096).resolve(300)
+    short = TrainSettings.model_validate(tuned | {"phases": [{"name": "all", "share": 1.0, "context": 128}]})
+    told = [forecast(TrainSettings.model_validate(s), Known(config, CPU)) for s in (tuned, short)]
+    assert [t["batch"]["context"] for t in told] == [4096, 128]
+    assert told[0]["memory"]["activations"] == 32 * told[1]["memory"]["activations"]
+    for same in ("generation", "parameters"):
+        assert told[0][same] == told[1][same]
+    assert told[0]["memory"]["weights"] == told[1]["memory"]["weights"] == 4 * config.parameters
+
+
+def test_b9_c8_phases_and_a_ramp_have_their_own_figures() -> None:
+    phases = [
+        {"name": "first", "share": 0.75, "context": 32},
+        {"name": "last", "share": 0.25, "data": {"text": 0.5, "code": 0.5}, "lr": 1e-4},
+    ]
+    told = _told(_small(batch={"start": 2, "to": 8, "over": "50 steps"}, phases=phases))
+    first, last = told["phases"]
+    assert (first["first_step"], first["last_step"], last["first_step"], last["last_step"]) == (1, 75, 76, 100)
+    assert (first["context"], last["context"]) == (32, 64)
+    assert (first["rows"], last["last_rows"]) == (2, 8)
+    assert last["data"] == {"code": 0.5, "text": 0.5}
+    assert told["curve"]["rows"][0] == 2 < told["curve"]["rows"][-1] == 8
+    assert told["batch"]["rows"] == 8
+    config = ModelSettings.model_validate(SMALL["model"]).resolve(300)
+    short = config.model_copy(update={"context": 32})
+    rows = [told["phases"][i]["tokens"] / c for i, c in ((0, 32), (1, 64))]
+    assert told["length"]["flops"] == pytest.approx(
+        training_flops_per_token(short) * rows[0] * 32 + training_flops_per_token(config) * rows[1] * 64
+    )
