@@ -75,6 +75,17 @@ def test_what_does_not_fit_is_said(empty: Run, capsys: pytest.CaptureFixture) ->
     assert "of 1.0 MB, does not fit" in capsys.readouterr().out
 
 
+def test_f6_hours_of_a_gpu_with_a_known_peak(empty: Run, capsys: pytest.CaptureFixture) -> None:
+    flops = next(r for r in plan_rows(empty.graph, empty.root, CPU) if r["name"] == "base")["forecast"]["length"][
+        "flops"
+    ]
+    day = Device("Card", 10**12, peak=flops / 0.4 / (96 * 3600), half="bf16")  # 96 hours of it
+    for ranks, time in ((1, "4 days"), (32, "3 h 0 min")):
+        print_plan(plan_rows(empty.graph, empty.root, day, ranks))
+        shown = capsys.readouterr().out
+        assert f"; 96 GPU-hours, {time}, at an assumed 40% of the peak" in shown
+
+
 def test_an_unknown_vocabulary_names_who_makes_it(tmp_path: Path) -> None:
     write_sources(tmp_path)
     graph = graph_of(tmp_path, tmp_path / "runs")

@@ -200,8 +200,10 @@ def _length(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
         tokens = f"about {tokens} (exact after tokenizing)"
     line = f"{length['steps']:,} steps, {tokens}, {length['flops']:.3g} FLOP"
     if hours := length["gpu_hours"]:
-        days = hours / 24 / batch["ranks"]
-        line += f"; {figures.count(hours)} GPU-hours, {days:,.3g} days, at an assumed {UTILISATION:.0%} of the peak"
+        days = hours / batch["ranks"] / 24
+        time = f"{days:,.0f} days" if days >= 2 else figures.duration(days * 24 * 3600)
+        spent = f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
+        line += f"; {spent} GPU-hours, {time}, at an assumed {UTILISATION:.0%} of the peak"
     yield "length", line
     if seen := ", ".join(f"{name} {n:.3g}" for name, n in (length["epochs"] or {}).items()):
         yield "epochs", seen
