@@ -16,7 +16,7 @@ from ingot.dist import checkpoint
 from ingot.pipeline.graph import Graph, load_graph
 from ingot.pipeline.run import _job, link
 from ingot.pipeline.status import stage_dir
-from ingot.report import terminal
+from ingot.report import panels_model, terminal
 from ingot.stages import child
 from ingot.stages.trace import trace
 from ingot.train.engine import Engine
@@ -47,7 +47,7 @@ type = "char"
 kind = "train"
 tokenizer = "letters"
 model = { depth = 1, width = 16, heads = 2, context = 16 }
-batch = { from = 3, to = 8, over = "700 tokens" }
+batch = { from = 3, to = 8, over = "1100 tokens" }
 duration = "22 steps"
 precision = "fp32"
 optim = { lr = 1e-2 }
@@ -161,10 +161,10 @@ def test_B9_C8_trace_is_what_was_trained_on_across_phases_and_ramps(base) -> Non
 
 
 def _ramp(steps: int) -> list[int]:
-    """3 + floor(5 R / W) rows, R those done and W the 700 tokens in rows of 16."""
+    """3 + floor(5 R / W) rows, R those done and W the 1,100 tokens in rows of 16."""
     sizes: list[int] = []
     for _ in range(steps):
-        sizes.append(3 + 5 * min(sum(sizes), 44) // 44)
+        sizes.append(3 + 5 * min(sum(sizes), 69) // 69)
     return sizes
 
 
@@ -193,6 +193,9 @@ def test_B9_the_log_says_the_phase_the_tokens_and_the_rate(base, graph: Graph) -
     )
     assert [e["name"] for e in read_events(stage / "metrics.jsonl", "phase")] == ["foundation", "mix", "long"]
     assert json.loads((stage / "model.json").read_text())["context"] == 32
+    page = str(panels_model.train(stage))
+    assert "steps 1 to 11: 3 to 5 rows of 16 tokens; prose; learning rate" in page
+    assert "steps 19 to 22: 5 rows of 32 tokens; 0.7 code + 0.3 prose; learning rate" in page
     (row,) = (r for r in terminal.status_rows(graph, Path("runs")) if r["name"] == "base")
     assert (row["phase"], row["step"]) == ("long", 22)
 

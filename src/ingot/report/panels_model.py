@@ -120,6 +120,7 @@ def _facts(stage: Path, facts: dict[str, Any], steps: list[dict[str, Any]]) -> l
         ("context", f"{figures.count(facts['context'])} tokens"),
         ("vocabulary", f"{figures.count(facts['vocab'])}, ln V = {facts['ln_vocab_nats']:.4f} nats"),
         ("peak learning rate", f"{facts['peak_lr']:.3g}, warmup {figures.count(facts['warmup_steps'])}"),
+        *_phases(stage),
     ]
     if result:
         loss = result.get("val_loss_nats")
@@ -138,6 +139,22 @@ def _facts(stage: Path, facts: dict[str, Any], steps: list[dict[str, Any]]) -> l
     if execution:
         pairs.append(("computed with", figures.execution(execution)))
     return pairs
+
+
+def _phases(stage: Path) -> list[tuple[str, str]]:
+    """Each phase in words, where there are several or the batch grows; of several attempts the newest."""
+    phases = {e["name"]: e for e in reading.events(stage, "phase")}
+    if len(phases) == 1 and all(p["rows"] == p["last_rows"] for p in phases.values()):
+        return []
+    return [(f"phase {name}", _phase(phase)) for name, phase in phases.items()]
+
+
+def _phase(phase: dict[str, Any]) -> str:
+    steps = f"steps {figures.count(phase['first_step'])} to {figures.count(phase['last_step'])}"
+    grows = f" to {figures.count(phase['last_rows'])}" if phase["last_rows"] != phase["rows"] else ""
+    rows = f"{figures.count(phase['rows'])}{grows} rows of {figures.count(phase['context'])} tokens"
+    mixture = " + ".join(n if share == 1 else f"{share:.3g} {n}" for n, share in phase["data"].items())
+    return f"{steps}: {rows}; {mixture}; learning rate {phase['first_lr']:.2e} to {phase['last_lr']:.2e}"
 
 
 def evaluate(stage: Path) -> Markup:
