@@ -130,11 +130,11 @@ CANDIDATES: list[Any] = [
     *("muon", "cosine"),
     *([{"name": "y", "share": 1.0}], -1, "4K tokens"),
     {"chosen": "x"},
+    "own.jinja",
 ]
 """Values to try on a field until one is valid and different."""
 
 ONE_VALUE = {
-    ("tokenizer", "template"),
     ("train", "objective", "kind"),
     ("train", "objective"),
     ("train", "phases", "0", "share"),  # shares add up to 1, and here is one phase
@@ -143,6 +143,7 @@ ONE_VALUE = {
 RAMP = {"from": 4, "to": 8, "over": "9 steps"}
 WITH = {
     ("tokenizer", "alphabet"): {"from": "clean", "type": "char"},
+    ("tokenizer", "path"): {"type": "file", "path": "somewhere"},
     ("tokenizer", "type"): {"from": "clean", "type": "byte-bpe", "vocab": 400},
     ("train", "init"): {"data": {"a": 1.0}, "duration": "5 steps", "init": "t"},
     ("train", "model", "size"): {"data": {"a": 1.0}, "duration": "5 steps", "tokenizer": "t", "model": {"size": "4M"}},

@@ -10,7 +10,7 @@ import pytest
 from ingot.core.events import Display, EventLog
 from ingot.text.tokenizer import ByteBPE
 from ingot.text.train_tokenizer import train
-from tests.text.text_helpers import SOURCES, documents, settings
+from tests.text.text_helpers import SOURCES, documents, labelled, settings
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def display() -> Display:
 @pytest.fixture(scope="session")
 def bpe(tmp_path_factory: pytest.TempPathFactory) -> ByteBPE:
     log = EventLog(tmp_path_factory.mktemp("bpe") / "metrics.jsonl")
-    tokenizer, _ = train(settings(vocab=600), SOURCES, Display(quiet=True), log)
+    tokenizer, _ = train(settings(vocab=600), labelled(*SOURCES), Display(quiet=True), log)
     log.close()
     assert isinstance(tokenizer, ByteBPE)
     return tokenizer

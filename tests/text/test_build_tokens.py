@@ -156,8 +156,13 @@ def test_nothing_to_encode_and_chat_of_characters(corpus, display, log, tmp_path
 
 def test_tokenizers_learn_from_the_messages_of_a_chat_corpus(corpus):
     directory = corpus([chat_text(1), chat_text(2)], [chat_text(3)])
-    assert list(training_texts(directory, "chat")) == ["What is 1 + 1?", "1 + 1 = 2 €", "What is 2 + 2?", "2 + 2 = 4 €"]
-    assert next(training_texts(directory)) == chat_text(1)
+    assert [text for _, text in training_texts(directory, "chat")] == [
+        "What is 1 + 1?",
+        "1 + 1 = 2 €",
+        "What is 2 + 2?",
+        "2 + 2 = 4 €",
+    ]
+    assert next(training_texts(directory)) == ("notes", chat_text(1))
 
 
 def pair_text(n: int, **parts: Any) -> str:
@@ -235,7 +240,11 @@ def test_pairs_and_prompts_need_special_tokens_and_whole_messages(corpus, bpe, d
 
 def test_tokenizers_learn_from_both_sides_of_pairs(corpus):
     directory = corpus([pair_text(1)])
-    assert list(training_texts(directory, "pairs")) == ["What is 1 + 1?", "It is 2.", "It is 3, \u20ac!"]
+    assert [text for _, text in training_texts(directory, "pairs")] == [
+        "What is 1 + 1?",
+        "It is 2.",
+        "It is 3, \u20ac!",
+    ]
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the public data sets are not on this machine")

@@ -16,7 +16,7 @@ from ingot.core.recipe import canonical, settings_tree
 from ingot.text.settings import PATTERN, SPECIALS, TokensSettings
 from ingot.text.tokenizer import ByteBPE, Char, load_tokenizer
 from ingot.text.train_tokenizer import check_lossless, sample_texts, train
-from tests.text.text_helpers import SOURCES, settings
+from tests.text.text_helpers import SOURCES, labelled, settings
 
 SHAKESPEARE = Path(__file__).parents[3] / "shared/data/tinyshakespeare/input.txt"
 
@@ -43,7 +43,7 @@ def test_A1_unseen_character_is_one_sentence():
 @pytest.mark.skipif(not SHAKESPEARE.exists(), reason="tinyshakespeare is not on this machine")
 def test_A1_tinyshakespeare(display, log):
     text = SHAKESPEARE.read_text(encoding="utf-8")
-    tokenizer, report = train(settings(type="char"), [text[:1_003_854]], display, log)
+    tokenizer, report = train(settings(type="char"), labelled(text[:1_003_854]), display, log)
     assert tokenizer.vocab == report["vocab"] == 65
     ids = tokenizer.encode(text)
     assert len(ids) == 1_115_394
@@ -88,7 +88,7 @@ def test_long_runs_neither_crash_nor_stall(bpe, run):
 
 
 def test_training_survives_a_megabyte_of_spaces(display, log):
-    train(settings(vocab=600), [*SOURCES, " " * 1_000_000 + "x"], display, log)
+    train(settings(vocab=600), labelled(*SOURCES, " " * 1_000_000 + "x"), display, log)
 
 
 def test_batches_do_not_depend_on_threads(bpe):
@@ -99,7 +99,7 @@ def test_batches_do_not_depend_on_threads(bpe):
 
 
 def test_training_is_deterministic_and_order_free(bpe, display, log):
-    again, report = train(settings(vocab=600), SOURCES[::-1], display, log)
+    again, report = train(settings(vocab=600), labelled(*SOURCES[::-1]), display, log)
     assert again.fingerprint == bpe.fingerprint
     assert report["bytes_per_token"] > 1.5
     assert len(report["longest_tokens"]) == 10
@@ -148,7 +148,7 @@ def test_changed_tokenizer_file_is_refused(bpe, tmp_path):
 
 def test_too_little_text_names_what_was_reached(display, log):
     with pytest.raises(UserError, match=r"vocab = 4,096, but 11 bytes of text only give 2\d\d"):
-        train(settings(vocab=4096), ["low low low"], display, log)
+        train(settings(vocab=4096), labelled("low low low"), display, log)
     for kind in ({"vocab": 300}, {"type": "char"}):
         with pytest.raises(UserError, match="no text"):
             train(settings(**kind), [], display, log)
@@ -157,7 +157,7 @@ def test_too_little_text_names_what_was_reached(display, log):
 @pytest.mark.parametrize("pattern", ["(", r"\p{L}+"])
 def test_pattern_that_is_invalid_or_skips_text(pattern, display, log):
     with pytest.raises(UserError, match="tokenizer pattern"):
-        train(settings(vocab=280, pattern=pattern), SOURCES, display, log)
+        train(settings(vocab=280, pattern=pattern), labelled(*SOURCES), display, log)
 
 
 def test_ids_must_spell_all_of_a_text(bpe):
@@ -167,18 +167,19 @@ def test_ids_must_spell_all_of_a_text(bpe):
 
 def test_sample_is_even_bounded_and_independent_of_order():
     texts = [f"document {n} " * 10 for n in range(1000)]
-    sample = sample_texts(texts, 20_000)
+    sample = [text for _, text in sample_texts(labelled(*texts), 20_000)]
     assert 0.9 * 20_000 < sum(map(len, sample)) <= 20_000
     numbers = [int(text.split()[1]) for text in sample]
     assert numbers == sorted(numbers)
     assert 0.35 < np.mean(np.array(numbers) < 500) < 0.65
     shuffled = random.Random(1).sample(texts, 1000)
-    assert sorted(sample_texts(shuffled, 20_000)) == sorted(sample)
-    assert sample_texts(texts, 10**9) == texts
+    assert sorted(sample_texts(labelled(*shuffled), 20_000)) == sorted(labelled(*sample))
+    assert sample_texts(labelled(*texts), 10**9) == labelled(*texts)
 
 
 def test_sample_of_one_long_document_is_not_empty():
-    assert 500 <= sum(map(len, sample_texts(["".join(map(str, range(100_000)))], 1000))) <= 1000
+    sample = sample_texts(labelled("".join(map(str, range(100_000)))), 1000)
+    assert 500 <= sum(len(text) for _, text in sample) <= 1000
 
 
 def test_settings_from_is_a_name_or_a_list():

@@ -18,6 +18,11 @@ def settings(**values: Any) -> TokenizerSettings:
     return TokenizerSettings.model_validate({"from": "clean", **values})
 
 
+def labelled(*texts: str) -> list[tuple[str, str]]:
+    """Texts of one source."""
+    return [("notes", text) for text in texts]
+
+
 def documents(
     texts: list[str], split: str = "train", first: int = 0, extras: list[str | None] | None = None
 ) -> pa.Table:

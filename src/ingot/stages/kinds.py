@@ -13,6 +13,7 @@ from ingot.core.recipe import Settings
 from ingot.corpus.settings import CorpusSettings
 from ingot.corpus.sources import source_digest
 from ingot.stages.settings import EvaluateStageSettings, TrainSettings
+from ingot.text import files
 from ingot.text.settings import TokenizerSettings, TokensSettings
 
 
@@ -28,8 +29,8 @@ class Kind:
     """Packages and modules (below ingot) that determine the result."""
     seeded: bool = False
     """Whether the run's seed is part of the key."""
-    raw: Callable[[Settings, FileHashes], str] | None = None
-    """Digest of inputs that are no stages (files)."""
+    raw: Callable[[Settings, FileHashes], str | None] | None = None
+    """Digest of inputs that are no stages (files); None where the settings name none."""
 
 
 def _corpus_digest(settings: Settings, hashes: FileHashes) -> str:
@@ -37,12 +38,19 @@ def _corpus_digest(settings: Settings, hashes: FileHashes) -> str:
     return source_digest(settings, hashes)
 
 
+def _tokenizer_digest(settings: Settings, hashes: FileHashes) -> str | None:
+    assert isinstance(settings, TokenizerSettings)
+    return files.source_digest(settings, hashes)
+
+
 _TRAINING = ("stages/layout.py", "stages/timeline.py", "stages/train.py")
 _WIRING = ("stages/mixture.py", "stages/load.py")
 
 KINDS: dict[str, Kind] = {
     "corpus": Kind(CorpusSettings, 1, "ingot.stages.text:corpus", ("corpus", "stages/text.py"), raw=_corpus_digest),
-    "tokenizer": Kind(TokenizerSettings, 1, "ingot.stages.text:tokenizer", ("text", "stages/text.py")),
+    "tokenizer": Kind(
+        TokenizerSettings, 1, "ingot.stages.text:tokenizer", ("text", "stages/text.py"), raw=_tokenizer_digest
+    ),
     "tokens": Kind(TokensSettings, 1, "ingot.stages.text:tokens", ("text", "stages/text.py")),
     "train": Kind(
         TrainSettings,

@@ -22,10 +22,10 @@ def corpus(job: Job) -> dict[str, Any]:
 
 
 def tokenizer(job: Job) -> dict[str, Any]:
-    """The training split of some corpora to a tokenizer; held-out text is never looked at."""
+    """The training split of some corpora, or somebody's files, to a tokenizer; held-out text is never looked at."""
     assert isinstance(job.settings, TokenizerSettings)
 
-    def texts() -> Iterator[str]:
+    def texts() -> Iterator[tuple[str, str]]:
         for source in job.roles("corpus").values():
             yield from training_texts(source.path, source.settings()["format"])
 

@@ -14,13 +14,13 @@ from typing import Any
 from ingot.core.artifact import atomic_write
 from ingot.core.errors import UserError
 from ingot.text.base import TURNS, Tokenizer
-from ingot.text.library import LibraryTokenizer, byte_letters, ids_of
+from ingot.text.files import BESIDE, read_text, tokenizer_files
+from ingot.text.library import LibraryTokenizer, added_tokens, byte_letters, ids_of
 from ingot.text.settings import BYTES
 from ingot.text.tokenizer import ByteBPE, Char
 
 FILE = "file"
 """Kind of an imported tokenizer."""
-GPT2_FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 TURNS_JINJA = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}"
     "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|end|>' }}{% endgeneration %}"
@@ -29,49 +29,6 @@ TURNS_JINJA = (
 )
 """The format `turns` for other programs."""
 _ROLES = ("eos_token", "bos_token", "pad_token", "unk_token")
-_BESIDE = (
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "generation_config.json",
-    "config.json",
-    "chat_template.jinja",
-    "chat_template.json",
-)
-_FOREIGN = {
-    "tokenizer.model": "a SentencePiece model",
-    "spiece.model": "a SentencePiece model",
-    "tekken.json": "Mistral's own format",
-    "vocab.txt": "BERT's own format",
-    "tokenizer.pkl": "a pickle, which would run code",
-}
-
-
-def tokenizer_files(path: Path) -> list[Path]:
-    """The files that `import_tokenizer` reads.
-
-    Args:
-        path: a directory, or the `tokenizer.json` in it.
-
-    Raises:
-        UserError: nothing there that can be read.
-    """
-    directory = path.parent if path.name == "tokenizer.json" else path
-    if not directory.is_dir():
-        raise UserError(
-            f"{path}: no such directory (looked from {Path.cwd()}), expected one with a tokenizer.json or GPT-2's "
-            "encoder.json and vocab.bpe; check the path"
-        )
-    beside = [directory / name for name in _BESIDE if (directory / name).is_file()]
-    if (directory / "tokenizer.json").is_file():
-        return [directory / "tokenizer.json", *beside]
-    for names in GPT2_FILES:
-        if all((directory / name).is_file() for name in names):
-            return [*(directory / name for name in names), *beside]
-    found = next((f"{name} ({what})" for name, what in _FOREIGN.items() if (directory / name).exists()), "none of them")
-    raise UserError(
-        f"{directory}: found {found}, expected tokenizer.json, or encoder.json and vocab.bpe, or vocab.json and "
-        "merges.txt; save it once as tokenizer.json (transformers does: AutoTokenizer ... save_pretrained)"
-    )
 
 
 def import_tokenizer(path: Path) -> Tokenizer:
@@ -84,7 +41,7 @@ def import_tokenizer(path: Path) -> Tokenizer:
         UserError: files are missing, unreadable, or of a format that is not supported.
     """
     files = {file.name: file for file in tokenizer_files(path)}
-    told = {name: _table(files[name]) for name in _BESIDE if name in files and name.endswith(".json")}
+    told = {name: _table(files[name]) for name in BESIDE if name in files and name.endswith(".json")}
     config = told.get("tokenizer_config.json", {})
     if "tokenizer.json" in files:
         data = _table(files["tokenizer.json"])
@@ -93,7 +50,7 @@ def import_tokenizer(path: Path) -> Tokenizer:
                 f"{files['tokenizer.json']}: has no model with a type, expected a file of the tokenizers library"
             )
     else:
-        vocab, merges = (file for name, file in files.items() if name not in _BESIDE)
+        vocab, merges = (file for name, file in files.items() if name not in BESIDE)
         kind = str(config.get("tokenizer_class", "GPT2Tokenizer"))
         if kind.removesuffix("Fast") != "GPT2Tokenizer":
             raise UserError(
@@ -153,12 +110,6 @@ def byte_level(vocab: dict[str, int], merges: list[list[str]], specials: Mapping
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {"type": "BPE", "vocab": vocab, "merges": merges},
     }
-
-
-def added_tokens(specials: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Special tokens as `tokenizer.json` lists them, by id."""
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    return [{"id": id, "content": name, **plain} for name, id in sorted(specials.items(), key=lambda item: item[1])]
 
 
 def _data(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -233,7 +184,7 @@ def _gpt2(vocab_file: Path, merges_file: Path) -> dict[str, Any]:
             f"{vocab_file}: {len(vocab):,} tokens whose ids are not 0 to {len(vocab) - 1:,}; take GPT-2's own"
         )
     merges = []
-    for number, line in enumerate(_text(merges_file).split("\n"), 1):
+    for number, line in enumerate(read_text(merges_file).split("\n"), 1):
         if not line.strip() or (number == 1 and line.startswith("#version")):
             continue
         pair = line.split(" ")
@@ -290,7 +241,7 @@ def _template(files: dict[str, Path], told: dict[str, dict[str, Any]], ids: dict
     """The directory's chat template, "" where it has none; ours comes back as `turns`."""
     source: Any = None
     if "chat_template.jinja" in files:
-        source = _text(files["chat_template.jinja"])
+        source = read_text(files["chat_template.jinja"])
     for file in ("chat_template.json", "tokenizer_config.json"):
         source = source or told.get(file, {}).get("chat_template")
     if isinstance(source, list):
@@ -302,16 +253,9 @@ def _template(files: dict[str, Path], told: dict[str, dict[str, Any]], ids: dict
 
 def _table(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(_text(path))
+        data = json.loads(read_text(path))
     except ValueError as error:
         raise UserError(f"{path}: not JSON ({error}); copy the file again") from None
     if not isinstance(data, dict):
         raise UserError(f"{path}: found a {type(data).__name__}, expected a JSON object; take the original file")
     return data
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: byte {error.start} is not UTF-8; copy the file again") from None

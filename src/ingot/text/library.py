@@ -69,10 +69,10 @@ class LibraryTokenizer(Base):
         self.specials = {name: ids[name] for name in sorted(marked, key=lambda name: (ids[name], name))}
         secret = secrets.token_hex(16)
         self.marks: Mapping[str, str] = {name: f"{secret}{n:04}" for n, name in enumerate(self.specials)}
-        self._library = _read(_renamed(self.data, self.marks))
+        self._library = read_library(_renamed(self.data, self.marks))
         _check_ids({self.marks.get(name, name): id for name, id in ids.items()}, self._library)
-        self.unknown = _unknown(self.data["model"], ids)
         self.lossless = _is_lossless(self.data, ids)
+        self.unknown = None if self.lossless else _unknown(self.data["model"], ids)
         spelling = _Spelling.of(self.data)
         self._leading_space = spelling.leading_space
         self._bytes = spelling.table(ids, {token["content"] for token in added}, self.vocab)
@@ -114,6 +114,12 @@ class LibraryTokenizer(Base):
         }
 
 
+def added_tokens(specials: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Special tokens as `tokenizer.json` lists them, by id."""
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return [{"id": id, "content": name, **plain} for name, id in sorted(specials.items(), key=lambda item: item[1])]
+
+
 def ids_of(data: dict[str, Any]) -> dict[str, int]:
     """Piece -> id of a `tokenizer.json`, added tokens included."""
     vocab = data["model"]["vocab"]
@@ -131,11 +137,17 @@ def _check_ids(expected: Mapping[str, int], library: Library) -> None:
             )
 
 
-def _read(data: dict[str, Any]) -> Library:
+def read_library(data: dict[str, Any]) -> Library:
+    """The library's tokenizer of plain data; raises UserError where it cannot be read."""
     try:
         return Library.from_str(json.dumps(data, ensure_ascii=False))
     except Exception as error:  # the library raises nothing narrower
         raise UserError(f"tokenizer.json: the tokenizers library cannot read it ({error})") from None
+
+
+def library_data(library: Library) -> dict[str, Any]:
+    """A library's tokenizer as plain data."""
+    return json.loads(library.to_str())
 
 
 def _encode(library: Library, texts: Sequence[str], fast: bool) -> list[Any]:

@@ -1,9 +1,10 @@
 """Settings of the two text stages: the tokenizer, and the token store that is derived from a corpus and a tokenizer.
 
-One model serves both tokenizer types, because a recipe that switches `type` should be told which of its settings lost
+One model serves all tokenizer types, because a recipe that switches `type` should be told which of its settings lost
 their meaning instead of having them ignored.
 """
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
@@ -26,7 +27,13 @@ ROLES_OF_SPECIALS = {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}
 """What of the block is for what, in the words of model directories."""
 
 BYTES = 256
-SMALLEST_VOCAB = BYTES + len(SPECIALS)
+SMALLEST_VOCAB = {
+    "byte-bpe": (BYTES + len(SPECIALS), f"{BYTES} bytes + {len(SPECIALS)} special tokens"),
+    "sentencepiece-bpe": (BYTES + len(SPECIALS) + 16, f"{BYTES} bytes, {len(SPECIALS)} special tokens, 16 pieces"),
+    "unigram": (BYTES + len(SPECIALS) + 16, f"{BYTES} bytes, {len(SPECIALS)} special tokens, 16 pieces"),
+    "wordpiece": (2 * BYTES + len(SPECIALS), f"{BYTES} bytes in two forms + {len(SPECIALS)} special tokens"),
+}
+"""Subword type -> its smallest vocabulary, and what it holds."""
 
 PATTERN = "|".join(
     (
@@ -44,52 +51,80 @@ backtracking regex engine that both libraries use (a megabyte of spaces is enoug
 
 
 class TokenizerSettings(Settings):
-    """Kind `tokenizer`: learn a vocabulary from the train split of corpora."""
+    """Kind `tokenizer`: learn a vocabulary from the train split of corpora, or take one from files."""
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
-    source: list[str] = Field(alias="from", min_length=1)
-    """Corpus stages whose train split is learned from; one name or a list (written `from` in a recipe)."""
-    type: Literal["byte-bpe", "char"] = "byte-bpe"
-    """`byte-bpe`: byte-level merges, any UTF-8 text. `char`: one id a character, no special tokens, so no chat."""
+    type: Literal["byte-bpe", "sentencepiece-bpe", "unigram", "wordpiece", "word", "char", "file"] = "byte-bpe"
+    """How text is cut. Subword types spell any text, `word` and `char` do not; `file` takes somebody's vocabulary."""
+    source: list[str] = Field(default=[], alias="from")
+    """Corpus stages to learn from, one name or a list (`from` in a recipe); a `file` is only measured on them."""
     vocab: int | None = None
-    """Size of the whole vocabulary of a `byte-bpe`, special tokens included; a `char` vocabulary follows its text."""
+    """Size of a subword vocabulary, special tokens included, or the most words of a `word` (by default all)."""
+    path: Annotated[Path | None, EXECUTION] = None
+    """`file` only: a directory with `tokenizer.json`, or with GPT-2's two files. Their content is part of the key."""
     alphabet: Literal["corpus", "unicode"] = "corpus"
     """`char` only: ids number the characters of the train split, or are the Unicode code points themselves."""
     pattern: str = Field(default=PATTERN, min_length=1)
     """`byte-bpe` only: regular expression whose matches are never merged across; it must match every character."""
     sample_bytes: int = Field(default=100_000_000, gt=0, lt=2**31)
     """UTF-8 bytes of text to learn from; more than this is sampled evenly (the trainer counts pairs in 32 bits)."""
-    template: Literal["turns"] = "turns"
-    """Chat format: `<|role|>content<|end|>` for each message."""
+    template: str | None = Field(default=None, pattern=r"^turns$|\.jinja$")
+    """Chat format: `turns` (`<|role|>content<|end|>`) or a Jinja file, NAME.jinja; of a `file` by default its own."""
+
+    @property
+    def template_file(self) -> Path | None:
+        """The Jinja file that `template` names."""
+        return None if self.template in (None, "turns") else Path(str(self.template))
 
     @field_validator("source", mode="before")
     @classmethod
     def _one_is_a_list(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
 
+    @field_validator("source")
+    @classmethod
+    def _learned_from_something(cls, value: list[str], info: ValidationInfo) -> list[str]:
+        if not value and info.data.get("type", "file") != "file":
+            raise ValueError('missing; name the corpus stage to learn from, for example from = "clean"')
+        return value
+
     @field_validator("vocab")
     @classmethod
     def _vocab_fits_type(cls, value: int | None, info: ValidationInfo) -> int | None:
         kind = info.data.get("type")
-        if kind == "byte-bpe" and value is None:
-            raise ValueError("missing; a byte-bpe needs the size of its vocabulary, for example vocab = 4096")
-        if kind == "byte-bpe" and value is not None and value < SMALLEST_VOCAB:
-            raise ValueError(
-                f"found {value}, expected at least {SMALLEST_VOCAB} "
-                f"({BYTES} bytes + {len(SPECIALS)} special tokens); give a larger one"
-            )
+        if kind in SMALLEST_VOCAB:
+            smallest, why = SMALLEST_VOCAB[kind]
+            if value is None:
+                raise ValueError(f"missing; a {kind} needs the size of its vocabulary, for example vocab = 4096")
+            if value < smallest:
+                raise ValueError(f"found {value}, expected at least {smallest} ({why}); give a larger one")
+        if kind == "word" and value is not None and value < 2:
+            raise ValueError(f"found {value}, expected at least 2 (<unk> and a word); give a larger one")
         if kind == "char" and value is not None:
             raise ValueError(f"found {value}, but a char vocabulary is as large as its alphabet; remove the setting")
+        if kind == "file" and value is not None:
+            raise ValueError(f"found {value}, but the files say how large their vocabulary is; remove the setting")
         return value
 
-    @field_validator("alphabet", "pattern")
+    @field_validator("path")
     @classmethod
-    def _setting_fits_type(cls, value: str, info: ValidationInfo) -> str:
+    def _path_fits_type(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        kind = info.data.get("type")
+        if kind == "file" and value is None:
+            raise ValueError('missing; a file tokenizer needs its directory, for example path = "gpt2-vocab"')
+        if kind not in (None, "file") and value is not None:
+            raise ValueError(f"found '{value}', but it means nothing to type {kind}; remove it or use type file")
+        return value
+
+    @field_validator("alphabet", "pattern", "template")
+    @classmethod
+    def _setting_fits_type(cls, value: str | None, info: ValidationInfo) -> str | None:
         name, kind = info.field_name or "", info.data.get("type")
-        owner = {"alphabet": "char", "pattern": "byte-bpe"}[name]
-        if kind is not None and kind != owner and value != cls.model_fields[name].default:
-            raise ValueError(f"found {value!r}, but it means nothing to type {kind}; remove it or use type {owner}")
+        owners = {"alphabet": ("char",), "pattern": ("byte-bpe",), "template": (*SMALLEST_VOCAB, "file")}[name]
+        if kind is not None and kind not in owners and value != cls.model_fields[name].default:
+            use = " or ".join(owners)
+            raise ValueError(f"found {value!r}, but it means nothing to type {kind}; remove it or use type {use}")
         return value
 
 
