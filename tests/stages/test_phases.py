@@ -222,6 +222,22 @@ def _tensors(path: Path) -> dict[str, torch.Tensor]:
     return {name: t for file in sorted(path.glob("*.safetensors")) for name, t in load_file(file).items()}
 
 
+def test_C7_shorter_rows_are_more_at_once(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """micro_batch = 2 is of rows of 32: of rows of 16 it is 4, so that a pass holds as many tokens in every phase."""
+    passes: list[tuple[int, int]] = []
+    original = Engine._terms
+
+    def terms(self: Engine, batch: Any) -> Any:
+        if torch.is_grad_enabled():
+            passes.append((len(batch), batch.context))
+        return original(self, batch)
+
+    monkeypatch.setattr(Engine, "_terms", terms)
+    _run(graph, "base", to="passes")
+    expected = [(n, 16) for rows in _ramp(18) for n in [4] * (rows // 4) + [rows % 4] * (rows % 4 > 0)]
+    assert passes == expected + [(2, 32), (2, 32), (1, 32)] * 4
+
+
 def test_C7_the_micro_batch_does_not_change_a_ramp(base, graph: Graph) -> None:
     straight, _ = base
     loop = {"micro_batch": 64, "save_every": 500, "log_every": 1, "threads": 1}

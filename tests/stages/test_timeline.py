@@ -1,6 +1,8 @@
 """Phases and ramps before anything runs: steps, rows, tokens and learning rates as functions of the step."""
 
 import math
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -175,6 +177,27 @@ def test_B9_a_model_is_as_long_as_its_longest_phase():
     learned = ModelSettings(depth=2, context=64, family="gpt2").resolve(300)
     with pytest.raises(UserError, match="found a context of 128, expected at most 64"):
         longest(_stage(**tuned, phases=[{"name": "x", "share": 1.0, "context": 128}]), learned)
+
+
+def test_B9_C8_the_example_of_the_page():
+    page = (Path(__file__).parents[2] / "docs" / "stages" / "train.md").read_text()
+    block = page.split("## Phases and ramps")[1].split("```toml")[1].split("```")[0]
+    table = tomllib.loads(block)["stage"]["base"]
+    assert table.pop("kind") == "train"
+    settings = TrainSettings.model_validate(table)
+    config = ModelSettings.model_validate(table["model"]).resolve(50_257)
+    line = timeline(settings, config, assumed)
+    assert [(p.name, p.context, p.tokens / 3e11) for p in line.phases] == [
+        ("foundation", 2048, pytest.approx(0.7, rel=1e-4)),
+        ("knowledge", 2048, pytest.approx(0.2, rel=1e-4)),
+        ("long", 8192, pytest.approx(0.1, rel=1e-4)),
+    ]
+    assert longest(settings, config).context == 8192
+    (_, second, third), steps = (p.first for p in line.phases), line.steps
+    assert [line.rows(s) for s in (1, second, third)] == [16, 1600, 400]
+    assert [line.lr(s) for s in (2000, second + 500, third - 1)] == [3e-4, 2e-4, 2e-4]
+    assert 0 < line.lr(1) < 1e-6
+    assert line.lr(steps) == 0
 
 
 # -- D5: the learning rate of phases -----------------------------------------------------------------------------------

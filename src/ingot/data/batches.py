@@ -45,6 +45,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self.ids_BT)
 
+    @property
+    def context(self) -> int:
+        """Places in a row."""
+        return self.ids_BT.shape[1]
+
     def counts(self) -> dict[str, int]:
         """How many of each unit the batch holds: the denominators of every loss term."""
         labelled = self.labels_BT != self.ignore

@@ -97,14 +97,16 @@ def _flops(config: ModelConfig, phase: Phase) -> int:
 
 
 def _batch(settings: TrainSettings, config: ModelConfig, line: Timeline, ranks: int) -> dict[str, Any]:
-    """How the largest step is split; rows at once are sized by the model's context, which no phase exceeds."""
+    """How the largest step is split; rows at once are sized by the model's context, shorter phases take more."""
     rows = line.largest
     micro = settings.loop.rows_at_once(config.context, math.ceil(rows / ranks))
     return {
         "rows": rows,
         "context": max(phase.context for phase in line.phases),
         "micro_batch": micro,
-        "accumulation": accumulation(rows, micro, ranks),
+        "accumulation": max(
+            accumulation(p.sizes.rows(p.steps), micro * (config.context // p.context), ranks) for p in line.phases
+        ),
         "ranks": ranks,
     }
 

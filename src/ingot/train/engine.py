@@ -128,7 +128,7 @@ class Engine:
         self.optimizer.clear()
         sums: dict[str, Tensor] = {}
         terms: dict[str, Term] = {}
-        for number, micro in enumerate(batch.micro(self.execution.micro_batch)):
+        for number, micro in enumerate(batch.micro(self.execution.rows(batch.context))):
             torch.manual_seed(key_of(self.plan.seed, self.state["step"] + 1, inner, number, self.mesh.rank))
             terms = self._terms(micro)
             parts = normalised(terms, counts)

@@ -36,6 +36,12 @@ class Execution:
     threads: int
     micro_batch: int
     reason: str
+    context: int = 0
+    """What `micro_batch` is sized for: the longest rows."""
+
+    def rows(self, context: int) -> int:
+        """Rows of a forward pass: `micro_batch` of the longest, of shorter ones as many more as hold no more tokens."""
+        return self.micro_batch * max(1, self.context // context)
 
     @property
     def parameter_dtype(self) -> torch.dtype:
@@ -76,7 +82,7 @@ def choose(settings: LoopSettings, precision: Precision, context: int, batch: in
         )
     chosen, reason = (precision, "as set") if precision != "auto" else _precision(device)
     threads = settings.threads or torch.get_num_threads()
-    return Execution(device, chosen, threads, settings.rows_at_once(context, batch), reason)
+    return Execution(device, chosen, threads, settings.rows_at_once(context, batch), reason, context)
 
 
 def remembered(path: Path, fresh: Execution, settings: LoopSettings) -> Execution:

@@ -29,7 +29,8 @@ class LoopSettings(Settings):
     """How a run is executed. No field here changes the result, so none is part of the stage key."""
 
     micro_batch: Annotated[int | None, EXECUTION] = Field(default=None, ge=1)
-    """Rows per forward pass; default: as many as hold 16,384 tokens. The gradient is the same for every choice."""
+    """Rows per forward pass; default: as many as hold 16,384 tokens. The gradient is the same for every choice. Of a
+    phase with shorter rows, as many more as hold no more tokens."""
     log_every: Annotated[int, EXECUTION] = Field(default=10, ge=1)
     """Steps between logged lines."""
     save_every: Annotated[int, EXECUTION] = Field(default=500, ge=1)
