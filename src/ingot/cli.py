@@ -379,7 +379,7 @@ def inspect_mask(
     stage: Annotated[
         Path, typer.Argument(help="A tokens stage, such as runs/stdlib/questions@bpe.", show_default=False)
     ],
-    documents: Annotated[int, typer.Option(help="Documents shown.", min=1)] = 3,
+    documents: Annotated[int, typer.Option(help="Documents shown; of pairs, pairs.", min=1)] = 3,
     as_json: JsonOption = False,
 ) -> None:
     """Which tokens are trained on, in colour."""

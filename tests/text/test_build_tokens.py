@@ -19,6 +19,7 @@ from ingot.text.tokenizer import Char
 from ingot.text.train_tokenizer import training_texts
 from tests.conftest import DATA
 from tests.corpus.corpus_helpers import make
+from tests.text.test_templates import with_template
 from tests.text.text_helpers import SOURCES, documents
 
 PARAGRAPHS = [p for source in SOURCES for p in source.split("\n\n") if p]
@@ -202,6 +203,28 @@ def test_pairs_are_adjacent_documents_with_the_answers_masked_in(corpus, bpe, di
     assert result["bytes_per_token"] == sizes.sum() / result["train_targets"]
 
 
+def test_pairs_and_prompts_of_a_template_that_rewrites_earlier_turns(bpe, corpus, display, log, tmp_path):
+    """It drops earlier answers, so they cannot be learned; as context of a pair or a prompt they need not be."""
+    source = (
+        "{% for m in messages %}{% if m.role != 'assistant' or loop.last %}<|{{ m.role }}|>{{ m.content }}<|end|>"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    tokenizer = with_template(bpe, source)
+    history = [*json.loads(chat_text(3)), {"role": "user", "content": "and?"}]
+    directory = corpus([pair_text(1, prompt=history)], [pair_text(2)])
+    build_tokens(directory, tokenizer, "pairs", tmp_path / "pairs", 1, display, log)
+    store = Store.open(tmp_path / "pairs" / "train")
+    ids, mask = (column.read(*store.span(0)) for column in (store.ids, store.columns["mask"]))
+    asked = "<|user|>What is 3 + 3?<|end|><|user|>and?<|end|><|assistant|>"
+    assert show(ids, mask, tokenizer) == [(asked, False), ("It is 2.<|end|>", True)]
+    build_tokens(
+        _plain_corpus(tmp_path, [json.dumps(history)]), tokenizer, "prompts", tmp_path / "out", 1, display, log
+    )
+    store = Store.open(tmp_path / "out" / "train")
+    assert tokenizer.decode(store.ids.read(*store.span(0))) == asked
+    assert not store.columns["mask"].read(0, store.tokens).any()
+
+
 def test_prompts_end_where_the_answer_begins_and_keep_their_fields(corpus, bpe, display, log, tmp_path):
     texts = [json.dumps([{"role": "user", "content": f"What is {n} + {n}?"}]) for n in range(20)]
     extras = [json.dumps({"answer": 2 * n}) if n % 2 else None for n in range(20)]
@@ -216,15 +239,15 @@ def test_prompts_end_where_the_answer_begins_and_keep_their_fields(corpus, bpe, 
         assert store.identity(number)["extra"] == extras[number]
     assert "bytes_per_token" not in result
     assert "train_targets" not in result
-    assert "extra" not in Store.open(_text_store(bpe, tmp_path, display, log)).identity(0)
+    build_tokens(_plain_corpus(tmp_path, ["some text"]), bpe, "text", tmp_path / "text", 1, display, log)
+    assert "extra" not in Store.open(tmp_path / "text" / "train").identity(0)
 
 
-def _text_store(bpe: Any, tmp_path: Path, display: Any, log: Any) -> Path:
+def _plain_corpus(tmp_path: Path, texts: list[str]) -> Path:
     directory = tmp_path / "plain"
     directory.mkdir()
-    pq.write_table(documents(["some text"]), directory / "documents-00000.parquet")
-    build_tokens(directory, bpe, "text", tmp_path / "text", 1, display, log)
-    return tmp_path / "text" / "train"
+    pq.write_table(documents(texts), directory / "documents-00000.parquet")
+    return directory
 
 
 @pytest.mark.parametrize("format", ["pairs", "prompts"])

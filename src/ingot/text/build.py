@@ -113,19 +113,20 @@ def _chat(texts: list[str], tokenizer: Tokenizer, threads: int) -> list[Encoded]
 
 
 def _pairs(texts: list[str], tokenizer: Tokenizer, threads: int) -> list[Encoded]:
-    """Two for each text. What the prompt has of the assistant's is context; the answers are what is compared."""
-    conversations = []
-    for text in texts:
-        pair = json.loads(text)
-        prompt = [{**m, "train": False} if m["role"] == "assistant" else m for m in pair["prompt"]]
-        conversations += [[*prompt, *pair[side]] for side in ("chosen", "rejected")]
+    """Two for each text."""
+    pairs = [json.loads(text) for text in texts]
+    conversations = [[*_context(p["prompt"]), *p[side]] for p in pairs for side in ("chosen", "rejected")]
     return [*render_batch(conversations, tokenizer, threads)]
 
 
 def _prompts(texts: list[str], tokenizer: Tokenizer, threads: int) -> list[Encoded]:
-    conversations = [parse_conversation(text) for text in texts]
-    rendered = render_batch(conversations, tokenizer, threads, generation_prompt=True)
-    return [(ids, np.zeros_like(mask), 0) for ids, mask, _ in rendered]
+    conversations = [_context(parse_conversation(text)) for text in texts]
+    return [*render_batch(conversations, tokenizer, threads, generation_prompt=True)]
+
+
+def _context(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages of which none is learned, an assistant's own earlier ones neither."""
+    return [{**m, "train": False} if m.get("role") == "assistant" else m for m in messages]
 
 
 _ENCODERS: dict[Format, Callable[[list[str], Tokenizer, int], list[Encoded]]] = {
