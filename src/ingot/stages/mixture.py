@@ -34,9 +34,8 @@ class Data:
     @property
     def longest(self) -> list[Source]:
         """Each training source once, at the largest context it is trained with."""
-        return [
-            next(by[s] for _, by in sorted(self.train.items(), reverse=True) if s in by) for s in range(len(self.names))
-        ]
+        merged = {s: source for _, sources in sorted(self.train.items()) for s, source in sources.items()}
+        return [source for _, source in sorted(merged.items())]
 
     def batch(self, line: Timeline, step: int) -> Batch:
         """The batch of a step."""
@@ -60,11 +59,9 @@ def open_data(settings: TrainSettings, inputs: Mapping[str, Input], config: Mode
     for s, name in enumerate(names):
         opened = [Store.open(inputs[name].path / split, tokenizer=tokenizer.fingerprint) for split in ("train", "val")]
         layout = _Layout(settings, name, "mask" in opened[0].columns, _pad(settings, tokenizer))
-        drawn_at = [
-            c for c, phase in zip(lengths, phases_of(settings), strict=True) if name in mixture(settings, phase)
-        ]
-        for context in dict.fromkeys(drawn_at):
-            train.setdefault(context, {})[s] = layout.training(opened[0], context)
+        for context, phase in zip(lengths, phases_of(settings), strict=True):
+            if name in mixture(settings, phase) and s not in train.setdefault(context, {}):
+                train[context][s] = layout.training(opened[0], context)
         held_out.append(layout.held_out(opened[1], longest(settings, config).context))
     return Data(names, train, held_out)
 
