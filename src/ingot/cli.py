@@ -321,6 +321,51 @@ def trace(
     _emit(data, as_json, lambda: print_trace(data, step))
 
 
+@app.command("import")
+def import_(
+    source: Annotated[str, typer.Argument(help="hf:DIR, a model in the Hugging Face layout.", show_default=False)],
+    out: OutOption = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """Bring a model in as a stage: generate, chat and export work on it, and a recipe may start from it.
+
+    A recipe needs no import beforehand: init = "hf:DIR" does the same.
+    """
+    from ingot.pipeline.graph import import_graph
+    from ingot.pipeline.run import run as run_graph
+    from ingot.report.terminal import stage_line
+
+    graph = import_graph(source, out)
+    run_graph(graph, out, [], (lambda *_: None) if as_json else stage_line, quiet=as_json)
+    name = list(graph.nodes)[-1]
+    directory = out / graph.recipe.run.name / name
+    data = {"directory": str(directory), "result": _result(directory)}
+    _emit(data, as_json, lambda: print(f"{directory}: {data['result']['parameters']:,} parameters"))
+
+
+@app.command()
+def export(
+    stage: StageArg,
+    directory: Annotated[Path, typer.Argument(help="New directory to write.", show_default=False)],
+    to: Annotated[str, typer.Option("--to", help="Layout: hf (Hugging Face, read by transformers).")] = "hf",
+    dtype: Annotated[str, typer.Option(help="Of the weights: float32 or bfloat16.")] = "float32",
+    best: Annotated[
+        bool, typer.Option("--best", help="The weights with the lowest held-out loss, not the last.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a trained model, its tokenizer and its chat template for other tools."""
+    if to != "hf":
+        raise UserError(f"--to: found '{to}', expected hf; other layouts are not written")
+    if dtype not in ("float32", "bfloat16"):
+        raise UserError(f"--dtype: found '{dtype}', expected float32 or bfloat16")
+    from ingot.stages.foreign import export_hf
+
+    files = export_hf(stage, directory, dtype, best, lambda text: print(text, file=sys.stderr))
+    data = {"directory": str(directory), "files": {f.name: f.stat().st_size for f in files}}
+    _emit(data, as_json, lambda: print("\n".join(f"{f.stat().st_size:>14,}  {f}" for f in files)))
+
+
 @app.command()
 def verify(recipe: RecipeArg, set: SetOption = [], out: OutOption = Path("runs"), as_json: JsonOption = False) -> None:  # noqa: B006
     """Check every finished stage's files against their digests."""

@@ -92,6 +92,7 @@ BASES: dict[str, dict[str, Any]] = {
     "tokens": {"corpus": "a", "tokenizer": "b"},
     "train": {"data": {"a": 1.0}, "duration": "5 steps", "tokenizer": "t", "model": {"depth": 2}},
     "evaluate": {"models": ["a"]},
+    "import": {"path": "hf:a"},
 }
 ROPE_SCALING = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_context": 64}
 CANDIDATES: list[Any] = [
@@ -145,6 +146,7 @@ WITH = {
     ("tokenizer", "alphabet"): {"from": "clean", "type": "char"},
     ("tokenizer", "path"): {"type": "file", "path": "somewhere"},
     ("tokenizer", "type"): {"from": "clean", "type": "byte-bpe", "vocab": 400},
+    ("train", "context"): {"data": {"a": 1.0}, "duration": "5 steps", "init": "t"},
     ("train", "init"): {"data": {"a": 1.0}, "duration": "5 steps", "init": "t"},
     ("train", "model", "size"): {"data": {"a": 1.0}, "duration": "5 steps", "tokenizer": "t", "model": {"size": "4M"}},
     **{

@@ -52,6 +52,7 @@ def likelihood(
     overlap: float,
     rows_per_batch: int,
     advance: Callable[[int], None] = lambda n: None,
+    context: int | None = None,
 ) -> Likelihood:
     """Score every held-out token of a store once.
 
@@ -61,8 +62,9 @@ def likelihood(
         overlap: share of a window that is context only (text); conversations are scored one by one.
         rows_per_batch: rows of a forward pass.
         advance: told the number of rows done.
+        context: tokens of a window; default: the model's context.
     """
-    context = int(model.config.context)
+    context = context or int(model.config.context)
     masked = "mask" in store.columns
     ends = np.asarray(store.ends)
     stride = max(1, round(context * (1 - overlap)))

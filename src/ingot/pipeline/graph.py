@@ -1,7 +1,8 @@
 """From a recipe to nodes with keys.
 
 Edges are the stage names that settings mention. Between a corpus and its readers stands a derived node
-`corpus@tokenizer` of kind `tokens`, made here and shared by all who read that pair. A key is a hash of the kind, its
+`corpus@tokenizer` of kind `tokens`, made here and shared by all who read that pair; a model directory that an `init`
+names becomes a derived `import` and its tokenizer likewise. A key is a hash of the kind, its
 code version, the settings that determine the result, the raw files, the seed where it is used, and the keys of the
 inputs; it names the directory.
 """
@@ -13,11 +14,12 @@ from typing import Any
 
 from ingot.core.artifact import FileHashes, digest_json
 from ingot.core.errors import UserError, nearest
-from ingot.core.recipe import Recipe, Settings, canonical, load_recipe, load_recipes
+from ingot.core.recipe import Recipe, RunSettings, Settings, canonical, load_recipe, load_recipes
 from ingot.corpus.settings import CorpusSettings
 from ingot.objectives.settings import OBJECTIVES
+from ingot.stages.imports import HF, imported_name, is_directory, model_files
 from ingot.stages.kinds import KINDS, RECIPE_KINDS
-from ingot.stages.settings import EvaluateStageSettings, TrainSettings
+from ingot.stages.settings import EvaluateStageSettings, ImportSettings, TrainSettings
 from ingot.text.settings import TokenizerSettings, TokensSettings
 
 READ = ("text", "chat")
@@ -97,6 +99,19 @@ def load_graphs(path: Path, overrides: list[str], root: Path, without_files: boo
     return graphs
 
 
+def import_graph(source: str, root: Path) -> Graph:
+    """The graph of `ingot import`: one model directory and its tokenizer, in a run called `imported`.
+
+    Raises:
+        UserError: not a directory of a model.
+    """
+    if not is_directory(source):
+        raise UserError(f"found '{source}', expected hf:DIR (or the directory of a finished train stage)")
+    name, settings = imported_name(source).partition(":")[2], ImportSettings(path=source)
+    recipe = Recipe(Path("import"), RunSettings(name="imported"), {name: ("import", settings)})
+    return _graphs([recipe], root, without_files=False)[0]
+
+
 def _graphs(recipes: list[Recipe], root: Path, without_files: bool) -> list[Graph]:
     hashes = FileHashes(root / "stages" / "file-digests.json")
     graphs, errors = [], dict[str, None]()  # in order, each once: readers of a broken stage repeat its sentence
@@ -148,42 +163,70 @@ class _Builder:
         if isinstance(settings, TokensSettings):
             corpus = self.node(settings.corpus, f"{where}.corpus", ("corpus",))
             return {"corpus": corpus, "tokenizer": self.node(settings.tokenizer, f"{where}.tokenizer", ("tokenizer",))}
+        if isinstance(settings, ImportSettings):
+            return {"tokenizer": self._import_tokenizer(settings, where)}
         if isinstance(settings, TrainSettings):
             inputs: dict[str, Node] = {}
             if settings.init:
-                inputs["init"] = self.node(settings.init, f"{where}.init", ("train",))
-            inputs["tokenizer"] = self._tokenizer(name)
+                inputs["init"] = self._model(settings.init, f"{where}.init")
+                inputs["tokenizer"] = inputs["init"].inputs["tokenizer"]
+            else:
+                assert settings.tokenizer
+                inputs["tokenizer"] = self.node(settings.tokenizer, f"{where}.tokenizer", ("tokenizer",))
             for corpus in settings.corpora:
                 inputs[f"data:{corpus}"] = self._tokens(corpus, inputs["tokenizer"], f"{where}.data")
                 kind = settings.objective.kind
                 self._check_format(corpus, OBJECTIVES[kind].formats, f"{where}.data", f"objective {kind} learns from")
             return inputs
         if isinstance(settings, EvaluateStageSettings):
-            inputs = {f"model:{m}": self.node(m, f"{where}.models", ("train",)) for m in settings.models}
-            for model in settings.models:
-                tokenizer = self._tokenizer(model)
-                for corpus in settings.data or self._corpora(settings.models):
-                    tokens = self._tokens(corpus, tokenizer, f"{where}.data")
+            models = {m: self._model(m, f"{where}.models") for m in settings.models}
+            inputs = {f"model:{model.name}": model for model in models.values()}
+            for model in models.values():
+                for corpus in settings.data or self._corpora(where, settings.models):
+                    tokens = self._tokens(corpus, model.inputs["tokenizer"], f"{where}.data")
                     self._check_format(corpus, READ, f"{where}.data", "likelihood is measured on")
                     inputs[f"data:{tokens.name}"] = tokens
             return inputs
         return {}
 
-    def _tokenizer(self, train: str) -> Node:
-        """The tokenizer of a train stage: its own, or that of the stage it starts from."""
-        settings = self.recipe.stages[train][1]
-        assert isinstance(settings, TrainSettings)
-        if settings.tokenizer:
-            return self.node(settings.tokenizer, f"stage.{train}.tokenizer", ("tokenizer",))
-        assert settings.init
-        return self._tokenizer(settings.init)
+    def _model(self, name: str, reader: str) -> Node:
+        """A train or import stage, or the directory of a model made elsewhere as a derived import."""
+        if name in self.recipe.stages or not is_directory(name):
+            return self.node(name, reader, ("train", "import"))
+        derived = imported_name(name)
+        if derived not in self.nodes:
+            settings = ImportSettings(path=name)
+            if not self.without_files:
+                try:
+                    model_files(name)  # before its tokenizer, whose absence would say less
+                except UserError as error:
+                    raise UserError(f"{reader}: {error}") from None
+            self._add(derived, "import", settings, {"tokenizer": self._import_tokenizer(settings, reader)})
+        elif self.nodes[derived].settings != ImportSettings(path=name):
+            raise UserError(
+                f"{reader}: '{name}' and another directory are both called {derived}; make one a stage of kind import"
+            )
+        return self.nodes[derived]
 
-    def _corpora(self, models: list[str]) -> list[str]:
+    def _import_tokenizer(self, settings: ImportSettings, where: str) -> Node:
+        if settings.tokenizer:
+            return self.node(settings.tokenizer, f"{where}.tokenizer", ("tokenizer",))
+        derived = f"{imported_name(settings.path)}.tokenizer"
+        if derived not in self.nodes:
+            directory = Path(settings.path.removeprefix(HF))
+            self._add(derived, "tokenizer", TokenizerSettings(type="file", path=directory), {})
+        return self.nodes[derived]
+
+    def _corpora(self, where: str, models: list[str]) -> list[str]:
         found: dict[str, None] = {}
         for model in models:
-            settings = self.recipe.stages[model][1]
-            assert isinstance(settings, TrainSettings)
-            found |= dict.fromkeys(name for name in settings.corpora if self._format(name) in READ)
+            settings = self.recipe.stages[model][1] if model in self.recipe.stages else None
+            if isinstance(settings, TrainSettings):
+                found |= dict.fromkeys(name for name in settings.corpora if self._format(name) in READ)
+        if not found:
+            raise UserError(
+                f"{where}.data: missing, and no model here was trained by this recipe; name the corpora to judge on"
+            )
         return list(found)
 
     def _format(self, name: str) -> str:

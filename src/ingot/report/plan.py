@@ -20,10 +20,11 @@ from ingot.plan.machine import GPUS, Device, cpu, here
 from ingot.report import figures, reading
 from ingot.report.terminal import console, state_text, table
 from ingot.stages.forecast import UTILISATION, Known, forecast
+from ingot.stages.imports import read_shape
 from ingot.stages.job import MODEL, Input, read_config
 from ingot.stages.layout import longest
 from ingot.stages.mixture import open_data
-from ingot.stages.settings import EvaluateStageSettings, TrainSettings
+from ingot.stages.settings import EvaluateStageSettings, ImportSettings, TrainSettings
 from ingot.stages.text import TOKENIZER
 from ingot.stages.timeline import Extents
 from ingot.text.settings import TokenizerSettings
@@ -123,6 +124,8 @@ def _trained(node: Node, root: Path) -> ModelConfig | None:
         return read_config(stage)
     if isinstance(node.settings, TrainSettings) and (start := _start(node, root)):
         return longest(node.settings, start)
+    if isinstance(node.settings, ImportSettings) and not node.missing:
+        return read_shape(node.settings.path)
     return None
 
 

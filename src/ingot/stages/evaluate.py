@@ -8,11 +8,13 @@ from ingot.core.artifact import atomic_write
 from ingot.evaluate.likelihood import compressors, likelihood
 from ingot.infer.generate import generate
 from ingot.infer.text import prompt_ids, sampling_for
-from ingot.stages.job import Input, Job
+from ingot.stages.job import Input, Job, open_stage
 from ingot.stages.load import Loaded, load_model
 from ingot.stages.settings import EvaluateStageSettings, TrainSettings
+from ingot.text.base import TURNS
 from ingot.text.chat import render
 from ingot.text.store import Store
+from ingot.text.tokenizer import Tokenizer
 from ingot.train.settings import MICRO_TOKENS
 
 
@@ -43,9 +45,11 @@ def run(job: Job) -> dict[str, Any]:
 def _score(
     job: Job, settings: EvaluateStageSettings, model: str, corpus: str, store: Store, loaded: Loaded
 ) -> list[dict[str, Any]]:
-    context = loaded.config.context
+    context = settings.context or loaded.config.context
     with job.display.bar(f"evaluate {model} on {corpus}", unit="rows") as bar:
-        scored = likelihood(loaded.model, store, settings.overlap, max(1, MICRO_TOKENS // context), bar.advance)
+        scored = likelihood(
+            loaded.model, store, settings.overlap, max(1, MICRO_TOKENS // context), bar.advance, context
+        )
     return [{"model": model, "task": corpus, **row} for row in scored.rows()]
 
 
@@ -62,9 +66,7 @@ def _yardsticks(corpus: str, store: Store, loaded: Loaded) -> list[dict[str, Any
 def _samples(job: Job, settings: EvaluateStageSettings, model: str, stage: Input, loaded: Loaded) -> None:
     tokenizer = loaded.tokenizer
     sampling = sampling_for(tokenizer, max_new=settings.sample_tokens, temperature=settings.temperature)
-    chats = any(
-        "mask" in Store.open(t.path / "val").columns for t in job.roles("data").values() if _trained_on(stage, t)
-    )
+    chats = _converses(job, stage, tokenizer)
     for number, text in enumerate(settings.questions if chats else settings.prompts):
         if chats:
             prompt, _ = render([{"role": "user", "content": text}], tokenizer, generation_prompt=True)
@@ -74,5 +76,10 @@ def _samples(job: Job, settings: EvaluateStageSettings, model: str, stage: Input
         job.log.write("sample", step=number, model=model, prompt=text, text=tokenizer.decode(completion.ids))
 
 
-def _trained_on(stage: Input, tokens: Input) -> bool:
-    return tokens.name.split("@")[0] in TrainSettings.model_validate(stage.settings()).corpora
+def _converses(job: Job, stage: Input, tokenizer: Tokenizer) -> bool:
+    """Whether a model was trained on conversations; of one made elsewhere, whether it came with a chat format."""
+    if open_stage(stage.path)["kind"] == "import":
+        return bool(tokenizer.template) and tokenizer.template != TURNS
+    corpora = TrainSettings.model_validate(stage.settings()).corpora
+    tokens = (t for t in job.roles("data").values() if t.name.split("@")[0] in corpora)
+    return any("mask" in Store.open(t.path / "val").columns for t in tokens)

@@ -12,7 +12,8 @@ from ingot.core.artifact import FileHashes
 from ingot.core.recipe import Settings
 from ingot.corpus.settings import CorpusSettings
 from ingot.corpus.sources import source_digest
-from ingot.stages.settings import EvaluateStageSettings, TrainSettings
+from ingot.stages.imports import import_digest
+from ingot.stages.settings import EvaluateStageSettings, ImportSettings, TrainSettings
 from ingot.text import files
 from ingot.text.settings import TokenizerSettings, TokensSettings
 
@@ -58,6 +59,13 @@ KINDS: dict[str, Kind] = {
         "ingot.stages.train:run",
         ("text", "data", "model", "optim", "dist", "train", "objectives", "infer", *_WIRING, *_TRAINING),
         seeded=True,
+    ),
+    "import": Kind(
+        ImportSettings,
+        1,
+        "ingot.stages.foreign:import_model",
+        ("model", "dist", "stages/foreign.py"),
+        raw=import_digest,
     ),
     "evaluate": Kind(
         EvaluateStageSettings,

@@ -31,8 +31,8 @@ def mixture(settings: TrainSettings, phase: PhaseSettings) -> Mapping[str, float
 
 
 def contexts(settings: TrainSettings, config: ModelConfig) -> list[int]:
-    """Context of each phase: its own, or the model's."""
-    return [phase.context or config.context for phase in phases_of(settings)]
+    """Context of each phase: its own, the stage's, or the model's."""
+    return [phase.context or settings.context or config.context for phase in phases_of(settings)]
 
 
 def longest(settings: TrainSettings, config: ModelConfig) -> ModelConfig:
@@ -84,7 +84,7 @@ class _Layout:
 
     def add(self, part: PhaseSettings) -> Phase:
         """The next phase."""
-        context = part.context or self.config.context
+        context = part.context or self.settings.context or self.config.context
         data = mixture(self.settings, part)
         total = sum(data.values())
         shares = tuple(data.get(name, 0.0) / total for name in self.sources)

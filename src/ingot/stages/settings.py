@@ -144,9 +144,12 @@ class TrainSettings(Settings):
     tokenizer: str | None = None
     """Tokenizer stage; left out where `init` brings one."""
     init: str | None = None
-    """Train stage whose weights this one starts from; random weights where absent."""
+    """What this stage starts from: a train or import stage, `hf:DIR`, or the directory of another run's train stage;
+    random weights where absent."""
     model: ModelSettings | None = None
     """Shape of a model that starts from random weights."""
+    context: PositiveInt | None = None
+    """Tokens of a row where the model comes with `init`; default: its context, which may be longer than wanted."""
     batch: Batch | None = None
     """Rows of `context` tokens in one update: a number, or a ramp { from = 16, to = 1600, over = "12B tokens" }.
     Default: 512 x depth^2 tokens."""
@@ -217,16 +220,30 @@ class TrainSettings(Settings):
             )
         if self.init and self.model:
             raise ValueError(f"found both init = '{self.init}' and a model, expected one: the shape comes with init")
+        if not self.init and self.context:
+            raise ValueError(
+                f"found context = {self.context} without init; write model = {{ context = {self.context} }}"
+            )
         if not self.init and not self.tokenizer:
             raise ValueError("found neither init nor tokenizer; name the tokenizer stage (or the stage to start from)")
         return self
+
+
+class ImportSettings(Settings):
+    """`kind = "import"`: a model made elsewhere, as a stage to start from. `init = "hf:DIR"` makes one by itself."""
+
+    path: Annotated[str, EXECUTION] = Field(min_length=1)
+    """`hf:DIR`, a directory in the Hugging Face layout, or a finished train stage of another run; its content is part
+    of the key, its name is not."""
+    tokenizer: str | None = None
+    """Tokenizer stage; default: the one in the directory. With more ids than the model has, the embeddings grow."""
 
 
 class EvaluateStageSettings(Settings):
     """`kind = "evaluate"`: trained models judged on held-out text."""
 
     models: list[str] = Field(min_length=1)
-    """Train stages to judge."""
+    """Train or import stages to judge."""
     data: list[str] | None = None
     """Corpora whose held-out part is read; default: all that the models were trained on."""
     overlap: float = Field(default=0.5, ge=0, lt=1)
@@ -235,6 +252,8 @@ class EvaluateStageSettings(Settings):
     """Texts that models of running text go on from; shown in the report."""
     questions: tuple[str, ...] = ()
     """Questions that models trained on conversations answer; shown in the report."""
+    context: PositiveInt | None = None
+    """Tokens of a window; default: the model's context."""
     sample_tokens: int = Field(default=120, ge=1)
     """Length of those samples."""
     temperature: float = Field(default=0.8, ge=0)

@@ -13,11 +13,11 @@ from typing import Any
 
 from ingot.core.artifact import atomic_write
 from ingot.core.errors import UserError
-from ingot.text.base import TURNS, Tokenizer
+from ingot.text.base import FORMAT, TURNS, Tokenizer
 from ingot.text.files import BESIDE, read_text, tokenizer_files
 from ingot.text.library import LibraryTokenizer, added_tokens, byte_letters, ids_of
 from ingot.text.settings import BYTES
-from ingot.text.tokenizer import ByteBPE, Char
+from ingot.text.tokenizer import ByteBPE, Char, load_tokenizer
 
 FILE = "file"
 """Kind of an imported tokenizer."""
@@ -32,7 +32,7 @@ _ROLES = ("eos_token", "bos_token", "pad_token", "unk_token")
 
 
 def import_tokenizer(path: Path) -> Tokenizer:
-    """A model directory's tokenizer.
+    """A model directory's tokenizer, or that of a tokenizer or train stage.
 
     Args:
         path: a directory, or the `tokenizer.json` in it.
@@ -45,6 +45,8 @@ def import_tokenizer(path: Path) -> Tokenizer:
     config = told.get("tokenizer_config.json", {})
     if "tokenizer.json" in files:
         data = _table(files["tokenizer.json"])
+        if data.get("format") == FORMAT:  # a stage of another run
+            return load_tokenizer(files["tokenizer.json"])
         if not isinstance(data.get("model"), dict) or "type" not in data["model"]:
             raise UserError(
                 f"{files['tokenizer.json']}: has no model with a type, expected a file of the tokenizers library"

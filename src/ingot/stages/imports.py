@@ -1,0 +1,65 @@
+"""Models made elsewhere, as stages: which settings name a directory, and the digest of what lies in it. No torch."""
+
+import json
+from pathlib import Path
+
+from ingot.core.artifact import DONE, FileHashes, StageDir, digest_json
+from ingot.core.errors import UserError
+from ingot.core.recipe import Settings
+from ingot.model import hf_config
+from ingot.model.settings import ModelConfig
+from ingot.stages.job import read_config
+from ingot.stages.settings import ImportSettings
+
+HF = "hf:"
+
+
+def is_directory(name: str) -> bool:
+    """Whether an `init` names a directory, not a stage of the recipe."""
+    return name.startswith(HF) or "/" in name
+
+
+def imported_name(path: str) -> str:
+    """Name of the derived stage: `hf:gpt2` for "hf:models/gpt2", `run:base` for "runs/other/base"."""
+    directory = Path(path.removeprefix(HF))
+    return f"{'hf' if path.startswith(HF) else 'run'}:{directory.name or directory.resolve().name}"
+
+
+def model_files(path: str) -> list[Path]:
+    """The weights and the configuration of a directory, or what publishes a stage.
+
+    Raises:
+        UserError: no such directory, no weights in safetensors, or a stage that has not finished.
+    """
+    directory = Path(path.removeprefix(HF))
+    if not directory.is_dir():
+        raise UserError(f"path: no directory {directory}, expected a model; check the path (nothing is downloaded)")
+    if not path.startswith(HF):
+        if not StageDir(directory).is_done() or not (directory / "model.json").exists():
+            raise UserError(
+                f"path: {directory} is no finished train stage; finish its run, or write 'hf:{directory}' for a model "
+                "in the Hugging Face layout"
+            )
+        return [directory / DONE]
+    weights = sorted(directory.glob("*.safetensors"))
+    if not weights or not (directory / "config.json").exists():
+        found = ", ".join(sorted(f.name for f in directory.iterdir())[:8]) or "nothing"
+        raise UserError(
+            f"path: {directory} holds {found}, expected config.json and weights as .safetensors; "
+            "pickled weights (.bin, .pt) are not read: convert them where you trust them"
+        )
+    return [*weights, *sorted(directory.glob("*.json"))]
+
+
+def read_shape(path: str) -> ModelConfig:
+    """The shape of a directory's model, without its weights (and without embeddings that a larger tokenizer adds)."""
+    return hf_config.read_config(Path(path.removeprefix(HF))) if path.startswith(HF) else read_config(Path(path))
+
+
+def import_digest(settings: Settings, hashes: FileHashes) -> str:
+    """Digest of a model's directory by content: its weights and its configuration."""
+    assert isinstance(settings, ImportSettings)
+    files = model_files(settings.path)
+    if files[0].name == DONE:  # it holds the digest of every output
+        return digest_json(json.loads(files[0].read_text())["outputs"])
+    return digest_json({f.name: hashes.digest(f) for f in files})

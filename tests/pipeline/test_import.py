@@ -1,0 +1,162 @@
+"""Models from elsewhere: `init = "hf:DIR"`, another run's stage, `ingot import`, `ingot export`."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import ingot
+from ingot.core.errors import UserError
+from ingot.model import hf
+from ingot.model.settings import ModelSettings
+from ingot.model.transformer import build
+from ingot.pipeline.graph import load_graph
+from ingot.report.plan import plan_rows
+from ingot.text.hf_files import export_tokenizer, import_tokenizer
+from ingot.text.settings import SPECIALS
+from ingot.text.tokenizer import ByteBPE
+
+TUNE = """
+[run]
+name = "tune"
+
+[stage.talk]
+kind = "corpus"
+sources = ["talk.jsonl"]
+format = "chat"
+holdout = { share = 0.2, by = "document" }
+
+[stage.tuned]
+kind = "train"
+init = "hf:start"
+data = { talk = 1.0 }
+batch = 4
+duration = "3 steps"
+precision = "fp32"
+evaluate = { every = 2, tokens = 128, sample_tokens = 4 }
+loop = { threads = 1 }
+
+[stage.card]
+kind = "evaluate"
+models = ["hf:start", "tuned"]
+data = ["talk"]
+sample_tokens = 4
+"""
+
+
+@pytest.fixture
+def start(work: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`start/`: a tiny Qwen3 with a byte-level tokenizer, as a Hugging Face directory; the recipe beside it."""
+    monkeypatch.chdir(work)
+    tokenizer = ByteBPE([bytes([b]) for b in range(256)], r"\s+|\S+")
+    shape = ModelSettings(family="qwen3", depth=2, width=32, heads=2, context=64).resolve(256 + len(SPECIALS))
+    model = build(shape, 7)
+    export_tokenizer(tokenizer, work / "start")
+    hf.write(work / "start", shape, dict(model.named_parameters()), eos=tokenizer.eot)
+    (work / "tune.toml").write_text(TUNE)
+    return work / "start"
+
+
+def test_a_recipe_starts_from_a_directory_and_judges_it(start: Path) -> None:
+    done = ingot.run("tune.toml")
+    assert {"hf:start", "hf:start.tokenizer", "talk@hf:start.tokenizer", "tuned", "card"} <= set(done)
+    first, *_, last = _evaluations(done["tuned"])
+    assert first["step"] == 0
+    judged = {r["model"]: r["value"] for r in _table(done["card"]) if r["metric"] == "response_loss_nats"}
+    assert judged["hf:start"] == pytest.approx(first["val_loss_nats"], abs=0.5)
+    assert last["val_loss_nats"] < first["val_loss_nats"]
+    assert judged["tuned"] < judged["hf:start"]
+
+
+def test_import_then_export_is_the_same_to_the_bit(start: Path, ingot: Callable[..., Any], work: Path) -> None:
+    brought = ingot("import", "hf:start", "--json", cwd=work)
+    assert brought.returncode == 0, brought.stderr
+    directory = json.loads(brought.stdout)["directory"]
+    assert directory == "runs/imported/start"
+    written = ingot("export", directory, "again", "--to", "hf", cwd=work)
+    assert written.returncode == 0, written.stderr
+    ours, theirs = load_file(work / "again/model.safetensors"), load_file(start / "model.safetensors")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[n], theirs[n]) for n in ours)
+    text = "the cat sät <|end|>\n"
+    assert (import_tokenizer(work / "again").encode(text) == import_tokenizer(start).encode(text)).all()
+    assert hf.read_config(work / "again") == hf.read_config(start)
+    said = ingot("generate", directory, "the ", "--max-new", "5", "--json", cwd=work)
+    assert said.returncode == 0, said.stderr
+    again = ingot("export", directory, "again", cwd=work)
+    assert again.returncode == 2
+    assert "exists already" in again.stderr
+
+
+def test_another_runs_stage_is_a_start(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(work)
+    short = "stage.base.duration='4 steps'"
+    base = ingot.run("tiny.toml", only=["base"], set=[short])["base"]
+    text = TUNE.replace("hf:start", "runs/tiny/base").replace("context = 64", "context = 32")
+    (work / "tune.toml").write_text(text)
+    done = ingot.run("tune.toml", only=["tuned"])
+    a, b = ingot.load(base).loaded.model, ingot.load(done["run:base"]).loaded.model
+    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def test_the_plan_knows_the_shape_before_the_import_has_run(start: Path) -> None:
+    rows = {r["name"]: r for r in plan_rows(load_graph(Path("tune.toml"), [], Path("runs")), Path("runs"))}
+    assert rows["tuned"]["forecast"]["parameters"]["total"] == hf.read_config(start).parameters
+
+
+def test_a_changed_weight_changes_the_key_of_what_starts_from_it(start: Path) -> None:
+    def keys() -> dict[str, str]:
+        return {n.name: n.key for n in load_graph(Path("tune.toml"), [], Path("runs")).nodes.values()}
+
+    before = keys()
+    tokenizer = ByteBPE([bytes([b]) for b in range(256)], r"\s+|\S+")
+    config = hf.read_config(start)
+    (start / "config.json").unlink()
+    (start / "model.safetensors").unlink()
+    hf.write(start, config, dict(build(config, 8).named_parameters()), eos=tokenizer.eot)
+    changed = {n for n, key in keys().items() if key != before[n]}
+    assert changed == {"hf:start", "tuned", "card"}
+
+
+def test_a_larger_tokenizer_makes_the_embeddings_grow(start: Path) -> None:
+    text = TUNE.replace('init = "hf:start"', 'init = "grown"').replace('"hf:start", "tuned"', '"grown"')
+    extra = '\n[stage.bpe]\nkind = "tokenizer"\nfrom = "talk"\nvocab = 300\n'
+    extra += '\n[stage.grown]\nkind = "import"\npath = "hf:start"\ntokenizer = "bpe"\n'
+    Path("tune.toml").write_text(text + extra)
+    done = ingot.run("tune.toml", only=["grown"])
+    model = ingot.load(done["grown"]).loaded.model
+    old = hf.load(start)
+    V = old.config.vocab
+    assert model.config.vocab == 300
+    assert torch.equal(model.embedding.weight[:V], old.embedding.weight)
+    mean = old.embedding.weight.double().mean(0).float()
+    assert torch.equal(model.embedding.weight[V:], mean.expand(300 - V, -1))
+
+
+def test_directories_that_hold_no_model_are_refused(start: Path) -> None:
+    def problem(init: str) -> str:
+        Path("tune.toml").write_text(TUNE.replace("hf:start", init))
+        with pytest.raises(UserError) as raised:
+            load_graph(Path("tune.toml"), [], Path("runs"))
+        return str(raised.value)
+
+    assert "no directory nowhere, expected a model" in problem("hf:nowhere")
+    Path("pickled").mkdir()
+    Path("pickled/config.json").write_text("{}")
+    Path("pickled/pytorch_model.bin").write_bytes(b"x")
+    assert "weights as .safetensors" in problem("hf:pickled")
+    assert "is no finished train stage" in problem("start/../start")
+    assert "no stage 'strat'" in problem("strat")
+
+
+def _evaluations(stage: Path) -> list[dict[str, Any]]:
+    lines = (stage / "metrics.jsonl").read_text().splitlines()
+    return [e for e in map(json.loads, lines) if e["event"] == "evaluation"]
+
+
+def _table(stage: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (stage / "table.jsonl").read_text().splitlines()]
