@@ -88,6 +88,22 @@ def test_D12_a_stage_directory_holds_all_that_the_contract_names(finished: Path)
     assert {"val_loss_nats", "bits_per_byte", "tokens", "seconds", "peak_bytes", "decayed_parameters"} <= set(result)
 
 
+def test_D15_what_a_train_stage_records(finished: Path) -> None:
+    """Train and validation loss at the start and at every interval, and how many numbers decay."""
+    stage = finished / "runs" / "tiny" / "base"
+    events = [json.loads(line) for line in (stage / "metrics.jsonl").read_text().splitlines()]
+    evaluations = [e for e in events if e["event"] == "evaluation"]
+    assert [e["step"] for e in evaluations] == [0, 20, 40, 60]
+    assert all({"val_loss_nats", "train_loss_nats"} <= set(e) for e in evaluations)
+    (plan,) = (e for e in events if e["event"] == "plan")
+    assert plan["decayed_parameters"] + plan["undecayed_parameters"] == plan["parameters"]
+    assert plan["undecayed_parameters"] == (2 * 2 + 1) * 32  # the norms
+    steps = [e for e in events if e["event"] == "step"]
+    assert [e["step"] for e in steps] == list(range(1, 61))
+    assert {"loss_nats", "lr", "grad_norm", "tokens", "tok_s"} <= set(steps[0])
+    assert steps[0]["lr"] > 0
+
+
 def test_generate_is_repeatable_and_chat_answers(finished: Path, ingot) -> None:
     runs = [
         ingot("generate", "runs/tiny/base", "the cat", "--seed", 3, "--max-new", 8, "--json", cwd=finished)

@@ -258,6 +258,28 @@ def test_D12_resume_is_never_having_stopped_to_the_bit(tmp_path: Path, make_stor
     assert sorted(map(str, logs[0])) == sorted(map(str, logs[1]))
 
 
+@pytest.mark.parametrize("kind", ["adam", "sgd", "muon", "lion"])
+def test_D12_every_optimizer_goes_on_to_the_bit(tmp_path: Path, make_store, kind: str) -> None:
+    """All its moments are in the checkpoint by name; AdamW is the test above."""
+    source = _text(make_store)
+
+    def engine(name: str) -> Engine:
+        made = _engine(tmp_path / name, "fp32", micro=8, steps=7, save_every=3)
+        plan = replace(made.plan, optim=OptimSettings(kind=kind, lr=1e-2))
+        return Engine(made.model, made.objective, plan, made.execution, made.mesh, tmp_path / name)
+
+    straight = engine("a")
+    final = _run(straight, source, tmp_path / "a")
+    with pytest.raises(InterruptedError):
+        _run(engine("b"), source, tmp_path / "b", stop_at=4)
+    again = engine("b")
+    assert _run(again, source, tmp_path / "b") == final
+    moments = set(straight.tensors()) - set(straight.tensors(moments=False))
+    assert {n.rpartition(".")[0].removeprefix("optim.") for n in moments} == set(straight.trained)
+    for (name, a), b in zip(straight.tensors().items(), again.tensors().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
 def test_D12_a_run_goes_on_from_the_last_good_checkpoint(tmp_path: Path, make_store) -> None:
     """The newest checkpoint is damaged: the one before takes over, the damaged one goes, the end is the same."""
     source = _text(make_store)

@@ -317,3 +317,37 @@ def test_D7_accumulation_is_the_same_in_fp16(tmp_path: Path) -> None:
     batch = _ragged()
     whole, split = (_gradient(_engine(tmp_path, "fp16", micro=m), batch) for m in (16, 4))
     assert (split - whole).norm() < 3 * torch.finfo(torch.float16).eps * whole.norm()
+
+
+# -- compiled --------------------------------------------------------------------------------------------------------
+
+
+def test_D10_a_compiled_step_is_the_same_step_and_sampling_stays_as_it_is(tmp_path: Path, monkeypatch) -> None:
+    """Traced, and run without generating code, which takes a minute: no break in the graph, the same gradient."""
+    compiled = []
+
+    def traced(model):
+        compiled.append(model)
+        return real(model, backend="eager", fullgraph=True)
+
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", traced)
+    batch, plain = _ragged(), _engine(tmp_path, "fp32")
+    engine = Engine(
+        plain.model, plain.objective, plain.plan, replace(plain.execution, compile=True), plain.mesh, tmp_path
+    )
+    assert compiled == [engine.model]
+    assert torch.equal(_gradient(engine, batch), _gradient(plain, batch))
+    assert engine.evaluate([batch]) == plain.evaluate([batch])
+    assert not isinstance(engine.model, torch._dynamo.OptimizedModule)
+    assert engine.tensors().keys() == plain.tensors().keys()
+    assert ", compiled" in choose(LoopSettings(device="cpu", compile=True), "fp32", 64, 8).line()
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match=r"loop\.compile: found no C\+\+ compiler, expected"):
+        choose(LoopSettings(device="cpu", compile=True), "fp32", 64, 8)
+
+
+def test_D12_source_error_names_that_change_when_compiled() -> None:
+    """003 puts the compiled model in the model's place, and a checkpoint loads only where it is compiled again."""
+    theirs = torch.compile(torch.nn.Linear(2, 2), backend="eager").state_dict()
+    assert set(theirs) == {"_orig_mod.weight", "_orig_mod.bias"}

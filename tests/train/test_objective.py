@@ -13,6 +13,7 @@ from ingot.core.events import read_events
 from ingot.data.batches import IGNORE, Source, all_rows, make_batch
 from ingot.data.packing import BestFit, Windows
 from ingot.model.ops import cross_entropy
+from ingot.model.transformer import build
 from ingot.objectives.lm import LanguageModel
 from ingot.stages.settings import TrainSettings
 from ingot.stages.train import _objective
@@ -152,10 +153,11 @@ def test_z_loss_pulls_the_normaliser_to_one(tmp_path: Path, make_store) -> None:
 
 
 def _dropping(engine: Engine) -> Engine:
-    """Dropout in every block, whatever the model's settings."""
-    for block in engine.model.layers.values():
-        block.ffn.register_forward_hook(lambda m, _, out: F.dropout(out, 0.3, m.training))
-    return engine
+    """The same engine over a model with dropout."""
+    config = engine.model.config.model_copy(update={"dropout": 0.3})
+    model = build(config, seed=3, dtype=engine.execution.parameter_dtype)
+    path = engine.checkpoints.parent
+    return Engine(model, engine.objective, engine.plan, engine.execution, engine.mesh, path)
 
 
 def test_D12_with_dropout_a_resumed_run_draws_the_same(tmp_path: Path, make_store) -> None:

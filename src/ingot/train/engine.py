@@ -96,6 +96,8 @@ class Engine:
         self.model, self.objective, self.plan = model, objective, plan
         self.execution, self.mesh = execution, mesh
         self.checkpoints = directory / "checkpoints"
+        # Compiled beside the model, not in its place: names stay, and sampling keeps the plain one for its many shapes.
+        self._forward = torch.compile(model) if execution.compile else model
         self.extra = nn.ModuleDict(objective.modules(model))
         self.named = dict(model.named_parameters()) | {f"extra.{n}": p for n, p in self.extra.named_parameters()}
         self.trained = {n: p for n, p in self.named.items() if p.requires_grad}
@@ -184,7 +186,7 @@ class Engine:
     def _terms(self, batch: Batch) -> dict[str, Term]:
         batch = batch.to(self.execution.device)
         with self.execution.forward():
-            out = self.model(
+            out = self._forward(
                 batch.ids_BT,
                 positions_BT=batch.positions_BT,
                 documents_BT=batch.documents_BT,

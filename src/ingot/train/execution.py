@@ -14,6 +14,7 @@ checkpoint and export never meet it. fp64 exists for proofs: there the parameter
 import contextlib
 import json
 import os
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ class Execution:
     reason: str
     context: int = 0
     """What `micro_batch` is sized for: the longest rows."""
+    compile: bool = False
 
     def rows(self, context: int) -> int:
         """Rows of a forward pass: `micro_batch` of the longest, of shorter ones as many more as hold no more tokens."""
@@ -60,9 +62,9 @@ class Execution:
             torch.backends.cuda.matmul.fp32_precision = "tf32"
 
     def line(self) -> str:
-        return (
-            f"{self.device}, {self.precision} ({self.reason}), {self.threads} threads, micro-batch {self.micro_batch}"
-        )
+        compiled = ", compiled" if self.compile else ""
+        how = f"{self.threads} threads, micro-batch {self.micro_batch}{compiled}"
+        return f"{self.device}, {self.precision} ({self.reason}), {how}"
 
 
 def choose(settings: LoopSettings, precision: Precision, context: int, batch: int) -> Execution:
@@ -81,8 +83,12 @@ def choose(settings: LoopSettings, precision: Precision, context: int, batch: in
             'NVIDIA GPU from Ampere (A100) on; use "fp32" or "auto"'
         )
     chosen, reason = (precision, "as set") if precision != "auto" else _precision(device)
-    threads = settings.threads or torch.get_num_threads()
-    return Execution(device, chosen, threads, settings.rows_at_once(context, batch), reason, context)
+    if settings.compile and not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        raise UserError(
+            "loop.compile: found no C++ compiler on the PATH, expected c++, g++ or clang++; install one or leave it out"
+        )
+    threads, micro_batch = settings.threads or torch.get_num_threads(), settings.rows_at_once(context, batch)
+    return Execution(device, chosen, threads, micro_batch, reason, context, settings.compile)
 
 
 def remembered(path: Path, fresh: Execution, settings: LoopSettings) -> Execution:
