@@ -343,7 +343,7 @@ def test_D10_a_compiled_step_is_the_same_step_and_sampling_stays_as_it_is(tmp_pa
     assert engine.tensors().keys() == plain.tensors().keys()
     assert ", compiled" in choose(LoopSettings(device="cpu", compile=True), "fp32", 64, 8).line()
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(UserError, match=r"loop\.compile: found no C\+\+ compiler, expected"):
+    with pytest.raises(UserError, match=r"loop\.compile: found no C\+\+ compiler on the PATH"):
         choose(LoopSettings(device="cpu", compile=True), "fp32", 64, 8)
 
 
