@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import ingot
 from ingot.data.batches import IGNORE, Loader, Source, all_rows, make_batch
@@ -79,7 +80,24 @@ def test_D1_source_error_labels_are_shifted_in_one_file_only() -> None:
     assert shifting == ["data/batches.py"]
 
 
-def test_microbatches_are_the_batch(make_store) -> None:
+def test_C2_to_a_gpu_batches_are_pinned_and_nothing_waits(make_store, monkeypatch) -> None:
+    """Every array goes through pinned memory by a non-blocking copy; on the CPU none does."""
+    store, pinned, moved = make_store([list(range(9))]), [], []
+    batch = make_batch(
+        [_source(store, Windows(np.asarray(store.ends), 4), isolate=True)], np.zeros(1, int), np.arange(1)
+    )
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda t: pinned.append(t) or t)
+    monkeypatch.setattr(torch.Tensor, "to", lambda t, device, non_blocking: moved.append((device, non_blocking)) or t)
+    batch.to("cpu")
+    assert pinned == []
+    assert set(moved) == {("cpu", False)}
+    moved.clear()
+    batch.to("cuda")
+    assert len(pinned) == len(moved) == 6
+    assert set(moved) == {("cuda", True)}
+
+
+def test_C7_microbatches_are_the_batch(make_store) -> None:
     store = make_store([list(range(50)) * 10])
     source = _source(store, Windows(np.asarray(store.ends), 8), isolate=True)
     (batch,) = all_rows(source, 10, limit=10)
@@ -88,7 +106,7 @@ def test_microbatches_are_the_batch(make_store) -> None:
     assert np.array_equal(np.concatenate([p.labels_BT for p in parts]), batch.labels_BT)
 
 
-def test_loader_gives_the_batches_of_the_steps_and_its_errors(make_store) -> None:
+def test_C4_the_loader_gives_the_batches_of_the_steps_and_its_errors(make_store) -> None:
     store = make_store([list(range(60)) * 20])
     source = _source(store, Windows(np.asarray(store.ends), 8))
     order = Order((source.plan.rows,), (1.0,), seed=3)

@@ -1,6 +1,8 @@
 """Checkpoints: whole or absent, checked on loading, the newest good one wins."""
 
 import json
+import pickle
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,15 @@ def test_old_ones_are_dropped(tmp_path: Path) -> None:
     assert checkpoint.steps(tmp_path) == [4, 3]
 
 
-def test_nothing_is_pickled(tmp_path: Path) -> None:
+@dataclass
+class _Config:
+    width: int = 3
+
+
+def test_D12_source_error_a_pickled_config_does_not_load(tmp_path: Path) -> None:
+    """003 pickles its config object with the weights, and torch reads such a file only where it may run its code."""
+    torch.save({"config": _Config()}, tmp_path / "theirs.pt")
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        torch.load(tmp_path / "theirs.pt", weights_only=True)
     _save(tmp_path, 1)
     assert {f.suffix for f in checkpoint.step_path(tmp_path, 1).iterdir()} == {".safetensors", ".json"}

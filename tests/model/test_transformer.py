@@ -48,6 +48,15 @@ def test_D1_first_loss_is_ln_V(vocab, nats, shape, tied):
     assert _first_loss(ModelSettings(**shape, tied=tied).resolve(vocab), seed=1) == pytest.approx(nats, abs=0.05)
 
 
+@pytest.mark.parametrize("vocab", [65, 32_000, 128_000])
+def test_D1_source_error_the_loss_before_training_is_no_2_to_4(vocab):
+    """001's "typical loss before training 2.0-4.0" is ln V of 7 to 55 symbols."""
+    assert (round(math.exp(2)), round(math.exp(4))) == (7, 55)
+    first = _first_loss(ModelSettings(depth=1, width=64, context=64).resolve(vocab), seed=1)
+    assert first == pytest.approx(math.log(vocab), abs=0.05)
+    assert first > 4.1
+
+
 @pytest.mark.parametrize("path", ["auto", "sdpa", "plain"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_G1_a_changed_future_token_leaves_earlier_logits_bit_identical(path, dtype):
@@ -179,7 +188,7 @@ def test_all_ignored_gives_every_parameter_a_zero_gradient():
             assert torch.equal(parameter.grad, torch.zeros_like(parameter))
 
 
-def test_cache_in_pieces_equals_one_forward():
+def test_G2_cache_in_pieces_equals_one_forward():
     model = build(ModelSettings(**SMALL).resolve(65), seed=0, dtype=torch.float64)
     ids = _ids(65, 2, 30)
     with torch.no_grad():

@@ -117,6 +117,17 @@ def test_D5_peaks_by_size() -> None:
     )  # 2 %, within the 1 to 10 % and .1 to 1 % of the sources
 
 
+@pytest.mark.parametrize(
+    ("warmup", "steps"),
+    [(0.01, 1000), (0.1, 10_000), (0.001, 100), (1000, 1000), (2000, 2000), (100, 100), (0, 0)],
+)
+def test_D5_warmup_is_a_share_or_a_number_of_steps(warmup: float, steps: int) -> None:
+    """1 to 10 % (000), .1 to 1 % or 1k to 2k (002), 100 to 2,000 (004), of 100,000 steps."""
+    run = schedule(OptimSettings(lr=1.0, warmup=warmup), 100_000, 768)
+    assert run.warmup == steps
+    assert max(range(0, 20_000, 50), key=run.lr) == steps
+
+
 @st.composite
 def runs(draw: Any) -> tuple[Schedule, int]:
     """Schedules as recipes make them: any kind, warmup, floor, decay, even longer than the run."""

@@ -132,10 +132,10 @@ def test_seeds_that_only_one_group_has_are_left_out_of_pairs(tmp_path: Path) -> 
     assert found.paired == []
 
 
-def test_the_003_source_error_losses_compare_within_one_tokenizer_only(
+def test_D15_source_error_losses_compare_within_one_tokenizer_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """1.5 nats of one tokenizer and 3.1 of another: the larger loss is the better model, by bits per byte."""
+    """003 calls 1.5 nats "GPT-2 level", which has 3.1: here the larger loss is the better model, by bits per byte."""
     a = _train(tmp_path, "chars/base", 1.5, vocab=65, bits_per_byte=1.5 / math.log(2))
     b = _train(tmp_path, "words/base", 3.1, vocab=50257, bits_per_byte=3.1 / math.log(2) / 4.3)
     found = _only([a, b])

@@ -64,6 +64,13 @@ def test_f5_llama_7b() -> None:
     assert told["memory"]["optimizer"] == 8 * 7_499_681_792
 
 
+def test_f5_d2_d3_the_optimizers_numbers_of_the_full_sizes() -> None:
+    for name in ("llama-7b.toml", "gpt2-124m.toml"):
+        optim = _shipped(name)[0].optim
+        assert (optim.kind, optim.betas, optim.eps, optim.weight_decay) == ("adamw", (0.9, 0.95), 1e-8, 0.1)
+        assert (optim.warmup, optim.min_ratio, optim.clip) == (2000, 0.1, 1.0)
+
+
 def test_f5_the_feed_forward_in_use_has_7_52B() -> None:
     """8/3 x 4,096 = 10,922.67: 10,944 is the next multiple of 64, 11,008 that of 256, and Llama's."""
     settings, vocab = _shipped("llama-7b.toml")
@@ -86,6 +93,24 @@ def test_f5_c7_accumulation_is_derived_from_the_world_size(ranks: int, passes: i
     settings, vocab = _shipped("llama-7b.toml")
     batch = _told(settings, vocab, ranks=ranks)["batch"]
     assert batch == {"rows": 512, "context": 4096, "micro_batch": 4, "accumulation": passes, "ranks": ranks}
+
+
+def test_d13_the_shakespeare_recipe() -> None:
+    """4 layers, 4 heads, d 128, T 64, B 64, 1e-3, 100 warmup, 5,000 steps of a cosine to 1e-4."""
+    recipe = load_recipe(Path(str(files("ingot.recipes") / "shakespeare-char.toml")), [], RECIPE_KINDS)
+    settings = recipe.stages["base"][1]
+    assert isinstance(settings, TrainSettings)
+    assert settings.model
+    config = settings.model.resolve(65)
+    assert (config.depth, config.heads, config.width, config.context) == (4, 4, 128, 64)
+    assert (config.dropout, config.bias, recipe.run.seed) == (0.0, "none", 1337)
+    optim = settings.optim
+    assert (optim.betas, optim.weight_decay, optim.clip) == ((0.9, 0.99), 0.1, 1.0)
+    told = _told(settings, 65)
+    assert told["batch"]["rows"] * told["batch"]["context"] == 4096
+    assert told["length"]["steps"] == 5000
+    (phase,) = told["phases"]
+    assert [phase[f"{at}_lr"] for at in ("first", "peak", "last")] == pytest.approx([1e-5, 1e-3, 1e-4])
 
 
 @pytest.mark.parametrize(("ranks", "passes"), [(1, 40), (4, 10), (8, 5)])

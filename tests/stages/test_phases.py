@@ -1,6 +1,7 @@
 """A train stage with phases and a ramp, run in this process: what is trained on, what is logged, and being killed."""
 
 import json
+import math
 import os
 import random
 from pathlib import Path
@@ -166,6 +167,15 @@ def _ramp(steps: int) -> list[int]:
     for _ in range(steps):
         sizes.append(3 + 5 * min(sum(sizes), 69) // 69)
     return sizes
+
+
+def test_D15_both_losses_at_every_interval_and_at_the_start(base) -> None:
+    found = read_events(base[0] / "metrics.jsonl", "evaluation")
+    assert [e["step"] for e in found] == [0, 7, 14, 21, 22]
+    for event in found:
+        assert min(event["val_loss_nats"], event["train_loss_nats"]) > 0
+    letters = json.loads((base[0] / "model.json").read_text())["vocab"]
+    assert found[0]["val_loss_nats"] == pytest.approx(math.log(letters), abs=0.05)
 
 
 def test_B9_the_log_says_the_phase_the_tokens_and_the_rate(base, graph: Graph) -> None:

@@ -60,6 +60,14 @@ def test_A4_gpt2s_own_vocabulary(tmp_path):
 
 
 @needs_gpt2
+def test_C5_source_error_pad_id_zero_is_an_exclamation_mark():
+    """In GPT-2's vocabulary; padding is its end of text, and has no label either way."""
+    tokenizer = import_tokenizer(GPT2)
+    assert tokenizer.encode("!").tolist() == [0]
+    assert tokenizer.pad == 50_256
+
+
+@needs_gpt2
 def test_A4_gpt2_agrees_with_tiktoken():
     """tiktoken's own reading of the same two files: another program, another algorithm."""
     from tiktoken import Encoding

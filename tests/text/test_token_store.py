@@ -107,6 +107,13 @@ def test_A8_width_of_ids_at_65536(tmp_path, vocab, dtype):
     assert (tmp_path / "ids.bin").stat().st_size == 3 * int(dtype[-1])
 
 
+def test_A8_source_error_uint16_does_not_hold_a_vocabulary_of_128000():
+    """003 writes uint16 whatever the vocabulary: the last of 128,000 ids comes back as another token."""
+    last = np.array([127_999])
+    assert last.astype(np.uint16).tolist() == [62_463]
+    assert last.astype(id_dtype(128_000)).tolist() == [127_999]
+
+
 def test_A8_memory_does_not_grow_with_the_corpus(tmp_path):
     def peak(batches: int) -> int:
         rows = documents(["x"] * 4).combine_chunks().to_batches()[0]

@@ -18,7 +18,7 @@ from ingot.text.chat import render, stop_ids
 from ingot.text.files import source_digest
 from ingot.text.hf_files import export_tokenizer, import_tokenizer
 from ingot.text.settings import SPECIALS
-from ingot.text.tokenizer import load_tokenizer
+from ingot.text.tokenizer import Char, load_tokenizer
 from ingot.text.train_tokenizer import check_lossless, train
 from tests.conftest import DATA
 from tests.text.hf_helpers import CHATML, like_llama, like_qwen
@@ -60,6 +60,13 @@ def test_A2_numbering_is_the_sources(display, log):
     """ "The cat sat" -> 1, 2, 3: 0 is the unknown word."""
     words, _ = train(settings(type="word"), labelled("The cat sat"), display, log)
     assert words.encode("The cat sat").tolist() == [1, 2, 3]
+
+
+def test_A7_43_characters_against_9_words(display, log):
+    """000's sentence: letters need no vocabulary to speak of, and nearly five times the tokens."""
+    fox = "The quick brown fox jumps over the lazy dog"
+    words, _ = train(settings(type="word"), labelled(fox), display, log)
+    assert (len(Char(None).encode(fox)), len(words.encode(fox))) == (43, 9)
 
 
 def test_A2_source_error_an_unseen_word_can_be_processed(types):

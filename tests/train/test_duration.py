@@ -34,6 +34,12 @@ def test_an_epoch_of_unknown_length_is_refused() -> None:
         Duration.parse("1 epoch").tokens(None, 200)
 
 
+@pytest.mark.parametrize(("billions", "tokens"), [(7, 140e9), (10, 200e9), (70, 1.4e12), (400, 8e12)])
+def test_F3_source_error_twenty_tokens_per_parameter(billions: int, tokens: float) -> None:
+    """002's 10B -> 200B is the rule; 001 tabulates 1.4T for 7B, which is 200 a parameter, and 3T for 400B, 7.5."""
+    assert Duration.parse("20 tokens/param").tokens(None, billions * 10**9) == tokens
+
+
 @pytest.mark.parametrize("text", ["", "fast", "5", "5 parsecs", "-3 steps", "0 steps", "3 M", "1..2 steps"])
 def test_anything_else_is_a_sentence(text: str) -> None:
     with pytest.raises(ValueError, match="expected "):
