@@ -133,7 +133,7 @@ def _extents(node: Node, root: Path, config: ModelConfig) -> Extents | None:
     """Sizes of the corpora, where all of them are encoded."""
     assert isinstance(node.settings, TrainSettings)
     stores = {role.removeprefix("data:"): n for role, n in node.inputs.items() if role.startswith("data:")}
-    if not all(stage_dir(root, n).is_done() for n in stores.values()):
+    if not all(stage_dir(root, n).is_done() for n in (*stores.values(), node.inputs["tokenizer"])):
         return None
     inputs = {name: Input(n.name, n.key, stage_dir(root, n).path) for name, n in stores.items()}
     tokenizer = load_tokenizer(stage_dir(root, node.inputs["tokenizer"]).path / TOKENIZER)
