@@ -16,7 +16,7 @@ def test_C4_the_shuffle_is_a_permutation(n: int, key: int) -> None:
 
 
 @given(n=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
-def test_the_shuffle_runs_backwards(n: int, key: int) -> None:
+def test_C4_the_shuffle_runs_backwards(n: int, key: int) -> None:
     there = permute(np.arange(n), n, key)
     assert permute(there, n, key, inverse=True).tolist() == list(range(n))
 
@@ -77,7 +77,7 @@ def test_shuffled_positions_look_uniform() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.floats(0.05, 1), min_size=2, max_size=5), st.integers(0, 5000), st.integers(20, 500))
-def test_any_window_has_the_asked_shares(weights: list[float], start: int, length: int) -> None:
+def test_B9_any_window_has_the_asked_shares(weights: list[float], start: int, length: int) -> None:
     pattern = spread(weights)[start : start + length]
     share = np.array(weights) / sum(weights)
     counts = np.bincount(pattern, minlength=len(weights))

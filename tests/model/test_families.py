@@ -327,7 +327,7 @@ def test_G1_shapes_in_GPT2s_style(table, vocab, count):
         ),
     ],
 )
-def test_published_models_have_their_published_counts(table, vocab, count):
+def test_G1_published_models_have_their_published_counts(table, vocab, count):
     """LLaMA-7B, Mistral-7B, Qwen2.5-0.5B, Qwen3-0.6B."""
     config = ModelSettings(**table).resolve(vocab)
     with torch.device("meta"):

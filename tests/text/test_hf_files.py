@@ -81,7 +81,7 @@ def test_A4_gpt2_agrees_with_tiktoken():
         assert tokenizer.encode(text).tolist() == oracle.encode_ordinary(text)
 
 
-def test_exported_byte_bpe_gives_the_same_ids(bpe, tmp_path):
+def test_A4_exported_byte_bpe_gives_the_same_ids(bpe, tmp_path):
     export_tokenizer(bpe, tmp_path)
     theirs, again = transformers_tokenizer(tmp_path), import_tokenizer(tmp_path)
     assert (theirs.eos_token_id, theirs.pad_token_id, len(theirs)) == (bpe.eot, bpe.pad, bpe.vocab)

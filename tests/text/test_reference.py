@@ -85,7 +85,7 @@ def _corpus(draw: random.Random, letters: str, words: int) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_rustbpe_learns_the_references_merges(seed):
+def test_A3_A4_rustbpe_learns_the_references_merges(seed):
     """Up to ties: rustbpe's own rule is the pair of the oldest symbols, the bytes by value."""
     draw = random.Random(seed)
     corpus = _corpus(draw, "abcd", 60)
@@ -102,7 +102,7 @@ def test_rustbpe_learns_the_references_merges(seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_librarys_bpe_learns_the_references_merges(seed, display):
+def test_A3_A6_the_librarys_bpe_learns_the_references_merges(seed, display):
     """Characters instead of bytes; its own tie rule is the pair of the oldest symbols, the alphabet in letter order."""
     draw = random.Random(100 + seed)
     corpus = _corpus(draw, "abcdé", 80)
@@ -121,7 +121,7 @@ def test_the_librarys_bpe_learns_the_references_merges(seed, display):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_wordpiece_trainer_learns_the_references_pieces(seed):
+def test_A5_the_wordpiece_trainer_learns_the_references_pieces(seed):
     """Without the floor on counts (every pair is frequent enough) it is the reference, exactly."""
     draw = random.Random(200 + seed)
     words: dict[str, int] = {}
@@ -156,7 +156,7 @@ def _marked_steps(words: dict[tuple[str, ...], int], known: list[str], most: int
     return known
 
 
-def test_wordpieces_are_cut_as_the_reference_cuts(display, log):
+def test_A5_wordpieces_are_cut_as_the_reference_cuts(display, log):
     tokenizer, _ = train(settings(type="wordpiece", vocab=900), labelled(SOURCES[3]), display, log)
     pieces = tokenizer.data["model"]["vocab"]
     letters = {piece: id for piece, id in pieces.items() if not piece.startswith("##")}

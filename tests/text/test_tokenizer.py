@@ -52,7 +52,7 @@ def test_A1_tinyshakespeare(display, log):
 
 @given(st.text())
 @hypothesis_settings(max_examples=60, deadline=None)
-def test_bpe_and_code_points_are_lossless_on_any_text(bpe, text):
+def test_A1_A4_bpe_and_code_points_are_lossless_on_any_text(bpe, text):
     for tokenizer in (bpe, Char(None)):
         ids = tokenizer.encode(text)
         assert tokenizer.decode(ids) == text
