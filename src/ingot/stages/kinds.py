@@ -48,14 +48,14 @@ _TRAINING = ("stages/layout.py", "stages/timeline.py", "stages/train.py")
 _WIRING = ("stages/mixture.py", "stages/load.py")
 
 KINDS: dict[str, Kind] = {
-    "corpus": Kind(CorpusSettings, 1, "ingot.stages.text:corpus", ("corpus", "stages/text.py"), raw=_corpus_digest),
+    "corpus": Kind(CorpusSettings, 2, "ingot.stages.text:corpus", ("corpus", "stages/text.py"), raw=_corpus_digest),
     "tokenizer": Kind(
-        TokenizerSettings, 1, "ingot.stages.text:tokenizer", ("text", "stages/text.py"), raw=_tokenizer_digest
+        TokenizerSettings, 2, "ingot.stages.text:tokenizer", ("text", "stages/text.py"), raw=_tokenizer_digest
     ),
-    "tokens": Kind(TokensSettings, 1, "ingot.stages.text:tokens", ("text", "stages/text.py")),
+    "tokens": Kind(TokensSettings, 2, "ingot.stages.text:tokens", ("text", "stages/text.py")),
     "train": Kind(
         TrainSettings,
-        1,
+        2,
         "ingot.stages.train:run",
         ("text", "data", "model", "optim", "dist", "train", "objectives", "infer", *_WIRING, *_TRAINING),
         seeded=True,
@@ -64,12 +64,12 @@ KINDS: dict[str, Kind] = {
         ImportSettings,
         1,
         "ingot.stages.foreign:import_model",
-        ("model", "dist", "stages/foreign.py"),
+        ("text", "model", "dist", "stages/load.py", "stages/foreign.py"),
         raw=import_digest,
     ),
     "evaluate": Kind(
         EvaluateStageSettings,
-        1,
+        2,
         "ingot.stages.evaluate:run",
         ("text", "data", "model", "infer", "evaluate", *_WIRING, "stages/evaluate.py"),
         seeded=True,
