@@ -1,6 +1,7 @@
 """Models from elsewhere: `init = "hf:DIR"`, another run's stage, `ingot import`, `ingot export`."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from ingot.model.transformer import build
 from ingot.pipeline.graph import load_graph
 from ingot.report.plan import plan_rows
 from ingot.text.hf_files import export_tokenizer, import_tokenizer
-from ingot.text.settings import SPECIALS
+from ingot.text.settings import SPECIALS, TokenizerSettings
 from ingot.text.tokenizer import ByteBPE
 
 TUNE = """
@@ -135,6 +136,24 @@ def test_a_larger_tokenizer_makes_the_embeddings_grow(start: Path) -> None:
     assert torch.equal(model.embedding.weight[:V], old.embedding.weight)
     mean = old.embedding.weight.double().mean(0).float()
     assert torch.equal(model.embedding.weight[V:], mean.expand(300 - V, -1))
+
+
+def test_two_directories_of_one_name_keep_their_own_tokenizers(start: Path) -> None:
+    """Their stages have different names; a tokenizer named after the directory would be the first one's for both."""
+    for parent, pattern in (("a", r"\s+|\S+"), ("b", r"\S+|\s+")):
+        shutil.copytree(start, Path(parent, "start"))
+        other = ByteBPE([bytes([b]) for b in range(256)], pattern)
+        for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            Path(parent, "start", file).unlink(missing_ok=True)
+        export_tokenizer(other, Path(parent, "start"))
+    imports = "".join(f'\n[stage.{p}]\nkind = "import"\npath = "hf:{p}/start"\n' for p in "ab")
+    Path("tune.toml").write_text(TUNE.replace("hf:start", "b") + imports)
+    nodes = load_graph(Path("tune.toml"), [], Path("runs")).nodes
+    read = {p: nodes[p].inputs["tokenizer"].settings for p in "ab"}
+    assert {p: s.path for p, s in read.items() if isinstance(s, TokenizerSettings)} == {
+        "a": Path("a/start"),
+        "b": Path("b/start"),
+    }
 
 
 def test_directories_that_hold_no_model_are_refused(start: Path) -> None:

@@ -20,12 +20,11 @@ from ingot.model.transformer import Transformer
 from ingot.pipeline.graph import load_graph
 from ingot.plan.machine import GPUS
 from ingot.report.plan import plan_rows
-from ingot.stages.kinds import KINDS, RECIPE_KINDS
+from ingot.stages.kinds import RECIPE_KINDS
 from ingot.stages.settings import TrainSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted(Path(str(files("ingot.recipes"))).glob("*.toml"))
-NOT_YET = () if "import" in KINDS else ("finetune-hf.toml",)
 SHAPES = [
     ("gpt2-124m.toml", 50_257, 124_439_808),
     ("llama-7b.toml", 128_000, 7_499_681_792),
@@ -57,13 +56,11 @@ SMALL = (
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda p: p.name)
 def test_every_shipped_recipe_has_a_plan(recipe: Path, tmp_path: Path) -> None:
     """Also those for files that are not here: they are the only thing that a plan of them misses."""
-    if recipe.name in NOT_YET:
-        pytest.skip("a directory as init comes with the import stage")
     graph = load_graph(recipe, [], tmp_path, without_files=True)
     assert {"train", "evaluate", "corpus", "tokenizer", "tokens"} <= {n.kind for n in graph.nodes.values()}
     rows = {row["name"]: row for row in plan_rows(graph, tmp_path, GPUS["a100"])}
     missing = {name for name, row in rows.items() if "missing" in row}
-    assert missing <= {"text", "talk", "hf:model", "hf:model.tokenizer"}
+    assert missing <= {"text", "talk", "start", "start.tokenizer"}
     assert all("forecast" in row for row in rows.values() if row["kind"] == "train")
 
 

@@ -164,7 +164,7 @@ class _Builder:
             corpus = self.node(settings.corpus, f"{where}.corpus", ("corpus",))
             return {"corpus": corpus, "tokenizer": self.node(settings.tokenizer, f"{where}.tokenizer", ("tokenizer",))}
         if isinstance(settings, ImportSettings):
-            return {"tokenizer": self._import_tokenizer(settings, where)}
+            return {"tokenizer": self._import_tokenizer(name, settings, where)}
         if isinstance(settings, TrainSettings):
             inputs: dict[str, Node] = {}
             if settings.init:
@@ -196,25 +196,27 @@ class _Builder:
         derived = imported_name(name)
         if derived not in self.nodes:
             settings = ImportSettings(path=name)
-            if not self.without_files:
-                try:
-                    model_files(name)  # before its tokenizer, whose absence would say less
-                except UserError as error:
-                    raise UserError(f"{reader}: {error}") from None
-            self._add(derived, "import", settings, {"tokenizer": self._import_tokenizer(settings, reader)})
+            self._add(derived, "import", settings, {"tokenizer": self._import_tokenizer(derived, settings, reader)})
         elif self.nodes[derived].settings != ImportSettings(path=name):
             raise UserError(
                 f"{reader}: '{name}' and another directory are both called {derived}; make one a stage of kind import"
             )
         return self.nodes[derived]
 
-    def _import_tokenizer(self, settings: ImportSettings, where: str) -> Node:
+    def _import_tokenizer(self, name: str, settings: ImportSettings, where: str) -> Node:
+        """The tokenizer of the import `name`: a stage's, or the one in its directory as a node of its own."""
+        if not self.without_files:
+            try:
+                model_files(settings.path)  # before its tokenizer, whose absence would say less
+            except UserError as error:
+                raise UserError(f"{where}: {error}") from None
         if settings.tokenizer:
             return self.node(settings.tokenizer, f"{where}.tokenizer", ("tokenizer",))
-        derived = f"{imported_name(settings.path)}.tokenizer"
-        if derived not in self.nodes:
-            directory = Path(settings.path.removeprefix(HF))
-            self._add(derived, "tokenizer", TokenizerSettings(type="file", path=directory), {})
+        derived = f"{name}.tokenizer"  # by the import's name: two directories may be called alike
+        if derived in self.recipe.stages:
+            raise UserError(f"stage.{derived}: the tokenizer in {settings.path} has this name; rename the stage")
+        directory = Path(settings.path.removeprefix(HF))
+        self._add(derived, "tokenizer", TokenizerSettings(type="file", path=directory), {})
         return self.nodes[derived]
 
     def _corpora(self, where: str, models: list[str]) -> list[str]:
