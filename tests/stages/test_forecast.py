@@ -19,6 +19,7 @@ from ingot.stages.forecast import Known, forecast, moments, parameters
 from ingot.stages.kinds import RECIPE_KINDS
 from ingot.stages.settings import TrainSettings
 from ingot.stages.timeline import Assumed
+from ingot.train.execution import Execution
 
 CPU = Device("CPU", 16 * 10**9, half="bf16")
 SMALL = {
@@ -228,6 +229,15 @@ def test_rows_are_as_long_as_a_phase_has_them_whatever_the_model_can_do() -> Non
     for same in ("generation", "parameters"):
         assert told[0][same] == told[1][same]
     assert told[0]["memory"]["weights"] == told[1]["memory"]["weights"] == 4 * config.parameters
+
+
+def test_a_phase_of_shorter_rows_has_more_of_them_at_once() -> None:
+    """As the engine splits it: the micro-batch is for the longest rows, and a pass holds no more tokens than that."""
+    phases = [{"name": "short", "share": 0.5, "context": 16, "batch": 64}, {"name": "long", "share": 0.5}]
+    batch = _told(_small(loop={"micro_batch": 4}, batch=8, phases=phases))["batch"]
+    assert batch == {"rows": 64, "context": 16, "micro_batch": 16, "accumulation": 4, "ranks": 1}
+    execution = Execution("cpu", "fp32", 1, 4, "test", context=64)
+    assert execution.rows(16) == batch["micro_batch"]
 
 
 def test_b9_c8_phases_and_a_ramp_have_their_own_figures() -> None:

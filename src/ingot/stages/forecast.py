@@ -15,7 +15,7 @@ from ingot.optim.settings import OptimSettings
 from ingot.plan.batch import accumulation
 from ingot.plan.flops import training_flops_per_token
 from ingot.plan.machine import Device, gpu_hours
-from ingot.plan.memory import cache_bytes, engine_activations, state_bytes
+from ingot.plan.memory import Activations, cache_bytes, engine_activations, state_bytes
 from ingot.stages.layout import longest, timeline
 from ingot.stages.settings import TrainSettings
 from ingot.stages.timeline import Extents, Phase, Timeline, assumed
@@ -60,8 +60,7 @@ def forecast(settings: TrainSettings, known: Known) -> dict[str, Any]:
         "phases": line.summary(),
         "curve": _curve(line),
     }
-    batch = _batch(settings, config, line, known.ranks)
-    return figures | {"batch": batch} | _machine(settings, config, batch, known)
+    return figures | {"batch": _batch(settings, line, known.ranks)} | _machine(settings, config, line, known)
 
 
 def parameters(config: ModelConfig, optim: OptimSettings) -> dict[str, Any]:
@@ -96,32 +95,33 @@ def _flops(config: ModelConfig, phase: Phase) -> int:
     return training_flops_per_token(at) * phase.rows * phase.context
 
 
-def _batch(settings: TrainSettings, config: ModelConfig, line: Timeline, ranks: int) -> dict[str, Any]:
-    """How the largest step is split; rows at once are sized by the model's context, shorter phases take more."""
-    rows = line.largest
-    micro = settings.loop.rows_at_once(config.context, math.ceil(rows / ranks))
-    return {
-        "rows": rows,
-        "context": max(phase.context for phase in line.phases),
-        "micro_batch": micro,
-        "accumulation": max(
-            accumulation(p.sizes.rows(p.steps), micro * (config.context // p.context), ranks) for p in line.phases
-        ),
-        "ranks": ranks,
-    }
+def _at_once(settings: TrainSettings, line: Timeline, phase: Phase, ranks: int) -> int:
+    """Rows of a forward pass in a phase: as set for the longest rows, of shorter ones as many more."""
+    longest_rows = max(p.context for p in line.phases)
+    rows = settings.loop.rows_at_once(longest_rows, math.ceil(line.largest / ranks))
+    return min(math.ceil(line.rows(phase.last) / ranks), rows * (longest_rows // phase.context))
 
 
-def _machine(settings: TrainSettings, config: ModelConfig, batch: dict[str, Any], known: Known) -> dict[str, Any]:
+def _batch(settings: TrainSettings, line: Timeline, ranks: int) -> dict[str, Any]:
+    """How the step with the most tokens is split."""
+    phase = max(line.phases, key=lambda p: line.rows(p.last) * p.context)
+    rows, micro = line.rows(phase.last), _at_once(settings, line, phase, ranks)
+    passes = accumulation(rows, micro, ranks)
+    return {"rows": rows, "context": phase.context, "micro_batch": micro, "accumulation": passes, "ranks": ranks}
+
+
+def _machine(settings: TrainSettings, config: ModelConfig, line: Timeline, known: Known) -> dict[str, Any]:
     """Precision, optimizer, attention, and the memory of one rank."""
     device, precision = known.device, settings.precision
     if precision == "auto":
         precision = device.half or "fp32"
-    micro, trained = batch["micro_batch"], config.model_copy(update={"context": batch["context"]})
-    few_keys = precision == "bf16" and trained.context <= PLAIN_BF16_KEYS
-    plain = not device.is_gpu and (few_keys or config.dropout > 0)
-    windowed = config.window is not None and config.window < trained.context
-    masks = micro if known.isolated else int(windowed)
-    kept = engine_activations(trained, micro, _ELEMENT[precision], plain, MAX_LOGITS, masks)
+    passes = [
+        _pass(
+            config.model_copy(update={"context": p.context}), _at_once(settings, line, p, known.ranks), precision, known
+        )
+        for p in line.phases
+    ]
+    attention, kept = max(passes, key=lambda one: one[1].total)
     number = _ELEMENT["fp64" if precision == "fp64" else "fp32"]
     state = state_bytes(config.parameters, number, moments(config, settings.optim) / config.parameters, number)
     memory = {
@@ -133,19 +133,23 @@ def _machine(settings: TrainSettings, config: ModelConfig, batch: dict[str, Any]
         "casts": kept.casts,
         "logits": kept.logits,
     }
+    choice = {"device": device.name, "precision": precision, "optimizer": settings.optim.kind, "attention": attention}
+    cache = cache_bytes(config.depth, config.kv_heads * config.head_size, config.context, 1, number)
     return {
-        "execution": {
-            "device": device.name,
-            "precision": precision,
-            "optimizer": settings.optim.kind,
-            "attention": "plain" if plain else "fused",
-        },
+        "execution": choice,
         "memory": {**memory, "total": sum(memory.values()), "available": device.memory},
-        "generation": {
-            "weights": state.weights,
-            "cache": cache_bytes(config.depth, config.kv_heads * config.head_size, config.context, 1, number),
-        },
+        "generation": {"weights": state.weights, "cache": cache},
     }
+
+
+def _pass(config: ModelConfig, rows: int, precision: str, known: Known) -> tuple[str, Activations]:
+    """How attention is computed in a forward pass, and what the pass keeps."""
+    few_keys = precision == "bf16" and config.context <= PLAIN_BF16_KEYS
+    plain = not known.device.is_gpu and (few_keys or config.dropout > 0)
+    windowed = config.window is not None and config.window < config.context
+    masks = rows if known.isolated else int(windowed)
+    kept = engine_activations(config, rows, _ELEMENT[precision], plain, MAX_LOGITS, masks)
+    return "plain" if plain else "fused", kept
 
 
 def _curve(line: Timeline) -> dict[str, Any]:

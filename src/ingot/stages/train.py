@@ -43,7 +43,7 @@ def run(job: Job) -> dict[str, Any]:
     data = open_data(settings, job.roles("data"), before, tokenizer)
     line = timeline(settings, before, data.extent, job.seed)
     _save_rows(job, data)
-    execution = _execution(job, settings, config, line.largest)
+    execution = _execution(job, settings, line)
     model = _model(job, config, execution)
     plan = Plan(
         steps=line.steps,
@@ -81,8 +81,10 @@ def _save_rows(job: Job, data: Data) -> None:
                     job.display.say(f"{source.name}: {cut:,} tokens beyond the context of {context} are left out")
 
 
-def _execution(job: Job, settings: TrainSettings, config: ModelConfig, rows: int) -> Execution:
-    fresh = choose(settings.loop, settings.precision, config.context, rows)
+def _execution(job: Job, settings: TrainSettings, line: Timeline) -> Execution:
+    """Sized for the longest rows that are trained on, which a model from elsewhere may exceed by far."""
+    longest_rows = max(phase.context for phase in line.phases)
+    fresh = choose(settings.loop, settings.precision, longest_rows, line.largest)
     execution = remembered(job.out / "execution.json", fresh, settings.loop)
     execution.prepare()
     return execution
