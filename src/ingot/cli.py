@@ -443,6 +443,25 @@ def inspect_store(stage: StageArg, as_json: JsonOption = False) -> None:
     _emit(data, as_json, lambda: print_store(data))
 
 
+@inspect_app.command("tokenizer")
+def inspect_tokenizer(
+    stage: Annotated[
+        Path | None, typer.Argument(help="A stage with a tokenizer, such as runs/stdlib/bpe.", show_default=False)
+    ] = None,
+    text: Annotated[str, typer.Option(help="Show how this text is cut; merged with --steps.")] = "",
+    steps: Annotated[bool, typer.Option("--steps", help="Merge step by step, with every reason.")] = False,
+    tradeoff: Annotated[bool, typer.Option("--tradeoff", help="What a vocabulary costs and what it saves.")] = False,
+    width: Annotated[int, typer.Option(help="Width of the model that --tradeoff reckons with.", min=1)] = 4096,
+    layers: Annotated[int, typer.Option(help="Its layers.", min=1)] = 32,
+    as_json: JsonOption = False,
+) -> None:
+    """A vocabulary: its report, how it cuts a text, how merging goes, what its size costs a model."""
+    from ingot.report.inspect_tokenizer import print_tokenizer, tokenizer
+
+    data = tokenizer(stage, text, steps, tradeoff, width, layers)
+    _emit(data, as_json, lambda: print_tokenizer(data))
+
+
 @inspect_app.command("checkpoint")
 def inspect_checkpoint(stage: StageArg, as_json: JsonOption = False) -> None:
     """A train stage's checkpoints: steps, state, tensors, whether their digests hold."""

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from ingot.report import figures
+from ingot.report.figures import visible
 from ingot.report.page import headline, write_report
-from ingot.report.panels import PANELS, panel, visible
+from ingot.report.panels import PANELS, panel
 from ingot.stages.kinds import KINDS
 
 VOID = {"meta", "br", "line", "rect", "circle", "path"}

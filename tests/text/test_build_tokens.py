@@ -16,11 +16,11 @@ from ingot.text.build import build_tokens
 from ingot.text.chat import render, show
 from ingot.text.store import Store
 from ingot.text.tokenizer import Char
-from ingot.text.train_tokenizer import training_texts
+from ingot.text.train_tokenizer import train, training_texts
 from tests.conftest import DATA
 from tests.corpus.corpus_helpers import make
 from tests.text.test_templates import with_template
-from tests.text.text_helpers import SOURCES, documents
+from tests.text.text_helpers import SOURCES, documents, settings
 
 PARAGRAPHS = [p for source in SOURCES for p in source.split("\n\n") if p]
 SHAKESPEARE = DATA / "tinyshakespeare/input.txt"
@@ -284,3 +284,11 @@ def test_real_pairs_and_prompts_through_corpus_and_store(bpe, display, log, tmp_
     result = build_tokens(tmp_path / "prompts", bpe, "prompts", tmp_path / "prompts-out", 1, display, log)
     assert result["train_documents"] + result["val_documents"] == 1319
     assert "####" in json.loads(Store.open(tmp_path / "prompts-out" / "train").identity(7)["extra"])["answer"]
+
+
+def test_words_that_are_unknown_are_counted_and_spell_nothing(corpus, tmp_path, display, log):
+    directory = corpus(["the cat sat"], ["the dog sat"])
+    words, _ = train(settings(type="word"), training_texts(directory), display, log)
+    result = build_tokens(directory, words, "text", tmp_path / "store", 1, display, log)
+    assert (result["train_unknown_share"], result["val_unknown_share"]) == (0.0, 1 / 3)
+    assert (result["train_bytes"], result["val_bytes"]) == (len("the cat sat"), len(" the sat"))

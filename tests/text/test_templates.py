@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ingot.core.errors import UserError
 from ingot.text.base import Tokenizer
-from ingot.text.chat import render, render_batch, show, stop_ids
+from ingot.text.chat import check_template, render, render_batch, show, stop_ids
 from ingot.text.hf_files import TURNS_JINJA, export_tokenizer, import_tokenizer
 from ingot.text.tokenizer import ByteBPE
 from tests.text.hf_helpers import BRACKETS, CHATML, MARKED_CHATML, like_bert, like_llama, like_qwen
@@ -203,6 +203,14 @@ def test_a_date_is_used_where_a_template_has_its_own(bpe):
     )
     ids, _ = render([{"role": "assistant", "content": 'é"<'}], with_template(bpe, source))
     assert bpe.decode(ids) == '2024{"role": "assistant", "content": "é\\"<"}'
+
+
+def test_a_prompt_that_ends_within_a_token_is_refused(bpe):
+    source = "{% for m in messages %}{{ m.role + ':' + SEAM + m.content + '<|end|>' }}{% endfor %}"
+    source += "{% if add_generation_prompt %}{{ 'assistant:' + SEAM }}{% endif %}"
+    check_template(with_template(bpe, source.replace("SEAM", "'\n'")))
+    with pytest.raises(UserError, match="the prompt ends in ' ', which is another token when the answer follows"):
+        check_template(with_template(bpe, source.replace("SEAM", "' '")))
 
 
 def test_a_tokenizer_without_a_template_says_so(tmp_path):

@@ -136,6 +136,9 @@ def test_changed_tokenizer_file_is_refused(bpe, tmp_path):
     path.write_text(json.dumps(data))
     with pytest.raises(UserError, match="the file was changed"):
         load_tokenizer(path)
+    path.write_text('{"format": "ingot-tokenizer", "version": 1, "type": "magic"}')
+    with pytest.raises(UserError, match="unknown type 'magic'"):
+        load_tokenizer(path)
     path.write_text("[]")
     with pytest.raises(UserError, match="found list, expected ingot-tokenizer 1"):
         load_tokenizer(path)

@@ -4,6 +4,7 @@ A number's precision follows its meaning, not its size: losses get four decimals
 third, counts get separators, durations two units at most.
 """
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -55,6 +56,13 @@ def perplexity(loss_nats: float | None) -> str:
 def share(part: float, whole: float) -> str:
     """Part of a whole in per cent; "–" of nothing."""
     return f"{100 * part / whole:.1f} %" if whole else "–"
+
+
+def visible(token: str) -> str:
+    """A token with its blanks spelled out: a run of one character as `" " x 64`, else a quoted string."""
+    if len(token) > 3 and len(set(token)) == 1:
+        return f"{json.dumps(token[0], ensure_ascii=False)} × {len(token)}"
+    return json.dumps(token, ensure_ascii=False)
 
 
 def value(number: object) -> str:

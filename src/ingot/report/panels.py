@@ -4,7 +4,6 @@ A panel reads the directory and nothing else, so it can be shown for any stage o
 and one line in `PANELS`; until then its scalars are listed.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from markupsafe import Markup
 
 from ingot.report import figures, reading
 from ingot.report.panels_model import evaluate, train
+from ingot.report.panels_tokenizer import tokenizer
 from ingot.report.rendering import render
 
 
@@ -57,19 +57,6 @@ def _corpus_facts(funnel: dict[str, Any], result: dict[str, Any]) -> list[tuple[
     return pairs
 
 
-def tokenizer(stage: Path) -> Markup:
-    """The vocabulary and what it does to text."""
-    report = reading.read_json(stage / "report.json") | reading.result(stage)
-    words: dict[str, tuple[str, Callable[[Any], str]]] = {
-        "vocab": ("vocabulary", figures.count),
-        "bytes_per_token": ("bytes per token", lambda n: f"{n:.3f}"),
-        "sample_bytes": ("text measured on", figures.size),
-        "unused_ids": ("ids that text never needs", figures.count),
-    }
-    tokens = [visible(token) for token in report.get("longest_tokens", ())]
-    return render("facts.html", pairs=_named(report, words), tokens=tokens, heading="Longest tokens")
-
-
 def tokens(stage: Path) -> Markup:
     """How much there is to train on and to judge with."""
     result = reading.result(stage)
@@ -87,6 +74,7 @@ def tokens(stage: Path) -> Markup:
     words: dict[str, tuple[str, Callable[[Any], str]]] = {
         "bytes_per_token": ("bytes per predicted token", lambda n: f"{n:.3f}"),
         "trained_share": ("tokens trained on", lambda n: f"{100 * n:.1f} %"),
+        "val_unknown_share": ("held-out tokens that are unknown", lambda n: f"{100 * n:.2f} %"),
     }
     return render("facts.html", pairs=pairs + _named(result, words), tokens=[], heading="")
 
@@ -95,13 +83,6 @@ def scalars(stage: Path) -> Markup:
     """A kind without a panel of its own: its result as it is."""
     pairs = [(name, figures.value(number)) for name, number in reading.result(stage).items()]
     return render("facts.html", pairs=pairs, tokens=[], heading="")
-
-
-def visible(token: str) -> str:
-    """A token with its blanks spelled out: a run of one character as `" " x 64`, else a quoted string."""
-    if len(token) > 3 and len(set(token)) == 1:
-        return f"{json.dumps(token[0], ensure_ascii=False)} × {len(token)}"
-    return json.dumps(token, ensure_ascii=False)
 
 
 def _named(numbers: dict[str, Any], words: dict[str, tuple[str, Callable[[Any], str]]]) -> list[tuple[str, str]]:

@@ -101,10 +101,10 @@ class _Layout:
 
 
 def _pad(settings: TrainSettings, tokenizer: Tokenizer) -> int:
-    """The id of padded places: as set, or the tokenizer's own, or 0 (a token like any other, but never a target)."""
+    """The id of padded places: as set, or the tokenizer's own (a token like any other, but never a target)."""
     pad = settings.packing.pad
     if pad is None:
-        return tokenizer.specials.get("<|pad|>", 0)
+        return tokenizer.pad
     if pad >= tokenizer.vocab:
         raise UserError(f"packing.pad: found {pad}, expected an id below the vocabulary of {tokenizer.vocab:,}")
     return pad

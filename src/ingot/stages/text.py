@@ -25,9 +25,15 @@ def tokenizer(job: Job) -> dict[str, Any]:
     """The training split of some corpora, or somebody's files, to a tokenizer; held-out text is never looked at."""
     assert isinstance(job.settings, TokenizerSettings)
 
+    sources = list(job.roles("corpus").values())
+
     def texts() -> Iterator[tuple[str, str]]:
-        for source in job.roles("corpus").values():
-            yield from training_texts(source.path, source.settings()["format"])
+        total = sum(source.result()["train_bytes"] for source in sources)
+        with job.display.bar("taking text", total=total, unit="bytes") as bar:
+            for source in sources:
+                for name, text in training_texts(source.path, source.settings()["format"]):
+                    yield name, text
+                    bar.advance(len(text.encode()))
 
     trained, report = train(job.settings, texts(), job.display, job.log)
     trained.save(job.out / TOKENIZER)

@@ -91,7 +91,7 @@ class Tokenizer(Protocol):
         ...
 
     def spelled_bytes(self, ids: np.ndarray) -> int:
-        """How many UTF-8 bytes ids stand for, special tokens counting none."""
+        """How many UTF-8 bytes ids stand for, special tokens and the unknown one counting none."""
         ...
 
     def save(self, path: Path) -> None:

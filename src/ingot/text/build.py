@@ -61,7 +61,8 @@ def build_tokens(
     Returns:
         `{train,val}_tokens`, `{train,val}_documents`, `{train,val}_bytes` (of what is learned), `{train,val}_pairs` of
         pairs, and unless all or nothing is learned `{train,val}_targets` and `trained_share` (of the train split's
-        tokens); `bytes_per_token` of predicted tokens, train split, where there are any.
+        tokens); `bytes_per_token` of predicted tokens, train split, where there are any; `{train,val}_unknown_share` of
+        the tokens, where the vocabulary has an unknown one.
 
     Raises:
         UserError: no train documents, text that the tokenizer cannot spell, a malformed conversation.
@@ -83,9 +84,11 @@ def build_tokens(
                 content=format,
             ) as writer,
         ):
-            targets = 0
+            targets = unknown = 0
             for batch, size in _slices(corpus_dir, split):
-                targets += _append(writer, _encode(batch, tokenizer, format, threads), batch)
+                encoded = _encode(batch, tokenizer, format, threads)
+                targets += _append(writer, encoded, batch)
+                unknown += sum(int(np.count_nonzero(ids == tokenizer.unknown)) for ids, _, _ in encoded)
                 bar.advance(size, tokens=f"{writer.tokens:,}")
             if split == "train" and writer.tokens == 0:
                 raise UserError(f"{corpus_dir}: no text in the train split, so nothing to encode; check its report")
@@ -94,6 +97,8 @@ def build_tokens(
         counts |= {"targets": targets} if format in ("chat", "pairs") else {}
         log.write("encoded", split=split, **counts)
         result |= {f"{split}_{name}": count for name, count in counts.items()}
+        if tokenizer.unknown is not None:
+            result[f"{split}_unknown_share"] = unknown / max(1, counts["tokens"])
     if "train_targets" in result:
         result["trained_share"] = result["train_targets"] / result["train_tokens"]
     if format != "prompts":

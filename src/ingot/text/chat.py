@@ -169,6 +169,23 @@ def stop_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*turn, *([] if tokenizer.eot is None else [tokenizer.eot]), *tokenizer.stops]))
 
 
+def check_template(tokenizer: Tokenizer) -> None:
+    """Raise a UserError unless a template that somebody wrote renders, marks answers, and parts them from the prompt.
+
+    Where the end of the prompt and the start of the answer share a token, a model is asked with other ids than those
+    it was trained on.
+    """
+    asked = [{"role": "user", "content": "Why?"}]
+    whole, _ = render([*asked, {"role": "assistant", "content": "the end"}], tokenizer)  # " the" is in any vocabulary
+    prompt, _ = render(asked, tokenizer, generation_prompt=True)
+    if not np.array_equal(whole[: len(prompt)], prompt):
+        end = tokenizer.decode_bytes(prompt[-1:]).decode(errors="replace")
+        raise UserError(
+            f"chat template: the prompt ends in {end!r}, which is another token when the answer follows; let the "
+            "answer begin with its blank, or end the prompt in a line end or a special token"
+        )
+
+
 def _turn_end(tokenizer: Tokenizer) -> list[int]:
     """The special token that a template writes after an answer, found by letting it write one."""
     if not tokenizer.template:

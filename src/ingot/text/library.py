@@ -78,6 +78,8 @@ class LibraryTokenizer(Base):
         self._bytes = spelling.table(ids, {token["content"] for token in added}, self.vocab)
         self._lengths = np.array([len(b) for b in self._bytes], dtype=np.int64)
         self._lengths[list(self.specials.values())] = 0
+        if self.unknown is not None:
+            self._lengths[self.unknown] = 0
 
     def encode(self, text: str) -> np.ndarray:
         return self.encode_batch([text])[0]

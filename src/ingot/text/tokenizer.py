@@ -166,10 +166,14 @@ def load_tokenizer(path: Path) -> Tokenizer:
         found = f"{data.get('format')} {data.get('version')}" if isinstance(data, dict) else type(data).__name__
         raise UserError(f"{path}: found {found}, expected {FORMAT} {VERSION}; run the tokenizer stage again")
     tokenizer: Tokenizer
-    if data["type"] == Char.kind:
+    if data.get("type") == Char.kind:
         tokenizer = Char(data["alphabet"])
-    elif data["type"] == ByteBPE.kind:
+    elif data.get("type") == ByteBPE.kind:
         tokenizer = ByteBPE([bytes.fromhex(t) for t in data["tokens"]], data["pattern"], data["template"])
+    elif "library" not in data:
+        raise UserError(
+            f"{path}: unknown type {data.get('type')!r} without a vocabulary; run the tokenizer stage again"
+        )
     else:
         tokenizer = LibraryTokenizer(data["type"], data["library"], data["names"], data["template"], data["stops"])
     if tokenizer.fingerprint != data["fingerprint"]:

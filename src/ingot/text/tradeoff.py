@@ -41,7 +41,7 @@ def cost(vocab: int, width: int = FULL[0], layers: int = FULL[1], number_bytes: 
     return Cost(vocab, parameters, parameters * number_bytes, tables / (tables + 12 * layers * width**2))
 
 
-def table(sizes: list[int], width: int, layers: int, number_bytes: int) -> list[dict[str, Any]]:
+def table(sizes: list[int], width: int = FULL[0], layers: int = FULL[1], number_bytes: int = 4) -> list[dict[str, Any]]:
     """`cost` of each size, smallest first."""
     return [asdict(cost(vocab, width, layers, number_bytes)) for vocab in sorted(set(sizes))]
 

@@ -21,6 +21,7 @@ from ingot.core.events import Display, EventLog
 from ingot.corpus.documents import messages_of, read_documents
 from ingot.text import trainers
 from ingot.text.base import TURNS, Tokenizer
+from ingot.text.chat import check_template
 from ingot.text.files import read_text
 from ingot.text.hf_files import import_tokenizer
 from ingot.text.library import LibraryTokenizer
@@ -72,6 +73,7 @@ def train(
             check_lossless(tokenizer, text, tokenizer.encode(text))
     if settings.template_file:
         tokenizer = with_template(tokenizer, read_text(settings.template_file))
+        check_template(tokenizer)
     elif settings.template == TURNS:
         tokenizer = with_template(tokenizer, TURNS)
     report = describe(tokenizer, sample_texts(sample, REPORT_BYTES), display)
@@ -140,17 +142,18 @@ def _train_char(
 
 
 def check_lossless(tokenizer: Tokenizer, text: str, ids: np.ndarray) -> int:
-    """The UTF-8 bytes of `text`; raises UserError where ids should spell all of it and do not (a pattern skips text).
+    """How many UTF-8 bytes of `text` its ids spell: all, or a UserError (a pattern that skips text).
 
-    A tokenizer that is not lossless by its kind (words, normalised text) passes: its report says what is lost.
+    A tokenizer that is not lossless by its kind (words, normalised text) passes: its report says what is lost, and what
+    it does not know counts for nothing, so that bits per byte do not flatter it.
     """
-    expected = len(text.encode("utf-8", "surrogatepass"))
-    if tokenizer.lossless and (found := tokenizer.spelled_bytes(ids)) != expected:
+    expected, found = len(text.encode("utf-8", "surrogatepass")), tokenizer.spelled_bytes(ids)
+    if tokenizer.lossless and found != expected:
         raise UserError(
             f"tokenizer pattern: ids spell {found:,} of {expected:,} bytes of a text, because the pattern matches no "
             "more of it; make it match every character (end it with |\\s|.)"
         )
-    return expected
+    return min(found, expected)
 
 
 def _pieces(texts: Iterable[Labelled], size: int) -> Iterator[Labelled]:
