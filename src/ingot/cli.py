@@ -186,7 +186,7 @@ def sink(
     to: Annotated[str, typer.Option("--to", help="tensorboard, wandb or trackio.")] = "tensorboard",
     as_json: JsonOption = False,
 ) -> None:
-    """Show a dashboard what stages have logged so far ([run] sinks does it while they run)."""
+    """Show a dashboard what stages have logged so far (sinks in a recipe's run table does it while they run)."""
     from ingot.report.finding import root_of, show_in
 
     shown = show_in(to, stages)
@@ -251,8 +251,8 @@ def generate(
                 print(f"--- {number} of {len(texts) * samples}\n{record['prompt']}{record['text']}", flush=True)
                 note_cut(record["stop_reason"], record["tokens"])
     else:
-        print(texts[0], end="", flush=True)
         stream = model.stream(texts[0], **options)
+        print(texts[0], end="", flush=True)
         for piece in stream:
             print(piece, end="", flush=True)
         print()

@@ -14,11 +14,19 @@ class Inner(Settings):
     """Width."""
 
 
+class Span(Settings):
+    end: int
+    """Where it ends, counted from
+    the beginning. More about it."""
+
+
 class Thing(Settings):
     depth: int
     """How deep."""
     inner: Inner = Inner()
     """Inside."""
+    span: Span | None = None
+    """From where to where."""
     workers: Annotated[int, EXECUTION] = 2
     """How many hands."""
 
@@ -36,7 +44,7 @@ def test_defaults_and_override(tmp_path: Path) -> None:
 
 
 def test_execution_fields_are_not_canonical() -> None:
-    assert canonical(Thing(depth=1, workers=7)) == {"depth": 1, "inner": {"width": 4}}
+    assert canonical(Thing(depth=1, workers=7)) == {"depth": 1, "inner": {"width": 4}, "span": None}
 
 
 def test_settings_are_frozen() -> None:
@@ -59,6 +67,11 @@ def test_resolved_settings_are_toml_and_validate_back() -> None:
             '[stage.a]\nkind = "thing"\ndepth = 1\ninner = { widht = 3 }\n',
             "stage.a.inner.widht: unknown setting; did you mean 'width'?",
         ),
+        (
+            '[stage.a]\nkind = "thing"\ndepth = 1\nspan = {}\n',
+            "stage.a.span.end: missing; add it to the recipe (Where it ends, counted from the beginning)",
+        ),
+        ('sinks = "tensorboard"\n', "run.sinks: found 'tensorboard', input should be a list"),
         ("[stage.a]\ndepth = 1\n", "stage.a: no kind; every stage needs kind = one of thing"),
         ('[stage."a@b"]\nkind = "thing"\n', "stage.a@b: the name may not contain '@'"),
         ("", "no stages; add a table such as [stage.clean]"),

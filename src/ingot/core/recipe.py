@@ -228,7 +228,7 @@ def _sentence(model: type[Settings], body: Any, where: str, error: Any) -> str:
         return f"{name}: missing; add it to the recipe ({_describe(model, path)})"
     if error["type"] == "value_error":
         return f"{name}: {error['ctx']['error']}"
-    message = error["msg"][0].lower() + error["msg"][1:]
+    message = error["msg"][0].lower() + error["msg"][1:].replace("valid tuple", "list")
     return f"{name}: found {error['input']!r}, {message}"
 
 
@@ -250,8 +250,15 @@ def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
 
 
 def _describe(model: type[BaseModel], path: list[str]) -> str:
-    field = next((f for n, f in model.model_fields.items() if path and path[0] in (n, f.alias)), None)
-    return (field.description or path[0]).splitlines()[0] if field else "see `ingot init`"
+    """The first sentence about a setting."""
+    for n, part in enumerate(path):
+        field = next((f for name, f in model.model_fields.items() if part in (name, f.alias)), None)
+        if field is None:  # the number of a list's element
+            continue
+        if n == len(path) - 1:
+            return " ".join((field.description or part).split()).partition(". ")[0]
+        model = next(_models(field.annotation), model)
+    return "see `ingot init`"
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -43,14 +43,15 @@ def status(root: Path, home: str, node: Node) -> Status:
     if out.exists():
         last = read_events(out / METRICS)[-1:]
         if last and last[0]["event"] == "failed":
-            return Status("FAILED", f"{last[0]['why']} ({_progress(out)})")
-        return Status("RESUME", _progress(out))
+            return Status("FAILED", ", ".join([last[0]["why"], *_saved(out)]))
+        return Status("RESUME", next(iter(_saved(out)), "interrupted before anything was saved"))
     return Status("RUN", _changes(link_path(root, home, node), node))
 
 
-def _progress(out: StageDir) -> str:
-    saved = sorted(int(p.name) for p in (out / "checkpoints").glob("[0-9]*") if p.name.isdigit())
-    return f"from step {saved[-1]:,}" if saved else "interrupted before its first checkpoint"
+def _saved(out: StageDir) -> list[str]:
+    """Where the run goes on, if it has saved anything."""
+    steps = sorted(int(p.name) for p in (out / "checkpoints").glob("[0-9]*") if p.name.isdigit())
+    return [f"from step {step:,}" for step in steps[-1:]]
 
 
 def _changes(link: Path, node: Node) -> str:

@@ -69,7 +69,7 @@ class TokenizerSettings(Settings):
     """`byte-bpe` only: regular expression whose matches are never merged across; it must match every character."""
     sample_bytes: int = Field(default=100_000_000, gt=0, lt=2**31)
     """UTF-8 bytes of text to learn from; more than this is sampled evenly (the trainer counts pairs in 32 bits)."""
-    template: str | None = Field(default=None, pattern=r"^turns$|\.jinja$")
+    template: str | None = None
     """Chat format: `turns` (`<|role|>content<|end|>`) or a Jinja file, NAME.jinja; of a `file` by default its own."""
 
     @property
@@ -115,6 +115,13 @@ class TokenizerSettings(Settings):
             raise ValueError('missing; a file tokenizer needs its directory, for example path = "gpt2-vocab"')
         if kind not in (None, "file") and value is not None:
             raise ValueError(f"found '{value}', but it means nothing to type {kind}; remove it or use type file")
+        return value
+
+    @field_validator("template")
+    @classmethod
+    def _known_or_file(cls, value: str | None) -> str | None:
+        if value not in (None, "turns") and not str(value).endswith(".jinja"):
+            raise ValueError(f"found '{value}', expected turns or a Jinja file, for example template = \"chat.jinja\"")
         return value
 
     @field_validator("alphabet", "pattern", "template")
