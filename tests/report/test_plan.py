@@ -86,16 +86,18 @@ def test_f6_hours_of_a_gpu_with_a_known_peak(empty: Run, capsys: pytest.CaptureF
         assert f"; 96 GPU-hours, {time}, at an assumed 40% of the peak" in shown
 
 
-def test_an_unknown_vocabulary_names_who_makes_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["type = 'char'", "type = 'word'\nvocab = 300"], ids=["char", "at most 300 words"])
+def test_an_unknown_vocabulary_names_who_makes_it(tmp_path: Path, kind: str) -> None:
     write_sources(tmp_path)
-    graph = graph_of(tmp_path, tmp_path / "runs")
-    recipe = Path(graph.recipe.path)
-    kinds = ["stage.bpe.type=char", "stage.chat.data.questions=0.9"]
-    recipe.write_text(recipe.read_text().replace("vocab = 300", ""))
-    rows = plan_rows(load_graph(recipe, kinds, tmp_path / "runs"), tmp_path / "runs", CPU)
+    recipe = Path(graph_of(tmp_path, tmp_path / "runs").recipe.path)
+    text, _ = recipe.read_text().split("[stage.chat]")
+    text = text.replace("vocab = 300", kind)
+    tuned = '[stage.tuned]\nkind = "train"\ninit = "base"\ndata = { clean = 1.0 }\nduration = "40 steps"\n'
+    recipe.write_text(text + tuned)
+    rows = plan_rows(load_graph(recipe, [], tmp_path / "runs"), tmp_path / "runs", CPU)
     told = {row["name"]: row.get("forecast") for row in rows}
     assert told["base"] == {"unknown": "its size is known once bpe has run"}
-    assert told["chat"] == {"unknown": "its size is known once base has run"}
+    assert told["tuned"] == {"unknown": "its size is known once base has run"}
     print_plan(rows)
 
 

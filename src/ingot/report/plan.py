@@ -27,7 +27,7 @@ from ingot.stages.mixture import open_data
 from ingot.stages.settings import EvaluateStageSettings, ImportSettings, TrainSettings
 from ingot.stages.text import TOKENIZER
 from ingot.stages.timeline import Extents
-from ingot.text.settings import TokenizerSettings
+from ingot.text.settings import SMALLEST_VOCAB, TokenizerSettings
 from ingot.text.tokenizer import load_tokenizer
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -111,10 +111,17 @@ def _start(node: Node, root: Path) -> ModelConfig | None:
     assert isinstance(settings, TrainSettings)
     if "init" in node.inputs:
         return _trained(node.inputs["init"], root)
-    tokenizer = node.inputs["tokenizer"]
-    vocab = reading.result(stage_dir(root, tokenizer).path).get("vocab") or getattr(tokenizer.settings, "vocab", None)
+    vocab = _vocab(node.inputs["tokenizer"], root)
     assert settings.model
     return settings.model.resolve(vocab) if vocab else None
+
+
+def _vocab(node: Node, root: Path) -> int | None:
+    """Ids of a tokenizer that was made, or will be: subword types end at what is set, others at what their text has."""
+    settings = node.settings
+    assert isinstance(settings, TokenizerSettings)
+    made = reading.result(stage_dir(root, node).path).get("vocab")
+    return made or (settings.vocab if settings.type in SMALLEST_VOCAB else None)
 
 
 def _trained(node: Node, root: Path) -> ModelConfig | None:
