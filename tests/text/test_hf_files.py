@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import rustbpe
@@ -16,7 +17,7 @@ from ingot.text.base import Tokenizer
 from ingot.text.hf_files import export_tokenizer, import_tokenizer, merges_of, tokenizer_files
 from ingot.text.tokenizer import ByteBPE, Char, load_tokenizer
 from tests.conftest import DATA
-from tests.text.hf_helpers import MAKERS, like_llama, like_qwen, like_t5
+from tests.text.hf_helpers import MAKERS, like_bert, like_llama, like_qwen, like_t5
 from tests.text.text_helpers import SOURCES
 
 GPT2 = DATA / "gpt2-vocab"
@@ -152,6 +153,37 @@ def test_imported_files_give_their_own_ids_and_survive_export(name, tmp_path):
     loaded = load_tokenizer(tmp_path / "tokenizer.json")
     assert (loaded.fingerprint, loaded.kind, loaded.vocab) == (ours.fingerprint, "file", len(theirs))
     assert loaded.encode(SENTENCE).tolist() == ours.encode(SENTENCE).tolist()
+
+
+def _parts(directory: Path) -> dict[str, Any]:
+    model = json.loads((directory / "tokenizer.json").read_text())["model"]
+    merges = {"merges": [tuple(pair) for pair in model["merges"]]} if "merges" in model else {}
+    vocab = model["vocab"]
+    return {"vocab": [tuple(v) for v in vocab] if isinstance(vocab, list) else vocab, **merges}
+
+
+@pytest.mark.parametrize(
+    ("family", "make"),
+    [
+        ("LlamaTokenizer", like_llama),
+        ("GemmaTokenizer", like_llama),
+        ("GPT2Tokenizer", like_qwen),
+        ("Qwen2Tokenizer", like_qwen),
+        ("BertTokenizer", like_bert),
+        ("T5Tokenizer", like_t5),
+    ],
+)
+def test_the_families_of_transformers_give_their_own_ids(family, make, tmp_path):
+    """How a family normalises, splits and decodes is written by `transformers` itself; only vocabularies are ours."""
+    import transformers
+
+    theirs = getattr(transformers, family)(**_parts(make(tmp_path / "made")))
+    theirs.save_pretrained(tmp_path / family)
+    ours = import_tokenizer(tmp_path / family)
+    assert ours.vocab == len(theirs)
+    assert ours.eot == theirs.eos_token_id
+    for text in (*TEXTS, "a\u0301 ﬁ ½ İ", SOURCES[3]):
+        same_ids(ours, theirs, text)
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -190,13 +190,43 @@ def test_a_file_takes_a_template(tmp_path, display, log):
     assert np.array_equal(plain.encode("abc"), chat.encode("abc"))
     assert plain.fingerprint != chat.fingerprint
     assert "bytes_per_token" not in report
-    with pytest.raises(UserError, match='"turns" needs its special tokens'):
-        train(settings(**given, template="turns"), [], display, log)
     bpe, _ = train(settings(vocab=300, template=str(tmp_path / "own.jinja")), labelled(TEXT), display, log)
     assert (
         bpe.decode(render(TALK, bpe)[0])
         == "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\nBecause.<|im_end|>\n"
     )
+
+
+def test_a_file_without_a_chat_format_gets_ours(tmp_path, display, log):
+    """The special tokens that it lacks follow its vocabulary; what it has (`<|endoftext|>`) stays where it is."""
+    from transformers import AutoTokenizer
+
+    like_qwen(tmp_path / "in", "")
+    given = {"type": "file", "path": str(tmp_path / "in"), "from": []}
+    plain, _ = train(settings(**given), [], display, log)
+    turns, _ = train(settings(**given, template="turns"), [], display, log)
+    assert turns.vocab == plain.vocab + len(SPECIALS) - 1
+    assert {name: turns.specials[name] for name in plain.specials} == plain.specials
+    assert (turns.eot, turns.pad, turns.template) == (plain.eot, plain.pad, "turns")
+    assert np.array_equal(plain.encode(TEXT), turns.encode(TEXT))
+    ids, mask = render(TALK, turns)
+    assert turns.decode(ids[mask == 1]) == "Because.<|end|>"
+    assert stop_ids(turns)[0] == turns.specials["<|end|>"] >= plain.vocab
+    export_tokenizer(turns, tmp_path / "out")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert theirs.apply_chat_template(TALK, return_dict=False) == ids.tolist()
+    llama, _ = train(settings(type="file", path=str(like_llama(tmp_path / "l")), template="turns"), [], display, log)
+    assert (llama.eot, llama.pad, llama.vocab) == (2, llama.specials["<|pad|>"], 700 + len(SPECIALS))
+
+
+def test_a_file_may_be_another_stages_tokenizer(types, bpe, tmp_path, display, log):
+    for name, tokenizer in (("bpe", bpe), ("word", types["word"])):
+        tokenizer.save(tmp_path / name / "tokenizer.json")
+    given = {"type": "file", "path": str(tmp_path / "bpe")}
+    again, _ = train(settings(**given, template="turns"), [], display, log)
+    assert again.fingerprint == bpe.fingerprint
+    with pytest.raises(UserError, match="a word tokenizer has no special tokens to mark turns with; remove"):
+        train(settings(type="file", path=str(tmp_path / "word"), template="turns"), [], display, log)
 
 
 def test_the_content_of_files_is_in_the_key(tmp_path):

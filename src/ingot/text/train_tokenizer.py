@@ -24,8 +24,8 @@ from ingot.text.base import TURNS, Tokenizer
 from ingot.text.chat import check_template
 from ingot.text.files import read_text
 from ingot.text.hf_files import import_tokenizer
-from ingot.text.library import LibraryTokenizer
-from ingot.text.settings import TokenizerSettings
+from ingot.text.library import LibraryTokenizer, added_tokens, ids_of
+from ingot.text.settings import ROLES_OF_SPECIALS, SPECIALS, TokenizerSettings
 from ingot.text.tokenizer import ByteBPE, Char
 from ingot.text.vocabulary import REPORT_BYTES, describe
 
@@ -106,20 +106,24 @@ def sample_texts(texts: Iterable[Labelled], limit: int) -> list[Labelled]:
 
 
 def with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:
-    """The same tokenizer with another chat format.
+    """The same tokenizer with another chat format; for `turns`, files get what they lack of its special tokens.
 
     Raises:
-        UserError: `turns` for files without its special tokens.
+        UserError: characters or words, which have no special tokens.
     """
-    if template == TURNS and "<|end|>" not in tokenizer.specials:
-        raise UserError(
-            'template = "turns" needs its special tokens, such as <|end|>, which the files do not have; '
-            'give a Jinja file (template = "NAME.jinja") that uses their own'
-        )
-    if isinstance(tokenizer, LibraryTokenizer):
-        return LibraryTokenizer(tokenizer.kind, tokenizer.data, tokenizer.names, template, tokenizer.stops)
-    assert isinstance(tokenizer, ByteBPE)
-    return ByteBPE(tokenizer.tokens, tokenizer.pattern, template)
+    if isinstance(tokenizer, LibraryTokenizer) and tokenizer.kind != "word":
+        data, names = tokenizer.data, dict(tokenizer.names)
+        if template == TURNS:
+            lacking = [name for name in SPECIALS if name not in ids_of(data)]
+            added = added_tokens({name: tokenizer.vocab + n for n, name in enumerate(lacking)})
+            data = {**data, "added_tokens": [*(data.get("added_tokens") or []), *added]}
+            names = {**ROLES_OF_SPECIALS, **names}
+        return LibraryTokenizer(tokenizer.kind, data, names, template, tokenizer.stops)
+    if isinstance(tokenizer, ByteBPE):
+        return ByteBPE(tokenizer.tokens, tokenizer.pattern, template)
+    raise UserError(
+        f"template: a {tokenizer.kind} tokenizer has no special tokens to mark turns with; remove the setting"
+    )
 
 
 def _train_char(
