@@ -263,7 +263,7 @@ def test_too_little_text_is_one_sentence(name, display, log):
         ({"path": "x", "vocab": 400}, "found 'x', but it means nothing to type byte-bpe"),
         ({"type": "unigram", "vocab": 400, "pattern": "x"}, "means nothing to type unigram"),
         ({"type": "word", "template": "turns"}, "means nothing to type word"),
-        ({"vocab": 400, "template": "other"}, "should match pattern"),
+        ({"vocab": 400, "template": "other"}, "found .other., expected turns or a Jinja file"),
         ({"vocab": 400, "from": []}, "missing; name the corpus stage to learn from"),
     ],
 )

@@ -95,6 +95,7 @@ PANELS: dict[str, Callable[[Path], Markup]] = {
     "tokens": tokens,
     "train": train,
     "evaluate": evaluate,
+    "import": scalars,
 }
 """Stage kind -> panel."""
 
