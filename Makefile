@@ -26,7 +26,7 @@ demo: $(VENV)/.base
 	@$(BIN)/ingot run src/ingot/recipes/stdlib.toml --out $(OUT)
 
 test: $(VENV)/.dev
-	@$(BIN)/python -m pytest -m "not timing" tests
+	@$(BIN)/python -m pytest -m "not timing and not long" tests
 	@$(BIN)/python -m pytest -m timing tests
 
 check: $(VENV)/.dev
@@ -40,9 +40,10 @@ check: $(VENV)/.dev
 bench: $(VENV)/.base
 	@$(BIN)/python benchmarks/train_speed.py
 
-# Fifty kills of a whole pipeline run at random moments; CI does six.
+# Fifty kills of a whole pipeline run at random moments (CI does six), and what trains for minutes.
 soak: $(VENV)/.dev
 	@INGOT_KILLS=50 $(BIN)/python -m pytest -q -s tests/pipeline/test_kill.py -o timeout=0
+	@$(BIN)/python -m pytest -m long tests -o timeout=0
 
 clean:
 	@rm -rf $(VENV) build dist .pytest_cache .ruff_cache
