@@ -10,7 +10,7 @@ from ingot.data.batches import Batch, Source, make_batch
 from ingot.data.packing import BestFit, Plan, Windows, make_plan
 from ingot.model.settings import ModelConfig
 from ingot.stages.job import Input, read_config
-from ingot.stages.layout import contexts, longest, mixture, phases_of
+from ingot.stages.layout import contexts, mixture, phases_of
 from ingot.stages.settings import TrainSettings
 from ingot.stages.timeline import Timeline
 from ingot.text.store import Store
@@ -25,7 +25,7 @@ class Data:
     train: dict[int, dict[int, Source]]
     """Context -> place in `names` -> source; only what some phase of that context draws from."""
     held_out: list[Source]
-    """Their held-out parts, at the model's context: one yardstick for all phases."""
+    """Their held-out parts, in the longest rows that any phase trains: one yardstick for all phases."""
 
     def extent(self, name: str, context: int) -> Plan:
         """Rows and targets of a corpus at a context."""
@@ -62,7 +62,7 @@ def open_data(settings: TrainSettings, inputs: Mapping[str, Input], config: Mode
         for context, phase in zip(lengths, phases_of(settings), strict=True):
             if name in mixture(settings, phase) and s not in train.setdefault(context, {}):
                 train[context][s] = layout.training(opened[0], context)
-        held_out.append(layout.held_out(opened[1], longest(settings, config).context))
+        held_out.append(layout.held_out(opened[1], max(lengths)))
     return Data(names, train, held_out)
 
 

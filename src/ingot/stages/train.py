@@ -188,7 +188,8 @@ class _Evaluation:
         losses, bits = {}, {}
         for source in sources:
             limit = None if whole else max(1, round(self.settings.evaluate.tokens / source.plan.row_targets))
-            loss, counts = self.engine.evaluate(all_rows(source, max(1, MICRO_TOKENS // self._context()), limit=limit))
+            rows = max(1, MICRO_TOKENS // source.plan.context)
+            loss, counts = self.engine.evaluate(all_rows(source, rows, limit=limit))
             losses[source.name] = loss
             if whole and counts["token"] == source.store.tokens - 1:  # all but the first token were predicted
                 bits[f"bits_per_byte/{source.name}"] = loss * counts["token"] / math.log(2) / source.store.bytes
