@@ -7,16 +7,24 @@ from typing import Annotated, Any
 
 import typer
 
+from ingot.cli_inspect import inspect_app
 from ingot.cli_options import (
     BestOption,
+    JsonOption,
     MaxNewOption,
     MinPOption,
+    OnlyOption,
+    OutOption,
     PenaltyOption,
+    RecipeArg,
     SeedOption,
+    SetOption,
+    StageArg,
     StopOption,
     TemperatureOption,
     TopKOption,
     TopPOption,
+    emit,
 )
 from ingot.core.artifact import is_full_disk
 from ingot.core.errors import StageFailed, UserError
@@ -28,19 +36,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-inspect_app = typer.Typer(help="Look inside what a stage made.", no_args_is_help=True)
 app.add_typer(inspect_app, name="inspect")
-
-RecipeArg = Annotated[Path, typer.Argument(help="The recipe, a TOML file.", show_default=False)]
-StageArg = Annotated[Path, typer.Argument(help="A stage's directory, such as runs/stdlib/base.", show_default=False)]
-SetOption = Annotated[
-    list[str], typer.Option("--set", help="Override a setting: --set stage.base.seed=2", metavar="NAME=VALUE")
-]
-OutOption = Annotated[Path, typer.Option("--out", help="Output root.")]
-OnlyOption = Annotated[list[str], typer.Option("--only", help="Only this stage and what it needs; may be repeated.")]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")
-]
 
 
 def main() -> None:
@@ -97,7 +93,7 @@ def plan(
     device = device_of(gpu)
     graphs = load_graphs(recipe, set, out, without_files=True)
     rows = swept_rows(graphs, out, lambda graph, root: plan_rows(graph, root, device, nproc))
-    _emit(rows, as_json, lambda: print_any_plan(graphs, out, rows))
+    emit(rows, as_json, lambda: print_any_plan(graphs, out, rows))
     if missing := [row["missing"] for row in rows if "missing" in row]:
         raise UserError("\n".join(missing))
 
@@ -121,7 +117,7 @@ def run(
     finally:  # a half-finished run has a report too
         page = write_any_report(graphs, out)
     results = {name: {"directory": str(path), "result": _result(path)} for name, path in done.items()}
-    _emit(results, as_json, lambda: print_any_end(graphs, out, page))
+    emit(results, as_json, lambda: print_any_end(graphs, out, page))
 
 
 @app.command()
@@ -131,7 +127,7 @@ def status(recipe: RecipeArg, set: SetOption = [], out: OutOption = Path("runs")
     from ingot.report.terminal import print_status, status_rows
 
     rows = swept_rows(_graphs(recipe, set, out), out, status_rows)
-    _emit(rows, as_json, lambda: print_status(rows))
+    emit(rows, as_json, lambda: print_status(rows))
 
 
 @app.command()
@@ -146,7 +142,7 @@ def report(
     from ingot.report.swept import write_any_report
 
     page = str(write_any_report(_graphs(recipe, set, out), out, to))
-    _emit({"report": page}, as_json, lambda: print(page))
+    emit({"report": page}, as_json, lambda: print(page))
 
 
 @app.command()
@@ -175,7 +171,7 @@ def compare(
             print_comparison(comparison, console())
         print(f"page  {page}")
 
-    _emit([data(c) for c in found], as_json, show)
+    emit([data(c) for c in found], as_json, show)
 
 
 @app.command()
@@ -198,7 +194,7 @@ def sink(
             roots = ",".join(sorted({str(root_of(Path(s)) / "tensorboard") for s in shown}))
             print(f"next: tensorboard --logdir {roots}")
 
-    _emit(shown, as_json, show)
+    emit(shown, as_json, show)
 
 
 @app.command()
@@ -243,7 +239,7 @@ def generate(
     if as_json or as_jsonl or len(texts) * samples > 1:
         found = records(texts, samples, model.complete(texts, samples=samples, **options))
         if as_json:
-            return _emit(list(found), True, None)
+            return emit(list(found), True, None)
         for number, record in enumerate(found, 1):
             if as_jsonl:
                 print(json.dumps(record, ensure_ascii=False), flush=True)
@@ -314,11 +310,11 @@ def trace(
     most = None if as_json else rows
     if document:
         found = list(islice(trace_document(stage, document), most))
-        _emit(found, as_json, lambda: print_document_steps(found))
+        emit(found, as_json, lambda: print_document_steps(found))
         return
     batch = islice(traced(stage, step), most)
     data = [{"source": t.source, "row": t.row, "pieces": t.pieces, "ids": t.ids.tolist()} for t in batch]
-    _emit(data, as_json, lambda: print_trace(data, step))
+    emit(data, as_json, lambda: print_trace(data, step))
 
 
 @app.command("import")
@@ -340,7 +336,7 @@ def import_(
     name = list(graph.nodes)[-1]
     directory = out / graph.recipe.run.name / name
     data = {"directory": str(directory), "result": _result(directory)}
-    _emit(data, as_json, lambda: print(f"{directory}: {data['result']['parameters']:,} parameters"))
+    emit(data, as_json, lambda: print(f"{directory}: {data['result']['parameters']:,} parameters"))
 
 
 @app.command()
@@ -363,7 +359,7 @@ def export(
 
     files = export_hf(stage, directory, dtype, best, lambda text: print(text, file=sys.stderr))
     data = {"directory": str(directory), "files": {f.name: f.stat().st_size for f in files}}
-    _emit(data, as_json, lambda: print("\n".join(f"{f.stat().st_size:>14,}  {f}" for f in files)))
+    emit(data, as_json, lambda: print("\n".join(f"{f.stat().st_size:>14,}  {f}" for f in files)))
 
 
 @app.command()
@@ -378,7 +374,7 @@ def verify(recipe: RecipeArg, set: SetOption = [], out: OutOption = Path("runs")
         if directory.is_done():
             checked += 1
             problems += directory.verify()
-    _emit(
+    emit(
         {"stages": checked, "problems": problems},
         as_json,
         lambda: print(f"{checked} stages checked, {len(problems)} problems"),
@@ -405,70 +401,9 @@ def gc(
             print(f"{o.bytes / 1e6:10.1f} MB  {o.path}")
         print(f"{len(found)} orphans, {total / 1e6:.1f} MB{'' if delete or not found else '; --delete removes them'}")
 
-    _emit(data, as_json, show)
+    emit(data, as_json, show)
     if delete:
         delete_all(found)
-
-
-@inspect_app.command("corpus")
-def inspect_corpus(stage: StageArg, as_json: JsonOption = False) -> None:
-    """The funnel of a corpus stage: what came in, what was removed and why, with samples."""
-    from ingot.report.inspect import corpus, print_corpus
-
-    data = corpus(stage)
-    _emit(data, as_json, lambda: print_corpus(data))
-
-
-@inspect_app.command("mask")
-def inspect_mask(
-    stage: Annotated[
-        Path, typer.Argument(help="A tokens stage, such as runs/stdlib/questions@bpe.", show_default=False)
-    ],
-    documents: Annotated[int, typer.Option(help="Documents shown; of pairs, pairs.", min=1)] = 3,
-    as_json: JsonOption = False,
-) -> None:
-    """Which tokens are trained on, in colour."""
-    from ingot.report.inspect import mask, print_mask
-
-    data = mask(stage, documents)
-    _emit(data, as_json, lambda: print_mask(data))
-
-
-@inspect_app.command("store")
-def inspect_store(stage: StageArg, as_json: JsonOption = False) -> None:
-    """A token store's manifest, columns and first document."""
-    from ingot.report.inspect import print_store, store
-
-    data = store(stage)
-    _emit(data, as_json, lambda: print_store(data))
-
-
-@inspect_app.command("tokenizer")
-def inspect_tokenizer(
-    stage: Annotated[
-        Path | None, typer.Argument(help="A stage with a tokenizer, such as runs/stdlib/bpe.", show_default=False)
-    ] = None,
-    text: Annotated[str, typer.Option(help="Show how this text is cut; merged with --steps.")] = "",
-    steps: Annotated[bool, typer.Option("--steps", help="Merge step by step, with every reason.")] = False,
-    tradeoff: Annotated[bool, typer.Option("--tradeoff", help="What a vocabulary costs and what it saves.")] = False,
-    width: Annotated[int, typer.Option(help="Width of the model that --tradeoff reckons with.", min=1)] = 4096,
-    layers: Annotated[int, typer.Option(help="Its layers.", min=1)] = 32,
-    as_json: JsonOption = False,
-) -> None:
-    """A vocabulary: its report, how it cuts a text, how merging goes, what its size costs a model."""
-    from ingot.report.inspect_tokenizer import print_tokenizer, tokenizer
-
-    data = tokenizer(stage, text, steps, tradeoff, width, layers)
-    _emit(data, as_json, lambda: print_tokenizer(data))
-
-
-@inspect_app.command("checkpoint")
-def inspect_checkpoint(stage: StageArg, as_json: JsonOption = False) -> None:
-    """A train stage's checkpoints: steps, state, tensors, whether their digests hold."""
-    from ingot.report.inspect import checkpoints, print_checkpoints
-
-    data = checkpoints(stage)
-    _emit(data, as_json, lambda: print_checkpoints(data))
 
 
 def _graphs(recipe: Path, overrides: list[str], out: Path) -> list[Any]:
@@ -479,13 +414,6 @@ def _graphs(recipe: Path, overrides: list[str], out: Path) -> list[Any]:
 
 def _result(path: Path) -> Any:
     return json.loads((path / "result.json").read_text())
-
-
-def _emit(data: Any, as_json: bool, show: Any) -> None:
-    if as_json:
-        print(json.dumps(data, indent=1, ensure_ascii=False))
-    else:
-        show()
 
 
 def _fail(sentence: str) -> None:

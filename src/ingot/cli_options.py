@@ -1,9 +1,21 @@
-"""Options that several commands share, with what they do in a line each: the sampling of `generate` and `chat`."""
+"""What commands share: arguments and options with a line of help each, and printing as words or as JSON."""
 
-from typing import Annotated
+import json
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+RecipeArg = Annotated[Path, typer.Argument(help="The recipe, a TOML file.", show_default=False)]
+StageArg = Annotated[Path, typer.Argument(help="A stage's directory, such as runs/stdlib/base.", show_default=False)]
+SetOption = Annotated[
+    list[str], typer.Option("--set", help="Override a setting: --set stage.base.seed=2", metavar="NAME=VALUE")
+]
+OutOption = Annotated[Path, typer.Option("--out", help="Output root.")]
+OnlyOption = Annotated[list[str], typer.Option("--only", help="Only this stage and what it needs; may be repeated.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")
+]
 MaxNewOption = Annotated[int, typer.Option(help="Longest text, in tokens.", min=1)]
 TemperatureOption = Annotated[
     float,
@@ -42,3 +54,11 @@ StopOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option(help="The same seed gives the same text.")]
 BestOption = Annotated[bool, typer.Option("--best", help="The weights with the lowest held-out loss, not the last.")]
+
+
+def emit(data: Any, as_json: bool, show: Any) -> None:
+    """Print `data` as one JSON document, or call `show` to print it for people."""
+    if as_json:
+        print(json.dumps(data, indent=1, ensure_ascii=False))
+    else:
+        show()
