@@ -41,8 +41,6 @@ COVERAGE = 0.9995
 MOST_WORDS = 300_000
 """Distinct words that WordPiece and Unigram learn from; the rarest beyond them are left out."""
 
-_END, _AT_ONCE = "\x00", 10_000
-
 
 def byte_bpe(settings: TokenizerSettings, texts: list[str], display: Display) -> ByteBPE:
     """Byte-level BPE: rustbpe learns its merges, tiktoken applies them."""
@@ -85,25 +83,18 @@ def sentencepiece_bpe(settings: TokenizerSettings, texts: list[str], display: Di
 
 
 def unigram_model(settings: TokenizerSettings, texts: list[str], display: Display) -> LibraryTokenizer:
-    """Unigram: the segmentation of a word is its likeliest; the library chooses the pieces, we their probabilities."""
+    """Unigram: a word is cut into its likeliest pieces; bytes for rare characters."""
     assert settings.vocab is not None
     room = settings.vocab - len(SPECIALS) - BYTES
-    alphabet = set(_alphabet(texts, room // 2))
+    alphabet = _alphabet(texts, room // 2)
     words, counts = count_words(texts, [_split()], display)
-    spelled = [all(letter in alphabet and letter != _END for letter in word) for word in words]
-    words, counts = [w for w, ok in zip(words, spelled, strict=True) if ok], counts[spelled]
-    library = Library(models.Unigram())
-    library.pre_tokenizer = pre_tokenizers.Split(_END, "removed")
-    display.say("choosing the pieces of a unigram model")
-    trainer = trainers.UnigramTrainer(vocab_size=room, initial_alphabet=sorted(alphabet), show_progress=False)
-    library.train_from_iterator(_repeated(words, counts), trainer)
-    pieces = sorted(piece for piece, _ in library_data(library)["model"]["vocab"])
+    spelled = [set(word) <= set(alphabet) for word in words]
+    words, counts = [word for word, ok in zip(words, spelled, strict=True) if ok], counts[spelled]
+    with display.bar("choosing pieces", total=unigram.LOOPS, unit="passes") as bar:
+        pieces, logp = unigram.learn(words, counts, alphabet, room, progress=bar.advance)
     _check_size(settings.vocab, BYTES + len(pieces), texts, "256 bytes, the pieces and the special tokens")
-    with display.bar("scores of the pieces", total=unigram.ROUNDS * len(words), unit="words") as bar:
-        logp = unigram.scores(pieces, words, counts, progress=bar.advance)
-    order = sorted(range(len(pieces)), key=lambda n: (-logp[n], pieces[n]))
-    lowest = float(logp.min())
-    vocab = [[piece, lowest] for piece in _byte_pieces()] + [[pieces[n], float(logp[n])] for n in order]
+    scores = [float(logp.min())] * BYTES + logp.tolist()
+    vocab = [[piece, score] for piece, score in zip([*_byte_pieces(), *pieces], scores, strict=True)]
     model = {"type": "Unigram", "unk_id": 0, "vocab": vocab, "byte_fallback": True}  # unk is never used: bytes
     return _tokenizer(settings, model, [_split()], [{"type": "ByteFallback"}, {"type": "Fuse"}])
 
@@ -207,13 +198,6 @@ def _alphabet(texts: list[str], most: int) -> list[str]:
     enough = int(np.searchsorted(covered, COVERAGE)) + 1
     kept = order[: min(enough, most, np.count_nonzero(counts))]
     return sorted(chr(point) for point in kept)
-
-
-def _repeated(words: list[str], counts: np.ndarray) -> Iterator[str]:
-    """Every word as often as it occurs, with a sign between that is in none of them."""
-    for word, count in zip(words, counts.tolist(), strict=True):
-        for start in range(0, count, _AT_ONCE):
-            yield (word + _END) * min(_AT_ONCE, count - start)
 
 
 def _check_size(wanted: int, learned: int, texts: list[str], what: str) -> None:
