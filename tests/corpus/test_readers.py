@@ -137,6 +137,12 @@ def test_a_damaged_array_keeps_what_came_before(tmp_path, content, good, reason)
     assert f"after {good} readable rows" in bad.reason
 
 
+def test_conversations_among_texts_are_told_their_format(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"messages": []}\n')
+    _, (bad,) = read(tmp_path / "a.jsonl")
+    assert bad.reason.endswith('or format = "chat" for conversations')
+
+
 def test_rows_of_an_array_that_are_no_documents_are_named_by_row(tmp_path):
     rows = [{"text": "a"}, {"text": 1}, 5, {"body": "x"}, {"text": "\ud800"}, {"text": "z"}]
     (tmp_path / "a.json").write_text(json.dumps(rows))

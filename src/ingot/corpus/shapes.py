@@ -93,7 +93,8 @@ def names(format: Format, field: str | None, fields: Mapping[Role, str]) -> froz
 
 def missing(field: str, found: list[str]) -> str:
     """The reason for a row or a table without the field of a text."""
-    return f"no field '{field}', found {_quoted(found)}; set `field` to the one that holds the document"
+    other = ', or format = "chat" for conversations' if {*NAMES["messages"]} & {*found} else ""
+    return f"no field '{field}', found {_quoted(found)}; set `field` to the one that holds the document{other}"
 
 
 def json_type(value: Any) -> str:

@@ -204,8 +204,8 @@ def require_chat(tokenizer: Tokenizer) -> None:
         return
     if tokenizer.specials:
         raise UserError(
-            'format chat: the tokenizer\'s files have no chat template; give one with template = "FILE.jinja" in the '
-            "tokenizer stage, or put chat_template.jinja beside them"
+            "format chat: the tokenizer's files have no chat template; give one in the tokenizer stage "
+            '(template = "turns" or "FILE.jinja"), or put chat_template.jinja beside them'
         )
     raise UserError(
         f'format chat: a {tokenizer.kind} tokenizer has no special tokens to mark turns with; use type = "byte-bpe"'
