@@ -263,3 +263,19 @@ def test_a_circle_and_a_wrong_kind_are_named(work: Path) -> None:
     (work / "tiny.toml").write_text(text)
     with pytest.raises(UserError, match="reads itself by way of"):
         _graph(work)
+
+
+def test_the_files_of_a_tokenizer_are_in_its_key_and_their_place_is_not(work: Path) -> None:
+    for name in ("one", "two"):
+        (work / name).mkdir()
+        (work / name / "tokenizer.json").write_text('{"model": {"type": "BPE", "vocab": {}, "merges": []}}')
+    one, two, none = (
+        f'stage.bpe={{kind = "tokenizer", type = "file", path = "{name}"}}' for name in ("one", "two", "none")
+    )
+    assert _keys(work, one) == _keys(work, two)
+    before = _keys(work, two)
+    (work / "two" / "chat_template.jinja").write_text("{{ messages }}")
+    after = _keys(work, two)
+    assert {n for n in before if before[n] != after[n]} == {"bpe", "clean@bpe", "talk@bpe", "base", "chat", "card"}
+    with pytest.raises(UserError, match=r"stage\.bpe: none: no such directory"):
+        _graph(work, none)

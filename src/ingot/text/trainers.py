@@ -7,6 +7,7 @@ comes back to the byte.
 """
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from tokenizers import Regex, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Library
 
 from ingot.core.errors import UserError
-from ingot.core.events import Display
+from ingot.core.events import Bar, Display
 from ingot.text import unigram, wordpiece
 from ingot.text.base import TURNS
 from ingot.text.library import LibraryTokenizer, added_tokens, byte_letters, library_data, read_library
@@ -144,13 +145,14 @@ def count_words(
         most: how many words are kept.
     """
     library = read_library(_data({"type": "WordLevel", "vocab": {}, "unk_token": UNKNOWN}, steps, [], {}))
-    with _reading(texts, display) as read:
-        library.train_from_iterator(read, trainers.WordLevelTrainer(vocab_size=2**31, show_progress=False))
-    ids = library.get_vocab()
-    counts = np.zeros(len(ids), dtype=np.int64)
-    for start in range(0, len(texts), 64):
-        for encoding in library.encode_batch_fast(texts[start : start + 64], add_special_tokens=False):
-            counts += np.bincount(encoding.ids, minlength=len(ids))
+    with display.bar("counting words", total=2 * sum(map(len, texts)), unit="characters") as bar:
+        trainer = trainers.WordLevelTrainer(vocab_size=2**31, show_progress=False)
+        library.train_from_iterator(_taken(texts, bar), trainer)
+        ids = library.get_vocab()
+        counts = np.zeros(len(ids), dtype=np.int64)
+        for part in _parts(_taken(texts, bar)):
+            for encoding in library.encode_batch_fast(part, add_special_tokens=False):
+                counts += np.bincount(encoding.ids, minlength=len(ids))
     ranked = sorted(ids, key=lambda word: (-counts[ids[word]], word))[:most]
     return ranked, counts[[ids[word] for word in ranked]]
 
@@ -213,10 +215,15 @@ def _check_size(wanted: int, learned: int, texts: list[str], what: str) -> None:
 def _reading(texts: list[str], display: Display) -> Iterator[Iterator[str]]:
     """The texts, with a bar that counts their characters as a trainer takes them."""
     with display.bar("reading text", total=sum(map(len, texts)), unit="characters") as bar:
+        yield _taken(texts, bar)
 
-        def read() -> Iterator[str]:
-            for text in texts:
-                yield text
-                bar.advance(len(text))
 
-        yield read()
+def _taken(texts: list[str], bar: Bar) -> Iterator[str]:
+    for text in texts:
+        yield text
+        bar.advance(len(text))
+
+
+def _parts(texts: Iterator[str], most: int = 8) -> Iterator[list[str]]:
+    while part := list(itertools.islice(texts, most)):
+        yield part
