@@ -233,6 +233,14 @@ def test_metaspace_decodes_with_and_without_its_first_space(tmp_path):
         ({"tokenizer.json": "{}"}, "has no model with a type"),
         ({"tokenizer.json": '{"model": {"type": "Magic", "vocab": {}}}'}, "the tokenizers library cannot read it"),
         ({"tokenizer.json": '{"model": {"type": "BPE", "merges": []}}'}, "not what the tokenizers library writes"),
+        (
+            {
+                "tokenizer.json": '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, '
+                '"added_tokens": [{"id": 7, "content": "<x>", "special": true, "single_word": false, '
+                '"lstrip": false, "rstrip": false, "normalized": false}]}'
+            },
+            "token '<x>' has id 7, expected 1 .added tokens are numbered without holes",
+        ),
         ({"encoder.json": '{"a": 1}', "vocab.bpe": ""}, "ids are not 0 to 0"),
         ({"encoder.json": '{"a": 0}', "vocab.bpe": "#version\na b\n"}, "line 2: found 'a b', expected two tokens"),
         ({"vocab.json": '{"a": 0}', "merges.txt": ""}, "has no token for 255 of the 256 bytes"),

@@ -70,7 +70,7 @@ class LibraryTokenizer(Base):
         secret = secrets.token_hex(16)
         self.marks: Mapping[str, str] = {name: f"{secret}{n:04}" for n, name in enumerate(self.specials)}
         self._library = read_library(_renamed(self.data, self.marks))
-        _check_ids({self.marks.get(name, name): id for name, id in ids.items()}, self._library)
+        _check_ids(ids, self.marks, self._library)
         self.lossless = _is_lossless(self.data, ids)
         self.unknown = None if self.lossless else _unknown(self.data["model"], ids)
         spelling = _Spelling.of(self.data)
@@ -129,13 +129,14 @@ def ids_of(data: dict[str, Any]) -> dict[str, int]:
     return own | {token["content"]: token["id"] for token in data.get("added_tokens") or []}
 
 
-def _check_ids(expected: Mapping[str, int], library: Library) -> None:
+def _check_ids(ids: Mapping[str, int], marks: Mapping[str, str], library: Library) -> None:
     """The library numbers added tokens anew: in a file with holes they would not be the ids that the file says."""
-    for piece, id in library.get_vocab().items():
-        if expected[piece] != id:
+    found = library.get_vocab()
+    for piece, id in ids.items():
+        if found[marks.get(piece, piece)] != id:
             raise UserError(
-                f"tokenizer.json: token {piece!r} has id {expected[piece]}, expected {id} (added tokens are numbered "
-                "without holes, after the vocabulary); correct its ids"
+                f"tokenizer.json: token {piece!r} has id {id}, expected {found[marks.get(piece, piece)]} (added tokens "
+                "are numbered without holes, after the vocabulary); correct its ids"
             )
 
 
