@@ -320,6 +320,9 @@ def trace(
 @app.command("import")
 def import_(
     source: Annotated[str, typer.Argument(help="hf:DIR, a model in the Hugging Face layout.", show_default=False)],
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the stage, runs/imported/NAME; default: the directory's.")
+    ] = None,
     out: OutOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
@@ -331,7 +334,7 @@ def import_(
     from ingot.pipeline.run import run as run_graph
     from ingot.report.terminal import stage_line
 
-    graph = import_graph(source, out)
+    graph = import_graph(source, out, name)
     run_graph(graph, out, [], (lambda *_: None) if as_json else stage_line, quiet=as_json)
     name = list(graph.nodes)[-1]
     directory = out / graph.recipe.run.name / name

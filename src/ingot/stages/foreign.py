@@ -57,7 +57,6 @@ def export_hf(stage: Path, to: Path, dtype: hf.Dtype, best: bool, say: Callable[
         tokenizer = loaded.tokenizer
         export_tokenizer(tokenizer, directory)
         tensors = {n: p.detach() for n, p in loaded.model.named_parameters()}
-        pad = tokenizer.specials.get("<|pad|>")
         stops = list(stop_ids(tokenizer))
-        hf.write(directory, loaded.config, tensors, eos=stops or None, pad=pad, dtype=dtype)
+        hf.write(directory, loaded.config, tensors, eos=stops or None, pad=tokenizer.pad, dtype=dtype)
     return sorted(to.iterdir())
