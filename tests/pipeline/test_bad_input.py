@@ -49,6 +49,7 @@ def _recipe(path: Path, *changes: tuple[str, str]) -> None:
             ["stage.base.tokenizer", "no stage 'bep'", "did you mean 'bpe'?"],
         ),
         ([('init = "base"', 'init = "base"\ntokenizer = "bpe"')], ["stage.chat", "both init = 'base' and a tokenizer"]),
+        ([("vocab = 300", 'type = "char"')], ["stage.chat.data", 'format = "chat"', "'bpe' is of type char"]),
         ([("[run]", "[run")], ["tiny.toml", "not valid TOML", "line 2"]),
         ([('sources = ["notes"]', 'sources = ["nots"]')], ["stage.clean", "nots"]),
     ],

@@ -40,7 +40,10 @@ def test_status_of_nothing(empty):
 def test_end_names_the_numbers_and_the_report(finished, capsys):
     terminal.print_end(finished.graph, finished.root, write_report(finished.graph, finished.root, None))
     shown = capsys.readouterr().out
-    assert "base: validation loss 1.5114 nats, perplexity 4.5, 1.8421 bits per byte; 6.6M tokens in 81.2 s" in shown
+    assert (
+        "base: validation loss 1.5114 nats, perplexity 4.5, 1.8421 bits per byte; 6.6M tokens trained on in 81.2 s"
+        in shown
+    )
     assert "bits per byte on held-out clean: uniform guess 3.2000, gzip -9 1.9700, xz -9 1.6400, base 1.8421" in shown
     assert "base writes:\n  def main(" in shown
     assert shown.splitlines()[-1] == f"report  {finished.root / 'small' / 'report.html'}"

@@ -22,6 +22,8 @@ from ingot.stages.kinds import KINDS, RECIPE_KINDS
 from ingot.stages.settings import EvaluateStageSettings, ImportSettings, TrainSettings
 from ingot.text.settings import TokenizerSettings, TokensSettings
 
+WITHOUT_TURNS = ("char", "word")
+"""Tokenizer types that cannot mark who speaks."""
 READ = ("text", "chat")
 """Formats of which a model's likelihood is measured."""
 
@@ -262,6 +264,12 @@ class _Builder:
             return source
         derived = f"{name}@{tokenizer.name}"
         if derived not in self.nodes:
+            kind, form = getattr(tokenizer.settings, "type", None), self._format(name)
+            if kind in WITHOUT_TURNS and form != "text":
+                raise UserError(
+                    f"{reader}: '{name}' has format = \"{form}\", but '{tokenizer.name}' is of type {kind}, which has "
+                    'no special tokens to mark turns with; use type = "byte-bpe"'
+                )
             settings = TokensSettings(corpus=name, tokenizer=tokenizer.name)
             self._add(derived, "tokens", settings, {"corpus": source, "tokenizer": tokenizer})
         return self.nodes[derived]

@@ -98,7 +98,7 @@ class Entry:
         for name, record in self.lineage.items():
             prefix = f"{name}." if name else ""
             if "@" not in name:  # a derived store has no settings of its own
-                out |= {prefix + k: v for k, v in _flat(record["settings"]).items() if k != "seed"}
+                out |= {prefix + k: v for k, v in _flat(record["canonical"]).items() if k != "seed"}
             out[f"{prefix}code version"], out[f"{prefix}source files"] = record["version"], record["raw"]
         return out
 

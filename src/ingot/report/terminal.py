@@ -66,7 +66,8 @@ def _print_train(out: Console, name: str, stage: Path) -> None:
     if "bits_per_byte" in result:
         line += f", {figures.nats(result['bits_per_byte'])} bits per byte"
     out.print(
-        f"{line}; {figures.short(result['tokens'])} tokens in {figures.duration(result['seconds'])}", soft_wrap=True
+        f"{line}; {figures.short(result['tokens'])} tokens trained on in {figures.duration(result['seconds'])}",
+        soft_wrap=True,
     )
 
 
