@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, PositiveInt, Tag, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, PositiveInt, Tag, model_validator
 
 from ingot.core.recipe import EXECUTION, Settings
 from ingot.data.settings import PackingSettings
@@ -13,7 +13,24 @@ from ingot.optim.settings import OptimSettings, ScheduleKind
 from ingot.train.duration import Duration
 from ingot.train.settings import EvaluateSettings, LoopSettings, Precision
 
-Shares = dict[str, float]
+
+def _readable(text: str) -> str:
+    Duration.parse(text)
+    return text
+
+
+def _positive(data: dict[str, float]) -> dict[str, float]:
+    if not data:
+        raise ValueError("found no corpus, expected at least one, for example { clean = 1.0 }")
+    for name, share in data.items():
+        if share <= 0:
+            raise ValueError(f"the share of {name} is {share}, expected more than 0; leave the corpus out instead")
+    return data
+
+
+Length = Annotated[str, AfterValidator(_readable)]
+"""A duration: "5000 steps", "3M tokens", "1 epoch", "20 tokens/param"."""
+Shares = Annotated[dict[str, float], AfterValidator(_positive)]
 """Corpus -> its share of the tokens, any positive scale."""
 
 
@@ -26,14 +43,8 @@ class RampSettings(Settings):
     """Rows of the first step (written `from` in a recipe)."""
     to: int = Field(ge=2)
     """Rows of a step at the end of the ramp and after it."""
-    over: str
+    over: Length
     """Length of the ramp in any unit of a duration: "12B tokens" grows with tokens seen, "500 steps" with steps."""
-
-    @field_validator("over")
-    @classmethod
-    def _readable(cls, text: str) -> str:
-        Duration.parse(text)
-        return text
 
     @model_validator(mode="after")
     def _grows(self) -> "RampSettings":
@@ -63,7 +74,7 @@ class PhaseSettings(Settings):
     """What logs and `ingot status` call it."""
     share: float | None = Field(default=None, gt=0, le=1)
     """Its part of the stage's duration; the shares of all phases add up to 1."""
-    duration: str | None = None
+    duration: Length | None = None
     """Instead of a share: its own duration."""
     data: Shares | None = None
     """Its own mixture."""
@@ -102,18 +113,6 @@ class PhaseSettings(Settings):
             {"warmup": optim.warmup if first else 0.0, **table, "kind": optim.kind, "schedule": kind}
         )
 
-    @field_validator("duration")
-    @classmethod
-    def _readable(cls, text: str | None) -> str | None:
-        if text is not None:
-            Duration.parse(text)
-        return text
-
-    @field_validator("data")
-    @classmethod
-    def _shares(cls, data: Shares | None) -> Shares | None:
-        return data if data is None else _positive(data)
-
     @model_validator(mode="after")
     def _one_length(self) -> "PhaseSettings":
         if (self.share is None) == (self.duration is None):
@@ -122,22 +121,13 @@ class PhaseSettings(Settings):
         return self
 
 
-def _positive(data: Shares) -> Shares:
-    if not data:
-        raise ValueError("found no corpus, expected at least one, for example { clean = 1.0 }")
-    for name, share in data.items():
-        if share <= 0:
-            raise ValueError(f"the share of {name} is {share}, expected more than 0; leave the corpus out instead")
-    return data
-
-
 class TrainSettings(Settings):
     """`kind = "train"`: pretraining, fine-tuning, and every other objective."""
 
     data: Shares | None = None
     """Corpus stage -> its share of the tokens, for example { clean = 0.9, questions = 0.1 }; left out where every phase
     has its own."""
-    duration: str | None = None
+    duration: Length | None = None
     """How long: "5000 steps", "3M tokens", "1 epoch" or "20 tokens/param"; left out where every phase has its own."""
     phases: tuple[PhaseSettings, ...] = ()
     """Parts of the duration, one after another, with a mixture, a context, a batch, a learning rate of their own."""
@@ -174,18 +164,6 @@ class TrainSettings(Settings):
         """All corpora of all phases."""
         mixtures = [p.data or self.data for p in self.phases] or [self.data]
         return list(dict.fromkeys(name for data in mixtures for name in data or ()))
-
-    @field_validator("duration")
-    @classmethod
-    def _readable(cls, text: str | None) -> str | None:
-        if text is not None:
-            Duration.parse(text)
-        return text
-
-    @field_validator("data")
-    @classmethod
-    def _shares(cls, data: Shares | None) -> Shares | None:
-        return data if data is None else _positive(data)
 
     @model_validator(mode="after")
     def _whole(self) -> "TrainSettings":
