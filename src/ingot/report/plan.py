@@ -218,7 +218,8 @@ def _length(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if seen := ", ".join(f"{name} {n:.3g}" for name, n in (length["epochs"] or {}).items()):
         yield "epochs", seen
     split = f"micro-batch {batch['micro_batch']} x accumulation {batch['accumulation']} x {batch['ranks']} rank(s)"
-    yield "batch", f"{batch['rows']:,} rows of {batch['context']:,} = {split}"
+    whole = batch["rows"] == batch["micro_batch"] * batch["accumulation"] * batch["ranks"]
+    yield "batch", f"{batch['rows']:,} rows of {batch['context']:,} {'=' if whole else 'in at most'} {split}"
 
 
 def _rates(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
