@@ -59,8 +59,10 @@ def run(job: Job) -> dict[str, Any]:
     describe(job.out.path, config, tokenizer)
     facts = _facts(engine, config, data, line)
     job.display.say(f"{facts['parameters']:,} parameters, {line.steps:,} steps; {execution.line()}")
+    words = "{name}: " if settings.phases else ""
+    words += "steps {first_step:,} to {last_step:,} of {rows} rows of {context:,}"
     for phase in line.summary():
-        job.display.say("{name}: steps {first_step:,} to {last_step:,} of {rows} rows of {context:,}".format(**phase))
+        job.display.say(words.format(**phase))
     if engine.resume(job.display.say):
         job.display.say(f"going on from step {engine.state['step']:,}")
         job.log.write("resume", after=engine.state["step"])
