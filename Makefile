@@ -26,7 +26,7 @@ demo: $(VENV)/.base
 	@$(BIN)/ingot run src/ingot/recipes/stdlib.toml --out $(OUT)
 
 test: $(VENV)/.dev
-	@$(BIN)/python -m pytest -m "not timing and not long" tests
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not timing and not long" tests
 	@$(BIN)/python -m pytest -m timing tests
 
 check: $(VENV)/.dev
