@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+os.environ.pop("COLUMNS", None)  # which pytest-xdist sets: the width of a pipe is the product's to choose
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny matrices: more threads only wait for each other
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
