@@ -109,6 +109,7 @@ def run(
     """Run a recipe: finished stages are kept, interrupted ones go on, changed ones are made anew."""
     from ingot.pipeline.points import run_all
     from ingot.report.swept import Progress, print_any_end, write_any_report
+    from ingot.stages.job import read_result
 
     graphs = _graphs(recipe, set, out)
     progress = Progress(graphs, quiet=as_json)
@@ -116,7 +117,7 @@ def run(
         done = run_all(graphs, out, only, progress.stage, progress.point, quiet=as_json)
     finally:  # a half-finished run has a report too
         page = write_any_report(graphs, out)
-    results = {name: {"directory": str(path), "result": _result(path)} for name, path in done.items()}
+    results = {name: {"directory": str(path), "result": read_result(path)} for name, path in done.items()}
     emit(results, as_json, lambda: print_any_end(graphs, out, page))
 
 
@@ -333,12 +334,13 @@ def import_(
     from ingot.pipeline.graph import import_graph
     from ingot.pipeline.run import run as run_graph
     from ingot.report.terminal import stage_line
+    from ingot.stages.job import read_result
 
     graph = import_graph(source, out, name)
     run_graph(graph, out, [], (lambda *_: None) if as_json else stage_line, quiet=as_json)
     name = list(graph.nodes)[-1]
     directory = out / graph.recipe.run.name / name
-    data = {"directory": str(directory), "result": _result(directory)}
+    data = {"directory": str(directory), "result": read_result(directory)}
     emit(data, as_json, lambda: print(f"{directory}: {data['result']['parameters']:,} parameters"))
 
 
@@ -413,10 +415,6 @@ def _graphs(recipe: Path, overrides: list[str], out: Path) -> list[Any]:
     from ingot.pipeline.graph import load_graphs
 
     return load_graphs(recipe, overrides, out)
-
-
-def _result(path: Path) -> Any:
-    return json.loads((path / "result.json").read_text())
 
 
 def _fail(sentence: str) -> None:

@@ -17,7 +17,7 @@ from ingot.core.errors import UserError, nearest
 from ingot.core.recipe import Recipe, RunSettings, Settings, canonical, load_recipe, load_recipes
 from ingot.corpus.settings import CorpusSettings
 from ingot.objectives.settings import OBJECTIVES
-from ingot.stages.imports import HF, imported_name, is_directory, model_files
+from ingot.stages.imports import directory_of, imported_name, is_directory, model_files
 from ingot.stages.kinds import KINDS, RECIPE_KINDS
 from ingot.stages.settings import EvaluateStageSettings, ImportSettings, TrainSettings
 from ingot.text.settings import TokenizerSettings, TokensSettings
@@ -188,8 +188,9 @@ class _Builder:
         if isinstance(settings, EvaluateStageSettings):
             models = {m: self._model(m, f"{where}.models") for m in settings.models}
             inputs = {f"model:{model.name}": model for model in models.values()}
+            corpora = settings.data or self._corpora(where, settings.models)
             for model in models.values():
-                for corpus in settings.data or self._corpora(where, settings.models):
+                for corpus in corpora:
                     tokens = self._tokens(corpus, model.inputs["tokenizer"], f"{where}.data")
                     self._check_format(corpus, READ, f"{where}.data", "likelihood is measured on")
                     inputs[f"data:{tokens.name}"] = tokens
@@ -222,8 +223,8 @@ class _Builder:
         derived = f"{name}.tokenizer"  # by the import's name: two directories may be called alike
         if derived in self.recipe.stages:
             raise UserError(f"stage.{derived}: the tokenizer in {settings.path} has this name; rename the stage")
-        directory = Path(settings.path.removeprefix(HF))
-        self._add(derived, "tokenizer", TokenizerSettings(type="file", path=directory), {})
+        settings_of_file = TokenizerSettings(type="file", path=directory_of(settings.path))
+        self._add(derived, "tokenizer", settings_of_file, {})
         return self.nodes[derived]
 
     def _corpora(self, where: str, models: list[str]) -> list[str]:

@@ -15,7 +15,7 @@ from ingot.text.base import TURNS
 from ingot.text.chat import render
 from ingot.text.store import Store
 from ingot.text.tokenizer import Tokenizer
-from ingot.train.settings import MICRO_TOKENS
+from ingot.train.settings import rows_per_pass
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -47,9 +47,7 @@ def _score(
 ) -> list[dict[str, Any]]:
     context = settings.context or loaded.config.context
     with job.display.bar(f"evaluate {model} on {corpus}", unit="rows") as bar:
-        scored = likelihood(
-            loaded.model, store, settings.overlap, max(1, MICRO_TOKENS // context), bar.advance, context
-        )
+        scored = likelihood(loaded.model, store, settings.overlap, rows_per_pass(context), bar.advance, context)
     return [{"model": model, "task": corpus, **row} for row in scored.rows()]
 
 

@@ -8,7 +8,7 @@ from ingot.core.artifact import atomic_directory
 from ingot.core.errors import UserError
 from ingot.dist import checkpoint
 from ingot.model import hf
-from ingot.stages.imports import HF
+from ingot.stages.imports import HF, directory_of
 from ingot.stages.job import Job
 from ingot.stages.load import describe, load_model
 from ingot.stages.settings import ImportSettings
@@ -23,10 +23,11 @@ def import_model(job: Job) -> dict[str, Any]:
     settings = job.settings
     assert isinstance(settings, ImportSettings)
     tokenizer = load_tokenizer(job.inputs["tokenizer"].path / TOKENIZER)
+    directory = directory_of(settings.path)
     if settings.path.startswith(HF):
-        model = hf.load(Path(settings.path.removeprefix(HF)))
+        model = hf.load(directory)
     else:
-        model = load_model(Path(settings.path), job.display.say, device="cpu", exact=True).model
+        model = load_model(directory, job.display.say, device="cpu", exact=True).model
     config, tensors = model.config, {n: p.detach() for n, p in model.named_parameters()}
     if tokenizer.vocab > config.vocab:
         job.display.say(f"embeddings grow from {config.vocab:,} to {tokenizer.vocab:,} ids, as the tokenizer has")

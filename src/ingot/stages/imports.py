@@ -19,9 +19,14 @@ def is_directory(name: str) -> bool:
     return name.startswith(HF) or "/" in name
 
 
+def directory_of(path: str) -> Path:
+    """The directory that `hf:DIR` (or the path of a stage) names."""
+    return Path(path.removeprefix(HF))
+
+
 def imported_name(path: str) -> str:
     """Name of the derived stage: `hf:gpt2` for "hf:models/gpt2", `run:base` for "runs/other/base"."""
-    directory = Path(path.removeprefix(HF))
+    directory = directory_of(path)
     return f"{'hf' if path.startswith(HF) else 'run'}:{directory.name or directory.resolve().name}"
 
 
@@ -31,7 +36,7 @@ def model_files(path: str) -> list[Path]:
     Raises:
         UserError: no such directory, no weights in safetensors, or a stage that has not finished.
     """
-    directory = Path(path.removeprefix(HF))
+    directory = directory_of(path)
     if not directory.is_dir():
         raise UserError(f"path: no directory {directory}, expected a model; check the path (nothing is downloaded)")
     if not path.startswith(HF):
@@ -53,7 +58,7 @@ def model_files(path: str) -> list[Path]:
 
 def read_shape(path: str) -> ModelConfig:
     """The shape of a directory's model, without its weights (and without embeddings that a larger tokenizer adds)."""
-    return hf_config.read_config(Path(path.removeprefix(HF))) if path.startswith(HF) else read_config(Path(path))
+    return (hf_config.read_config if path.startswith(HF) else read_config)(directory_of(path))
 
 
 def import_digest(settings: Settings, hashes: FileHashes) -> str:

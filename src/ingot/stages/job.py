@@ -26,7 +26,7 @@ class Input:
     path: Path
 
     def result(self) -> dict[str, Any]:
-        return json.loads((self.path / "result.json").read_text())
+        return read_result(self.path)
 
     def settings(self) -> dict[str, Any]:
         return self._record()["settings"]

@@ -30,7 +30,7 @@ from ingot.train.api import Objective
 from ingot.train.engine import Engine, Plan, StepMetrics
 from ingot.train.execution import Execution, choose, remembered
 from ingot.train.loop import train
-from ingot.train.settings import MICRO_TOKENS
+from ingot.train.settings import rows_per_pass
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -190,8 +190,8 @@ class _Evaluation:
         losses, bits = {}, {}
         for source in sources:
             limit = None if whole else max(1, round(self.settings.evaluate.tokens / source.plan.row_targets))
-            rows = max(1, MICRO_TOKENS // source.plan.context)
-            loss, counts = self.engine.evaluate(all_rows(source, rows, limit=limit))
+            batches = all_rows(source, rows_per_pass(source.plan.context), limit=limit)
+            loss, counts = self.engine.evaluate(batches)
             losses[source.name] = loss
             if whole and counts["token"] == source.store.tokens - 1:  # all but the first token were predicted
                 bits[f"bits_per_byte/{source.name}"] = loss * counts["token"] / math.log(2) / source.store.bytes

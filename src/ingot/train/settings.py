@@ -12,6 +12,11 @@ MICRO_TOKENS = 16_384
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"]
 
 
+def rows_per_pass(context: int) -> int:
+    """Rows of one forward pass where nothing says otherwise."""
+    return max(1, MICRO_TOKENS // context)
+
+
 class EvaluateSettings(Settings):
     """Evaluation during training, with the same loss as training."""
 
@@ -46,4 +51,4 @@ class LoopSettings(Settings):
 
     def rows_at_once(self, context: int, rows: int) -> int:
         """Rows of one forward pass, of a step's `rows` (of one rank)."""
-        return min(rows, self.micro_batch or max(1, MICRO_TOKENS // context))
+        return min(rows, self.micro_batch or rows_per_pass(context))
