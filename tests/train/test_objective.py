@@ -15,8 +15,8 @@ from ingot.data.packing import BestFit, Windows
 from ingot.model.ops import cross_entropy
 from ingot.model.transformer import build
 from ingot.objectives.lm import LanguageModel
+from ingot.stages.load import objective_of
 from ingot.stages.settings import TrainSettings
-from ingot.stages.train import _objective
 from ingot.train.engine import Engine
 from tests.train.test_engine import T, V, _engine, _gradient, _ragged, _run, _text
 
@@ -130,7 +130,7 @@ def test_the_recipe_reaches_the_objective() -> None:
     stage = TrainSettings.model_validate(
         {"data": {"a": 1.0}, "duration": "5 steps", "tokenizer": "t", "model": {"depth": 2}, "objective": table}
     )
-    objective = _objective(stage)
+    objective = objective_of(stage)
     assert isinstance(objective, LanguageModel)
     assert (objective.label_smoothing, objective.z_loss) == (0.1, 1e-4)
 

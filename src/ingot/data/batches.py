@@ -11,12 +11,12 @@ Shapes: B rows, T context, L = T + 1.
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
-from ingot.data.packing import PAD, Plan
+from ingot.data.packing import PAD, Plan, Whole
 from ingot.text.store import Store
 
 IGNORE = -100
@@ -41,6 +41,11 @@ class Batch:
     """Which row of that source's plan."""
     ignore: int = IGNORE
     """The label of a target that counts for nothing."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Further arrays, rows first, named with their shape: `lengths_B` (tokens of the document in a row that holds one
+    alone), columns of the store, what an objective's `expand` adds."""
+    group: int = 1
+    """Adjacent rows that belong together: 2 in batches of pairs, the chosen one first."""
 
     def __len__(self) -> int:
         return len(self.ids_BT)
@@ -53,10 +58,16 @@ class Batch:
     def counts(self) -> dict[str, int]:
         """How many of each unit the batch holds: the denominators of every loss term."""
         labelled = self.labels_BT != self.ignore
-        return {"token": int(labelled.sum()), "sequence": int(labelled.any(1).sum())}
+        counts = {"token": int(labelled.sum()), "sequence": int(labelled.any(1).sum())}
+        return counts | ({"pair": int(self.whole().sum())} if self.group == 2 else {})
+
+    def whole(self) -> Any:
+        """Which groups have labels in each of their rows, (rows / group,) bool; a skipped one keeps its place."""
+        return (self.labels_BT != self.ignore).any(1).reshape(-1, self.group).all(1)
 
     def micro(self, rows: int) -> Iterator["Batch"]:
-        """The batch in pieces of at most `rows` rows."""
+        """The batch in pieces of at most `rows` rows, but never less than a group."""
+        rows = max(1, rows // self.group) * self.group
         for start in range(0, len(self), rows):
             part = slice(start, start + rows)
             yield self._map(lambda array, part=part: array[part])
@@ -75,8 +86,9 @@ class Batch:
 
     def _map(self, function: Callable[[Any], Any]) -> "Batch":
         """The same batch with a function applied to every array."""
-        arrays = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None and f.name != "ignore"}
-        return replace(self, **{name: function(array) for name, array in arrays.items()})
+        arrays = {f.name: v for f in fields(self) if "_B" in f.name and (v := getattr(self, f.name)) is not None}
+        columns = {name: function(array) for name, array in self.columns.items()}
+        return replace(self, **{name: function(array) for name, array in arrays.items()}, columns=columns)
 
 
 @dataclass(frozen=True)
@@ -92,30 +104,43 @@ class Source:
 
 
 Sources = Sequence[Source] | Mapping[int, Source]
-"""The sources of a mixture by number; all have rows of the same length."""
+"""The sources of a mixture by number; all have groups of one size, and rows of one context."""
 
 
 def make_batch(sources: Sources, source_B: np.ndarray, row_B: np.ndarray) -> Batch:
-    """The batch of the given rows (both (B,) int64)."""
+    """The batch of the given rows (both (B,) int64); of pairs, B is the number of pairs."""
     present = [int(s) for s in np.unique(source_B)]
-    context, ignore = sources[present[0]].plan.context, sources[present[0]].ignore
-    ids_BL = np.empty((len(row_B), context + 1), np.int64)
-    keep_BL = np.empty(ids_BL.shape, bool)
+    found = {s: sources[s].plan.index(row_B[source_B == s]) for s in present}
+    group, ignore = sources[present[0]].plan.group, sources[present[0]].ignore
+    source_B, row_B = np.repeat(source_B, group), np.repeat(row_B, group)
+    ids_BL = np.empty((len(row_B), max(index.shape[1] for index, _ in found.values())), np.int64)
+    keep_BL = np.zeros(ids_BL.shape, bool)
     document_BL = np.zeros_like(ids_BL)
-    for s in present:
+    columns: dict[str, np.ndarray] = {}
+    for s, (index, document) in found.items():
         here, source = source_B == s, sources[s]
-        index, document = source.plan.index(row_B[here])
-        padded = index == PAD
+        padded, width = index == PAD, index.shape[1]
         ids = source.store.ids.gather(np.where(padded, 0, index)).astype(np.int64)
         ids[padded] = source.pad_id
         keep = ~padded
         if "mask" in source.store.columns:
             keep &= source.store.columns["mask"].gather(np.where(padded, 0, index)) != 0
-        ids_BL[here], keep_BL[here] = ids, keep
+        ids_BL[here] = source.pad_id
+        ids_BL[here, :width], keep_BL[here, :width] = ids, keep
         if source.isolate:
-            document_BL[here] = document
+            document_BL[here, :width] = document
+        if isinstance(source.plan, Whole):
+            for name, values in _columns(source.store, document[:, 0], (~padded).sum(1)).items():
+                columns.setdefault(name, np.zeros(len(row_B), values.dtype))[here] = values
     isolated = any(sources[s].isolate for s in present)
-    return _shift(ids_BL, keep_BL, document_BL, isolated, ignore, source_B, row_B)
+    batch = _shift(ids_BL, keep_BL, document_BL, isolated, ignore, source_B, row_B)
+    return replace(batch, columns=columns, group=group)
+
+
+def _columns(store: Store, document_B: np.ndarray, length_B: np.ndarray) -> dict[str, np.ndarray]:
+    """What is known of rows that are one document each: its length, and the store's values per document."""
+    known = {name: c for name, c in store.columns.items() if c.per == "document" and name != "bytes"}
+    return {"lengths_B": length_B, **{f"{name}_B": column.gather(document_B) for name, column in known.items()}}
 
 
 def _shift(
@@ -194,6 +219,7 @@ def all_rows(source: Source, rows_per_batch: int, limit: int | None = None) -> I
     rows = np.arange(source.plan.rows)
     if limit is not None and limit < len(rows):
         rows = rows[np.arange(limit) * len(rows) // limit]
-    for start in range(0, len(rows), rows_per_batch):
-        row_B = rows[start : start + rows_per_batch]
+    each = max(1, rows_per_batch // source.plan.group)
+    for start in range(0, len(rows), each):
+        row_B = rows[start : start + each]
         yield make_batch([source], np.zeros_like(row_B), row_B)

@@ -2,7 +2,8 @@
 
 A row holds `context + 1` token ids, because the targets are the inputs moved by one. A plan answers two questions for
 any row: which token indices (`index`), and which documents (`slices`). `Windows` slides over the whole stream and
-wastes nothing; `BestFit` never splits a document that fits, pads what is left, and is what conversations need.
+wastes nothing; `BestFit` never splits a document that fits, pads what is left, and is what conversations need; `Whole`
+gives each document a row of its own, and is what pairs and prompts need.
 
 Rejected: cropping documents to fill a row (a third of a small corpus is never shown), first-fit (more padding).
 """
@@ -32,6 +33,7 @@ class Windows:
     """Row `r` is the stream from `r * stride`; with `tail`, a last padded row covers what is left over."""
 
     dropped_tokens = 0
+    group = 1
 
     def __init__(self, ends: np.ndarray, context: int, stride: int | None = None, tail: bool = False):
         self.context, self.stride = context, stride or context
@@ -75,6 +77,8 @@ class BestFit:
     `truncate` (conversations: an answer without its question teaches nothing) only its first piece is kept.
     """
 
+    group = 1
+
     def __init__(self, ends: np.ndarray, context: int, truncate: bool = False):
         self.context = context
         pieces, self.dropped_tokens = _pieces(ends, context, truncate)
@@ -116,21 +120,84 @@ class BestFit:
             np.savez(file, pieces=self._pieces, first=self._first)
 
 
-Plan = Windows | BestFit
+class Whole:
+    """Documents in rows of their own, adjacent ones of a group together: pairs (groups of 2) and prompts.
+
+    None is ever cut: a pair without the end of one answer says something else than people said. A group in which a
+    document has more than `context` tokens is left out and counted. So much, and not one token more, because the last
+    token must be an input too: it is what a reward model reads. Where other plans say row, this one says group: row `r`
+    is the r-th group that is kept, and `index` gives `group` arrays for it, one after another.
+
+    Rows are as wide as the longest document asked for, rounded up to `WIDTH`: padding to the context would make short
+    pairs several times as expensive.
+    """
+
+    WIDTH = 16
+
+    def __init__(self, ends: np.ndarray, context: int, group: int = 1):
+        self.context, self.group = context, group
+        ends = np.asarray(ends).astype(np.int64)
+        self._bounds = np.concatenate([[0], ends])
+        lengths = np.diff(self._bounds).reshape(-1, group)
+        fits = (lengths <= context).all(1)
+        self._kept = np.flatnonzero(fits)
+        self.rows = len(self._kept)
+        self.dropped = len(lengths) - self.rows
+        """Groups left out."""
+        self.dropped_tokens = int(lengths[~fits].sum())
+        self.targets = int((lengths[fits] - 1).sum())
+
+    @property
+    def row_targets(self) -> float:
+        """Targets of a group, on average (labels that a mask removes included)."""
+        return self.targets / self.rows
+
+    def index(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Token indices (PAD where there is none) and document numbers, both (rows * group, width + 1) int64."""
+        documents = (self._kept[rows][:, None] * self.group + np.arange(self.group)).reshape(-1)
+        starts, lengths = self._bounds[documents], np.diff(self._bounds)[documents]
+        width = min(self.context, -(-int(lengths.max(initial=1)) // self.WIDTH) * self.WIDTH)
+        place = np.arange(width + 1)
+        inside = place < lengths[:, None]
+        return np.where(inside, starts[:, None] + place, PAD), np.where(inside, documents[:, None], PAD)
+
+    def slices(self, row: int) -> list[Slice]:
+        first = int(self._kept[row]) * self.group
+        bounds = self._bounds[first : first + self.group + 1].tolist()
+        return [Slice(first + i, bounds[i], bounds[i + 1]) for i in range(self.group)]
+
+    def rows_of(self, document: int) -> list[int]:
+        """The rows in which a document stands: `slices` backwards."""
+        return np.flatnonzero(self._kept == document // self.group).tolist()
 
 
-def make_plan(kind: str, ends: np.ndarray, context: int, stride: int | None, masked: bool, what: str) -> Plan:
+Plan = Windows | BestFit | Whole
+
+
+def make_plan(
+    kind: str, ends: np.ndarray, context: int, stride: int | None, masked: bool, what: str, group: int = 1
+) -> Plan:
     """The training plan of one store.
 
     Args:
-        kind: `concat` or `best-fit`.
+        kind: `concat`, `best-fit` or `whole`.
         ends: cumulative document ends of the store, (documents,).
         masked: whether the store has a mask column (long documents are then truncated, not cut in pieces).
         what: names the store in errors.
+        group: documents that belong together, of `whole`.
 
     Raises:
         UserError: the store does not fill one row.
     """
+    if kind == "whole":
+        whole = Whole(ends, context, group)
+        if whole.rows == 0:
+            name = "pairs have a side" if group == 2 else "prompts are"
+            raise UserError(
+                f"{what}: all {whole.dropped:,} {name} longer than the context of {context:,} tokens, and none is cut; "
+                "set a larger context"
+            )
+        return whole
     tokens = int(ends[-1]) if len(ends) else 0
     plan = Windows(ends, context, stride) if kind == "concat" else BestFit(ends, context, truncate=masked)
     if plan.rows == 0:

@@ -12,7 +12,7 @@ class PackingSettings(Settings):
 
     kind: Literal["concat", "best-fit"] | None = None
     """`concat` slides one window over the whole stream; `best-fit` fills rows with whole documents and pads the rest.
-    Default: concat for text, best-fit for chat."""
+    Default: concat for text, best-fit for chat. Pairs and prompts have rows of their own whatever is set here."""
     stride: int | None = Field(default=None, ge=1)
     """Distance between the starts of two concat rows; default: the context (each token is a target once an epoch).
     With 1 every offset is a row, and each token is shown about `context` times an epoch."""

@@ -7,17 +7,14 @@ Label smoothing and the z-loss are penalties beside it, never part of the report
 (1 - e) of the label and e of the uniform distribution, and that loss is -ln p(label) + e (uniform part - -ln p(label)).
 """
 
-from collections.abc import Iterator
 from typing import Any
-
-from torch import nn
 
 from ingot.data.batches import Batch
 from ingot.model.ops import cross_entropy, cross_entropy_parts
-from ingot.train.api import Context, Term
+from ingot.train.api import Objective, Term
 
 
-class LanguageModel:
+class LanguageModel(Objective):
     """Cross-entropy over every labelled position.
 
     Args:
@@ -25,19 +22,8 @@ class LanguageModel:
         z_loss: weight of ln(Z)^2 per token.
     """
 
-    taps: frozenset[str] = frozenset()
-
     def __init__(self, label_smoothing: float = 0.0, z_loss: float = 0.0):
         self.label_smoothing, self.z_loss = label_smoothing, z_loss
-
-    def modules(self, model: nn.Module) -> dict[str, nn.Module]:
-        return {}
-
-    def companions(self) -> dict[str, str]:
-        return {}
-
-    def expand(self, batch: Batch, ctx: Context) -> Iterator[Batch]:
-        yield batch
 
     def loss(self, out: Any, batch: Batch) -> dict[str, Term]:
         if not (self.label_smoothing or self.z_loss):

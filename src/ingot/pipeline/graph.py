@@ -184,6 +184,8 @@ class _Builder:
                 inputs[f"data:{corpus}"] = self._tokens(corpus, inputs["tokenizer"], f"{where}.data")
                 kind = settings.objective.kind
                 self._check_format(corpus, OBJECTIVES[kind].formats, f"{where}.data", f"objective {kind} learns from")
+            for role, stage in settings.companions().items():
+                inputs[f"companion:{role}"] = self._companion(role, stage, inputs["tokenizer"], where)
             return inputs
         if isinstance(settings, EvaluateStageSettings):
             models = {m: self._model(m, f"{where}.models") for m in settings.models}
@@ -196,6 +198,17 @@ class _Builder:
                     inputs[f"data:{tokens.name}"] = tokens
             return inputs
         return {}
+
+    def _companion(self, role: str, name: str, tokenizer: Node, where: str) -> Node:
+        """A frozen model that a train stage reads beside its own: of the same tokens."""
+        node = self._model(name, f"{where} ({role})")
+        if node.inputs["tokenizer"].key != tokenizer.key:
+            other = node.inputs["tokenizer"].name
+            raise UserError(
+                f"{where}: its {role} '{name}' reads the tokens of '{other}', expected '{tokenizer.name}', the "
+                "tokenizer of this stage: the same text would be other tokens; train one of the two anew"
+            )
+        return node
 
     def _model(self, name: str, reader: str) -> Node:
         """A train or import stage, or the directory of a model made elsewhere as a derived import."""

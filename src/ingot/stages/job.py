@@ -46,7 +46,8 @@ class Job:
     name: str
     settings: Settings
     inputs: Mapping[str, Input]
-    """Role -> input; roles are `corpus`, `tokenizer`, `init`, `data:NAME`, `model:NAME`."""
+    """Role -> input; roles are `corpus`, `tokenizer`, `init`, `data:NAME`, `model:NAME`,
+    `companion:ROLE`."""
     seed: int
     out: StageDir
     log: EventLog

@@ -1,19 +1,24 @@
 """A trained stage on disk to a model in memory, and back: the directory stands on its own."""
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from ingot.core.artifact import atomic_write, manifest_problem
 from ingot.core.errors import UserError
 from ingot.dist import checkpoint
 from ingot.model.settings import ModelConfig
 from ingot.model.transformer import Transformer, empty
-from ingot.stages.job import MODEL, read_config, read_result
+from ingot.objectives.settings import OBJECTIVES
+from ingot.stages.job import MODEL, open_stage, read_config, read_result
+from ingot.stages.settings import TrainSettings
 from ingot.stages.text import TOKENIZER
 from ingot.text.tokenizer import Tokenizer, load_tokenizer
+from ingot.train.api import Objective
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,8 @@ class Loaded:
     model: Transformer
     tokenizer: Tokenizer
     config: ModelConfig
+    checkpoint: Path
+    """Where the weights are from."""
 
 
 def describe(out: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
@@ -64,7 +71,32 @@ def load_model(
         raise UserError(f"{stage}: its final checkpoint is damaged; delete {stage.resolve()} and run the recipe again")
     model = empty(config, resolve_device(device), torch.float32)
     load_weights(model, path)
-    return Loaded(model, load_tokenizer(stage / TOKENIZER), config)
+    return Loaded(model, load_tokenizer(stage / TOKENIZER), config, path)
+
+
+def load_frozen(stage: Path, say: Callable[[str], None], device: str, dtype: torch.dtype) -> nn.Module:
+    """A finished stage as a companion of another: in evaluation mode, without gradients, whole as its objective says.
+
+    Raises:
+        UserError: as `load_model`.
+    """
+    loaded = load_model(stage, say, device, exact=True)
+    frozen: nn.Module = loaded.model
+    record = open_stage(stage)
+    if record["kind"] == "train":
+        objective = objective_of(TrainSettings.model_validate(record["settings"]))
+        extra = nn.ModuleDict(objective.modules(loaded.model)).to(device)
+        if tensors := {f"model.extra.{n}": p.detach() for n, p in extra.named_parameters()}:
+            checkpoint.load(loaded.checkpoint, tensors)
+        frozen = objective.frozen(loaded.model, extra, read_result(stage))
+    return frozen.to(dtype).eval().requires_grad_(False)
+
+
+def objective_of(settings: TrainSettings) -> Objective:
+    """The objective of a train stage; settings that name a companion's stage are not its business."""
+    module, name = OBJECTIVES[settings.objective.kind].builder.split(":")
+    apart = {"kind", *getattr(settings.objective, "companions", dict[str, str | None])()}
+    return getattr(importlib.import_module(module), name)(**{k: v for k, v in settings.objective if k not in apart})
 
 
 def resolve_device(name: str) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 
 from ingot.core.errors import UserError
 from ingot.data.batches import Batch, Source, make_batch
-from ingot.data.packing import BestFit, Plan, Windows, make_plan
+from ingot.data.packing import BestFit, Plan, Whole, Windows, make_plan
 from ingot.model.settings import ModelConfig
 from ingot.stages.job import Input, read_config
 from ingot.stages.layout import contexts, mixture, phases_of
@@ -58,7 +58,7 @@ def open_data(settings: TrainSettings, inputs: Mapping[str, Input], config: Mode
     names = sorted(inputs)
     for s, name in enumerate(names):
         opened = [Store.open(inputs[name].path / split, tokenizer=tokenizer.fingerprint) for split in ("train", "val")]
-        layout = _Layout(settings, name, "mask" in opened[0].columns, _pad(settings, tokenizer))
+        layout = _Layout(settings, name, opened[0].content, _pad(settings, tokenizer))
         for context, phase in zip(lengths, phases_of(settings), strict=True):
             if name in mixture(settings, phase) and s not in train.setdefault(context, {}):
                 train[context][s] = layout.training(opened[0], context)
@@ -72,21 +72,33 @@ class _Layout:
 
     settings: TrainSettings
     name: str
-    masked: bool
+    content: str
     pad: int
 
     @property
     def kind(self) -> str:
+        if self.content in ("pairs", "prompts"):
+            return "whole"
         return self.settings.packing.kind or ("best-fit" if self.masked else "concat")
+
+    @property
+    def masked(self) -> bool:
+        return self.content != "text"
 
     def training(self, store: Store, context: int) -> Source:
         ends, stride = np.asarray(store.ends), self.settings.packing.stride
-        return self._source(store, make_plan(self.kind, ends, context, stride, self.masked, f"data.{self.name}"))
+        what = f"data.{self.name}"
+        return self._source(store, make_plan(self.kind, ends, context, stride, self.masked, what, store.group))
 
     def held_out(self, store: Store, context: int) -> Source:
         ends = np.asarray(store.ends)
-        concat = self.kind == "concat"
-        plan = Windows(ends, context, tail=True) if concat else BestFit(ends, context, truncate=self.masked)
+        match self.kind:
+            case "concat":
+                plan: Plan = Windows(ends, context, tail=True)
+            case "whole":
+                plan = Whole(ends, context, store.group)
+            case _:
+                plan = BestFit(ends, context, truncate=self.masked)
         if plan.rows == 0:
             raise UserError(
                 f"data.{self.name}: found no held-out text, expected some to measure the loss on; "
@@ -96,7 +108,7 @@ class _Layout:
 
     def _source(self, store: Store, plan: Plan) -> Source:
         packing = self.settings.packing
-        isolate = self.kind == "best-fit" if packing.isolate is None else packing.isolate
+        isolate = self.kind == "best-fit" if packing.isolate is None else packing.isolate and self.kind != "whole"
         return Source(self.name, store, plan, isolate, self.pad, packing.ignore)
 
 

@@ -165,6 +165,22 @@ class TrainSettings(Settings):
         mixtures = [p.data or self.data for p in self.phases] or [self.data]
         return list(dict.fromkeys(name for data in mixtures for name in data or ()))
 
+    def companions(self) -> dict[str, str]:
+        """Role -> stage of every frozen model that a part of these settings names by its own `companions()`.
+
+        A part that names none for a role (None) means the stage this one starts from.
+
+        Raises:
+            ValueError: there is no such stage.
+        """
+        found: dict[str, str] = {}
+        for name, part in (("objective", self.objective),):
+            for role, stage in getattr(part, "companions", dict[str, str | None])().items():
+                if stage is None and self.init is None:
+                    raise ValueError(f"found no {role} in {name} and no init, expected one; name a trained stage")
+                found[role] = stage or self.init or ""
+        return found
+
     @model_validator(mode="after")
     def _whole(self) -> "TrainSettings":
         """Every step has a mixture and belongs to one phase."""
@@ -204,6 +220,7 @@ class TrainSettings(Settings):
             )
         if not self.init and not self.tokenizer:
             raise ValueError("found neither init nor tokenizer; name the tokenizer stage (or the stage to start from)")
+        self.companions()
         return self
 
 

@@ -1,32 +1,30 @@
 """Builder of the `train` kind: settings and inputs to an engine, and the engine's numbers to a result."""
 
-import importlib
 import math
 import resource
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from ingot.data.batches import Loader, Source, all_rows
-from ingot.data.packing import BestFit
+from ingot.data.packing import BestFit, Whole
 from ingot.dist import mesh
 from ingot.infer.generate import generate
 from ingot.infer.text import sampling_for
 from ingot.model.settings import ModelConfig
 from ingot.model.transformer import Transformer, build
-from ingot.objectives.settings import OBJECTIVES
 from ingot.optim.groups import counts as decay_counts
 from ingot.plan.flops import training_flops_per_token
 from ingot.stages.job import Job
 from ingot.stages.layout import longest, timeline
-from ingot.stages.load import describe, load_model
+from ingot.stages.load import describe, load_frozen, load_model, objective_of
 from ingot.stages.mixture import Data, open_data, starting_shape
 from ingot.stages.settings import TrainSettings
 from ingot.stages.text import TOKENIZER
 from ingot.stages.timeline import Timeline
 from ingot.text.tokenizer import Tokenizer, load_tokenizer
-from ingot.train.api import Objective
 from ingot.train.engine import Engine, Plan, StepMetrics
 from ingot.train.execution import Execution, choose, remembered
 from ingot.train.loop import train
@@ -55,7 +53,8 @@ def run(job: Job) -> dict[str, Any]:
         config={"model": config.model_dump(), "tokenizer": tokenizer.fingerprint},
         label=lambda step: {"phase": line.phase(step).name} if settings.phases else {},
     )
-    engine = Engine(model, _objective(settings), plan, execution, mesh.current(), job.out.path)
+    companions = _companions(job, execution)
+    engine = Engine(model, objective_of(settings), plan, execution, mesh.current(), job.out.path, companions)
     describe(job.out.path, config, tokenizer)
     facts = _facts(engine, config, data, line)
     job.display.say(f"{facts['parameters']:,} parameters, {line.steps:,} steps; {execution.line()}")
@@ -81,6 +80,9 @@ def _save_rows(job: Job, data: Data) -> None:
                 source.plan.save(job.out / f"rows-{source.name}-{context}.npz")
                 if cut := source.plan.dropped_tokens:
                     job.display.say(f"{source.name}: {cut:,} tokens beyond the context of {context} are left out")
+            elif isinstance(source.plan, Whole) and (dropped := source.plan.dropped):
+                what = "pairs with a side" if source.plan.group == 2 else "prompts"
+                job.display.say(f"{source.name}: {dropped:,} {what} longer than the context of {context} are left out")
 
 
 def _execution(job: Job, settings: TrainSettings, line: Timeline) -> Execution:
@@ -101,9 +103,12 @@ def _model(job: Job, config: ModelConfig, execution: Execution) -> Transformer:
     return model.to(execution.device)
 
 
-def _objective(settings: TrainSettings) -> Objective:
-    module, name = OBJECTIVES[settings.objective.kind].builder.split(":")
-    return getattr(importlib.import_module(module), name)(**{k: v for k, v in settings.objective if k != "kind"})
+def _companions(job: Job, execution: Execution) -> dict[str, nn.Module]:
+    """The frozen models that the settings name, by role."""
+    return {
+        role: load_frozen(source.path, job.display.say, execution.device, execution.parameter_dtype)
+        for role, source in job.roles("companion").items()
+    }
 
 
 def _facts(engine: Engine, config: ModelConfig, data: Data, line: Timeline) -> dict[str, Any]:

@@ -39,23 +39,29 @@ class Context:
 
 
 class Objective(Protocol):
-    """One training method, in one small file."""
+    """One training method, in one small file: a class that derives from this one and says what is different."""
 
-    taps: frozenset[str]
+    taps: frozenset[str] = frozenset()
     """What the forward must also return (hidden states, attention maps); usually nothing."""
 
     def modules(self, model: nn.Module) -> dict[str, nn.Module]:
         """Further trained modules (value head, projections): saved with the checkpoint, never exported."""
-        ...
-
-    def companions(self) -> Mapping[str, str]:
-        """Role -> stage name of frozen models (reference, reward, teacher)."""
-        ...
+        return {}
 
     def expand(self, batch: Batch, ctx: Context) -> Iterator[Batch]:
         """Called without gradients on all rows of a step: annotate, roll out, or yield the batch unchanged."""
-        ...
+        yield batch
 
     def loss(self, out: Any, batch: Batch) -> dict[str, Term]:
         """Named unnormalised terms of the loss of some rows; training and evaluation call the same function."""
         ...
+
+    def frozen(self, model: nn.Module, extra: nn.ModuleDict, result: Mapping[str, Any]) -> nn.Module:
+        """What another stage gets that names a finished stage of this objective as a companion.
+
+        Args:
+            model: the trained model.
+            extra: the modules of `modules`, trained.
+            result: the numbers of the finished stage.
+        """
+        return model

@@ -91,9 +91,17 @@ class Engine:
     """Model, optimizer, and the state that a checkpoint holds."""
 
     def __init__(
-        self, model: nn.Module, objective: Objective, plan: Plan, execution: Execution, mesh: Mesh, directory: Path
+        self,
+        model: nn.Module,
+        objective: Objective,
+        plan: Plan,
+        execution: Execution,
+        mesh: Mesh,
+        directory: Path,
+        companions: Mapping[str, nn.Module] | None = None,
     ):
         self.model, self.objective, self.plan = model, objective, plan
+        self.companions = companions or {}
         self.execution, self.mesh = execution, mesh
         self.checkpoints = directory / "checkpoints"
         # Compiled beside the model, not in its place: names stay, and sampling keeps the plain one for its many shapes.
@@ -113,7 +121,7 @@ class Engine:
         step = self.state["step"] + 1
         lr = self.plan.schedule.lr(step)
         metrics = None
-        for inner, batch in enumerate(self._expanded(raw, Context(step, self.plan.seed, self.model))):
+        for inner, batch in enumerate(self._expanded(raw, Context(step, self.plan.seed, self.model, self.companions))):
             metrics = self._update(step, lr, batch, inner)
         assert metrics is not None, "expand yielded no batch"
         self.state["step"] = step
