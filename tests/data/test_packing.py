@@ -10,6 +10,11 @@ from ingot.data.order import Order
 from ingot.data.packing import PAD, BestFit, Windows, make_plan
 
 
+def _all(start: int, stop: int) -> np.ndarray:
+    """A mask that learns every token."""
+    return np.ones(stop - start, np.uint8)
+
+
 def _ends(lengths: list[int]) -> np.ndarray:
     return np.cumsum(lengths).astype(np.uint64)
 
@@ -91,14 +96,32 @@ def test_best_fit_is_tight() -> None:
 
 
 def test_conversations_are_truncated_and_the_loss_counted() -> None:
-    plan = BestFit(_ends([30, 5]), context=9, truncate=True)
-    assert plan.dropped_tokens == 20
+    plan = BestFit(_ends([30, 5]), context=9, mask=_all)
+    assert (plan.dropped_tokens, plan.dropped) == (20, 0)
     assert max(p.stop - p.start for r in range(plan.rows) for p in plan.slices(r)) == 10
+
+
+def test_2_1_a_document_whose_answer_is_cut_off_is_left_out_and_counted() -> None:
+    """Four conversations, rows of 10: whole; the answer begins at the last place; begins behind it; whole again."""
+    lengths, first_learned = [8, 20, 20, 5], [3, 9, 10, 2]
+    mask = np.concatenate([np.arange(n) >= f for n, f in zip(lengths, first_learned, strict=True)])
+    plan = BestFit(_ends(lengths), 9, mask=lambda start, stop: mask[start:stop])
+    shown = {p.document: p.stop - p.start for row in range(plan.rows) for p in plan.slices(row)}
+    assert shown == {0: 8, 1: 10, 3: 5}
+    assert (plan.dropped, plan.dropped_tokens) == (1, sum(lengths) - sum(shown.values()))
+    assert list(plan.rows_of(2)) == []
+    whole = BestFit(_ends(lengths), 19, mask=lambda start, stop: mask[start:stop])
+    assert (whole.dropped, whole.dropped_tokens) == (0, 0)
+
+
+def test_2_1_where_every_answer_is_cut_off_one_sentence_says_so() -> None:
+    with pytest.raises(UserError, match=r"each of its 2 documents is longer than the context of 9 and its answer beg"):
+        make_plan("best-fit", _ends([30, 20]), 9, None, mask=lambda start, stop: 0 * _all(start, stop), what="data.q")
 
 
 def test_context_longer_than_the_data_is_one_sentence() -> None:
     with pytest.raises(UserError, match=r"data.clean: holds 10 tokens, fewer than one row of context 64 needs \(65\)"):
-        make_plan("concat", _ends([10]), 64, None, masked=False, what="data.clean")
+        make_plan("concat", _ends([10]), 64, None, mask=None, what="data.clean")
 
 
 def test_C1_an_epoch_is_counted_in_tokens_at_any_stride():
@@ -111,7 +134,7 @@ def test_C1_an_epoch_is_counted_in_tokens_at_any_stride():
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(4, 24), st.integers(1, 30))
 def test_the_rows_of_a_document_are_the_rows_that_hold_it(lengths: list[int], context: int, stride: int) -> None:
     ends = _ends(lengths)
-    for plan in (Windows(ends, context, stride), BestFit(ends, context), BestFit(ends, context, truncate=True)):
+    for plan in (Windows(ends, context, stride), BestFit(ends, context), BestFit(ends, context, _all)):
         holds: dict[int, list[int]] = {d: [] for d in range(len(lengths))}
         for row in range(plan.rows):
             for document in dict.fromkeys(piece.document for piece in plan.slices(row)):

@@ -8,6 +8,7 @@ gives each document a row of its own, and is what pairs and prompts need.
 Rejected: cropping documents to fill a row (a third of a small corpus is never shown), first-fit (more padding).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from ingot.core.errors import UserError
 
 PAD = -1
 """Token index of a padded place."""
+
+Mask = Callable[[int, int], np.ndarray]
+"""Tokens `start` to `stop` of a store -> nonzero where one is learned (the `read` of its mask column)."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Slice:
 class Windows:
     """Row `r` is the stream from `r * stride`; with `tail`, a last padded row covers what is left over."""
 
-    dropped_tokens = 0
+    dropped = dropped_tokens = 0
     group = 1
 
     def __init__(self, ends: np.ndarray, context: int, stride: int | None = None, tail: bool = False):
@@ -73,15 +77,21 @@ class Windows:
 class BestFit:
     """Whole documents, longest first, each into the fullest row that still has room (best-fit decreasing).
 
-    A document longer than a row is cut into pieces that share one token, so that no target is lost; with
-    `truncate` (conversations: an answer without its question teaches nothing) only its first piece is kept.
+    A document longer than a row is cut into pieces that share one token, so that no target is lost. With a `mask`
+    (conversations: an answer without its question teaches nothing) only its first piece is kept, and where nothing in
+    that is learned, the document is left out: `dropped` of them, `dropped_tokens` in all.
     """
 
     group = 1
 
-    def __init__(self, ends: np.ndarray, context: int, truncate: bool = False):
+    def __init__(self, ends: np.ndarray, context: int, mask: Mask | None = None):
         self.context = context
-        pieces, self.dropped_tokens = _pieces(ends, context, truncate)
+        pieces = _pieces(ends, context, truncate=mask is not None)
+        learned = np.ones(len(pieces), bool) if mask is None else _learned(pieces, ends, mask)
+        self.dropped = int((~learned).sum())
+        pieces = pieces[learned]
+        shown = int((pieces[:, 2] - pieces[:, 1]).sum())
+        self.dropped_tokens = int(ends[-1]) - shown if mask and len(ends) else 0
         row_of, self.rows = _best_fit(pieces[:, 2] - pieces[:, 1], context + 1)
         order = np.argsort(row_of, kind="stable")
         self._pieces = pieces[order]
@@ -175,19 +185,19 @@ Plan = Windows | BestFit | Whole
 
 
 def make_plan(
-    kind: str, ends: np.ndarray, context: int, stride: int | None, masked: bool, what: str, group: int = 1
+    kind: str, ends: np.ndarray, context: int, stride: int | None, mask: Mask | None, what: str, group: int = 1
 ) -> Plan:
     """The training plan of one store.
 
     Args:
         kind: `concat`, `best-fit` or `whole`.
         ends: cumulative document ends of the store, (documents,).
-        masked: whether the store has a mask column (long documents are then truncated, not cut in pieces).
+        mask: of a store with a mask column (long documents are then truncated, not cut in pieces).
         what: names the store in errors.
         group: documents that belong together, of `whole`.
 
     Raises:
-        UserError: the store does not fill one row.
+        UserError: the store does not fill one row, or nothing that is learned is within the context.
     """
     if kind == "whole":
         whole = Whole(ends, context, group)
@@ -199,7 +209,12 @@ def make_plan(
             )
         return whole
     tokens = int(ends[-1]) if len(ends) else 0
-    plan = Windows(ends, context, stride) if kind == "concat" else BestFit(ends, context, truncate=masked)
+    plan = Windows(ends, context, stride) if kind == "concat" else BestFit(ends, context, mask)
+    if plan.rows == 0 and plan.dropped:
+        raise UserError(
+            f"{what}: each of its {plan.dropped:,} documents is longer than the context of {context} and its "
+            "answer begins behind that, so nothing is left to learn; use a longer context or shorten the prompts"
+        )
     if plan.rows == 0:
         raise UserError(
             f"{what}: holds {tokens:,} tokens, fewer than one row of context {context} needs ({context + 1:,}); "
@@ -208,8 +223,16 @@ def make_plan(
     return plan
 
 
-def _pieces(ends: np.ndarray, context: int, truncate: bool) -> tuple[np.ndarray, int]:
-    """(pieces, 3) of document, start, stop, in document order, and the number of tokens left out."""
+def _learned(pieces: np.ndarray, ends: np.ndarray, mask: Mask) -> np.ndarray:
+    """Whether each piece has a target. Only a document that was cut can have lost its own, so only those are read."""
+    learned = np.ones(len(pieces), bool)
+    for n in np.flatnonzero(pieces[:, 2] < ends.astype(np.int64)[pieces[:, 0]]).tolist():
+        learned[n] = mask(int(pieces[n, 1]) + 1, int(pieces[n, 2])).any()
+    return learned
+
+
+def _pieces(ends: np.ndarray, context: int, truncate: bool) -> np.ndarray:
+    """(pieces, 3) of document, start, stop, in document order."""
     ends = ends.astype(np.int64)
     starts = np.concatenate([[0], ends[:-1]])
     lengths = ends - starts
@@ -219,8 +242,7 @@ def _pieces(ends: np.ndarray, context: int, truncate: bool) -> tuple[np.ndarray,
     start = starts[document] + number * context
     stop = np.minimum(start + context + 1, ends[document])
     keep = stop - start >= 2  # one token has no target
-    dropped = int(np.maximum(0, lengths - context - 1).sum()) if truncate else 0
-    return np.stack([document, start, stop], 1)[keep], dropped
+    return np.stack([document, start, stop], 1)[keep]
 
 
 def _best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:

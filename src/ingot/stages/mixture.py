@@ -7,7 +7,7 @@ import numpy as np
 
 from ingot.core.errors import UserError
 from ingot.data.batches import Batch, Source, make_batch
-from ingot.data.packing import BestFit, Plan, Whole, Windows, make_plan
+from ingot.data.packing import BestFit, Mask, Plan, Whole, Windows, make_plan
 from ingot.model.settings import ModelConfig
 from ingot.stages.job import Input, read_config
 from ingot.stages.layout import contexts, mixture, phases_of
@@ -79,16 +79,12 @@ class _Layout:
     def kind(self) -> str:
         if self.content in ("pairs", "prompts"):
             return "whole"
-        return self.settings.packing.kind or ("best-fit" if self.masked else "concat")
-
-    @property
-    def masked(self) -> bool:
-        return self.content != "text"
+        return self.settings.packing.kind or ("concat" if self.content == "text" else "best-fit")
 
     def training(self, store: Store, context: int) -> Source:
         ends, stride = np.asarray(store.ends), self.settings.packing.stride
         what = f"data.{self.name}"
-        return self._source(store, make_plan(self.kind, ends, context, stride, self.masked, what, store.group))
+        return self._source(store, make_plan(self.kind, ends, context, stride, _mask(store), what, store.group))
 
     def held_out(self, store: Store, context: int) -> Source:
         ends = np.asarray(store.ends)
@@ -98,7 +94,7 @@ class _Layout:
             case "whole":
                 plan = Whole(ends, context, store.group)
             case _:
-                plan = BestFit(ends, context, truncate=self.masked)
+                plan = BestFit(ends, context, _mask(store))
         if plan.rows == 0:
             raise UserError(
                 f"data.{self.name}: found no held-out text, expected some to measure the loss on; "
@@ -110,6 +106,10 @@ class _Layout:
         packing = self.settings.packing
         isolate = self.kind == "best-fit" if packing.isolate is None else packing.isolate and self.kind != "whole"
         return Source(self.name, store, plan, isolate, self.pad, packing.ignore)
+
+
+def _mask(store: Store) -> Mask | None:
+    return store.columns["mask"].read if "mask" in store.columns else None
 
 
 def _pad(settings: TrainSettings, tokenizer: Tokenizer) -> int:

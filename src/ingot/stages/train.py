@@ -79,7 +79,10 @@ def _save_rows(job: Job, data: Data) -> None:
             if isinstance(source.plan, BestFit):
                 source.plan.save(job.out / f"rows-{source.name}-{context}.npz")
                 if cut := source.plan.dropped_tokens:
-                    job.display.say(f"{source.name}: {cut:,} tokens beyond the context of {context} are left out")
+                    told = f"{source.name}: {cut:,} tokens beyond the context of {context} are left out"
+                    whole = source.plan.dropped
+                    told += f", with {whole:,} documents of which no learned token remained" if whole else ""
+                    job.display.say(told)
             elif isinstance(source.plan, Whole) and (dropped := source.plan.dropped):
                 what = "pairs with a side" if source.plan.group == 2 else "prompts"
                 job.display.say(f"{source.name}: {dropped:,} {what} longer than the context of {context} are left out")
@@ -128,6 +131,7 @@ def _facts(engine: Engine, config: ModelConfig, data: Data, line: Timeline) -> d
         "planned_tokens": round(line.tokens(line.steps)),
         "training_flops": sum(flops),
         "truncated_tokens": sum(s.plan.dropped_tokens for s in data.longest),
+        "dropped_documents": sum(s.plan.dropped for s in data.longest),
         "vocab": config.vocab,
         "ln_vocab_nats": math.log(config.vocab),
         "peak_lr": line.peak,
