@@ -13,7 +13,7 @@ from ingot.text.base import Tokenizer
 from ingot.text.chat import check_template, render, render_batch, show, stop_ids
 from ingot.text.hf_files import TURNS_JINJA, export_tokenizer, import_tokenizer
 from ingot.text.tokenizer import ByteBPE
-from tests.text.hf_helpers import BRACKETS, CHATML, MARKED_CHATML, like_bert, like_llama, like_qwen
+from tests.text.hf_helpers import BRACKETS, CHATML, MARKED_CHATML, STOCK, like_bert, like_llama, like_qwen, stock
 
 TALK = [
     {"role": "user", "content": "What is argparse?"},
@@ -94,7 +94,8 @@ def test_our_own_format_renders_alike_here_and_there(bpe, tmp_path):
         wanted = theirs.apply_chat_template(
             messages, add_generation_prompt=prompt, return_dict=True, return_assistant_tokens_mask=True
         )
-        assert (wanted["input_ids"], wanted["assistant_masks"]) == (ids.tolist(), mask.tolist())
+        assert wanted["input_ids"] == ids.tolist()
+        assert mask.tolist() == ([0] * len(ids) if prompt else wanted["assistant_masks"])  # a prompt learns nothing
     assert render_batch([TALK], bpe)[0][2] == render_batch([TALK], jinja)[0][2]
     assert stop_ids(jinja) == stop_ids(bpe)
 
@@ -108,6 +109,35 @@ def test_E1_learned_are_the_answers_with_their_ends(imported, template):
     assert np.array_equal(render(only_last, tokenizer)[0], render(TALK, tokenizer)[0])
     with pytest.raises(UserError, match="nothing to learn"):
         render([{**m, "train": False} if m["role"] == "assistant" else m for m in TALK], tokenizer)
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_2_1_vi_ten_stock_templates(tmp_path, name):
+    """Ids of `transformers`, the answers with their end learned and no more, stops that end them, no second BOS."""
+    from transformers import AutoTokenizer
+
+    stock(tmp_path, name)
+    ours, theirs = import_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    _, _, names, forms = STOCK[name]
+    for messages, prompt in ((TALK, False), (TALK[:3], True), (TALK[:1], True)):
+        ids = render(messages if prompt or forms else _last_only(TALK), ours, generation_prompt=prompt)[0]
+        assert ids.tolist() == theirs.apply_chat_template(messages, add_generation_prompt=prompt, return_dict=False)
+        if "bos_token" in names and "every two" not in name:
+            assert np.count_nonzero(ids == ours.specials[names["bos_token"]]) == ("tags" not in name)
+    if not forms:
+        with pytest.raises(UserError, match="chat template: what it writes with message 2 is not the start"):
+            render(TALK, ours)  # the prompts above are rendered all the same: nothing is learned of them
+        assert learned(_last_only(TALK), ours) == [TALK[3]["content"] + "<|end|>\n" + names["eos_token"]]
+        return
+    for text, content in zip(learned(TALK, ours), (TALK[1]["content"], TALK[3]["content"]), strict=True):
+        assert text in (forms[0].format(content), forms[0].format(content.strip()))  # some trim
+    ids, mask = render(TALK, ours)
+    assert ids[mask == 1][-1] in stop_ids(ours)
+    assert learned(_last_only(TALK), ours) == learned(TALK, ours)[1:]
+
+
+def _last_only(talk):
+    return [{**m, "train": False} if m["role"] == "assistant" and m is not talk[-1] else m for m in talk]
 
 
 def test_what_ends_an_answer(imported, tmp_path):

@@ -165,7 +165,7 @@ def test_2_1_the_loss_is_that_of_transformers_with_the_items_of_the_whole_step(t
 
 def test_2_1_the_first_token_of_a_document_and_padding_are_never_targets(make_store):
     """Even with everything learned: the end of one document does not predict the beginning of the next."""
-    documents, masks = _conversations()
+    documents, _ = _conversations()
     batch = _packed(make_store, documents, [[1] * n for n in LENGTHS])
     assert batch.counts()["token"] == sum(LENGTHS) - len(LENGTHS)
     last = batch.documents_BT[:, :-1] != batch.documents_BT[:, 1:]

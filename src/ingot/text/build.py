@@ -125,8 +125,7 @@ def _pairs(texts: list[str], tokenizer: Tokenizer, threads: int) -> list[Encoded
 
 
 def _prompts(texts: list[str], tokenizer: Tokenizer, threads: int) -> list[Encoded]:
-    conversations = [_context(parse_conversation(text)) for text in texts]
-    return [*render_batch(conversations, tokenizer, threads, generation_prompt=True)]
+    return [*render_batch([parse_conversation(t) for t in texts], tokenizer, threads, generation_prompt=True)]
 
 
 def _context(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -38,7 +38,7 @@ def render(
     Args:
         messages: in order, any roles.
         tokenizer: one with special tokens.
-        generation_prompt: end with the header of an assistant's answer; the mask may then be all 0.
+        generation_prompt: end with the header of an assistant's answer; nothing is learned then, the mask is all 0.
 
     Returns:
         ids [n] (uint32) and mask [n] (uint8; 1 where the id is a target of training).
@@ -75,7 +75,7 @@ def _render_turns(
         target_bytes = 0
         for message in messages:
             content = next(encoded)
-            trained = _is_trained(message)
+            trained = not generation_prompt and _is_trained(message)
             target_bytes += trained * len(message["content"].encode())
             ids += [_one(special[f"<|{message['role']}|>"]), content, _one(end)]
             mask += [np.zeros(1, np.uint8), np.full(len(content) + 1, trained, np.uint8)]
@@ -90,15 +90,16 @@ def _render_template(
     conversations: Sequence[Sequence[Message]], tokenizer: Tokenizer, generation_prompt: bool
 ) -> list[tuple[np.ndarray, np.ndarray, int]]:
     template = _template(tokenizer)
-    marked = [template.render(m, [_is_trained(one) for one in m], generation_prompt) for m in conversations]
+    trained = [[not generation_prompt and _is_trained(one) for one in m] for m in conversations]
+    marked = [template.render(m, t, generation_prompt) for m, t in zip(conversations, trained, strict=True)]
     rendered = []
-    for (ids, spans), text, messages in zip(
-        tokenizer.encode_marked([m.text for m in marked]), marked, conversations, strict=True
+    for (ids, spans), text, learned in zip(
+        tokenizer.encode_marked([m.text for m in marked]), marked, trained, strict=True
     ):
         mask = np.zeros(len(ids), np.uint8)
         for start, stop in text.learned:
             mask |= (spans[:, 0] < stop) & (spans[:, 1] > start)
-        if not mask.any() and any(map(_is_trained, messages)):
+        if not mask.any() and any(learned):
             raise UserError("chat template: it writes nothing that an answer could be learned from; take another one")
         rendered.append((ids, mask, tokenizer.spelled_bytes(ids[mask == 1])))
     return rendered
