@@ -291,14 +291,14 @@ def test_D12_source_error_a_checkpoint_without_scale_best_loss_random_state_or_p
     """
     engine = _engine(tmp_path, "fp16")
     engine.step(_ragged())
-    engine.state["loss_scale"], engine.state["best_val_loss_nats"] = 512.0, 2.5
+    engine.state["loss_scale"], engine.state["best_val"] = 512.0, 2.5
     engine.save()
     (path,) = (tmp_path / "checkpoints").iterdir()
     assert not [f for f in os.listdir(path) if f.endswith((".pt", ".pkl", ".bin"))]
     other = _engine(tmp_path, "fp16")
     assert other.resume(lambda text: None)
     assert other.state == engine.state
-    assert (other.state["loss_scale"], other.state["best_val_loss_nats"], other.state["step"]) == (512.0, 2.5, 1)
+    assert (other.state["loss_scale"], other.state["best_val"], other.state["step"]) == (512.0, 2.5, 1)
     torch.manual_seed(5)
     first = torch.get_rng_state()
     other.gradients(_ragged())

@@ -128,7 +128,7 @@ def test_D12_best_is_the_weights_of_the_lowest_validation_loss(tmp_path, make_st
     loader.close()
     weights = {n: torch.empty_like(t) for n, t in engine.tensors(moments=False).items()}
     state = checkpoint.load(tmp_path / "checkpoints" / "best", weights)
-    assert (state["best_step"], state["best_val_loss_nats"]) == (10, 1.0)
+    assert (state["best_step"], state["best_val"]) == (10, 1.0)
     assert torch.equal(weights["model.norm.weight"], seen[10])
     assert not torch.equal(seen[10], seen[20])
 

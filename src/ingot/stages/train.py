@@ -157,7 +157,8 @@ def _loop(
         loader.close()
     on_gpu = engine.execution.device == "cuda"
     peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    noted = {name: engine.state[name] for name in ("best_step", "best_val_loss_nats", "skipped_steps")}
+    noted = {name: engine.state[name] for name in ("best_step", "skipped_steps")}
+    noted[f"best_val_{engine.objective.judged_by}"] = engine.state["best_val"]
     return {
         **final,
         **noted,
@@ -200,7 +201,7 @@ class _Evaluation:
         for source in sources:
             limit = None if whole else max(1, round(self.settings.evaluate.tokens / source.plan.row_targets))
             batches = all_rows(source, rows_per_pass(source.plan.context), limit=limit)
-            loss, counts = self.engine.evaluate(batches)
+            loss, counts, _ = self.engine.evaluate(batches)
             losses[source.name] = loss
             if whole and counts["token"] == source.store.tokens - 1:  # all but the first token were predicted
                 bits[f"bits_per_byte/{source.name}"] = loss * counts["token"] / math.log(2) / source.store.bytes

@@ -5,13 +5,16 @@ in; the engine knows how many units the whole step holds, over all micro-batches
 why averaging micro-batch means, wrong as soon as their token counts differ, cannot be written here.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor, nn
 
 from ingot.data.batches import Batch
+from ingot.train.execution import Execution
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -19,13 +22,14 @@ class Term:
     """One part of a loss: a sum over units, the unit's name (`token`, `sequence`, `pair`) and its weight.
 
     A penalty is trained on and logged under its own name, and is no part of the reported loss: a validation loss with
-    label smoothing in it compares with nothing.
+    label smoothing in it compares with nothing. A metric is logged the same way and not trained on.
     """
 
     sum: Tensor
     unit: str
     weight: float = 1.0
     penalty: bool = False
+    metric: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,16 +37,45 @@ class Context:
     """What `expand` may use besides the batch: the step, the seed, the model being trained, and frozen companions."""
 
     step: int
+    """From 1; 0 where an evaluation asks, whose draws are thus the same each time."""
     seed: int
     model: nn.Module
+    execution: Execution
     companions: Mapping[str, nn.Module] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+    """What the objective keeps from step to step (its `fresh` at first): plain numbers, saved with a checkpoint."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """Numbers of the whole step by name, written here by the objective and logged beside its loss."""
+
+    @property
+    def evaluating(self) -> bool:
+        """Whether held-out rows are asked about: nothing is kept, and one batch is all that is wanted."""
+        return self.step == 0
+
+    def over(self, model: nn.Module, batch: Batch, read: Callable[[Any, Batch], T]) -> list[T]:
+        """`read(model's output, rows)` for all rows of a batch, as many at once and in the precision as training does.
+
+        The model is run as it stands: a companion is in evaluation mode, and the trained model has no dropout where its
+        objective compares it with itself.
+        """
+        found = []
+        for micro in batch.micro(self.execution.rows(batch.context)):
+            rows = micro.to(self.execution.device)
+            with self.execution.forward():
+                out = model(rows.ids_BT, positions_BT=rows.positions_BT, documents_BT=rows.documents_BT)
+                found.append(read(out, rows))
+        return found
 
 
-class Objective(Protocol):
+class Objective:
     """One training method, in one small file: a class that derives from this one and says what is different."""
 
     taps: frozenset[str] = frozenset()
     """What the forward must also return (hidden states, attention maps); usually nothing."""
+    judged_by: Literal["loss_nats", "reward"] = "loss_nats"
+    """The held-out number that says which weights are the best: the lowest loss, or the highest reward."""
+    fresh: Mapping[str, Any] = {}
+    """What `Context.state` holds before the first step: all that the objective may keep there."""
 
     def modules(self, model: nn.Module) -> dict[str, nn.Module]:
         """Further trained modules (value head, projections): saved with the checkpoint, never exported."""
@@ -54,7 +87,7 @@ class Objective(Protocol):
 
     def loss(self, out: Any, batch: Batch) -> dict[str, Term]:
         """Named unnormalised terms of the loss of some rows; training and evaluation call the same function."""
-        ...
+        raise NotImplementedError
 
     def frozen(self, model: nn.Module, extra: nn.ModuleDict, result: Mapping[str, Any]) -> nn.Module:
         """What another stage gets that names a finished stage of this objective as a companion.

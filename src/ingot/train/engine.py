@@ -11,8 +11,8 @@ and the objective's small declared dict; resuming repeats nothing and skips noth
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,7 +38,7 @@ FRESH: dict[str, Any] = {
     "loss_scale": 1.0,
     "loss_scale_steps": 0,
     "best_step": 0,
-    "best_val_loss_nats": None,
+    "best_val": None,
     "health": guard.FRESH,
     "objective": {},
 }
@@ -52,10 +52,13 @@ class StepMetrics:
 
     step: int
     loss: Tensor
-    penalties: dict[str, Tensor]
+    """Mean of the step's updates, where an objective makes several of one batch."""
+    others: dict[str, Any]
+    """By name: penalties, metrics and the objective's notes."""
     grad_norm: Tensor
     lr: float
     tokens: int
+    """Targets that its updates were made from."""
     tokens_seen: int
     """Of all steps up to this one: what curves of unequal batches are compared over."""
     skipped: bool = False
@@ -110,7 +113,7 @@ class Engine:
         self.named = dict(model.named_parameters()) | {f"extra.{n}": p for n, p in self.extra.named_parameters()}
         self.trained = {n: p for n, p in self.named.items() if p.requires_grad}
         self.optimizer = optimizers.build(self.named, plan.optim, plan.schedule.peak)
-        self.state = copy.deepcopy(FRESH)
+        self.state = {**copy.deepcopy(FRESH), "objective": dict(objective.fresh)}
         if execution.precision == "fp16":
             self.state["loss_scale"] = scaling.START
 
@@ -120,16 +123,27 @@ class Engine:
         """Train on the batch of the next step."""
         step = self.state["step"] + 1
         lr = self.plan.schedule.lr(step)
-        metrics = None
-        for inner, batch in enumerate(self._expanded(raw, Context(step, self.plan.seed, self.model, self.companions))):
-            metrics = self._update(step, lr, batch, inner)
-        assert metrics is not None, "expand yielded no batch"
-        self.state["step"] = step
-        self.state["tokens"] += metrics.tokens
+        context = self._context(step)
+        updates = [self._update(step, lr, batch, inner) for inner, batch in enumerate(self._expanded(raw, context))]
+        assert updates, "expand yielded no batch"
+        metrics = merged(updates, context.notes)
+        self.state["step"], self.state["tokens"] = step, metrics.tokens_seen
         return metrics
 
+    def _context(self, step: int) -> Context:
+        """What the objective's `expand` sees; an evaluation's (step 0) leaves its state alone."""
+        state = self.state["objective"]
+        return Context(
+            step,
+            self.plan.seed,
+            self.model,
+            self.execution,
+            self.companions,
+            state=state if step else dict(state),
+        )
+
     def gradients(self, batch: Batch, inner: int = 0) -> tuple[Tensor, dict[str, int], dict[str, Tensor]]:
-        """Leave the gradient of the whole batch in `.grad`; return (loss, unit counts, penalties by name).
+        """Leave the gradient of the whole batch in `.grad`; return (loss, unit counts, penalties and metrics by name).
 
         The generator is set anew for every forward pass, so what dropout draws is a function of (seed, step, update
         within the step, micro-batch, rank) and a resumed run draws the same.
@@ -142,7 +156,7 @@ class Engine:
             torch.manual_seed(key_of(self.plan.seed, self.state["step"] + 1, inner, number, self.mesh.rank))
             terms = self._terms(micro)
             parts = normalised(terms, counts)
-            (torch.stack(list(parts.values())).sum() * scale).backward()
+            (torch.stack([part for name, part in parts.items() if not terms[name].metric]).sum() * scale).backward()
             for name, part in parts.items():
                 sums[name] = sums.get(name, 0.0) + part.detach().double()
         for gradient in self._gradients():
@@ -150,8 +164,8 @@ class Engine:
             if scale != 1.0:
                 gradient.mul_(1 / scale)
         sums = {name: self.mesh.sum(value) for name, value in sums.items()}
-        loss = torch.stack([sums[name] for name, term in terms.items() if not term.penalty]).sum()
-        return loss, counts, {name: sums[name] for name, term in terms.items() if term.penalty}
+        loss = torch.stack([sums[name] for name, term in terms.items() if reported(term)]).sum()
+        return loss, counts, {name: sums[name] for name, term in terms.items() if not reported(term)}
 
     def _expanded(self, raw: Batch, context: Context) -> Iterator[Batch]:
         """The objective's batches; its code runs without gradients, each time the next batch is asked for."""
@@ -164,7 +178,7 @@ class Engine:
             yield batch
 
     def _update(self, step: int, lr: float, batch: Batch, inner: int) -> StepMetrics:
-        loss, counts, penalties = self.gradients(batch, inner)
+        loss, counts, others = self.gradients(batch, inner)
         gradients = self._gradients()
         norm = global_norm(gradients)
         skipped = self._overflowed(loss, norm)
@@ -172,7 +186,7 @@ class Engine:
             clip_(gradients, self.plan.optim.clip, norm)
             self.optimizer.step(lr)
         seen = self.state["tokens"] + counts["token"]
-        return StepMetrics(step, loss, penalties, norm, lr, counts["token"], seen, skipped)
+        return StepMetrics(step, loss, others, norm, lr, counts["token"], seen, skipped)
 
     def _overflowed(self, loss: Tensor, norm: Tensor) -> bool:
         """fp16: whether the loss scale was too large for this gradient. Adjusts it, and waits for the device.
@@ -213,22 +227,32 @@ class Engine:
     # -- evaluation ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def evaluate(self, batches: Iterable[Batch]) -> tuple[float, dict[str, int]]:
-        """Loss over all batches together, by the objective's own loss (penalties aside), and its units."""
+    def evaluate(self, batches: Iterable[Batch]) -> tuple[float, dict[str, int], dict[str, float]]:
+        """Over all batches together, by the objective's own code: loss, units, and metrics and notes by name.
+
+        Penalties are no part of it. A note counts by the rows of its batch.
+        """
         self.model.eval()
         sums: dict[str, tuple[Tensor, Term]] = {}
         counts: dict[str, int] = {}
-        for batch in batches:
-            for unit, n in self._global_counts(batch).items():
-                counts[unit] = counts.get(unit, 0) + n
-            for name, term in self._terms(batch).items():
-                if term.penalty:
-                    continue
-                before = sums[name][0] if name in sums else 0
-                sums[name] = (before + term.sum.double(), term)
+        notes: dict[str, float] = {}
+        rows = 0
+        for raw in batches:
+            context = self._context(0)
+            for batch in self._expanded(raw, context):
+                for unit, n in self._global_counts(batch).items():
+                    counts[unit] = counts.get(unit, 0) + n
+                for name, term in self._terms(batch).items():
+                    before = sums[name][0] if name in sums else 0
+                    sums[name] = (before + term.sum.double(), term)
+            rows += len(raw)
+            for name, value in context.notes.items():
+                notes[name] = notes.get(name, 0.0) + float(value) * len(raw)
         self.model.train()
-        parts = (self.mesh.sum(s) * t.weight / max(1, counts[t.unit]) for s, t in sums.values())
-        return float(sum(parts)), counts
+        parts = {n: float(self.mesh.sum(s) * t.weight / max(1, counts[t.unit])) for n, (s, t) in sums.items()}
+        loss = sum(part for name, part in parts.items() if reported(sums[name][1]))
+        metrics = {name: part for name, part in parts.items() if sums[name][1].metric}
+        return loss, counts, metrics | {name: total / rows for name, total in notes.items()}
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -242,6 +266,8 @@ class Engine:
     def save(self) -> None:
         """Write a checkpoint of this moment and drop the oldest."""
         assert set(self.state) == DECLARED, f"undeclared state: {set(self.state) ^ DECLARED}"
+        own = set(self.state["objective"]) ^ set(self.objective.fresh)
+        assert not own, f"undeclared state of the objective: {own}"
         path = checkpoint.step_path(self.checkpoints, self.state["step"])
         checkpoint.save(path, self.tensors(), self.state, self.plan.config)
         checkpoint.prune(self.checkpoints, self.plan.loop.keep)
@@ -263,3 +289,27 @@ class Engine:
 def normalised(terms: dict[str, Term], counts: dict[str, int]) -> dict[str, Tensor]:
     """What each term adds to the loss of a step with these global counts: weight * sum / count."""
     return {name: t.weight * t.sum / max(1, counts[t.unit]) for name, t in terms.items()}
+
+
+def reported(term: Term) -> bool:
+    """Whether a term is part of the loss that a run is known by."""
+    return not (term.penalty or term.metric)
+
+
+def merged(updates: Sequence[StepMetrics], notes: Mapping[str, Any]) -> StepMetrics:
+    """One step's numbers from its updates': means of those that give a number, the largest gradient, all tokens."""
+    last = updates[-1]
+    if len(updates) == 1:
+        return replace(last, others={**last.others, **notes})
+    names = dict.fromkeys(name for u in updates for name in u.others)
+    others = {name: torch.stack([u.others[name] for u in updates if name in u.others]).mean() for name in names}
+    tokens = sum(u.tokens for u in updates)
+    return replace(
+        last,
+        loss=torch.stack([u.loss for u in updates]).mean(),
+        others={**others, **notes},
+        grad_norm=torch.stack([u.grad_norm for u in updates]).max(),
+        tokens=tokens,
+        tokens_seen=last.tokens_seen - last.tokens + tokens,
+        skipped=all(u.skipped for u in updates),
+    )

@@ -16,7 +16,8 @@ from ingot.train import guard
 from ingot.train.engine import Engine, StepMetrics
 
 Evaluation = Callable[[int, bool], dict[str, float]]
-"""(step, whole split?) -> flat numbers, among them `val_loss_nats`; passed in by the stage."""
+"""(step, whole split?) -> flat numbers, among them the `val_` one that the objective is judged by; passed in by the
+stage."""
 
 
 def train(
@@ -62,9 +63,11 @@ def train(
 def _note_best(engine: Engine, numbers: dict[str, float], log: EventLog) -> None:
     state = engine.state
     log.write("evaluation", step=state["step"], **numbers)
-    best, now = state["best_val_loss_nats"], numbers["val_loss_nats"]
-    if math.isfinite(now) and (best is None or now < best):
-        state["best_step"], state["best_val_loss_nats"] = state["step"], now
+    judged_by = engine.objective.judged_by
+    best, now = state["best_val"], numbers[f"val_{judged_by}"]
+    better = best is None or (now > best if judged_by == "reward" else now < best)
+    if math.isfinite(now) and better:
+        state["best_step"], state["best_val"] = state["step"], now
         engine.save_best()
 
 
@@ -89,9 +92,10 @@ class _Journal:
             plan = self._engine.plan
             broken = not (math.isfinite(loss) and math.isfinite(norm))
             if broken or m.step in (1, plan.steps) or m.step % plan.loop.log_every == 0:
-                penalties = {name: float(value) for name, value in m.penalties.items()}
+                others = {name: float(value) for name, value in m.others.items()}
                 tokens = {"tokens": m.tokens, "tokens_seen": m.tokens_seen, "tok_s": round(rate)}
-                numbers = {"loss_nats": loss, **penalties, "grad_norm": norm, "lr": m.lr, **tokens}
+                name = "loss_nats" if self._engine.objective.judged_by == "loss_nats" else "loss"
+                numbers = {name: loss, **others, "grad_norm": norm, "lr": m.lr, **tokens}
                 self._log.write("step", step=m.step, **numbers, **plan.label(m.step))
             if broken:
                 self._refuse(m.step, loss, norm)

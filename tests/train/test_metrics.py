@@ -1,0 +1,103 @@
+"""What an objective measures, notes and keeps: logged beside the loss, never part of it, and saved."""
+
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from ingot.core.events import read_events
+from ingot.objectives.lm import LanguageModel
+from ingot.train.api import Objective, Term
+from ingot.train.engine import Engine
+from tests.train.test_engine import _engine, _gradient, _ragged, _run, _text
+
+
+class _Measuring(LanguageModel):
+    """`lm` that measures its rows, notes the sum of its ids, counts its steps, and trains on each half in turn."""
+
+    fresh: ClassVar = {"steps": 0}
+
+    def __init__(self, updates: int = 1):
+        super().__init__()
+        self.updates = updates
+
+    def expand(self, batch, ctx):
+        ctx.notes["ids"] = float(batch.ids_BT.sum())
+        ctx.state["steps"] += 1
+        half = len(batch) // self.updates
+        for start in range(0, len(batch), half):
+            yield batch._map(lambda array, part=slice(start, start + half): array[part])
+
+    def loss(self, out, batch):
+        rows = torch.ones(int((batch.labels_BT != batch.ignore).any(1).sum())).sum()
+        return super().loss(out, batch) | {"double": Term(2 * rows, "sequence", metric=True)}
+
+
+def _measuring(path, updates=1, **options) -> Engine:
+    plain = _engine(path, **options)
+    return Engine(plain.model, _Measuring(updates), plain.plan, plain.execution, plain.mesh, path)
+
+
+@pytest.mark.parametrize("micro", [16, 3])
+def test_a_metric_changes_neither_gradient_nor_loss(tmp_path, micro):
+    batch = _ragged()
+    plain, measuring = _engine(tmp_path, micro=micro), _measuring(tmp_path, micro=micro)
+    assert torch.equal(_gradient(plain, batch), _gradient(measuring, batch))
+    loss, counts, others = measuring.gradients(batch)
+    assert (loss, counts) == plain.gradients(batch)[:2]
+    assert float(others["double"]) == pytest.approx(2.0, rel=1e-6)
+
+
+def test_metrics_and_notes_of_a_step_are_logged(tmp_path, make_store):
+    _run(_measuring(tmp_path, precision="fp32", micro=8, steps=2, log_every=1), _text(make_store), tmp_path)
+    for event in read_events(tmp_path / "metrics.jsonl", "step"):
+        assert event["double"] == pytest.approx(2.0)
+        assert event["ids"] > 0
+
+
+def test_numbers_of_a_step_with_several_updates(tmp_path):
+    """Mean loss, largest norm, all tokens; the weights move at each update."""
+    batch = _ragged(1)
+    engine = _measuring(tmp_path, updates=2)
+    halves = list(replace(batch).micro(8))
+    first = engine.gradients(halves[0])[0]
+    step = engine.step(batch)
+    assert step.tokens == step.tokens_seen == engine.state["tokens"] == batch.counts()["token"]
+    assert engine.state["step"] == 1
+    assert float(step.loss) != float(first)
+    alone = _measuring(tmp_path)
+    one = alone._update(1, alone.plan.schedule.lr(1), halves[0], 0)
+    two = alone._update(1, alone.plan.schedule.lr(1), halves[1], 1)
+    assert float(step.loss) == pytest.approx(float(one.loss + two.loss) / 2, rel=1e-12)
+    assert float(step.grad_norm) == float(torch.maximum(one.grad_norm, two.grad_norm))
+
+
+def test_an_evaluation_goes_through_expand_and_keeps_nothing(tmp_path):
+    engine = _measuring(tmp_path)
+    batch = _ragged()
+    loss, counts, measured = engine.evaluate([batch, *batch.micro(4)])
+    plain = _engine(tmp_path).evaluate([batch])
+    assert (loss, counts["token"]) == (pytest.approx(plain[0], rel=1e-12), 2 * plain[1]["token"])
+    assert measured["double"] == pytest.approx(2.0)
+    quarters = [float(part.ids_BT.sum()) for part in batch.micro(4)]
+    assert measured["ids"] == pytest.approx((16 * sum(quarters) + 4 * sum(quarters)) / 32)
+    assert engine.state["objective"] == {"steps": 0}
+
+
+def test_the_state_of_an_objective_is_declared_saved_and_restored(tmp_path):
+    engine = _measuring(tmp_path)
+    for _ in range(3):
+        engine.step(_ragged())
+    engine.save()
+    again = _measuring(tmp_path)
+    assert again.state["objective"] == {"steps": 0}
+    assert again.resume(print)
+    assert again.state["objective"] == {"steps": 3}
+    again.state["objective"]["secret"] = 1
+    with pytest.raises(AssertionError, match="undeclared state of the objective"):
+        again.save()
+
+
+def test_an_objective_says_what_it_is_judged_by():
+    assert (Objective.judged_by, LanguageModel.judged_by) == ("loss_nats", "loss_nats")
