@@ -169,7 +169,7 @@ def _loop(
 
 
 class _Evaluation:
-    """Held-out loss of every source, the training loss beside it, and a sample.
+    """What the objective measures on held-out rows of every source, the training loss beside it, and a sample.
 
     Means go by the shares of the whole run, so that numbers of different phases compare.
     """
@@ -185,31 +185,39 @@ class _Evaluation:
     ):
         self.job, self.settings, self.engine, self.tokenizer = job, settings, engine, tokenizer
         self.data, self.shares = data, shares
+        self.sampled = engine.objective.judged_by == "reward"
 
     def __call__(self, step: int, whole: bool) -> dict[str, float]:
-        numbers, bits = self._losses(self.data.held_out, "val_loss_nats", whole)
+        numbers, bits = self._measured(self.data.held_out, "val", whole)
         if whole:
             return numbers | bits
-        numbers |= self._losses(self.data.longest, "train_loss_nats", whole=False)[0]
+        if not self.sampled:  # the log of each step has the reward of fresh samples already
+            numbers |= self._measured(self.data.longest, "train", whole=False)[0]
         if self.settings.evaluate.sample is not False:
             self.job.log.write("sample", step=step, **self._sample(step))
         return numbers
 
-    def _losses(self, sources: list[Source], what: str, whole: bool) -> tuple[dict[str, float], dict[str, float]]:
-        """Loss by source and their mean by share; bits per byte where every token is predicted."""
-        losses, bits = {}, {}
+    def _measured(self, sources: list[Source], what: str, whole: bool) -> tuple[dict[str, float], dict[str, float]]:
+        """Every number by source and their mean by share; bits per byte where every token is predicted."""
+        found: dict[str, dict[str, float]] = {}
+        bits = {}
         for source in sources:
-            limit = None if whole else max(1, round(self.settings.evaluate.tokens / source.plan.row_targets))
-            batches = all_rows(source, rows_per_pass(source.plan.context), limit=limit)
-            loss, counts, _ = self.engine.evaluate(batches)
-            losses[source.name] = loss
-            if whole and counts["token"] == source.store.tokens - 1:  # all but the first token were predicted
+            batches = all_rows(source, rows_per_pass(source.plan.context), limit=None if whole else self._rows(source))
+            loss, counts, others = self.engine.evaluate(batches)
+            for name, number in (others if self.sampled else {"loss_nats": loss, **others}).items():
+                found.setdefault(f"{what}_{name}", {})[source.name] = number
+            if whole and counts.get("token") == source.store.tokens - 1:  # all but the first token were predicted
                 bits[f"bits_per_byte/{source.name}"] = loss * counts["token"] / math.log(2) / source.store.bytes
-        mean = float(np.average(list(losses.values()), weights=self.shares))
-        by_source = {f"{what}/{name}": loss for name, loss in losses.items()} if len(losses) > 1 else {}
         if len(sources) == 1 and bits:
             bits = {"bits_per_byte": next(iter(bits.values()))}
-        return {what: mean, **by_source}, bits
+        means = {name: float(np.average(list(by.values()), weights=self.shares)) for name, by in found.items()}
+        by_source = {f"{name}/{source}": number for name, by in found.items() for source, number in by.items()}
+        return means | (by_source if len(sources) > 1 else {}), bits
+
+    def _rows(self, source: Source) -> int:
+        """Held-out rows looked at while training runs; a row that is sampled may come to fill the context."""
+        targets = source.plan.context if self.sampled else source.plan.row_targets
+        return max(1, round(self.settings.evaluate.tokens / targets))
 
     def _sample(self, step: int) -> dict[str, str]:
         prompt, shown = self._prompt()
@@ -228,7 +236,8 @@ class _Evaluation:
         source = next((s for s in self.data.held_out if "mask" in s.store.columns), None)
         if source is not None:
             end = int(source.store.ends[0])
-            first = int(np.argmax(source.store.columns["mask"].read(0, end) != 0))
+            mask = source.store.columns["mask"].read(0, end)
+            first = int(np.argmax(mask)) if mask.any() else end
             ids = source.store.ids.read(0, first)[-self._context() // 2 :]
             return ids, self.tokenizer.decode(ids)
         text = self.settings.evaluate.sample or ""

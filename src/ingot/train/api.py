@@ -74,6 +74,8 @@ class Objective:
     """What the forward must also return (hidden states, attention maps); usually nothing."""
     judged_by: Literal["loss_nats", "reward"] = "loss_nats"
     """The held-out number that says which weights are the best: the lowest loss, or the highest reward."""
+    dropout: bool = True
+    """Whether the model's dropout is on where it has one: not where a method compares the model with itself."""
     fresh: Mapping[str, Any] = {}
     """What `Context.state` holds before the first step: all that the objective may keep there."""
 

@@ -103,7 +103,7 @@ class Engine:
         directory: Path,
         companions: Mapping[str, nn.Module] | None = None,
     ):
-        self.model, self.objective, self.plan = model, objective, plan
+        self.model, self.objective, self.plan = model.train(objective.dropout), objective, plan
         self.companions = companions or {}
         self.execution, self.mesh = execution, mesh
         self.checkpoints = directory / "checkpoints"
@@ -248,7 +248,7 @@ class Engine:
             rows += len(raw)
             for name, value in context.notes.items():
                 notes[name] = notes.get(name, 0.0) + float(value) * len(raw)
-        self.model.train()
+        self.model.train(self.objective.dropout)
         parts = {n: float(self.mesh.sum(s) * t.weight / max(1, counts[t.unit])) for n, (s, t) in sums.items()}
         loss = sum(part for name, part in parts.items() if reported(sums[name][1]))
         metrics = {name: part for name, part in parts.items() if sums[name][1].metric}
