@@ -22,15 +22,19 @@ def inspect_corpus(stage: StageArg, as_json: JsonOption = False) -> None:
 @inspect_app.command("mask")
 def inspect_mask(
     stage: Annotated[
-        Path, typer.Argument(help="A tokens stage, such as runs/stdlib/questions@bpe.", show_default=False)
+        Path,
+        typer.Argument(
+            help="A tokens or corpus stage, such as runs/stdlib/questions, or a train stage: then as its rows hold it.",
+            show_default=False,
+        ),
     ],
-    documents: Annotated[int, typer.Option(help="Documents shown; of pairs, pairs.", min=1)] = 3,
+    rows: Annotated[int, typer.Option(help="Documents shown of each store; of pairs, pairs.", min=1)] = 3,
     as_json: JsonOption = False,
 ) -> None:
-    """Which tokens are trained on, in colour."""
-    from ingot.report.inspect import mask, print_mask
+    """What is trained on, token by token, in colour."""
+    from ingot.report.inspect_mask import mask, print_mask
 
-    data = mask(stage, documents)
+    data = mask(stage, rows)
     emit(data, as_json, lambda: print_mask(data))
 
 

@@ -9,6 +9,7 @@ import pytest
 from ingot.core.errors import UserError
 from ingot.pipeline.graph import load_graph
 from ingot.report import inspect
+from ingot.report.inspect_mask import mask, print_mask
 
 RECIPE = """
 [run]
@@ -67,19 +68,20 @@ def test_pairs_and_prompts_from_files_to_stores(work, ingot, capsys):
     done = ingot("run", "recipe.toml", "--json", cwd=work)
     assert done.returncode == 0, done.stderr
     runs = work / "runs" / "formats"
-    data = inspect.mask(runs / "pairs", 1)
-    assert data["content"] == "pairs"
-    assert [d["side"] for d in data["documents"]] == ["chosen", "rejected"]
-    (asked, _), (answer, learned) = data["documents"][1]["runs"]
-    assert asked.startswith("<|user|>name")
-    assert (answer[:9], answer[-7:], learned) == ("who knows", "<|end|>", True)
-    inspect.print_mask(data)
+    (pairs,) = mask(runs / "pairs", 1)["stores"]
+    assert pairs["content"] == "pairs"
+    assert [d["side"] for d in pairs["documents"]] == ["chosen", "rejected"]
+    pieces = pairs["documents"][1]["pieces"]
+    assert "".join(text for text, learned in pieces if not learned).startswith("<|user|>name")
+    answer = [text for text, learned in pieces if learned]
+    assert ("".join(answer)[:9], answer[-1]) == ("who knows", "<|end|>")
+    print_mask(mask(runs / "preferences", 1))
     shown = capsys.readouterr().out
     assert "rejected: " in shown
     assert "tokens compared" in shown
-    data = inspect.mask(runs / "prompts", 2)
-    assert all(d["trained"] == 0 for d in data["documents"])
-    inspect.print_mask(data)
+    (prompts,) = mask(runs / "prompts", 2)["stores"]
+    assert all(d["trained"] == 0 for d in prompts["documents"])
+    print_mask(mask(runs / "prompts", 2))
     shown = capsys.readouterr().out
     assert 'further fields: {"answer": "' in shown
     assert "the model answers" in shown

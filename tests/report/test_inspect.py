@@ -22,23 +22,6 @@ def test_corpus(finished, capsys):
     assert "line 43" in shown
 
 
-def test_mask_covers_answers_only(finished, capsys):
-    data = inspect.mask(finished.root / "small" / "questions@bpe", 2)
-    assert len(data["documents"]) == 2
-    (asked, is_asked), (answer, is_answer) = data["documents"][0]["runs"]
-    assert (is_asked, is_answer) == (False, True)
-    assert asked.startswith("<|user|>What is")
-    assert answer.startswith("It is")
-    assert answer.endswith("<|end|>")
-    inspect.print_mask(data)
-    assert f"⟦{answer}⟧" in capsys.readouterr().out
-
-
-def test_mask_of_text_is_everything(finished):
-    (document,) = inspect.mask(finished.dir("clean@bpe").path, 1)["documents"]
-    assert document["trained"] == document["tokens"]
-
-
 def test_store(finished, capsys):
     data = inspect.store(finished.dir("questions@bpe").path)
     assert data["splits"]["train"]["columns"]["mask"] == "u1 a token"
@@ -95,4 +78,4 @@ def test_another_kind_of_stage(finished, look, name, sentence):
 
 def test_no_stage_at_all(tmp_path):
     with pytest.raises(UserError, match=r"no inputs\.json"):
-        inspect.mask(tmp_path, 1)
+        inspect.store(tmp_path)

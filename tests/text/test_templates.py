@@ -243,6 +243,14 @@ def test_a_prompt_that_ends_within_a_token_is_refused(bpe):
         check_template(with_template(bpe, source.replace("SEAM", "' '")))
 
 
+def test_2_1_a_template_without_an_end_of_turn_is_refused(bpe):
+    source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content + NL }}{% endfor %}"
+    source += "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    with pytest.raises(UserError, match=r"an answer ends in '\\n', so a model would never learn to stop"):
+        check_template(with_template(bpe, source.replace("NL", "'\n'")))
+    check_template(with_template(bpe, source.replace("NL", "'<|end|>\n'")))
+
+
 def test_a_tokenizer_without_a_template_says_so(tmp_path):
     with pytest.raises(UserError, match="the tokenizer's files have no chat template"):
         render(TALK, import_tokenizer(like_bert(tmp_path)))

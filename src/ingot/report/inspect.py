@@ -5,7 +5,6 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.text import Text
 
 from ingot.core.artifact import manifest_problem
@@ -14,15 +13,12 @@ from ingot.corpus.funnel import place
 from ingot.report import figures, reading
 from ingot.report.terminal import console
 from ingot.stages.job import open_stage, read_result
-from ingot.text.chat import show
 from ingot.text.store import Store
 from ingot.text.tokenizer import Tokenizer, load_tokenizer
 
 MOST_TOKENS = 1000
 """Tokens of a document that are shown."""
 MOST_TENSORS = 24
-SIDES = ("chosen", "rejected")
-"""Of the adjacent documents in a store of pairs."""
 _EXAMPLES = {"corpus": "clean", "tokens": "questions@bpe", "train": "base"}
 
 
@@ -66,66 +62,6 @@ def print_corpus(data: dict[str, Any]) -> None:
         out.print(Text(f"not read: {place(record)}: {record['reason']}", "red"), soft_wrap=True)
 
 
-def mask(stage: Path, documents: int) -> dict[str, Any]:
-    """Which tokens of a store's first training documents are trained on.
-
-    Args:
-        stage: a tokens stage.
-        documents: how many; of pairs, how many pairs.
-
-    Returns:
-        {stage, content, documents: [{side, path, offset ..., tokens, trained, shown, runs: [[text, trained?], ...]}]};
-        side is chosen or rejected in a store of pairs, else null; a store without a mask column trains on every token.
-
-    Raises:
-        UserError: not a tokens stage, or a damaged store.
-    """
-    told = _expect(stage, "tokens")
-    tokenizer = _tokenizer(stage, told)
-    opened = Store.open(stage / "train", tokenizer=tokenizer.fingerprint)
-    most = min(documents * opened.group, opened.documents)
-    masked = [_masked(opened, n, tokenizer) for n in range(most)]
-    return {"stage": told["name"], "content": opened.content, "documents": masked}
-
-
-def _masked(opened: Store, number: int, tokenizer: Tokenizer) -> dict[str, Any]:
-    start, end = opened.span(number)
-    ids = opened.ids.read(start, end)
-    learned = opened.columns["mask"].read(start, end) if "mask" in opened.columns else np.ones(len(ids), np.uint8)
-    return {
-        "side": SIDES[number % 2] if opened.content == "pairs" else None,
-        **opened.identity(number),
-        "tokens": len(ids),
-        "trained": int(np.count_nonzero(learned)),
-        "shown": min(len(ids), MOST_TOKENS),
-        "runs": [list(run) for run in show(ids[:MOST_TOKENS], learned[:MOST_TOKENS], tokenizer)],
-    }
-
-
-def print_mask(data: dict[str, Any]) -> None:
-    """Trained tokens in green, the others dim; marked with brackets where there is no colour."""
-    out = console()
-    for document in data["documents"]:
-        out.print(Text(_heading(document, data["content"]), "bold"), soft_wrap=True)
-        text = Text()
-        for piece, learned in document["runs"]:
-            shown = piece if out.is_terminal or not learned else f"⟦{piece}⟧"
-            text.append(shown, "green" if learned else "dim")
-        if document["shown"] < document["tokens"]:
-            text.append(f" … {document['tokens'] - document['shown']:,} more tokens", "dim")
-        out.print(text, soft_wrap=True)
-        if document.get("extra"):
-            out.print(Text(f"further fields: {document['extra']}", "cyan"), soft_wrap=True)
-        out.print()
-
-
-def _heading(document: dict[str, Any], content: str) -> str:
-    what = {"pairs": "compared", "prompts": "trained on; the model answers"}.get(content, "trained on")
-    side = f", {document['side']}" if document["side"] else ""
-    counts = f"{document['trained']:,} of {document['tokens']:,} tokens {what}"
-    return f"{document['path']} at {document['offset']:,}{side}: {counts}"
-
-
 def store(stage: Path) -> dict[str, Any]:
     """Both splits of a tokens stage: sizes, columns, first document.
 
@@ -133,7 +69,7 @@ def store(stage: Path) -> dict[str, Any]:
         UserError: not a tokens stage, or a damaged store.
     """
     told = _expect(stage, "tokens")
-    tokenizer = _tokenizer(stage, told)
+    tokenizer = tokenizer_of(stage, told)
     splits = {}
     for split in ("train", "val"):
         opened = Store.open(stage / split, tokenizer=tokenizer.fingerprint)
@@ -235,7 +171,7 @@ def _expect(stage: Path, kind: str) -> dict[str, Any]:
     return told
 
 
-def _tokenizer(stage: Path, told: dict[str, Any]) -> Tokenizer:
+def tokenizer_of(stage: Path, told: dict[str, Any]) -> Tokenizer:
     """The tokenizer of a tokens stage, found through its inputs: directories are named relative to the output root."""
     root = stage.resolve().parent.parent
     return load_tokenizer(root / told["inputs"]["tokenizer"]["dir"] / "tokenizer.json")

@@ -34,7 +34,7 @@ class TracedRow:
 
 def trace(stage: Path, step: int) -> Iterator[TracedRow]:
     """The rows of the batch of one step of a train stage."""
-    data, line, tokenizer = _open(stage)
+    data, line, tokenizer = open_trained(stage)
     phase, source_B, row_B = line.at(step)
     for s, row in zip(source_B.tolist(), row_B.tolist(), strict=True):
         source = data.train[phase.context][s]
@@ -59,7 +59,7 @@ def trace_document(stage: Path, path: str) -> Iterator[dict[str, Any]]:
     Raises:
         UserError: no document of the stage's corpora is from there, or only held-out ones.
     """
-    data, line, _ = _open(stage)
+    data, line, _ = open_trained(stage)
     found = 0
     for s, source in enumerate(data.longest):
         for document in source.store.find(path):
@@ -88,7 +88,8 @@ def trace_document(stage: Path, path: str) -> Iterator[dict[str, Any]]:
         )
 
 
-def _open(stage: Path) -> tuple[Data, Timeline, Tokenizer]:
+def open_trained(stage: Path) -> tuple[Data, Timeline, Tokenizer]:
+    """The data of a train stage as it trains on it, its timeline and its tokenizer."""
     record = open_stage(stage)
     if record["kind"] != "train":
         raise UserError(f"{stage}: is a {record['kind']} stage, expected a train stage, such as runs/NAME/base")

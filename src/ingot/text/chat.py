@@ -171,13 +171,18 @@ def stop_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def check_template(tokenizer: Tokenizer) -> None:
-    """Raise a UserError unless a template that somebody wrote renders, marks answers, and parts them from the prompt.
+    """Raise a UserError unless a template that somebody wrote marks answers, ends them, and parts them from the prompt.
 
-    Where the end of the prompt and the start of the answer share a token, a model is asked with other ids than those
-    it was trained on.
+    An answer that ends in no special token teaches no model to stop. Where the end of the prompt and the start of the
+    answer share a token, a model is asked with other ids than those it was trained on.
     """
     asked = [{"role": "user", "content": "Why?"}]
-    whole, _ = render([*asked, {"role": "assistant", "content": "the end"}], tokenizer)  # " the" is in any vocabulary
+    whole, mask = render([*asked, {"role": "assistant", "content": "the end"}], tokenizer)  # " the": in any vocabulary
+    if (last := whole[mask == 1][-1]) not in stop_ids(tokenizer):
+        raise UserError(
+            f"chat template: an answer ends in {tokenizer.decode([last])!r}, so a model would never learn to stop; let "
+            f"a special token that ends the turn follow it, such as {END}"
+        )
     prompt, _ = render(asked, tokenizer, generation_prompt=True)
     if not np.array_equal(whole[: len(prompt)], prompt):
         end = tokenizer.decode_bytes(prompt[-1:]).decode(errors="replace")
