@@ -85,29 +85,64 @@ def token_logps(
     return logp_N.new_zeros(len(labels_M)).index_put((index_N,), logp_N).view(labels_BT.shape)
 
 
+def divergences(
+    hidden_BTD: Tensor,
+    head: Head,
+    reference_BTD: Tensor,
+    reference_head: Head,
+    labels_BT: Tensor,
+    *,
+    ignore: int = IGNORE,
+    max_logits: int = MAX_LOGITS,
+) -> Tensor:
+    """KL(reference || model) of the next token at every labelled position, B x T in nats, 0 elsewhere.
+
+    The whole vocabulary is summed, so it is exact, never negative, and smooth where the two agree; no gradient reaches
+    the reference (hidden states ... x D', any width, of the same rows).
+    """
+
+    def divergence(logits_nV: Tensor, reference_nD: Tensor) -> Tensor:
+        with torch.no_grad():
+            expected_nV = reference_head(reference_nD).to(logits_nV.dtype).log_softmax(-1)
+        return F.kl_div(logits_nV.log_softmax(-1), expected_nV, reduction="none", log_target=True).sum(-1)
+
+    index_N = (labels_BT.reshape(-1) != ignore).nonzero().squeeze(1)
+    hidden_ND, reference_ND = (h.reshape(-1, h.shape[-1])[index_N] for h in (hidden_BTD, reference_BTD))
+    kl_N = _chunked(hidden_ND, head, reference_ND, divergence, max_logits)
+    return kl_N.new_zeros(labels_BT.numel()).index_put((index_N,), kl_N).view(labels_BT.shape)
+
+
 def _nll(logits_nV: Tensor, labels_n: Tensor) -> Tensor:
     return F.cross_entropy(logits_nV, labels_n, reduction="none")
 
 
 def _chunked(
-    hidden_ND: Tensor, head: Head, labels_N: Tensor, measure: Callable[[Tensor, Tensor], Tensor], max_logits: int
+    hidden_ND: Tensor, head: Head, beside_N: Tensor, measure: Callable[[Tensor, Tensor], Tensor], max_logits: int
 ) -> Tensor:
-    """`measure` (logits n x V in fp32 or better, labels n, to n or n x K numbers) at all positions, in chunks."""
+    """`measure` at all positions, in chunks.
 
-    def measured(hidden_nD: Tensor, labels_n: Tensor) -> Tensor:
+    Args:
+        hidden_ND: hidden states.
+        head: ... x D to ... x V.
+        beside_N: what else is known of each position, N (x any): its label, or a reference's hidden state.
+        measure: (logits n x V in fp32 or better, n of `beside_N`) to n or n x K numbers.
+        max_logits: elements of a chunk's logits.
+    """
+
+    def measured(hidden_nD: Tensor, beside_n: Tensor) -> Tensor:
         logits_nV = head(hidden_nD)
-        return measure(logits_nV.to(torch.promote_types(logits_nV.dtype, torch.float32)), labels_n)
+        return measure(logits_nV.to(torch.promote_types(logits_nV.dtype, torch.float32)), beside_n)
 
     with torch.no_grad():
         vocab = head(hidden_ND[:0]).shape[-1]
     size = max(1, max_logits // vocab)
-    if len(labels_N) <= size:
-        return measured(hidden_ND, labels_N)
+    if len(beside_N) <= size:
+        return measured(hidden_ND, beside_N)
     parts = []
-    for h_nD, l_n in zip(hidden_ND.split(size), labels_N.split(size), strict=True):
+    for h_nD, b_n in zip(hidden_ND.split(size), beside_N.split(size), strict=True):
         if torch.is_grad_enabled():
             # The head draws no random numbers, so none need to be replayed.
-            parts.append(checkpoint(measured, h_nD, l_n, use_reentrant=False, preserve_rng_state=False))
+            parts.append(checkpoint(measured, h_nD, b_n, use_reentrant=False, preserve_rng_state=False))
         else:
-            parts.append(measured(h_nD, l_n))
+            parts.append(measured(h_nD, b_n))
     return torch.cat(parts)

@@ -19,7 +19,7 @@ from ingot.corpus.settings import CorpusSettings
 from ingot.objectives.settings import OBJECTIVES
 from ingot.stages.imports import directory_of, imported_name, is_directory, model_files
 from ingot.stages.kinds import KINDS, RECIPE_KINDS
-from ingot.stages.settings import EvaluateStageSettings, ImportSettings, TrainSettings
+from ingot.stages.settings import EvaluateStageSettings, FisherSettings, ImportSettings, TrainSettings
 from ingot.text.settings import TokenizerSettings, TokensSettings
 
 WITHOUT_TURNS = ("char", "word")
@@ -197,6 +197,8 @@ class _Builder:
                     self._check_format(corpus, READ, f"{where}.data", "likelihood is measured on")
                     inputs[f"data:{tokens.name}"] = tokens
             return inputs
+        if isinstance(settings, FisherSettings):
+            return self._fisher_inputs(settings, where)
         return {}
 
     def _companion(self, role: str, name: str, tokenizer: Node, where: str) -> Node:
@@ -207,6 +209,27 @@ class _Builder:
             raise UserError(
                 f"{where}: its {role} '{name}' reads the tokens of '{other}', expected '{tokenizer.name}', the "
                 "tokenizer of this stage: the same text would be other tokens; train one of the two anew"
+            )
+        return node
+
+    def _fisher_inputs(self, settings: FisherSettings, where: str) -> dict[str, Node]:
+        model = self._model(settings.model, f"{where}.model")
+        inputs = {"model": model, "tokenizer": model.inputs["tokenizer"]}
+        for corpus in settings.data:
+            inputs[f"data:{corpus}"] = self._tokens(corpus, inputs["tokenizer"], f"{where}.data")
+            self._check_format(corpus, READ, f"{where}.data", "a fisher stage reads")
+        if settings.previous:
+            inputs["previous"] = self._fisher(settings.previous, inputs["tokenizer"], f"{where}.previous")
+        return inputs
+
+    def _fisher(self, name: str, tokenizer: Node, reader: str) -> Node:
+        """A fisher stage of a model with that tokenizer."""
+        node = self.node(name, reader, ("fisher",))
+        if node.inputs["tokenizer"].key != tokenizer.key:
+            other = node.inputs["tokenizer"].name
+            raise UserError(
+                f"{reader}: '{name}' is of a model that reads '{other}', expected '{tokenizer.name}'; "
+                "an importance of weights holds for the model it was measured on, and those trained from it"
             )
         return node
 

@@ -13,7 +13,7 @@ from ingot.core.recipe import Settings
 from ingot.corpus.settings import CorpusSettings
 from ingot.corpus.sources import source_digest
 from ingot.stages.imports import import_digest
-from ingot.stages.settings import EvaluateStageSettings, ImportSettings, TrainSettings
+from ingot.stages.settings import EvaluateStageSettings, FisherSettings, ImportSettings, TrainSettings
 from ingot.text import files
 from ingot.text.settings import TokenizerSettings, TokensSettings
 
@@ -72,6 +72,13 @@ KINDS: dict[str, Kind] = {
         2,
         "ingot.stages.evaluate:run",
         ("text", "data", "model", "infer", "evaluate", *_WIRING, "stages/evaluate.py"),
+        seeded=True,
+    ),
+    "fisher": Kind(
+        FisherSettings,
+        1,
+        "ingot.stages.fisher:run",
+        ("text", "data", "model", "dist", "infer", "evaluate/fisher.py", *_WIRING, "stages/fisher.py"),
         seeded=True,
     ),
 }

@@ -11,7 +11,7 @@ from ingot.model.settings import ModelSettings
 from ingot.objectives.settings import LanguageModelSettings, ObjectiveSettings
 from ingot.optim.settings import OptimSettings, ScheduleKind
 from ingot.train.duration import Duration
-from ingot.train.settings import EvaluateSettings, LoopSettings, Precision
+from ingot.train.settings import ANCHORS, EvaluateSettings, LoopSettings, PenaltySettings, Precision
 
 
 def _readable(text: str) -> str:
@@ -32,6 +32,12 @@ Length = Annotated[str, AfterValidator(_readable)]
 """A duration: "5000 steps", "3M tokens", "1 epoch", "20 tokens/param"."""
 Shares = Annotated[dict[str, float], AfterValidator(_positive)]
 """Corpus -> its share of the tokens, any positive scale."""
+
+
+def _listed(table: Mapping[str, Any]) -> list[Any]:
+    """The penalties of a table that has not been validated."""
+    found = table.get("penalties", ())
+    return list(found) if isinstance(found, list | tuple) else []
 
 
 class RampSettings(Settings):
@@ -145,6 +151,9 @@ class TrainSettings(Settings):
     Default: 512 x depth^2 tokens."""
     objective: ObjectiveSettings = LanguageModelSettings()
     """What is learned."""
+    penalties: tuple[PenaltySettings, ...] = ()
+    """What must not be forgotten meanwhile: { kind = "ewc", fisher = "STAGE", weight = 100 }, { kind = "l2sp", weight =
+    0.01 }, { kind = "kl", reference = "STAGE", weight = 0.1 }. With ewc or l2sp, weights do not decay."""
     packing: PackingSettings = PackingSettings()
     """How documents are laid out in rows."""
     optim: OptimSettings = OptimSettings()
@@ -174,12 +183,44 @@ class TrainSettings(Settings):
             ValueError: there is no such stage.
         """
         found: dict[str, str] = {}
-        for name, part in (("objective", self.objective),):
+        for name, part in (("objective", self.objective), *(("penalties", penalty) for penalty in self.penalties)):
             for role, stage in getattr(part, "companions", dict[str, str | None])().items():
                 if stage is None and self.init is None:
                     raise ValueError(f"found no {role} in {name} and no init, expected one; name a trained stage")
                 found[role] = stage or self.init or ""
         return found
+
+    @property
+    def penalty_names(self) -> list[str]:
+        """What logs call each penalty: its kind, with its stage where there are several of a kind."""
+        kinds = [p.kind for p in self.penalties]
+        return [p.kind if kinds.count(p.kind) == 1 else f"{p.kind}/{p.stage or 'init'}" for p in self.penalties]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_decay_beside_an_anchor(cls, table: Any) -> Any:
+        """Decay pulls to zero what an anchor holds, so its default there is 0."""
+        if not isinstance(table, Mapping):
+            return table
+        kinds = [p.get("kind") if isinstance(p, Mapping) else getattr(p, "kind", None) for p in _listed(table)]
+        optim = table.get("optim", {})
+        if isinstance(optim, Mapping) and any(kind in ANCHORS for kind in kinds):
+            return {**table, "optim": {"weight_decay": 0.0, **optim}}
+        return table
+
+    @model_validator(mode="after")
+    def _anchored(self) -> "TrainSettings":
+        anchors = [p.kind for p in self.penalties if p.kind in ANCHORS]
+        if anchors and self.optim.weight_decay:
+            raise ValueError(
+                f"found optim.weight_decay = {self.optim.weight_decay:g} beside the penalty {anchors[0]}, expected 0: "
+                "decay pulls weights to zero, the penalty to where they were; leave weight_decay out"
+            )
+        if twice := [n for n in dict.fromkeys(self.penalty_names) if self.penalty_names.count(n) > 1]:
+            raise ValueError(f"found the penalty {twice[0]} twice, expected once; add up their weights")
+        if not self.init and any(p.kind == "l2sp" or (p.kind == "kl" and not p.reference) for p in self.penalties):
+            raise ValueError("found a penalty that keeps what init knew, and no init; name the stage to start from")
+        return self
 
     @model_validator(mode="after")
     def _whole(self) -> "TrainSettings":
@@ -255,3 +296,40 @@ class EvaluateStageSettings(Settings):
     """Temperature of those samples."""
     device: Annotated[Literal["auto", "cpu", "cuda"], EXECUTION] = "auto"
     """Where to compute, in fp32; `auto` takes a GPU if there is one."""
+
+
+class FisherSettings(Settings):
+    """`kind = "fisher"`: which weights of a model its predictions hang on, for `penalties = [{ kind = "ewc", ... }]`."""
+
+    model: str
+    """Train or import stage."""
+    data: Shares
+    """Corpus stage -> its share of the tokens: what must not be forgotten; their training parts are read."""
+    samples: int = Field(default=512, ge=1)
+    """Rows (text) or conversations whose gradients are squared and averaged; one forward and backward pass each."""
+    labels: Literal["sampled", "exact", "empirical"] = "sampled"
+    """sampled: drawn from the model, the true Fisher; empirical: the text's own, nearly zero for a model that is sure;
+    exact: all of the vocabulary by its probability, as many backward passes a token (for checks on small models)."""
+    pool: int = Field(default=1, ge=1)
+    """Rows of one backward pass, squared together: quicker on a GPU and noisier; needs labels = "sampled"."""
+    context: PositiveInt | None = None
+    """Tokens of a row; default: the model's context."""
+    previous: str | None = None
+    """Fisher stage of the tasks before: its values times `gamma` are added (online EWC, one anchor for all tasks)."""
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    """How much of `previous` stays."""
+    seed: int | None = None
+    """Overrides [run] seed for this stage."""
+    device: Annotated[Literal["auto", "cpu", "cuda"], EXECUTION] = "auto"
+    """Where to compute, in fp32; `auto` takes a GPU if there is one."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> "FisherSettings":
+        if self.pool > 1 and self.labels != "sampled":
+            raise ValueError(
+                f"found pool = {self.pool} with labels = '{self.labels}', expected 1: only gradients of labels that the "
+                "model draws are independent, so that the square of their sum is right on average; leave pool out"
+            )
+        if "gamma" in self.model_fields_set and self.gamma != 1.0 and not self.previous:
+            raise ValueError(f"found gamma = {self.gamma:g} without previous, expected a fisher stage; leave gamma out")
+        return self

@@ -29,6 +29,7 @@ from ingot.optim.settings import OptimSettings
 from ingot.train import guard, scaling
 from ingot.train.api import Context, Objective, Term
 from ingot.train.execution import Execution
+from ingot.train.penalties import Penalties
 from ingot.train.settings import LoopSettings
 
 FRESH: dict[str, Any] = {
@@ -102,9 +103,10 @@ class Engine:
         mesh: Mesh,
         directory: Path,
         companions: Mapping[str, nn.Module] | None = None,
+        penalties: Penalties | None = None,
     ):
         self.model, self.objective, self.plan = model.train(objective.dropout), objective, plan
-        self.companions = companions or {}
+        self.companions, self.penalties = companions or {}, penalties or Penalties()
         self.execution, self.mesh = execution, mesh
         self.checkpoints = directory / "checkpoints"
         # Compiled beside the model, not in its place: names stay, and sampling keeps the plain one for its many shapes.
@@ -154,7 +156,7 @@ class Engine:
         terms: dict[str, Term] = {}
         for number, micro in enumerate(batch.micro(self.execution.rows(batch.context))):
             torch.manual_seed(key_of(self.plan.seed, self.state["step"] + 1, inner, number, self.mesh.rank))
-            terms = self._terms(micro)
+            terms = self._terms(micro, self.penalties)
             parts = normalised(terms, counts)
             (torch.stack([part for name, part in parts.items() if not terms[name].metric]).sum() * scale).backward()
             for name, part in parts.items():
@@ -165,7 +167,8 @@ class Engine:
                 gradient.mul_(1 / scale)
         sums = {name: self.mesh.sum(value) for name, value in sums.items()}
         loss = torch.stack([sums[name] for name, term in terms.items() if reported(term)]).sum()
-        return loss, counts, {name: sums[name] for name, term in terms.items() if not reported(term)}
+        others = {name: sums[name] for name, term in terms.items() if not reported(term)}
+        return loss, counts, others | self.penalties.pull()
 
     def _expanded(self, raw: Batch, context: Context) -> Iterator[Batch]:
         """The objective's batches; its code runs without gradients, each time the next batch is asked for."""
@@ -205,7 +208,7 @@ class Engine:
         state["skipped_steps"] += overflowed
         return overflowed
 
-    def _terms(self, batch: Batch) -> dict[str, Term]:
+    def _terms(self, batch: Batch, penalties: Penalties | None = None) -> dict[str, Term]:
         batch = batch.to(self.execution.device)
         with self.execution.forward():
             out = self._forward(
@@ -214,7 +217,8 @@ class Engine:
                 documents_BT=batch.documents_BT,
                 taps=self.objective.taps,
             )
-            return self.objective.loss(out, batch)
+            terms = self.objective.loss(out, batch)
+            return terms | penalties.terms(out, batch) if penalties else terms
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.trained.values() if p.grad is not None]

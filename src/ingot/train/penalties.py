@@ -1,0 +1,66 @@
+"""Penalties on a training step that no objective knows: what keeps an old task while a new one is learned.
+
+Two kinds, by what they are functions of. A term of the loss (`Divergence`) is computed beside the objective's own terms
+from the same forward and divided by the same counts; an anchor (`optim/grad_terms.py`) is a function of the weights and
+adds its gradient once a step. Both are logged under their own names and are no part of the reported loss. The global
+norm is taken and clipped with them in it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ingot.data.batches import Batch
+from ingot.model.ops import divergences
+from ingot.optim.grad_terms import Anchor
+from ingot.train.api import Term
+
+
+class LossPenalty(Protocol):
+    """A term beside those of the objective."""
+
+    def terms(self, out: Any, batch: Batch) -> dict[str, Term]:
+        """Named terms with `penalty=True`, from the forward of some rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """KL(reference || model) of each labelled token given what came before, over the whole vocabulary.
+
+    In this direction it is the cross-entropy on the reference's own predictions less their entropy: learning without
+    forgetting (Li and Hoiem 2016, arXiv:1606.09282), distillation from the model as it was.
+    """
+
+    name: str
+    weight: float
+    reference: nn.Module
+    """A frozen model with the Transformer's forward."""
+
+    def terms(self, out: Any, batch: Batch) -> dict[str, Term]:
+        with torch.no_grad():
+            old = self.reference(batch.ids_BT, positions_BT=batch.positions_BT, documents_BT=batch.documents_BT)
+        kl_BT = divergences(out.hidden, out.head, old.hidden, old.head, batch.labels_BT, ignore=batch.ignore)
+        return {self.name: Term(kl_BT.sum(), "token", self.weight, penalty=True)}
+
+
+@dataclass(frozen=True)
+class Penalties:
+    """All penalties of a stage."""
+
+    losses: Sequence[LossPenalty] = ()
+    anchors: Sequence[Anchor] = ()
+    weights: Callable[[], Mapping[str, Tensor]] = dict
+    """The weights that the model computes with, by name: what anchors hold on to."""
+
+    def terms(self, out: Any, batch: Batch) -> dict[str, Term]:
+        """The terms of all that are part of the loss."""
+        return {name: term for penalty in self.losses for name, term in penalty.terms(out, batch).items()}
+
+    def pull(self) -> dict[str, Tensor]:
+        """Add the gradients of all anchors to `.grad`; their values and norms, by name."""
+        weights = self.weights() if self.anchors else {}
+        return {name: value for anchor in self.anchors for name, value in anchor.pull(weights).items()}
