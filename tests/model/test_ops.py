@@ -189,3 +189,44 @@ def test_D1_nats_bits_and_perplexity():
     nll, count = cross_entropy(torch.zeros(4, 8, 1), lambda h: h.new_zeros(len(h), 64), torch.zeros(4, 8).long())
     assert count == 32
     assert nll.item() / 32 / math.log(2) == pytest.approx(6.0)
+
+
+# -- divergences -----------------------------------------------------------------------------------------------------
+
+
+def _pair():
+    hidden, weight, labels = _case()
+    old, old_weight = torch.randn_like(hidden) * 2, torch.randn_like(weight)
+    return hidden, weight, old.requires_grad_(), old_weight.requires_grad_(), labels
+
+
+@pytest.mark.parametrize("max_logits", [V, 4 * V, 10_000])
+def test_2_7_the_kl_to_a_reference_is_exact_over_the_vocabulary(max_logits):
+    """Value and gradients are the definition's in any chunking; the reference gets none."""
+    from ingot.model.ops import divergences
+
+    hidden, weight, old, old_weight, labels = _pair()
+    sizes = []
+
+    def head(h):
+        sizes.append(len(h) * V)
+        return h @ weight.T
+
+    kl = divergences(hidden, head, old, lambda h: h @ old_weight.T, labels, max_logits=max_logits)
+    found = torch.autograd.grad(kl.sum(), (hidden, weight))
+    p, q = (old @ old_weight.T).softmax(-1), (hidden @ weight.T).softmax(-1)
+    expected = torch.where(labels == IGNORE, 0, (p * (p.log() - q.log())).sum(-1))
+    torch.testing.assert_close(kl, expected, rtol=1e-12, atol=1e-12)
+    for ours, theirs in zip(found, torch.autograd.grad(expected.sum(), (hidden, weight)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
+    assert max(sizes) <= max_logits
+    assert (kl >= 0).all()
+
+
+def test_2_7_the_kl_of_a_model_to_itself_is_zero_and_so_is_its_gradient():
+    from ingot.model.ops import divergences
+
+    hidden, weight, *_, labels = _pair()
+    kl = divergences(hidden, lambda h: h @ weight.T, hidden.detach(), lambda h: h @ weight.T, labels)
+    assert kl.abs().max() < 1e-14
+    assert torch.autograd.grad(kl.sum(), hidden)[0].abs().max() < 1e-14

@@ -93,6 +93,7 @@ BASES: dict[str, dict[str, Any]] = {
     "train": {"data": {"a": 1.0}, "duration": "5 steps", "tokenizer": "t", "model": {"depth": 2}},
     "evaluate": {"models": ["a"]},
     "import": {"path": "hf:a"},
+    "fisher": {"model": "m", "data": {"a": 1.0}},
 }
 ROPE_SCALING = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_context": 64}
 CANDIDATES: list[Any] = [
@@ -132,6 +133,8 @@ CANDIDATES: list[Any] = [
     *([{"name": "y", "share": 1.0}], -1, "4K tokens"),
     {"chosen": "x"},
     "own.jinja",
+    [{"kind": "kl", "reference": "a", "weight": 1.0}],
+    "empirical",
 ]
 """Values to try on a field until one is valid and different."""
 
@@ -193,6 +196,7 @@ WITH = {
             "rejected": "pairs",
         }.items()
     },
+    ("fisher", "gamma"): {"model": "m", "data": {"a": 1.0}, "previous": "f"},
     ("corpus", "fields"): {"sources": ["a"], "format": "pairs"},
     ("corpus", "sources", "0", "fields"): {"sources": [{"path": "a"}], "format": "pairs"},
 }

@@ -14,8 +14,8 @@ token, hence for checks on small models.
 
 One backward pass a row, whose gradient is squared and added: about the cost of training on those rows, with two passes
 over the weights more. `pool` rows may share a backward pass where labels are drawn (the square of a sum of independent
-gradients is right on average too): quicker on a GPU, and with so many fewer squares so much noisier. Rejected: gradients
-of each row by `torch.func.vmap` (no fewer operations, and every operation of the model would have to know of it).
+gradients is right on average too): quicker on a GPU, and with so many fewer squares so much noisier. Rejected:
+gradients of each row by `torch.func.vmap` (no fewer operations, and each of the model's would have to know of it).
 
 Squaring the mean gradient of a batch of gold labels is none of these, and counting one example more than is divided by
 (the widely copied reference code stops at `index > samples`) is not either.
@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ingot.data.batches import Batch
 from ingot.evaluate.likelihood import ratio
@@ -58,7 +58,7 @@ class Fisher:
         for share, gradients in self._gradients(batch, place):
             for square, gradient in zip(self.squares.values(), gradients, strict=True):
                 square.addcmul_(gradient, gradient, value=share)
-            trace += share * float(torch.stack(torch._foreach_norm(gradients)).double().square().sum())
+            trace += share * float(nn.utils.get_total_norm(gradients)) ** 2
         self.noted["traces"].append(trace)
         self.noted["tokens"].append(int((batch.labels_BT != batch.ignore).sum()))
 

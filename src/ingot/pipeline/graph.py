@@ -186,6 +186,8 @@ class _Builder:
                 self._check_format(corpus, OBJECTIVES[kind].formats, f"{where}.data", f"objective {kind} learns from")
             for role, stage in settings.companions().items():
                 inputs[f"companion:{role}"] = self._companion(role, stage, inputs["tokenizer"], where)
+            for stage in settings.fishers:
+                inputs[f"fisher:{stage}"] = self._fisher(stage, inputs["tokenizer"], f"{where}.penalties")
             return inputs
         if isinstance(settings, EvaluateStageSettings):
             models = {m: self._model(m, f"{where}.models") for m in settings.models}

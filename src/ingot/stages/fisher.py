@@ -4,6 +4,7 @@
 manifest of digests, the model's shape. Squares so far are kept once a minute, so a killed stage goes on from there.
 """
 
+import json
 import shutil
 import time
 from dataclasses import replace
@@ -18,9 +19,11 @@ from ingot.core.artifact import manifest_problem
 from ingot.core.errors import UserError
 from ingot.data.batches import Batch, Source, make_batch
 from ingot.data.order import Order
-from ingot.data.packing import BestFit, Windows
+from ingot.data.packing import Whole, Windows
 from ingot.dist import checkpoint
 from ingot.evaluate.fisher import Fisher
+from ingot.model.settings import ModelConfig
+from ingot.model.transformer import empty
 from ingot.optim.grad_terms import mean_of
 from ingot.stages.job import Job
 from ingot.stages.load import Loaded, load_model, resolve_device
@@ -71,14 +74,15 @@ def read_fisher(stage: Path, model: nn.Module) -> tuple[dict[str, Tensor], dict[
     if trouble := manifest_problem(stage / FISHER):
         raise UserError(f"damaged: {trouble}; delete {stage.resolve()} and run the recipe again")
     shapes = {name: p.shape for name, p in model.named_parameters()}
-    found = {f"{kind}.{name}": torch.empty(shape) for kind in ("fisher", "theta") for name, shape in shapes.items()}
-    try:
-        checkpoint.load(stage / FISHER, found)
-    except (ValueError, RuntimeError, KeyError) as error:
+    told = json.loads((stage / FISHER / checkpoint.CONFIG).read_text())
+    measured = empty(ModelConfig.model_validate(told["model"]), "meta", torch.float32)
+    if shapes != {name: p.shape for name, p in measured.named_parameters()}:
         raise UserError(
             f"{stage}: its Fisher information is of a model of another shape, expected the one that is trained; "
             "measure it on the stage in init"
-        ) from error
+        )
+    found = {f"{kind}.{name}": torch.empty(shape) for kind in ("fisher", "theta") for name, shape in shapes.items()}
+    checkpoint.load(stage / FISHER, found)
     return tuple({name: found[f"{kind}.{name}"] for name in shapes} for kind in ("fisher", "theta"))  # type: ignore[return-value]
 
 
@@ -117,10 +121,10 @@ def _sources(job: Job, loaded: Loaded, context: int) -> list[Source]:
     for name, tokens in job.roles("data").items():
         store = Store.open(tokens.path / "train", tokenizer=loaded.tokenizer.fingerprint)
         ends, masked = np.asarray(store.ends), "mask" in store.columns
-        plan = BestFit(ends, context, truncate=True) if masked else Windows(ends, context, tail=True)
+        plan = Whole(ends, context) if masked else Windows(ends, context, tail=True)
         if plan.rows == 0:
             raise UserError(f"data.{name}: found no text to measure on; give it more, or name another corpus")
-        sources.append(Source(name, store, plan, isolate=masked, pad_id=loaded.tokenizer.pad))
+        sources.append(Source(name, store, plan, isolate=False, pad_id=loaded.tokenizer.pad))
     return sources
 
 

@@ -11,7 +11,7 @@ from ingot.model.settings import ModelSettings
 from ingot.objectives.settings import LanguageModelSettings, ObjectiveSettings
 from ingot.optim.settings import OptimSettings, ScheduleKind
 from ingot.train.duration import Duration
-from ingot.train.settings import ANCHORS, EvaluateSettings, LoopSettings, PenaltySettings, Precision
+from ingot.train.settings import ANCHORS, EvaluateSettings, EwcSettings, LoopSettings, PenaltySettings, Precision
 
 
 def _readable(text: str) -> str:
@@ -191,6 +191,11 @@ class TrainSettings(Settings):
         return found
 
     @property
+    def fishers(self) -> list[str]:
+        """Fisher stages that penalties read."""
+        return [p.fisher for p in self.penalties if isinstance(p, EwcSettings)]
+
+    @property
     def penalty_names(self) -> list[str]:
         """What logs call each penalty: its kind, with its stage where there are several of a kind."""
         kinds = [p.kind for p in self.penalties]
@@ -299,7 +304,7 @@ class EvaluateStageSettings(Settings):
 
 
 class FisherSettings(Settings):
-    """`kind = "fisher"`: which weights of a model its predictions hang on, for `penalties = [{ kind = "ewc", ... }]`."""
+    """`kind = "fisher"`: which weights of a model its predictions hang on, for penalties of kind ewc."""
 
     model: str
     """Train or import stage."""
@@ -327,8 +332,8 @@ class FisherSettings(Settings):
     def _possible(self) -> "FisherSettings":
         if self.pool > 1 and self.labels != "sampled":
             raise ValueError(
-                f"found pool = {self.pool} with labels = '{self.labels}', expected 1: only gradients of labels that the "
-                "model draws are independent, so that the square of their sum is right on average; leave pool out"
+                f"found pool = {self.pool} with labels = '{self.labels}', expected 1: only with labels that the model "
+                "draws is the square of a sum of gradients right on average; leave pool out"
             )
         if "gamma" in self.model_fields_set and self.gamma != 1.0 and not self.previous:
             raise ValueError(f"found gamma = {self.gamma:g} without previous, expected a fisher stage; leave gamma out")

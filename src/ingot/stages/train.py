@@ -21,6 +21,7 @@ from ingot.stages.job import Job
 from ingot.stages.layout import longest, timeline
 from ingot.stages.load import describe, load_frozen, load_model, objective_of
 from ingot.stages.mixture import Data, open_data, starting_shape
+from ingot.stages.penalties import penalties_of
 from ingot.stages.settings import TrainSettings
 from ingot.stages.text import TOKENIZER
 from ingot.stages.timeline import Timeline
@@ -54,7 +55,9 @@ def run(job: Job) -> dict[str, Any]:
         label=lambda step: {"phase": line.phase(step).name} if settings.phases else {},
     )
     companions = _companions(job, execution)
-    engine = Engine(model, objective_of(settings), plan, execution, mesh.current(), job.out.path, companions)
+    penalties = penalties_of(job, settings, model, companions)
+    objective = objective_of(settings)
+    engine = Engine(model, objective, plan, execution, mesh.current(), job.out.path, companions, penalties)
     describe(job.out.path, config, tokenizer)
     facts = _facts(engine, config, data, line)
     job.display.say(f"{facts['parameters']:,} parameters, {line.steps:,} steps; {execution.line()}")

@@ -1,0 +1,46 @@
+"""The `penalties` of a train stage: settings, fisher stages and companions to what the engine adds to a step."""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from ingot.model.transformer import Transformer
+from ingot.optim.grad_terms import Anchor, mean_of, shaped
+from ingot.stages.fisher import read_fisher
+from ingot.stages.job import Job
+from ingot.stages.settings import TrainSettings
+from ingot.train.penalties import Divergence, Penalties
+from ingot.train.settings import EwcSettings, KlSettings
+
+
+def penalties_of(
+    job: Job, settings: TrainSettings, model: Transformer, companions: Mapping[str, nn.Module]
+) -> Penalties:
+    """All penalties of a stage.
+
+    Args:
+        model: as this stage starts, before any checkpoint is read into it.
+        companions: the frozen models that the settings name, by role.
+
+    Raises:
+        UserError: a fisher stage is damaged, or of another model.
+    """
+    losses, anchors = [], []
+    for name, penalty in zip(settings.penalty_names, settings.penalties, strict=True):
+        if isinstance(penalty, KlSettings):
+            losses.append(Divergence(name, penalty.weight, companions[penalty.role]))
+        elif isinstance(penalty, EwcSettings):
+            fisher, center = read_fisher(job.inputs[f"fisher:{penalty.fisher}"].path, model)
+            importance = shaped(fisher, penalty.clip, penalty.floor, penalty.normalise)
+            anchors.append(Anchor(name, penalty.weight, _like(center, model), _like(importance, model)))
+            job.display.say(f"{name}: mean importance {mean_of(importance):.3g}; weights do not decay")
+        else:
+            start = {n: p.detach().clone() for n, p in model.named_parameters()}
+            anchors.append(Anchor(name, penalty.weight, start))
+            job.display.say(f"{name}: weights do not decay")
+    return Penalties(losses, anchors, lambda: dict(model.named_parameters()))
+
+
+def _like(tensors: Mapping[str, Tensor], model: Transformer) -> dict[str, Tensor]:
+    """On the model's device, in its precision."""
+    return {name: tensors[name].to(p.device, p.dtype) for name, p in model.named_parameters()}
