@@ -186,9 +186,9 @@ def test_2_7_a_stage_with_every_penalty_resumes_to_the_bit(graph: Graph, monkeyp
     assert _same(straight / "checkpoints/00000006", again / "checkpoints/00000006")
     events = [json.loads(line) for line in (straight / "metrics.jsonl").read_text().splitlines()]
     steps = [e for e in events if e["event"] == "step"]
-    assert steps[0]["ewc"] == steps[0]["l2sp"] == 0  # at theta*
-    assert steps[0]["kl"] < 1e-6
-    assert min(steps[-1][name] for name in ("ewc", "l2sp", "kl", "ewc_grad_norm")) > 0
+    assert steps[0]["penalty/ewc"] == steps[0]["penalty/l2sp"] == 0  # at theta*
+    assert steps[0]["penalty/kl"] < 1e-6
+    assert min(steps[-1][f"penalty/{name}"] for name in ("ewc", "l2sp", "kl", "ewc_grad_norm")) > 0
     evaluated = [e for e in events if e["event"] == "evaluation"]
     assert {"train_loss_nats/old", "train_loss_nats/new"} <= set(evaluated[0])  # the loss of each source
     assert graph.nodes["tuned"].settings.optim.weight_decay == 0  # type: ignore[attr-defined]

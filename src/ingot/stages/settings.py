@@ -197,9 +197,10 @@ class TrainSettings(Settings):
 
     @property
     def penalty_names(self) -> list[str]:
-        """What logs call each penalty: its kind, with its stage where there are several of a kind."""
+        """What logs call each penalty: penalty/KIND, and its stage where there are several of a kind."""
         kinds = [p.kind for p in self.penalties]
-        return [p.kind if kinds.count(p.kind) == 1 else f"{p.kind}/{p.stage or 'init'}" for p in self.penalties]
+        stages = ["" if kinds.count(p.kind) == 1 else f"/{p.stage or 'init'}" for p in self.penalties]
+        return [f"penalty/{kind}{stage}" for kind, stage in zip(kinds, stages, strict=True)]
 
     @model_validator(mode="before")
     @classmethod
@@ -222,7 +223,7 @@ class TrainSettings(Settings):
                 "decay pulls weights to zero, the penalty to where they were; leave weight_decay out"
             )
         if twice := [n for n in dict.fromkeys(self.penalty_names) if self.penalty_names.count(n) > 1]:
-            raise ValueError(f"found the penalty {twice[0]} twice, expected once; add up their weights")
+            raise ValueError(f"found {twice[0]} twice, expected once; add up their weights")
         if not self.init and any(p.kind == "l2sp" or (p.kind == "kl" and not p.reference) for p in self.penalties):
             raise ValueError("found a penalty that keeps what init knew, and no init; name the stage to start from")
         return self
