@@ -8,7 +8,7 @@ import operator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, create_model
+from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from ingot.core.recipe import Settings
 
@@ -21,6 +21,78 @@ class LanguageModelSettings(Settings):
     """Share of the target spread evenly over the vocabulary; trained on, and no part of the reported loss."""
     z_loss: float = Field(default=0.0, ge=0)
     """Weight of ln(Z)^2 per token, which keeps logits from drifting (PaLM: 1e-4); no part of the reported loss."""
+
+
+class RewardSettings(Settings):
+    """`objective = { kind = "reward" }`: a reward model from pairs (Bradley-Terry)."""
+
+    kind: Literal["reward"] = "reward"
+    margin: float = Field(default=0.0, ge=0)
+    """How far apart the rewards of the chosen and the rejected answer are wanted."""
+    centering: float = Field(default=0.01, ge=0)
+    """Weight of (r_w + r_l)^2, which holds the rewards around 0; no part of the reported loss."""
+
+
+class PreferenceSettings(Settings):
+    """`objective = { kind = "dpo", beta = 0.1 }`: learning from pairs without a reward model."""
+
+    kind: Literal["dpo"] = "dpo"
+    loss: Literal["sigmoid", "robust", "ipo", "hinge", "simpo", "orpo", "cpo"] = "sigmoid"
+    """`sigmoid` is DPO (with `label_smoothing` the conservative one); simpo, orpo and cpo need no reference."""
+    beta: float | None = Field(default=None, gt=0)
+    """How much a difference between the answers counts, the pull to the reference. Default: 0.1, of simpo 2."""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
+    """Share of pairs taken to be labelled the wrong way round (sigmoid, robust)."""
+    gamma: float = Field(default=0.0, ge=0)
+    """How far apart simpo wants the two rewards."""
+    length_norm: bool | None = None
+    """Whether an answer's score is divided by its tokens, as simpo's and orpo's always is; default: of ipo alone, as
+    its authors do."""
+    sft_weight: float | None = Field(default=None, ge=0)
+    """Weight of the chosen answer's own loss a token (RPO), which keeps its probability from falling; no part of the
+    reported loss. Default: 1 for orpo and cpo, else 0."""
+    reference: str | None = None
+    """The frozen model that the policy is held to: a stage. Default: what this stage starts from."""
+
+    def companions(self) -> dict[str, str | None]:
+        """The reference, where the loss has one."""
+        return {} if self.loss in REFERENCE_FREE else {"reference": self.reference}
+
+    @model_validator(mode="after")
+    def _fitting(self) -> "PreferenceSettings":
+        """Nothing is set that this loss would not read."""
+        free = self.loss in REFERENCE_FREE
+        for name, fits, which in (
+            ("label_smoothing", self.loss in ("sigmoid", "robust"), "sigmoid and robust"),
+            ("gamma", self.loss == "simpo", "simpo"),
+            ("reference", not free, "losses with a reference"),
+            ("length_norm", not free, "losses with a reference"),
+        ):
+            if getattr(self, name) and not fits:
+                raise ValueError(f'found {name} with loss = "{self.loss}", expected it with {which}; leave it out')
+        return self
+
+
+class UnpairedSettings(Settings):
+    """`objective = { kind = "kto" }`: answers that were liked or not, each by itself."""
+
+    kind: Literal["kto"] = "kto"
+    beta: float = Field(default=0.1, gt=0)
+    """How much an answer's ratio to the reference counts."""
+    desirable: float = Field(default=1.0, ge=0)
+    """Weight of chosen answers."""
+    undesirable: float = Field(default=1.0, ge=0)
+    """Weight of rejected answers."""
+    reference: str | None = None
+    """The frozen model that the policy is held to: a stage. Default: what this stage starts from."""
+
+    def companions(self) -> dict[str, str | None]:
+        """The reference."""
+        return {"reference": self.reference}
+
+
+REFERENCE_FREE = ("simpo", "orpo", "cpo")
+"""Preference losses that compare the policy with itself alone."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +113,9 @@ def plain(kind: str) -> type[Settings]:
 
 OBJECTIVES: dict[str, Entry] = {
     "lm": Entry(LanguageModelSettings, "ingot.objectives.lm:LanguageModel"),
+    "reward": Entry(RewardSettings, "ingot.objectives.reward:Reward", ("pairs",)),
+    "dpo": Entry(PreferenceSettings, "ingot.objectives.preference:Preference", ("pairs",)),
+    "kto": Entry(UnpairedSettings, "ingot.objectives.preference:Unpaired", ("pairs",)),
 }
 
 

@@ -44,7 +44,7 @@ def _tokenizer_digest(settings: Settings, hashes: FileHashes) -> str | None:
     return files.source_digest(settings, hashes)
 
 
-_TRAINING = ("stages/fisher.py", "stages/layout.py", "stages/penalties.py", "stages/timeline.py", "stages/train.py")
+_TRAINING = tuple(f"stages/{name}.py" for name in ("columns", "fisher", "layout", "penalties", "timeline", "train"))
 _WIRING = ("stages/mixture.py", "stages/load.py")
 
 KINDS: dict[str, Kind] = {

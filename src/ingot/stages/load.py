@@ -11,8 +11,6 @@ from torch import nn
 from ingot.core.artifact import atomic_write, manifest_problem
 from ingot.core.errors import UserError
 from ingot.dist import checkpoint
-from ingot.model import lora
-from ingot.model.adapter import AdapterSettings
 from ingot.model.settings import ModelConfig
 from ingot.model.transformer import Transformer, empty
 from ingot.objectives.settings import OBJECTIVES
@@ -48,7 +46,7 @@ def load_model(
     exact: bool = False,
     context: int | None = None,
 ) -> Loaded:
-    """The newest good weights of a train stage (or its best ones); an adapter comes merged.
+    """The newest good weights of a train stage (or its best ones).
 
     Args:
         stage: the stage's directory.
@@ -59,22 +57,8 @@ def load_model(
         context: the longest sequence, where it is to be another than it was.
 
     Raises:
-        UserError: not a train stage, nothing saved yet, or all of it damaged; the model under an adapter is gone.
+        UserError: not a train stage, nothing saved yet, or all of it damaged.
     """
-    loaded = load_adapted(stage, say, device, best, exact, context)
-    lora.fold(loaded.model)
-    return loaded
-
-
-def load_adapted(
-    stage: Path,
-    say: Callable[[str], None],
-    device: str = "auto",
-    best: bool = False,
-    exact: bool = False,
-    context: int | None = None,
-) -> Loaded:
-    """As `load_model`, with the stage's adapter beside the frozen matrices, if it has one."""
     config = read_config(stage)
     config = config.model_copy(update={"context": context or config.context})
     root = stage / "checkpoints"
@@ -85,11 +69,7 @@ def load_adapted(
         raise UserError(f"damaged checkpoint: {trouble}; load the last one instead of the best")
     if exact and path.name != f"{read_result(stage)['steps']:08d}":
         raise UserError(f"{stage}: its final checkpoint is damaged; delete {stage.resolve()} and run the recipe again")
-    if (adapter := adapter_of(stage)) is None:
-        model = empty(config, resolve_device(device), torch.float32)
-    else:
-        model = load_model(_base(stage), say, device, exact=True, context=config.context).model
-        lora.adapt(model, adapter, seed=0)
+    model = empty(config, resolve_device(device), torch.float32)
     load_weights(model, path)
     return Loaded(model, load_tokenizer(stage / TOKENIZER), config, path)
 
@@ -112,40 +92,12 @@ def load_frozen(stage: Path, say: Callable[[str], None], device: str, dtype: tor
     return frozen.to(dtype).eval().requires_grad_(False)
 
 
-def is_bare(stage: Path) -> bool:
-    """Whether a finished stage is, as a companion, its model and nothing around it."""
-    record = open_stage(stage)
-    if record["kind"] != "train":
-        return True
-    return type(objective_of(TrainSettings.model_validate(record["settings"]))).frozen is Objective.frozen
-
-
 def objective_of(settings: TrainSettings) -> Objective:
-    """The objective of a train stage; settings that name a companion's stage are not its business."""
+    """The objective of a train stage; settings that name a companion's stage, or nothing, are not its business."""
     module, name = OBJECTIVES[settings.objective.kind].builder.split(":")
     apart = {"kind", *getattr(settings.objective, "companions", dict[str, str | None])()}
-    return getattr(importlib.import_module(module), name)(**{k: v for k, v in settings.objective if k not in apart})
-
-
-def adapter_of(stage: Path) -> AdapterSettings | None:
-    """The adapter that a stage trains, or none."""
-    table = open_stage(stage)["settings"].get("adapter")
-    return AdapterSettings.model_validate(table) if table else None
-
-
-def _base(stage: Path) -> Path:
-    """The stage that an adapter was trained upon.
-
-    Raises:
-        UserError: its directory is gone.
-    """
-    base = open_stage(stage)["inputs"]["init"]
-    path = stage.resolve().parent.parent / base["dir"]
-    if not path.exists():
-        raise UserError(
-            f"{stage}: is an adapter of '{base['name']}', and {path} is gone; run the recipe again to make it anew"
-        )
-    return path
+    given = {k: v for k, v in settings.objective if k not in apart and v is not None}
+    return getattr(importlib.import_module(module), name)(**given)
 
 
 def resolve_device(name: str) -> str:
@@ -154,6 +106,6 @@ def resolve_device(name: str) -> str:
 
 
 def load_weights(model: Transformer, path: Path) -> None:
-    """Fill what is trained of a model from a checkpoint directory, without touching its optimizer tensors."""
-    tensors = {f"model.{n}": p.detach() for n, p in model.named_parameters() if p.requires_grad}
+    """Fill a model from a checkpoint directory, without touching its optimizer tensors."""
+    tensors = {f"model.{n}": p.detach() for n, p in model.named_parameters()}
     checkpoint.load(path, tensors)

@@ -1,5 +1,6 @@
 """Builder of the `train` kind: settings and inputs to an engine, and the engine's numbers to a result."""
 
+import itertools
 import math
 import resource
 from typing import Any
@@ -9,19 +10,18 @@ import torch
 from torch import nn
 
 from ingot.data.batches import Loader, Source, all_rows
-from ingot.data.order import key_of
 from ingot.data.packing import BestFit, Whole
 from ingot.dist import mesh
 from ingot.infer.generate import generate
 from ingot.infer.text import sampling_for
-from ingot.model import lora
 from ingot.model.settings import ModelConfig
 from ingot.model.transformer import Transformer, build
 from ingot.optim.groups import counts as decay_counts
 from ingot.plan.flops import training_flops_per_token
+from ingot.stages.columns import add_columns
 from ingot.stages.job import Job
 from ingot.stages.layout import longest, timeline
-from ingot.stages.load import describe, is_bare, load_frozen, load_model, objective_of
+from ingot.stages.load import describe, load_frozen, load_model, objective_of
 from ingot.stages.mixture import Data, open_data, starting_shape
 from ingot.stages.penalties import penalties_of
 from ingot.stages.settings import TrainSettings
@@ -45,7 +45,7 @@ def run(job: Job) -> dict[str, Any]:
     line = timeline(settings, before, data.extent, job.seed)
     _save_rows(job, data)
     execution = _execution(job, settings, line)
-    model = _model(job, settings, config, execution)
+    model = _model(job, config, execution)
     plan = Plan(
         steps=line.steps,
         seed=job.seed,
@@ -56,7 +56,7 @@ def run(job: Job) -> dict[str, Any]:
         config={"model": config.model_dump(), "tokenizer": tokenizer.fingerprint},
         label=lambda step: {"phase": line.phase(step).name} if settings.phases else {},
     )
-    companions = _companions(job, settings, model, execution)
+    companions = _companions(job, execution)
     penalties = penalties_of(job, settings, model, companions)
     objective = objective_of(settings)
     engine = Engine(model, objective, plan, execution, mesh.current(), job.out.path, companions, penalties)
@@ -74,6 +74,7 @@ def run(job: Job) -> dict[str, Any]:
         job.log.write("plan", **facts)
         for phase in line.summary():
             job.log.write("phase", **phase)
+    _annotate(job, engine, data, line)
     return _loop(job, settings, engine, data, line, tokenizer) | facts
 
 
@@ -102,26 +103,36 @@ def _execution(job: Job, settings: TrainSettings, line: Timeline) -> Execution:
     return execution
 
 
-def _model(job: Job, settings: TrainSettings, config: ModelConfig, execution: Execution) -> Transformer:
+def _model(job: Job, config: ModelConfig, execution: Execution) -> Transformer:
     if "init" in job.inputs:
         path = job.inputs["init"].path
-        model = load_model(path, job.display.say, device="cpu", exact=True, context=config.context).model
-        if settings.adapter:
-            lora.adapt(model, settings.adapter, key_of(job.seed, int(job.inputs["init"].key[:15], 16)))
-        return model.to(execution.device, execution.parameter_dtype)
+        start = load_model(path, job.display.say, device="cpu", exact=True, context=config.context)
+        return start.model.to(execution.device, execution.parameter_dtype)
     model = build(config, job.seed, dtype=execution.parameter_dtype)  # on the CPU, so every machine starts alike
     return model.to(execution.device)
 
 
-def _companions(job: Job, settings: TrainSettings, model: Transformer, execution: Execution) -> dict[str, nn.Module]:
-    """The frozen models that the settings name, by role; what lies under an adapter is in memory already."""
-    found: dict[str, nn.Module] = {}
-    for role, source in job.roles("companion").items():
-        if settings.adapter and source.key == job.inputs["init"].key and is_bare(source.path):
-            found[role] = lora.reference(model)
-        else:
-            found[role] = load_frozen(source.path, job.display.say, execution.device, execution.parameter_dtype)
-    return found
+def _companions(job: Job, execution: Execution) -> dict[str, nn.Module]:
+    """The frozen models that the settings name, by role."""
+    return {
+        role: load_frozen(source.path, job.display.say, execution.device, execution.parameter_dtype)
+        for role, source in job.roles("companion").items()
+    }
+
+
+def _annotate(job: Job, engine: Engine, data: Data, line: Timeline) -> None:
+    """Write what companions say of each row, where the run will see every row; they may go if that is all of it."""
+    if not engine.objective.overlays:
+        return
+    epochs = line.epochs(data.extent)
+    seen = [source for source in data.longest if epochs[source.name] >= 1]
+    parts = [("train", source) for source in seen] + [("val", source) for source in data.held_out]
+    rows = sum(source.plan.rows * source.plan.group for _, source in parts)
+    with job.display.bar(f"reading the reference for {job.name}", rows, "rows") as bar:
+        for split, source in parts:
+            add_columns(engine, source, job.out / "columns" / f"{source.name}-{split}", bar.advance)
+    if engine.objective.only_annotates and len(seen) == len(data.longest):
+        engine.companions = {}
 
 
 def _facts(engine: Engine, config: ModelConfig, data: Data, line: Timeline) -> dict[str, Any]:
@@ -133,7 +144,6 @@ def _facts(engine: Engine, config: ModelConfig, data: Data, line: Timeline) -> d
     )
     return {
         "parameters": sum(p.numel() for p in engine.named.values()),
-        "trained_parameters": sum(p.numel() for p in engine.trained.values()),
         **decay_counts(engine.named, engine.plan.optim),
         "steps": line.steps,
         "context": config.context,
@@ -201,10 +211,10 @@ class _Evaluation:
     def __call__(self, step: int, whole: bool) -> dict[str, float]:
         numbers, bits = self._measured(self.data.held_out, "val", whole)
         if whole:
-            return numbers | bits
+            return numbers | bits | self._concluded()
         if not self.sampled:  # the log of each step has the reward of fresh samples already
             numbers |= self._measured(self.data.longest, "train", whole=False)[0]
-        if self.settings.evaluate.sample is not False:
+        if self.settings.evaluate.sample is not False and self.engine.objective.speaks:
             self.job.log.write("sample", step=step, **self._sample(step))
         return numbers
 
@@ -224,6 +234,11 @@ class _Evaluation:
         means = {name: float(np.average(list(by.values()), weights=self.shares)) for name, by in found.items()}
         by_source = {f"{name}/{source}": number for name, by in found.items() for source, number in by.items()}
         return means | (by_source if len(sources) > 1 else {}), bits
+
+    def _concluded(self) -> dict[str, float]:
+        """What the objective says of the trained model, on all held-out rows."""
+        passes = (all_rows(s, rows_per_pass(s.plan.context)) for s in self.data.held_out)
+        return self.engine.conclude(itertools.chain.from_iterable(passes))
 
     def _rows(self, source: Source) -> int:
         """Held-out rows looked at while training runs; a row that is sampled may come to fill the context."""

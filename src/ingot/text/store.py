@@ -120,7 +120,7 @@ class Store:
                 "use the tokenizer it was made with or encode the corpus again"
             )
         for overlay in overlays:
-            store._add_overlay(overlay)
+            store.add_overlay(overlay)
         return store
 
     @cached_property
@@ -166,7 +166,8 @@ class Store:
         for file in (self.ids.file, self._ends.file, self._identities, *(c.file for c in self.columns.values())):
             file.verify()
 
-    def _add_overlay(self, path: Path) -> None:
+    def add_overlay(self, path: Path) -> None:
+        """Add the columns in a directory. Raises UserError where they are another store's, or are here already."""
         manifest = _read_manifest(path, OVERLAY)
         if manifest["base"] != self.fingerprint:
             raise UserError(

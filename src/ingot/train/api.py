@@ -5,8 +5,8 @@ in; the engine knows how many units the whole step holds, over all micro-batches
 why averaging micro-batch means, wrong as soon as their token counts differ, cannot be written here.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from torch import Tensor, nn
@@ -76,12 +76,30 @@ class Objective:
     """The held-out number that says which weights are the best: the lowest loss, or the highest reward."""
     dropout: bool = True
     """Whether the model's dropout is on where it has one: not where a method compares the model with itself."""
+    speaks: bool = True
+    """Whether the model still predicts text, so that a sample of it says something."""
+    overlays: tuple[str, ...] = ()
+    """Columns of a row that frozen companions alone decide, and that `annotate` gives."""
+    only_annotates: bool = False
+    """Whether companions are read for `overlays` alone, so that they may go once those are written."""
     fresh: Mapping[str, Any] = {}
     """What `Context.state` holds before the first step: all that the objective may keep there."""
 
     def modules(self, model: nn.Module) -> dict[str, nn.Module]:
         """Further trained modules (value head, projections): saved with the checkpoint, never exported."""
         return {}
+
+    def annotate(self, batch: Batch, ctx: Context) -> dict[str, Tensor]:
+        """The columns `overlays` of some rows, (B,) each on the CPU: asked for once before training where every row is
+        trained on, and otherwise as rows come."""
+        raise NotImplementedError
+
+    def annotated(self, batch: Batch, ctx: Context) -> Batch:
+        """The batch with the columns `overlays`, computed where the store does not have them."""
+        if all(f"{name}_B" in batch.columns for name in self.overlays):
+            return batch
+        columns = {f"{name}_B": values for name, values in self.annotate(batch, ctx).items()}
+        return replace(batch, columns={**batch.columns, **columns})
 
     def expand(self, batch: Batch, ctx: Context) -> Iterator[Batch]:
         """Called without gradients on all rows of a step: annotate, roll out, or yield the batch unchanged."""
@@ -90,6 +108,10 @@ class Objective:
     def loss(self, out: Any, batch: Batch) -> dict[str, Term]:
         """Named unnormalised terms of the loss of some rows; training and evaluation call the same function."""
         raise NotImplementedError
+
+    def conclude(self, batches: Iterable[Batch], ctx: Context) -> dict[str, float]:
+        """Called once, after training and without gradients, on all held-out rows: numbers for the stage's result."""
+        return {}
 
     def frozen(self, model: nn.Module, extra: nn.ModuleDict, result: Mapping[str, Any]) -> nn.Module:
         """What another stage gets that names a finished stage of this objective as a companion.

@@ -111,10 +111,11 @@ class Engine:
         self.checkpoints = directory / "checkpoints"
         # Compiled beside the model, not in its place: names stay, and sampling keeps the plain one for its many shapes.
         self._forward = torch.compile(model) if execution.compile else model
-        self.extra = nn.ModuleDict(objective.modules(model))
+        torch.manual_seed(plan.seed)  # of what the objective's modules start with
+        self.extra = nn.ModuleDict(objective.modules(model)).to(execution.device, execution.parameter_dtype)
         self.named = dict(model.named_parameters()) | {f"extra.{n}": p for n, p in self.extra.named_parameters()}
         self.trained = {n: p for n, p in self.named.items() if p.requires_grad}
-        self.optimizer = optimizers.build(self.trained, plan.optim, plan.schedule.peak)
+        self.optimizer = optimizers.build(self.named, plan.optim, plan.schedule.peak)
         self.state = {**copy.deepcopy(FRESH), "objective": dict(objective.fresh)}
         if execution.precision == "fp16":
             self.state["loss_scale"] = scaling.START
@@ -125,14 +126,14 @@ class Engine:
         """Train on the batch of the next step."""
         step = self.state["step"] + 1
         lr = self.plan.schedule.lr(step)
-        context = self._context(step)
+        context = self.context(step)
         updates = [self._update(step, lr, batch, inner) for inner, batch in enumerate(self._expanded(raw, context))]
         assert updates, "expand yielded no batch"
         metrics = merged(updates, context.notes)
         self.state["step"], self.state["tokens"] = step, metrics.tokens_seen
         return metrics
 
-    def _context(self, step: int) -> Context:
+    def context(self, step: int) -> Context:
         """What the objective's `expand` sees; an evaluation's (step 0) leaves its state alone."""
         state = self.state["objective"]
         return Context(
@@ -242,7 +243,7 @@ class Engine:
         notes: dict[str, float] = {}
         rows = 0
         for raw in batches:
-            context = self._context(0)
+            context = self.context(0)
             for batch in self._expanded(raw, context):
                 for unit, n in self._global_counts(batch).items():
                     counts[unit] = counts.get(unit, 0) + n
@@ -258,16 +259,24 @@ class Engine:
         metrics = {name: part for name, part in parts.items() if sums[name][1].metric}
         return loss, counts, metrics | {name: total / rows for name, total in notes.items()}
 
+    @torch.no_grad()
+    def annotate(self, batch: Batch) -> dict[str, Tensor]:
+        """The objective's columns of some rows, before training."""
+        return self.objective.annotate(batch, self.context(0))
+
+    @torch.no_grad()
+    def conclude(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """What the objective has to say of the trained model on held-out rows."""
+        self.model.eval()
+        found = self.objective.conclude(batches, self.context(0))
+        self.model.train(self.objective.dropout)
+        return found
+
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def tensors(self, moments: bool = True) -> dict[str, Tensor]:
-        """Checkpoint names to tensors (shared memory: loading fills the running model).
-
-        What is frozen under an adapter is not among them: it is the model that the stage started from, whose own
-        checkpoint holds it.
-        """
-        kept = {n: p for n, p in self.named.items() if n in self.trained or n.startswith("extra.")}
-        out = {f"model.{n}": p.detach() for n, p in kept.items()}
+        """Checkpoint names to tensors (shared memory: loading fills the running model)."""
+        out = {f"model.{n}": p.detach() for n, p in self.named.items()}
         if moments:
             out |= {f"optim.{n}": t for n, t in self.optimizer.tensors().items()}
         return out
