@@ -139,6 +139,7 @@ CANDIDATES: list[Any] = [
     "own.jinja",
     [{"kind": "kl", "reference": "a", "weight": 1.0}],
     "empirical",
+    *("rslora", ["q"]),
 ]
 """Values to try on a field until one is valid and different."""
 
@@ -200,6 +201,10 @@ WITH = {
         }.items()
     },
     ("fisher", "gamma"): {"model": "m", "data": {"a": 1.0}, "previous": "f"},
+    **{
+        ("train", *path): {"data": {"a": 1.0}, "duration": "5 steps", "init": "t", "adapter": {"rank": 8}}
+        for path in (("adapter",), *(("adapter", n) for n in ("kind", "rank", "alpha", "dropout", "targets")))
+    },
     ("corpus", "fields"): {"sources": ["a"], "format": "pairs"},
     ("corpus", "sources", "0", "fields"): {"sources": [{"path": "a"}], "format": "pairs"},
 }

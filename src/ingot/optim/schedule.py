@@ -67,7 +67,8 @@ def schedule(settings: OptimSettings, steps: int, width: int, tuned: bool = Fals
             wants 3 to 10 times less (Chen et al. 2023, arXiv:2302.06675, section 5): a fifth.
         steps: all of them.
         width: of the model.
-        tuned: the model has learned already: a tenth of the rate.
+        tuned: the model has learned already and all of it is trained: a tenth of the rate. (An adapter of it starts
+            from nothing and wants about ten times more than its model would.)
     """
     rule = 6e-4 * math.sqrt(768 / width) * (0.2 if settings.kind == "lion" else 1.0) * (0.1 if tuned else 1.0)
     peak = settings.lr or rule

@@ -40,7 +40,7 @@ class OptimSettings(Settings):
     """adamw, adam, sgd, lion (extra `lion`), or muon: Muon for the matrices inside blocks, AdamW for all else."""
     lr: float | None = Field(default=None, gt=0)
     """Peak learning rate; default 6e-4 * sqrt(768 / width), a fifth of that for lion, a tenth where the stage has an
-    `init`; sgd has no default."""
+    `init` and no adapter; sgd has no default."""
     momentum: float | None = Field(default=None, ge=0, lt=1)
     """sgd (.9) and muon (.95): share of the last velocity kept; v = momentum * v + g, no moving average."""
     nesterov: bool | None = None

@@ -146,7 +146,7 @@ def _curves(settings: TrainSettings, config: ModelConfig, phases: tuple[Phase, .
 
     An own curve warms up from the rate at which the phase before ended, so nothing jumps but what is told to.
     """
-    optim, tuned = settings.optim, settings.init is not None
+    optim, tuned = settings.optim, settings.init is not None and settings.adapter is None
     whole = Curve(schedule(optim, phases[-1].last, config.width, tuned), 0)
     curves: list[Curve] = []
     for part, phase in zip(phases_of(settings), phases, strict=True):

@@ -11,6 +11,8 @@ from torch import nn
 from ingot.core.artifact import atomic_write, manifest_problem
 from ingot.core.errors import UserError
 from ingot.dist import checkpoint
+from ingot.model import lora
+from ingot.model.adapter import AdapterSettings
 from ingot.model.settings import ModelConfig
 from ingot.model.transformer import Transformer, empty
 from ingot.objectives.settings import OBJECTIVES
@@ -46,7 +48,7 @@ def load_model(
     exact: bool = False,
     context: int | None = None,
 ) -> Loaded:
-    """The newest good weights of a train stage (or its best ones).
+    """The newest good weights of a train stage (or its best ones); an adapter comes merged.
 
     Args:
         stage: the stage's directory.
@@ -57,8 +59,22 @@ def load_model(
         context: the longest sequence, where it is to be another than it was.
 
     Raises:
-        UserError: not a train stage, nothing saved yet, or all of it damaged.
+        UserError: not a train stage, nothing saved yet, or all of it damaged; the model under an adapter is gone.
     """
+    loaded = load_adapted(stage, say, device, best, exact, context)
+    lora.fold(loaded.model)
+    return loaded
+
+
+def load_adapted(
+    stage: Path,
+    say: Callable[[str], None],
+    device: str = "auto",
+    best: bool = False,
+    exact: bool = False,
+    context: int | None = None,
+) -> Loaded:
+    """As `load_model`, with the stage's adapter beside the frozen matrices, if it has one."""
     config = read_config(stage)
     config = config.model_copy(update={"context": context or config.context})
     root = stage / "checkpoints"
@@ -69,7 +85,11 @@ def load_model(
         raise UserError(f"damaged checkpoint: {trouble}; load the last one instead of the best")
     if exact and path.name != f"{read_result(stage)['steps']:08d}":
         raise UserError(f"{stage}: its final checkpoint is damaged; delete {stage.resolve()} and run the recipe again")
-    model = empty(config, resolve_device(device), torch.float32)
+    if (adapter := adapter_of(stage)) is None:
+        model = empty(config, resolve_device(device), torch.float32)
+    else:
+        model = load_model(_base(stage), say, device, exact=True, context=config.context).model
+        lora.adapt(model, adapter, seed=0)
     load_weights(model, path)
     return Loaded(model, load_tokenizer(stage / TOKENIZER), config, path)
 
@@ -92,6 +112,14 @@ def load_frozen(stage: Path, say: Callable[[str], None], device: str, dtype: tor
     return frozen.to(dtype).eval().requires_grad_(False)
 
 
+def is_bare(stage: Path) -> bool:
+    """Whether a finished stage is, as a companion, its model and nothing around it."""
+    record = open_stage(stage)
+    if record["kind"] != "train":
+        return True
+    return type(objective_of(TrainSettings.model_validate(record["settings"]))).frozen is Objective.frozen
+
+
 def objective_of(settings: TrainSettings) -> Objective:
     """The objective of a train stage; settings that name a companion's stage, or nothing, are not its business."""
     module, name = OBJECTIVES[settings.objective.kind].builder.split(":")
@@ -100,12 +128,33 @@ def objective_of(settings: TrainSettings) -> Objective:
     return getattr(importlib.import_module(module), name)(**given)
 
 
+def adapter_of(stage: Path) -> AdapterSettings | None:
+    """The adapter that a stage trains, or none."""
+    table = open_stage(stage)["settings"].get("adapter")
+    return AdapterSettings.model_validate(table) if table else None
+
+
+def _base(stage: Path) -> Path:
+    """The stage that an adapter was trained upon.
+
+    Raises:
+        UserError: its directory is gone.
+    """
+    base = open_stage(stage)["inputs"]["init"]
+    path = stage.resolve().parent.parent / base["dir"]
+    if not path.exists():
+        raise UserError(
+            f"{stage}: is an adapter of '{base['name']}', and {path} is gone; run the recipe again to make it anew"
+        )
+    return path
+
+
 def resolve_device(name: str) -> str:
     """`auto` to the device there is."""
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
 def load_weights(model: Transformer, path: Path) -> None:
-    """Fill a model from a checkpoint directory, without touching its optimizer tensors."""
-    tensors = {f"model.{n}": p.detach() for n, p in model.named_parameters()}
+    """Fill what is trained of a model from a checkpoint directory, without touching its optimizer tensors."""
+    tensors = {f"model.{n}": p.detach() for n, p in model.named_parameters() if p.requires_grad}
     checkpoint.load(path, tensors)

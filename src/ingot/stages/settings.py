@@ -7,6 +7,7 @@ from pydantic import AfterValidator, ConfigDict, Discriminator, Field, PositiveI
 
 from ingot.core.recipe import EXECUTION, Settings
 from ingot.data.settings import PackingSettings
+from ingot.model.adapter import ADAPTER, AdapterSettings
 from ingot.model.settings import ModelSettings
 from ingot.objectives.settings import LanguageModelSettings, ObjectiveSettings
 from ingot.optim.settings import OptimSettings, ScheduleKind
@@ -149,6 +150,9 @@ class TrainSettings(Settings):
     batch: Batch | None = None
     """Rows of `context` tokens in one update: a number, or a ramp { from = 16, to = 1600, over = "12B tokens" }.
     Default: 512 x depth^2 tokens."""
+    adapter: Annotated[AdapterSettings | None, ADAPTER] = None
+    """Leave the model of `init` as it is and train a small correction: { kind = "lora", rank = 16 }, or "lora" for
+    short; who starts from this stage, or uses it, gets both merged."""
     objective: ObjectiveSettings = LanguageModelSettings()
     """What is learned."""
     penalties: tuple[PenaltySettings, ...] = ()
@@ -265,6 +269,8 @@ class TrainSettings(Settings):
             raise ValueError(
                 f"found context = {self.context} without init; write model = {{ context = {self.context} }}"
             )
+        if self.adapter and not self.init:
+            raise ValueError("found adapter without init, expected a trained model to adapt; name its stage in init")
         if not self.init and not self.tokenizer:
             raise ValueError("found neither init nor tokenizer; name the tokenizer stage (or the stage to start from)")
         self.companions()

@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from ingot.data.batches import Loader, Source, all_rows
+from ingot.data.order import key_of
 from ingot.data.packing import BestFit, Whole
 from ingot.dist import mesh
 from ingot.infer.generate import generate
 from ingot.infer.text import sampling_for
+from ingot.model import lora
 from ingot.model.settings import ModelConfig
 from ingot.model.transformer import Transformer, build
 from ingot.optim.groups import counts as decay_counts
@@ -21,7 +23,7 @@ from ingot.plan.flops import training_flops_per_token
 from ingot.stages.columns import add_columns
 from ingot.stages.job import Job
 from ingot.stages.layout import longest, timeline
-from ingot.stages.load import describe, load_frozen, load_model, objective_of
+from ingot.stages.load import describe, is_bare, load_frozen, load_model, objective_of
 from ingot.stages.mixture import Data, open_data, starting_shape
 from ingot.stages.penalties import penalties_of
 from ingot.stages.settings import TrainSettings
@@ -45,7 +47,7 @@ def run(job: Job) -> dict[str, Any]:
     line = timeline(settings, before, data.extent, job.seed)
     _save_rows(job, data)
     execution = _execution(job, settings, line)
-    model = _model(job, config, execution)
+    model = _model(job, settings, config, execution)
     plan = Plan(
         steps=line.steps,
         seed=job.seed,
@@ -56,7 +58,7 @@ def run(job: Job) -> dict[str, Any]:
         config={"model": config.model_dump(), "tokenizer": tokenizer.fingerprint},
         label=lambda step: {"phase": line.phase(step).name} if settings.phases else {},
     )
-    companions = _companions(job, execution)
+    companions = _companions(job, settings, model, execution)
     penalties = penalties_of(job, settings, model, companions)
     objective = objective_of(settings)
     engine = Engine(model, objective, plan, execution, mesh.current(), job.out.path, companions, penalties)
@@ -103,21 +105,26 @@ def _execution(job: Job, settings: TrainSettings, line: Timeline) -> Execution:
     return execution
 
 
-def _model(job: Job, config: ModelConfig, execution: Execution) -> Transformer:
+def _model(job: Job, settings: TrainSettings, config: ModelConfig, execution: Execution) -> Transformer:
     if "init" in job.inputs:
         path = job.inputs["init"].path
-        start = load_model(path, job.display.say, device="cpu", exact=True, context=config.context)
-        return start.model.to(execution.device, execution.parameter_dtype)
+        model = load_model(path, job.display.say, device="cpu", exact=True, context=config.context).model
+        if settings.adapter:
+            lora.adapt(model, settings.adapter, key_of(job.seed, int(job.inputs["init"].key[:15], 16)))
+        return model.to(execution.device, execution.parameter_dtype)
     model = build(config, job.seed, dtype=execution.parameter_dtype)  # on the CPU, so every machine starts alike
     return model.to(execution.device)
 
 
-def _companions(job: Job, execution: Execution) -> dict[str, nn.Module]:
-    """The frozen models that the settings name, by role."""
-    return {
-        role: load_frozen(source.path, job.display.say, execution.device, execution.parameter_dtype)
-        for role, source in job.roles("companion").items()
-    }
+def _companions(job: Job, settings: TrainSettings, model: Transformer, execution: Execution) -> dict[str, nn.Module]:
+    """The frozen models that the settings name, by role; what lies under an adapter is in memory already."""
+    found: dict[str, nn.Module] = {}
+    for role, source in job.roles("companion").items():
+        if settings.adapter and source.key == job.inputs["init"].key and is_bare(source.path):
+            found[role] = lora.reference(model)
+        else:
+            found[role] = load_frozen(source.path, job.display.say, execution.device, execution.parameter_dtype)
+    return found
 
 
 def _annotate(job: Job, engine: Engine, data: Data, line: Timeline) -> None:
@@ -144,6 +151,7 @@ def _facts(engine: Engine, config: ModelConfig, data: Data, line: Timeline) -> d
     )
     return {
         "parameters": sum(p.numel() for p in engine.named.values()),
+        "trained_parameters": sum(p.numel() for p in engine.trained.values()),
         **decay_counts(engine.named, engine.plan.optim),
         "steps": line.steps,
         "context": config.context,

@@ -115,7 +115,7 @@ class Engine:
         self.extra = nn.ModuleDict(objective.modules(model)).to(execution.device, execution.parameter_dtype)
         self.named = dict(model.named_parameters()) | {f"extra.{n}": p for n, p in self.extra.named_parameters()}
         self.trained = {n: p for n, p in self.named.items() if p.requires_grad}
-        self.optimizer = optimizers.build(self.named, plan.optim, plan.schedule.peak)
+        self.optimizer = optimizers.build(self.trained, plan.optim, plan.schedule.peak)
         self.state = {**copy.deepcopy(FRESH), "objective": dict(objective.fresh)}
         if execution.precision == "fp16":
             self.state["loss_scale"] = scaling.START
@@ -275,8 +275,13 @@ class Engine:
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def tensors(self, moments: bool = True) -> dict[str, Tensor]:
-        """Checkpoint names to tensors (shared memory: loading fills the running model)."""
-        out = {f"model.{n}": p.detach() for n, p in self.named.items()}
+        """Checkpoint names to tensors (shared memory: loading fills the running model).
+
+        What is frozen under an adapter is not among them: it is the model that the stage started from, whose own
+        checkpoint holds it.
+        """
+        kept = {n: p for n, p in self.named.items() if n in self.trained or n.startswith("extra.")}
+        out = {f"model.{n}": p.detach() for n, p in kept.items()}
         if moments:
             out |= {f"optim.{n}": t for n, t in self.optimizer.tensors().items()}
         return out

@@ -1,0 +1,186 @@
+"""Adapters as modules: a linear layer that adds a correction of low rank to a frozen matrix.
+
+    lora, rslora    y = W x + b + s B A drop(x)                                   Hu et al. 2021, arXiv:2106.09685
+    dora            y = m / |W + s B A| * (W + s B A) x + b, the norm detached    Liu et al. 2024, arXiv:2402.09353
+
+A (r x in) starts uniform in +-1 / sqrt(in), which is Kaiming's with a = sqrt(5), and B at zero, so the first output is
+the frozen model's to the bit, the first gradient of A is zero, and that of B is not. DoRA's |.| is the length of each
+row, and m starts as that of W; by the paper's section 4.3 no gradient goes through the length. With dropout its whole
+correction reads the dropped input, so the frozen product is a path of its own.
+
+An adapted layer is still an `nn.Linear` under its old name, holding the same parameters and a few more (`lora_A`,
+`lora_B`, `lora_magnitude`): names in checkpoints, the mapping to other layouts and the rest of the model do not know
+adapters. The new ones are fp32 even where the frozen matrix is not.
+
+Merging keeps a copy of what it overwrites, and undoing it puts the copy back. Rejected: subtracting what was added,
+which leaves rounding behind.
+
+Shapes: R rank, I inputs, O outputs.
+"""
+
+import contextlib
+import copy
+import math
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ingot.model.adapter import AdapterSettings, adapted_layers
+from ingot.model.transformer import Transformer
+
+
+class Adapted(nn.Linear):
+    """A frozen linear layer with its correction.
+
+    Args:
+        frozen: the layer; its parameters are taken over as they are, not copied.
+        settings: kind, rank, strength, dropout.
+        generator: draws A, on the CPU, so that every machine starts alike.
+    """
+
+    def __init__(self, frozen: nn.Linear, settings: AdapterSettings, generator: torch.Generator | None = None):
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = frozen.in_features, frozen.out_features
+        self.weight, self.bias = frozen.weight, frozen.bias
+        self.scale, self.dropout, self.on = settings.scale, settings.dropout, True
+        self._original: Tensor | None = None
+        dtype, device = torch.promote_types(self.weight.dtype, torch.float32), self.weight.device
+        a_RI = torch.empty(settings.rank, self.in_features, dtype=dtype)
+        a_RI.uniform_(-1 / math.sqrt(self.in_features), 1 / math.sqrt(self.in_features), generator=generator)
+        self.lora_A = nn.Parameter(a_RI.to(device))
+        self.lora_B = nn.Parameter(torch.zeros(self.out_features, settings.rank, dtype=dtype, device=device))
+        dora = settings.kind == "dora"
+        squares_O = self.weight.detach().to(dtype).square().sum(1) if dora else None
+        self.register_buffer("squares_O", squares_O, persistent=False)
+        self.lora_magnitude = None if squares_O is None else nn.Parameter(squares_O.sqrt())
+
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """... x I to ... x O."""
+        plain = F.linear(x, self.weight, self.bias)
+        if not self.on or self._original is not None:
+            return plain
+        dropped = F.dropout(x, self.dropout, self.training)
+        change = F.linear(F.linear(dropped, self.lora_A), self.lora_B) * self.scale
+        if self.lora_magnitude is None:
+            return plain + change
+        factor_O = self.lora_magnitude / self._norm_O()
+        if dropped is not x:
+            product = F.linear(dropped, self.weight)
+        else:
+            product = plain if self.bias is None else plain - self.bias
+        return plain + (factor_O - 1).to(plain.dtype) * product + factor_O.to(plain.dtype) * change
+
+    @torch.no_grad()
+    def merged(self) -> Tensor:
+        """The matrix that does what the frozen one and its correction do, O x I in the adapter's precision."""
+        magnitude = self.lora_magnitude
+        return merged_weight(self.weight, self.lora_A, self.lora_B, self.scale, magnitude)
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Write the merged matrix over the frozen one; the correction is not added any more."""
+        if self._original is None:
+            merged = self.merged()
+            self._original = self.weight.detach().clone()
+            self.weight.copy_(merged)
+
+    @torch.no_grad()
+    def unmerge(self) -> None:
+        """The frozen matrix again, to the bit."""
+        if self._original is not None:
+            self.weight.copy_(self._original)
+            self._original = None
+
+    @torch.no_grad()
+    def _norm_O(self) -> Tensor:
+        """Length of each row of W + s B A, without making that matrix.
+
+        |w + s b A|^2 = |w|^2 + 2 s b (A w) + s^2 b (A A^T) b, which with b = 0 is |w|^2 to the bit.
+        """
+        assert isinstance(self.squares_O, Tensor)
+        with torch.autocast(self.weight.device.type, enabled=False):
+            a_RI, b_OR = self.lora_A, self.lora_B * self.scale
+            cross_OR = self.weight.to(a_RI.dtype) @ a_RI.T
+            return (self.squares_O + (b_OR * (2 * cross_OR + b_OR @ (a_RI @ a_RI.T))).sum(1)).sqrt()
+
+
+def merged_weight(
+    weight_OI: Tensor, a_RI: Tensor, b_OR: Tensor, scale: float, magnitude_O: Tensor | None = None
+) -> Tensor:
+    """W + s B A; with a magnitude, its rows brought to that length. Computed in A's precision."""
+    with torch.autocast(weight_OI.device.type, enabled=False):
+        whole_OI = weight_OI.to(a_RI.dtype) + scale * (b_OR @ a_RI)
+    if magnitude_O is None:
+        return whole_OI
+    return whole_OI * (magnitude_O / whole_OI.square().sum(1).sqrt())[:, None]
+
+
+def adapt(model: Transformer, settings: AdapterSettings, seed: int) -> None:
+    """Freeze a model and give its matrices adapters, which alone are trained from then on.
+
+    Raises:
+        UserError: a pattern of `targets` matches nothing.
+    """
+    names = adapted_layers(settings, model.config)
+    model.requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    for name in names:
+        parent, _, child = name.rpartition(".")
+        frozen = model.get_submodule(name)
+        assert type(frozen) is nn.Linear, f"{name} is {type(frozen).__name__}, expected a linear layer without adapter"
+        setattr(model.get_submodule(parent), child, Adapted(frozen, settings, generator))
+
+
+def adapters(model: nn.Module) -> list[Adapted]:
+    """All adapted layers."""
+    return [module for module in model.modules() if isinstance(module, Adapted)]
+
+
+@contextlib.contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """Within it the model is the frozen one, to the bit."""
+    found = adapters(model)
+    before = [layer.on for layer in found]
+    try:
+        for layer in found:
+            layer.on = False
+        yield
+    finally:
+        for layer, on in zip(found, before, strict=True):
+            layer.on = on
+
+
+def reference(model: Transformer) -> Transformer:
+    """The frozen model beside the adapted one: modules of its own, in eval mode, over the very same parameters."""
+    view = copy.deepcopy(model, {id(p): p for p in model.parameters()}).eval()
+    for layer in adapters(view):
+        layer.on = False
+    return view
+
+
+def merge(model: nn.Module) -> None:
+    """Write every correction into its matrix (for fast generation, say); `unmerge` undoes it."""
+    for layer in adapters(model):
+        layer.merge()
+
+
+def unmerge(model: nn.Module) -> None:
+    """The frozen matrices again, to the bit, and the corrections beside them."""
+    for layer in adapters(model):
+        layer.unmerge()
+
+
+@torch.no_grad()
+def fold(model: nn.Module) -> None:
+    """Merge for good: the model is as one that never had adapters, all of it trainable."""
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, Adapted):
+                with torch.device("meta"):
+                    plain = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
+                layer.weight.copy_(layer.merged())
+                plain.weight, plain.bias = layer.weight, layer.bias
+                setattr(parent, name, plain)
+    model.requires_grad_(True)

@@ -1,0 +1,279 @@
+"""ALGORITHMS 2.6: adapters, layer by layer and on whole models."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from ingot.core.errors import UserError
+from ingot.model import lora
+from ingot.model.adapter import AdapterSettings, adapted_layers, adapter_parameters, linear_layers
+from ingot.model.settings import FAMILIES, ModelConfig, ModelSettings
+from ingot.model.transformer import Transformer, build
+
+KINDS = ("lora", "rslora", "dora")
+
+
+def _config(**changes: object) -> ModelConfig:
+    return ModelSettings.model_validate({"depth": 2, "width": 32, "heads": 4, "context": 16, **changes}).resolve(40)
+
+
+def _settings(kind: str = "lora", **changes: object) -> AdapterSettings:
+    return AdapterSettings.model_validate({"kind": kind, "rank": 4, "alpha": 8.0, **changes})
+
+
+def _stirred(model: Transformer, scale: float = 0.05) -> None:
+    """Adapters (and biases) moved off their start, as after training."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_" in name or name.endswith("bias"):
+                p.add_(torch.randn(p.shape, generator=generator, dtype=p.dtype) * scale)
+
+
+def _logits(model: Transformer, ids: torch.Tensor | None = None) -> torch.Tensor:
+    ids = torch.arange(24).view(2, 12) if ids is None else ids
+    with torch.no_grad():
+        out = model(ids)
+        return out.head(out.hidden)
+
+
+def _pair(kind: str, family: str = "llama", dtype: torch.dtype = torch.float32, **changes: object):
+    """A model with adapters, and the one it was made of."""
+    frozen, model = (build(_config(family=family), 3, dtype=dtype) for _ in range(2))
+    if family == "gpt2":
+        _stirred(frozen), _stirred(model)  # biases that are not zero
+    lora.adapt(model, _settings(kind, **changes), seed=1)
+    return model, frozen
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_2_6_at_step_0_the_logits_are_the_frozen_ones_to_the_bit(kind: str, family: str) -> None:
+    model, frozen = _pair(kind, family, dropout=0.5)
+    assert torch.equal(_logits(model), _logits(frozen))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(_logits(model), _logits(frozen))
+    _stirred(model)
+    assert not torch.equal(_logits(model), _logits(frozen))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_2_6_the_first_gradient_of_A_is_zero_and_that_of_B_is_not(kind: str) -> None:
+    model, _ = _pair(kind)
+    out = model(torch.arange(24).view(2, 12))
+    out.head(out.hidden).square().mean().backward()
+    for name, p in model.named_parameters():
+        if name.endswith("lora_A"):
+            assert torch.equal(p.grad, torch.zeros_like(p)), name  # type: ignore[arg-type]
+        elif "lora_" in name:
+            assert p.grad.any(), name  # type: ignore[union-attr]
+        else:
+            assert p.grad is None, name
+
+
+def test_2_6_A_starts_uniform_in_one_over_the_root_of_its_inputs() -> None:
+    layer = lora.Adapted(nn.Linear(64, 8), _settings(rank=512), torch.Generator().manual_seed(0))
+    bound = 1 / 8
+    assert bound * 0.999 < layer.lora_A.abs().max() <= bound
+    assert layer.lora_A.var().item() == pytest.approx(bound**2 / 3, rel=0.02)
+    torch.manual_seed(0)
+    theirs = torch.empty(512, 64)
+    nn.init.kaiming_uniform_(theirs, a=math.sqrt(5))
+    assert theirs.abs().max() <= bound
+    assert theirs.abs().max() > bound * 0.999
+    assert not layer.lora_B.any()
+
+
+def test_2_6_the_scale() -> None:
+    assert _settings("lora", rank=16, alpha=32).scale == 2
+    assert _settings("rslora", rank=16, alpha=32).scale == 8
+    assert _settings("dora", rank=16, alpha=32).scale == 2
+    assert AdapterSettings().scale == 2
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_2_6_a_layer_is_its_formula(kind: str, bias: bool) -> None:
+    """In float64, against the formula written out: outputs, and the gradients of all that is trained."""
+    torch.manual_seed(0)
+    frozen = nn.Linear(12, 10, bias=bias, dtype=torch.float64)
+    layer = lora.Adapted(frozen, _settings(kind), torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        layer.lora_B.normal_()
+        if layer.lora_magnitude is not None:
+            layer.lora_magnitude.mul_(1.3)
+    x, pull = torch.randn(2, 5, 12, dtype=torch.float64), torch.randn(2, 5, 10, dtype=torch.float64)
+
+    def formula(a: torch.Tensor, b: torch.Tensor, m: torch.Tensor | None) -> torch.Tensor:
+        whole = frozen.weight.detach() + layer.scale * b @ a
+        if m is not None:
+            whole = whole * (m / whole.norm(dim=1).detach())[:, None]
+        return x @ whole.T + (frozen.bias.detach() if bias else 0)
+
+    own = [p for p in (layer.lora_A, layer.lora_B, layer.lora_magnitude) if p is not None]
+    copies = [p.detach().clone().requires_grad_() for p in own]
+    expected = formula(copies[0], copies[1], copies[2] if kind == "dora" else None)
+    found = layer(x)
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+    (expected * pull).sum().backward()
+    (found * pull).sum().backward()
+    for mine, theirs in zip(own, copies, strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        assert torch.allclose(mine.grad, theirs.grad, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_2_6_dropout_is_seen_by_the_correction_alone(kind: str) -> None:
+    """y = W x + b + (W' - W) drop(x): with everything dropped nothing but the frozen layer is left."""
+    torch.manual_seed(0)
+    frozen = nn.Linear(12, 10, dtype=torch.float64)
+    layer = lora.Adapted(frozen, _settings(kind, dropout=0.5), torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        layer.lora_B.normal_()
+    x = torch.randn(400, 12, dtype=torch.float64)
+    torch.manual_seed(7)
+    found = layer.train()(x)
+    torch.manual_seed(7)
+    dropped = nn.functional.dropout(x, 0.5, training=True)
+    expected = frozen(x) + dropped @ (layer.merged() - frozen.weight).T
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+    assert torch.allclose(layer.eval()(x), x @ layer.merged().T + frozen.bias, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_2_6_merged_is_unmerged_and_undoing_it_is_exact(kind: str, dtype: torch.dtype, tolerance: float) -> None:
+    model, frozen = _pair(kind)
+    _stirred(model)
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        before = _logits(model)
+        lora.merge(model)
+        merged = _logits(model)
+        lora.merge(model)  # a second time changes nothing
+        assert torch.equal(_logits(model), merged)
+        assert (merged - before).abs().max() < tolerance * max(1.0, before.abs().max().item())
+        assert not torch.equal(merged, _logits(frozen))
+        lora.unmerge(model)
+        assert torch.equal(_logits(model), before)
+    for name, p in frozen.named_parameters():
+        assert torch.equal(model.get_parameter(name), p), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_2_6_folded_is_a_plain_model(kind: str) -> None:
+    model, frozen = _pair(kind)
+    _stirred(model)
+    before = _logits(model)
+    lora.fold(model)
+    assert [n for n, _ in model.named_parameters()] == [n for n, _ in frozen.named_parameters()]
+    assert all(p.requires_grad for p in model.parameters())
+    assert not lora.adapters(model)
+    assert (_logits(model) - before).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_E4_adapters_off_is_the_frozen_model_to_the_bit(kind: str) -> None:
+    model, frozen = _pair(kind)
+    _stirred(model)
+    on = _logits(model)
+    with lora.adapters_off(model):
+        assert torch.equal(_logits(model), _logits(frozen))
+        with lora.adapters_off(model):
+            pass
+        assert torch.equal(_logits(model), _logits(frozen)), "an inner block must not switch them on"
+    assert torch.equal(_logits(model), on)
+
+
+def test_the_reference_shares_every_weight_and_goes_its_own_way() -> None:
+    model, frozen = _pair("lora")
+    view = lora.reference(model)
+    _stirred(model)  # as training does, after the view was made
+    assert torch.equal(_logits(view), _logits(frozen))
+    assert not torch.equal(_logits(model), _logits(frozen))
+    assert {p.data_ptr() for p in view.parameters()} == {p.data_ptr() for p in model.parameters()}
+    assert model.training
+    assert not view.training
+    frozen.requires_grad_(False)
+
+
+def test_adapters_are_not_tied_to_a_seed_of_the_device_or_the_process() -> None:
+    torch.manual_seed(1)
+    one, _ = _pair("lora")
+    torch.manual_seed(2)
+    two, _ = _pair("lora")
+    assert torch.equal(one.layers["1"].ffn.up.lora_A, two.layers["1"].ffn.up.lora_A)  # type: ignore[union-attr]
+    assert not torch.equal(one.layers["1"].ffn.up.lora_A, one.layers["0"].ffn.up.lora_A)  # type: ignore[union-attr]
+
+
+# -- which matrices, and how many numbers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_2_6_a_layer_has_r_times_inputs_plus_outputs(family: str) -> None:
+    config = _config(family=family, kv_heads=2)
+    for kind in KINDS:
+        settings = _settings(kind, rank=3)
+        model = build(config, 0)
+        frozen = sum(p.numel() for p in model.parameters())
+        real = {n: (m.in_features, m.out_features) for n, m in model.layers.named_modules() if isinstance(m, nn.Linear)}
+        assert linear_layers(config) == {f"layers.{n}": size for n, size in real.items()}
+        lora.adapt(model, settings, 0)
+        trained = [p.numel() for p in model.parameters() if p.requires_grad]
+        by_hand = sum(3 * (i + o) + (o if kind == "dora" else 0) for i, o in real.values())
+        assert sum(trained) == by_hand == adapter_parameters(settings, config)
+        assert sum(p.numel() for p in model.parameters()) == frozen + by_hand
+
+
+def test_E6_402_times_fewer_for_llama_7b_attention_at_rank_16() -> None:
+    llama = ModelSettings(depth=32, width=4096, heads=32, ffn=11_008, context=2048).resolve(32_000)
+    assert llama.parameters == 6_738_415_616
+    count = adapter_parameters(AdapterSettings(rank=16, targets=("attention.*",)), llama)
+    assert count == 32 * 4 * 16 * (4096 + 4096) == 16_777_216
+    assert round(llama.parameters / count) == 402
+
+
+def test_E6_94_times_fewer_for_124m_all_linear_layers_at_rank_8() -> None:
+    gpt2 = ModelSettings(family="gpt2", depth=12, context=1024).resolve(50_257)
+    assert gpt2.parameters == 124_439_808
+    count = adapter_parameters(AdapterSettings(rank=8), gpt2)
+    assert count == 12 * 8 * (4 * (768 + 768) + 2 * (768 + 3072)) == 1_327_104
+    assert round(gpt2.parameters / count) == 94
+    assert count / gpt2.parameters == pytest.approx(0.0107, abs=5e-5)  # 94 times fewer is 1.07 %
+    attention = adapter_parameters(AdapterSettings(rank=8, targets=("attention.*",)), gpt2)
+    assert attention / gpt2.parameters < 0.01
+
+
+@pytest.mark.parametrize(
+    ("targets", "found"),
+    [
+        (("q",), {"layers.0.attention.q", "layers.1.attention.q"}),
+        (("layers.1.*",), {f"layers.1.{n}" for n in ("attention.q", "attention.k", "attention.v", "attention.o")}
+         | {f"layers.1.ffn.{n}" for n in ("gate", "up", "down")}),
+        (("0.attention.[qv]", "layers.1.ffn.up"),
+         {"layers.0.attention.q", "layers.0.attention.v", "layers.1.ffn.up"}),
+    ],
+)  # fmt: skip
+def test_patterns_name_matrices(targets: tuple[str, ...], found: set[str]) -> None:
+    settings = AdapterSettings(targets=targets)
+    assert set(adapted_layers(settings, _config())) == found
+    model = build(_config(), 0)
+    lora.adapt(model, settings, 0)
+    assert {n for n, m in model.named_modules() if isinstance(m, lora.Adapted)} == found
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says"),
+    [("q_proj", "here are attention|here are down"), ("head", "cannot, leave it out"), ("embed*", "cannot")],
+)
+def test_a_pattern_that_fits_no_model_is_refused_with_the_recipe(pattern: str, says: str) -> None:
+    with pytest.raises(ValueError, match=f"'{pattern.replace('*', '.')}.*{says}"):
+        AdapterSettings(targets=("q", pattern))
+
+
+def test_a_pattern_that_fits_not_this_model_is_refused() -> None:
+    for family, pattern in (("gpt2", "gate"), ("llama", "layers.2.*")):
+        with pytest.raises(UserError, match=r"adapter\.targets: '.*' matches no matrix, expected"):
+            lora.adapt(build(_config(family=family), 0), AdapterSettings(targets=("q", pattern)), 0)
