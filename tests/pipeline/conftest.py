@@ -54,6 +54,11 @@ kind = "evaluate"
 models = ["base", "chat"]
 prompts = ["the "]
 sample_tokens = 5
+tasks = ["icl-copy", "echo.jsonl"]
+"""
+ECHO = """{"task": "echo", "kind": "generate", "form": "question", "max_new": 4}
+{"prompt": "say cat mat 3", "targets": ["cat mat"]}
+{"prompt": "say old hill 4", "targets": ["old hill"]}
 """
 
 
@@ -80,5 +85,6 @@ def make_work(path: Path) -> Path:
                 {"role": "assistant", "content": f"{a} {b}"},
             ]
             file.write(json.dumps({"messages": messages}) + "\n")
+    (path / "echo.jsonl").write_text(ECHO)
     (path / "tiny.toml").write_text(RECIPE)
     return path

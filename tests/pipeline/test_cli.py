@@ -104,6 +104,20 @@ def test_D15_what_a_train_stage_records(finished: Path) -> None:
     assert steps[0]["lr"] > 0
 
 
+def test_F4_tasks_are_sat_by_every_model_and_their_answers_are_kept(finished: Path) -> None:
+    card = finished / "runs" / "tiny" / "card"
+    rows = {(r["model"], r["task"], r["metric"]): r for r in map(json.loads, (card / "table.jsonl").open())}
+    for model in ("base", "chat"):
+        assert rows[model, "icl-copy", "chance"]["value"] == 0.25
+        assert rows[model, "icl-copy", "accuracy"]["n"] == 40
+        assert rows[model, "echo", "target_nats_per_byte"]["value"] > 0
+    answers = [json.loads(line) for line in (card / "answers.jsonl").open()]
+    assert len(answers) == 2 * 42
+    assert all(a["right"] == (a["answer"].strip() == "cat mat") for a in answers if a["prompt"] == "say cat mat 3")
+    page = (finished / "runs" / "tiny" / "report.html").read_text()
+    assert "Task icl-copy" in page
+
+
 def test_generate_is_repeatable_and_chat_answers(finished: Path, ingot) -> None:
     runs = [
         ingot("generate", "runs/tiny/base", "the cat", "--seed", 3, "--max-new", 8, "--json", cwd=finished)

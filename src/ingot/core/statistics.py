@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,21 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
     variance = math.fsum((v - mean) ** 2 for v in values) / (n - 1)
     half = t_quantile(0.5 + confidence / 2, n - 1) * math.sqrt(variance / n)
     return Interval(mean, mean - half, mean + half, n)
+
+
+def wilson(successes: float, n: int, confidence: float = 0.95) -> dict[str, float]:
+    """A share with Wilson's interval (1927): honest for few items, and at 0 and 1, where p +- 1.96 se says "certain".
+
+    Returns:
+        value, low, high, n; a success may be half of one, where a tie counts so.
+    """
+    if n == 0:
+        return {"value": 0.0, "low": 0.0, "high": 1.0, "n": 0}
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    p, extra = successes / n, z * z / n
+    middle = (p + extra / 2) / (1 + extra)
+    half = z / (1 + extra) * math.sqrt(p * (1 - p) / n + extra / (4 * n))
+    return {"value": p, "low": max(0.0, middle - half), "high": min(1.0, middle + half), "n": n}
 
 
 def paired_difference(before: Mapping[object, float], after: Mapping[object, float]) -> Interval | None:

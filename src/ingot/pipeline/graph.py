@@ -192,7 +192,7 @@ class _Builder:
         if isinstance(settings, EvaluateStageSettings):
             models = {m: self._model(m, f"{where}.models") for m in settings.models}
             inputs = {f"model:{model.name}": model for model in models.values()}
-            corpora = settings.data or self._corpora(where, settings.models)
+            corpora = settings.data or self._corpora(where, settings)
             for model in models.values():
                 for corpus in corpora:
                     tokens = self._tokens(corpus, model.inputs["tokenizer"], f"{where}.data")
@@ -265,13 +265,14 @@ class _Builder:
         self._add(derived, "tokenizer", settings_of_file, {})
         return self.nodes[derived]
 
-    def _corpora(self, where: str, models: list[str]) -> list[str]:
+    def _corpora(self, where: str, settings: EvaluateStageSettings) -> list[str]:
+        """What the models were trained on; there may be nothing where they sit tasks."""
         found: dict[str, None] = {}
-        for model in models:
-            settings = self.recipe.stages[model][1] if model in self.recipe.stages else None
-            if isinstance(settings, TrainSettings):
-                found |= dict.fromkeys(name for name in settings.corpora if self._format(name) in READ)
-        if not found:
+        for model in settings.models:
+            trained = self.recipe.stages[model][1] if model in self.recipe.stages else None
+            if isinstance(trained, TrainSettings):
+                found |= dict.fromkeys(name for name in trained.corpora if self._format(name) in READ)
+        if not found and not settings.tasks:
             raise UserError(
                 f"{where}.data: missing, and no model here was trained by this recipe; name the corpora to judge on"
             )

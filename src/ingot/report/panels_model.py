@@ -195,7 +195,8 @@ def _groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             }
             for model in dict.fromkeys(r["model"] for r in mine)
         ]
-        groups.append({"task": task, "metrics": [m.replace("_", " ") for m in metrics], "rows": lines})
+        what = "Task" if "accuracy" in metrics else "Every metric on held-out"
+        groups.append({"task": task, "what": what, "metrics": [m.replace("_", " ") for m in metrics], "rows": lines})
     return groups
 
 

@@ -1,21 +1,28 @@
-"""Builder of the `evaluate` kind: models times held-out corpora, yardsticks, samples."""
+"""Builder of the `evaluate` kind: models times held-out corpora, yardsticks, samples, abilities."""
 
 import json
 import math
+from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from ingot.core.artifact import atomic_write
+from ingot.evaluate.abilities import Answered, Examinee, rows, sit
 from ingot.evaluate.likelihood import compressors, likelihood
+from ingot.evaluate.tasks import Task, load_task
 from ingot.infer.generate import generate
 from ingot.infer.text import prompt_ids, sampling_for
 from ingot.stages.job import Input, Job, open_stage
 from ingot.stages.load import Loaded, load_model
-from ingot.stages.settings import EvaluateStageSettings, TrainSettings
+from ingot.stages.settings import EvaluateStageSettings
 from ingot.text.base import TURNS
 from ingot.text.chat import render
 from ingot.text.store import Store
 from ingot.text.tokenizer import Tokenizer
 from ingot.train.settings import rows_per_pass
+
+ANSWERS = "answers.jsonl"
+"""What every model answered to every item of every task."""
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -23,6 +30,7 @@ def run(job: Job) -> dict[str, Any]:
     settings = job.settings
     assert isinstance(settings, EvaluateStageSettings)
     table: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []
     judged: set[str] = set()
     for name, stage in job.roles("model").items():
         loaded = load_model(stage.path, job.display.say, settings.device, exact=True)
@@ -37,7 +45,13 @@ def run(job: Job) -> dict[str, Any]:
                 table += _yardsticks(corpus, store, loaded)
             judged.add(data)
             table += _score(job, settings, name, corpus, store, loaded)
-        _samples(job, settings, name, stage, loaded)
+        chats = _converses(stage, loaded.tokenizer)
+        _samples(job, settings, name, chats, loaded)
+        for task, answered in _sat(job, settings, name, chats, loaded):
+            table += [{"model": name, "task": task.head.task, **row} for row in rows(task, answered)]
+            answers += [{"model": name, "task": task.head.task, **asdict(one)} for one in answered]
+    if answers:
+        atomic_write(job.out / ANSWERS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in answers))
     atomic_write(job.out / "table.jsonl", "".join(json.dumps(row) + "\n" for row in table))
     return {f"{r['model']}/{r['task']}/{r['metric']}": r["value"] for r in table}
 
@@ -61,10 +75,20 @@ def _yardsticks(corpus: str, store: Store, loaded: Loaded) -> list[dict[str, Any
     ]
 
 
-def _samples(job: Job, settings: EvaluateStageSettings, model: str, stage: Input, loaded: Loaded) -> None:
+def _sat(
+    job: Job, settings: EvaluateStageSettings, model: str, chats: bool, loaded: Loaded
+) -> Iterator[tuple[Task, list[Answered]]]:
+    """Every task with what the model made of it."""
+    examinee = Examinee(loaded.model, loaded.tokenizer, chats)
+    for name in settings.tasks:
+        task = load_task(name)
+        with job.display.bar(f"{model}: {task.head.task}", len(task.items), "items") as bar:
+            yield task, sit(examinee, task, settings.shots, bar.advance)
+
+
+def _samples(job: Job, settings: EvaluateStageSettings, model: str, chats: bool, loaded: Loaded) -> None:
     tokenizer = loaded.tokenizer
     sampling = sampling_for(tokenizer, max_new=settings.sample_tokens, temperature=settings.temperature)
-    chats = _converses(job, stage, tokenizer)
     for number, text in enumerate(settings.questions if chats else settings.prompts):
         if chats:
             prompt, _ = render([{"role": "user", "content": text}], tokenizer, generation_prompt=True)
@@ -74,10 +98,11 @@ def _samples(job: Job, settings: EvaluateStageSettings, model: str, stage: Input
         job.log.write("sample", step=number, model=model, prompt=text, text=tokenizer.decode(completion.ids))
 
 
-def _converses(job: Job, stage: Input, tokenizer: Tokenizer) -> bool:
+def _converses(stage: Input, tokenizer: Tokenizer) -> bool:
     """Whether a model was trained on conversations; of one made elsewhere, whether it came with a chat format."""
-    if open_stage(stage.path)["kind"] == "import":
+    record = open_stage(stage.path)
+    if record["kind"] == "import":
         return bool(tokenizer.template) and tokenizer.template != TURNS
-    corpora = TrainSettings.model_validate(stage.settings()).corpora
-    tokens = (t for t in job.roles("data").values() if t.name.split("@")[0] in corpora)
-    return any("mask" in Store.open(t.path / "val").columns for t in tokens)
+    root = stage.path.resolve().parent.parent
+    data = (root / told["dir"] / "val" for role, told in record["inputs"].items() if role.startswith("data:"))
+    return any(Store.open(path).content != "text" for path in data)

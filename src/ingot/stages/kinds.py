@@ -8,10 +8,12 @@ another result (a test compares the sources with the digest recorded for the ver
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ingot.core.artifact import FileHashes
+from ingot.core.artifact import FileHashes, digest_json
+from ingot.core.errors import UserError
 from ingot.core.recipe import Settings
 from ingot.corpus.settings import CorpusSettings
 from ingot.corpus.sources import source_digest
+from ingot.evaluate.tasks import load_task, task_file
 from ingot.stages.imports import import_digest
 from ingot.stages.settings import EvaluateStageSettings, FisherSettings, ImportSettings, TrainSettings
 from ingot.text import files
@@ -44,6 +46,18 @@ def _tokenizer_digest(settings: Settings, hashes: FileHashes) -> str | None:
     return files.source_digest(settings, hashes)
 
 
+def _evaluate_digest(settings: Settings, hashes: FileHashes) -> str | None:
+    """The task files, whole; also that each can be read, and that code may be run where one asks for it."""
+    assert isinstance(settings, EvaluateStageSettings)
+    for name in settings.tasks:
+        if not settings.run_code and any(item.kind == "code" for item in load_task(name).items):
+            raise UserError(
+                f"tasks: '{name}' runs code that a model wrote; allow it with run_code = true (each program gets a "
+                "process of its own without network or files, with limits), or leave the task out"
+            )
+    return digest_json([hashes.digest(task_file(name)) for name in settings.tasks]) if settings.tasks else None
+
+
 _TRAINING = tuple(f"stages/{name}.py" for name in ("columns", "fisher", "layout", "penalties", "timeline", "train"))
 _WIRING = ("stages/mixture.py", "stages/load.py")
 
@@ -73,6 +87,7 @@ KINDS: dict[str, Kind] = {
         "ingot.stages.evaluate:run",
         ("text", "data", "model", "infer", "evaluate", *_WIRING, "stages/evaluate.py"),
         seeded=True,
+        raw=_evaluate_digest,
     ),
     "fisher": Kind(
         FisherSettings,

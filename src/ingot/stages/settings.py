@@ -306,6 +306,12 @@ class EvaluateStageSettings(Settings):
     """Length of those samples."""
     temperature: float = Field(default=0.8, ge=0)
     """Temperature of those samples."""
+    tasks: tuple[str, ...] = ()
+    """Abilities: names of tasks that come with the package ("icl-copy" ...), or task files ("mine.jsonl")."""
+    shots: int | None = Field(default=None, ge=0)
+    """Examples in front of each item of a task; default: the task's own number."""
+    run_code: bool = False
+    """Whether tasks of kind code may run what a model writes (a process without network or files, with limits)."""
     device: Annotated[Literal["auto", "cpu", "cuda"], EXECUTION] = "auto"
     """Where to compute, in fp32; `auto` takes a GPU if there is one."""
 
