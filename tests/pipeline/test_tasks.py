@@ -1,0 +1,27 @@
+"""Tasks in a recipe: their files are part of the key, and code runs only where that was allowed."""
+
+from pathlib import Path
+
+import pytest
+
+from ingot.core.errors import UserError
+from ingot.pipeline.graph import load_graph
+
+
+def test_F4_an_edited_task_runs_the_stage_again_and_no_other(work, monkeypatch):
+    monkeypatch.chdir(work)
+    before = load_graph(Path("tiny.toml"), [], Path("runs")).nodes
+    task = Path("echo.jsonl")
+    task.write_text(task.read_text().replace("cat mat 3", "cat mat 5"))
+    after = load_graph(Path("tiny.toml"), [], Path("runs")).nodes
+    assert [n for n in before if before[n].key != after[n].key] == ["card"]
+
+
+def test_F4_code_is_off_by_default(work, monkeypatch):
+    monkeypatch.chdir(work)
+    tasks = 'stage.card.tasks=["code-small"]'
+    with pytest.raises(UserError, match="stage.card: tasks: 'code-small' runs code that a model wrote; allow it with"):
+        load_graph(Path("tiny.toml"), [tasks], Path("runs"))
+    load_graph(Path("tiny.toml"), [tasks, "stage.card.run_code=true"], Path("runs"))
+    with pytest.raises(UserError, match=r"stage.card: tasks: no task 'icl'; "):
+        load_graph(Path("tiny.toml"), ['stage.card.tasks=["icl"]'], Path("runs"))
