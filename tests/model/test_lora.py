@@ -11,6 +11,7 @@ from ingot.model import lora
 from ingot.model.adapter import AdapterSettings, adapted_layers, adapter_parameters, linear_layers
 from ingot.model.settings import FAMILIES, ModelConfig, ModelSettings
 from ingot.model.transformer import Transformer, build
+from ingot.optim.grad_terms import Anchor
 
 KINDS = ("lora", "rslora", "dora")
 
@@ -196,7 +197,6 @@ def test_the_reference_shares_every_weight_and_goes_its_own_way() -> None:
     assert {p.data_ptr() for p in view.parameters()} == {p.data_ptr() for p in model.parameters()}
     assert model.training
     assert not view.training
-    frozen.requires_grad_(False)
 
 
 def test_adapters_are_not_tied_to_a_seed_of_the_device_or_the_process() -> None:
@@ -206,6 +206,29 @@ def test_adapters_are_not_tied_to_a_seed_of_the_device_or_the_process() -> None:
     two, _ = _pair("lora")
     assert torch.equal(one.layers["1"].ffn.up.lora_A, two.layers["1"].ffn.up.lora_A)  # type: ignore[union-attr]
     assert not torch.equal(one.layers["1"].ffn.up.lora_A, one.layers["0"].ffn.up.lora_A)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", ["lora", "rslora"])
+def test_a_pull_on_the_merged_weights_reaches_what_is_trained(kind: str) -> None:
+    """Against autograd of the penalty written out; the frozen weights beside it are pulled by nothing."""
+    model, frozen = _pair(kind, dtype=torch.float64)
+    _stirred(model)
+    start = {n: p.detach() for n, p in frozen.named_parameters()}
+    draw = torch.Generator().manual_seed(2)
+    importance = {n: torch.rand(p.shape, generator=draw, dtype=p.dtype) for n, p in start.items()}
+    merged = lora.weights(model)
+    assert merged.keys() == start.keys()
+    terms = [(importance[n] * (merged[n] - start[n]).square()).sum() for n in start]
+    torch.stack(terms).sum().mul(1.5).backward()
+    expected = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    assert len(expected) == 2 * 2 * 7
+    model.zero_grad()
+    told = Anchor("hold", 3.0, start, importance).pull(lora.weights(model))
+    assert told["hold"].item() == pytest.approx(1.5 * sum(t.item() for t in terms), rel=1e-12)
+    for name, p in model.named_parameters():
+        assert (p.grad is None) == (name not in expected)
+        if p.grad is not None:
+            assert torch.allclose(p.grad, expected[name], rtol=1e-12, atol=1e-14), name
 
 
 # -- which matrices, and how many numbers ------------------------------------------------------------------------------

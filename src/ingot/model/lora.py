@@ -72,11 +72,9 @@ class Adapted(nn.Linear):
             product = plain if self.bias is None else plain - self.bias
         return plain + (factor_O - 1).to(plain.dtype) * product + factor_O.to(plain.dtype) * change
 
-    @torch.no_grad()
     def merged(self) -> Tensor:
         """The matrix that does what the frozen one and its correction do, O x I in the adapter's precision."""
-        magnitude = self.lora_magnitude
-        return merged_weight(self.weight, self.lora_A, self.lora_B, self.scale, magnitude)
+        return merged_weight(self.weight, self.lora_A, self.lora_B, self.scale, self.lora_magnitude)
 
     @torch.no_grad()
     def merge(self) -> None:
@@ -114,7 +112,7 @@ def merged_weight(
         whole_OI = weight_OI.to(a_RI.dtype) + scale * (b_OR @ a_RI)
     if magnitude_O is None:
         return whole_OI
-    return whole_OI * (magnitude_O / whole_OI.square().sum(1).sqrt())[:, None]
+    return whole_OI * (magnitude_O / whole_OI.detach().square().sum(1).sqrt())[:, None]
 
 
 def adapt(model: Transformer, settings: AdapterSettings, seed: int) -> None:
@@ -158,6 +156,14 @@ def reference(model: Transformer) -> Transformer:
     for layer in adapters(view):
         layer.on = False
     return view
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """What the model computes with, under the names of a model without adapters: parameters, or, where a matrix has a
+    correction, both merged, a function of the correction that gradients go through."""
+    found: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if "lora_" not in n}
+    merged = {f"{n}.weight": m.merged() for n, m in model.named_modules() if isinstance(m, Adapted)}
+    return found | merged
 
 
 def merge(model: nn.Module) -> None:

@@ -1,6 +1,8 @@
 """Stage directories that nothing links to any more."""
 
+import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +11,7 @@ from ingot.core.artifact import StageDir
 
 @dataclass(frozen=True)
 class Orphan:
-    """A directory under `stages` that no link of a run, or of a point of a sweep, leads to."""
+    """A directory under `stages` that no link of a run, or of a point of a sweep, leads to, and no adapter lies on."""
 
     path: Path
     bytes: int
@@ -22,13 +24,22 @@ def orphans(root: Path) -> list[Orphan]:
         return []
     runs = [p for p in root.iterdir() if p.is_dir() and p != stages]
     links = [p for run in runs for place in (run, *run.iterdir()) if _real(place) for p in place.iterdir()]
-    linked = {p.resolve() for p in links if p.is_symlink() and p.exists()}
+    linked = {d for p in links if p.is_symlink() and p.exists() for d in _whole(p.resolve())}
     found = [
         Orphan(path, sum(f.stat().st_size for f in path.rglob("*") if f.is_file()))
         for path in stages.iterdir()
         if path.is_dir() and path.resolve() not in linked and not StageDir(path).is_locked()
     ]
     return sorted(found, key=lambda o: -o.bytes)
+
+
+def _whole(stage: Path) -> Iterator[Path]:
+    """A stage and, where it is an adapter, the stages that hold the rest of its model."""
+    yield stage
+    record = stage / "inputs.json"
+    told = json.loads(record.read_text()) if record.exists() else {}
+    if told.get("settings", {}).get("adapter"):
+        yield from _whole(stage.parents[1] / told["inputs"]["init"]["dir"])
 
 
 def _real(path: Path) -> bool:

@@ -22,6 +22,7 @@ from ingot.data.order import Order
 from ingot.data.packing import Whole, Windows
 from ingot.dist import checkpoint
 from ingot.evaluate.fisher import Fisher
+from ingot.model import lora
 from ingot.model.settings import ModelConfig
 from ingot.model.transformer import empty
 from ingot.optim.grad_terms import mean_of
@@ -73,7 +74,7 @@ def read_fisher(stage: Path, model: nn.Module) -> tuple[dict[str, Tensor], dict[
     """
     if trouble := manifest_problem(stage / FISHER):
         raise UserError(f"damaged: {trouble}; delete {stage.resolve()} and run the recipe again")
-    shapes = {name: p.shape for name, p in model.named_parameters()}
+    shapes = {name: weight.shape for name, weight in lora.weights(model).items()}
     told = json.loads((stage / FISHER / checkpoint.CONFIG).read_text())
     measured = empty(ModelConfig.model_validate(told["model"]), "meta", torch.float32)
     if shapes != {name: p.shape for name, p in measured.named_parameters()}:

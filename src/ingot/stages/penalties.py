@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from ingot.model import lora
 from ingot.model.transformer import Transformer
 from ingot.optim.grad_terms import Anchor, mean_of, shaped
 from ingot.stages.fisher import read_fisher
@@ -26,21 +27,22 @@ def penalties_of(
         UserError: a fisher stage is damaged, or of another model.
     """
     losses, anchors = [], []
+    trained = {name: weight for name, weight in lora.weights(model).items() if weight.requires_grad}
     for name, penalty in zip(settings.penalty_names, settings.penalties, strict=True):
         if isinstance(penalty, KlSettings):
             losses.append(Divergence(name, penalty.weight, companions[penalty.role]))
         elif isinstance(penalty, EwcSettings):
             fisher, center = read_fisher(job.inputs[f"fisher:{penalty.fisher}"].path, model)
             importance = shaped(fisher, penalty.clip, penalty.floor, penalty.normalise)
-            anchors.append(Anchor(name, penalty.weight, _like(center, model), _like(importance, model)))
+            anchors.append(Anchor(name, penalty.weight, _like(center, trained), _like(importance, trained)))
             job.display.say(f"{name}: mean importance {mean_of(importance):.3g}; weights do not decay")
         else:
-            start = {n: p.detach().clone() for n, p in model.named_parameters()}
+            start = {name: weight.detach().clone() for name, weight in trained.items()}
             anchors.append(Anchor(name, penalty.weight, start))
             job.display.say(f"{name}: weights do not decay")
-    return Penalties(losses, anchors, lambda: dict(model.named_parameters()))
+    return Penalties(losses, anchors, lambda: lora.weights(model))
 
 
-def _like(tensors: Mapping[str, Tensor], model: Transformer) -> dict[str, Tensor]:
-    """On the model's device, in its precision."""
-    return {name: tensors[name].to(p.device, p.dtype) for name, p in model.named_parameters()}
+def _like(tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of these weights, on their device, in their precision."""
+    return {name: tensors[name].to(w.device, w.dtype) for name, w in weights.items()}

@@ -1,0 +1,276 @@
+"""A train stage with an adapter: what is trained, saved, loaded and shared, and what every neighbour sees of it."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ingot.core.errors import UserError
+from ingot.core.events import read_events
+from ingot.model import hf, lora
+from ingot.model.settings import ModelSettings
+from ingot.pipeline.collect import orphans
+from ingot.pipeline.graph import load_graph
+from ingot.pipeline.run import _job, link
+from ingot.stages import child, train
+from ingot.stages.foreign import export_hf
+from ingot.stages.layout import timeline
+from ingot.stages.load import load_adapted, load_model
+from ingot.stages.settings import TrainSettings
+from ingot.stages.timeline import assumed
+from ingot.train.engine import Engine
+
+TRAIN = """
+kind = "train"
+data = { old = 1.0 }
+batch = 4
+precision = "fp32"
+"""
+RECIPE = f"""
+[run]
+name = "small"
+
+[stage.old]
+kind = "corpus"
+sources = ["old.txt"]
+quality = "none"
+holdout = {{ share = 0.2, by = "tail" }}
+
+[stage.bpe]
+kind = "tokenizer"
+from = "old"
+vocab = 280
+
+[stage.base]
+{TRAIN}
+tokenizer = "bpe"
+model = {{ depth = 2, width = 16, heads = 2, context = 32, dropout = 0.1 }}
+duration = "8 steps"
+evaluate = {{ sample = false, tokens = 64 }}
+loop = {{ threads = 1 }}
+
+[stage.tuned]
+{TRAIN}
+init = "base"
+adapter = {{ kind = "dora", rank = 2, alpha = 4, dropout = 0.2 }}
+duration = "8 steps"
+optim = {{ lr = 0.05 }}
+evaluate = {{ sample_tokens = 4, tokens = 64, every = 3 }}
+loop = {{ threads = 1, save_every = 2, log_every = 1 }}
+
+[stage.again]
+{TRAIN}
+init = "tuned"
+adapter = "lora"
+duration = "2 steps"
+evaluate = {{ sample = false, tokens = 64 }}
+loop = {{ threads = 1 }}
+
+[stage.worth]
+kind = "fisher"
+model = "base"
+data = {{ old = 1.0 }}
+samples = 4
+
+[stage.held]
+{TRAIN}
+init = "base"
+adapter = {{ kind = "lora", rank = 2, targets = ["q", "ffn.*"] }}
+duration = "4 steps"
+penalties = [
+  {{ kind = "ewc", fisher = "worth", weight = 5.0 }},
+  {{ kind = "l2sp", weight = 0.1 }},
+  {{ kind = "kl", weight = 0.5 }},
+]
+evaluate = {{ sample = false, tokens = 64 }}
+loop = {{ threads = 1, log_every = 1 }}
+"""
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recipe's directory, its stages built in this process, each as its child would build it."""
+    path = tmp_path_factory.mktemp("adapter")
+    sides = [(a, b, c) for a in ("red", "old", "sun") for b in ("cat", "dog") for c in "abcdef"]
+    (path / "old.txt").write_text("\n".join(f"the {a} {b} ran over hill {c}" for a, b, c in sides * 4) + "\n")
+    (path / "small.toml").write_text(RECIPE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        for name in load_graph(Path("small.toml"), [], Path("runs")).nodes:
+            _run(path, name)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _there(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(work)
+
+
+def _run(work: Path, name: str, to: str | None = None) -> Path:
+    graph = load_graph(work / "small.toml", [], Path("runs"))
+    job = _job(Path("runs"), graph.nodes[name], graph.recipe, quiet=True)
+    if to:
+        job["dir"] = str((work / "runs" / "stages" / to).absolute())
+    else:
+        link(Path("runs"), "small", graph.nodes[name])
+    child.run(job)
+    return Path(job["dir"])
+
+
+def _at(name: str) -> Path:
+    return Path("runs", "small", name)
+
+
+def _result(name: str) -> dict[str, Any]:
+    return json.loads((_at(name) / "result.json").read_text())
+
+
+def _tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return {n: t for file in checkpoint.glob("*.safetensors") for n, t in load_file(file).items()}
+
+
+def _weights(stage: Path, **options: Any) -> dict[str, torch.Tensor]:
+    model = load_model(stage, print, device="cpu", **options).model
+    return {n: p.detach() for n, p in model.named_parameters()}
+
+
+def _same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    return bool(one) and one.keys() == two.keys() and all(torch.equal(t, two[n]) for n, t in one.items())
+
+
+def _logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        out = model.eval()(torch.arange(60).view(2, 30))
+        return out.head(out.hidden)
+
+
+def test_a_checkpoint_holds_what_is_trained_and_its_moments() -> None:
+    checkpoints = _at("tuned") / "checkpoints"
+    layers = [n.removesuffix("weight") for n in _weights(_at("tuned")) if "attention." in n or "ffn." in n]
+    assert len(layers) == 2 * 7
+    trained = {f"{n}{part}" for n in layers for part in ("lora_A", "lora_B", "lora_magnitude")}
+    moments = {f"optim.{n}.{m}" for n in trained for m in ("step", "exp_avg", "exp_avg_sq")}
+    assert set(_tensors(checkpoints / "00000008")) == {f"model.{n}" for n in trained} | moments
+    assert set(_tensors(checkpoints / "best")) == {f"model.{n}" for n in trained}
+
+
+def test_the_result_counts_what_is_trained() -> None:
+    base, tuned = _result("base"), _result("tuned")
+    assert base["trained_parameters"] == base["parameters"]
+    sizes = [(16, 16)] * 4 + [(16, 64)] * 2 + [(64, 16)]
+    assert tuned["trained_parameters"] == 2 * sum(2 * (i + o) + o for i, o in sizes)
+    assert tuned["parameters"] == base["parameters"] + tuned["trained_parameters"]
+    assert tuned["decayed_parameters"] == 0
+
+
+def test_the_rate_of_an_adapter_is_ten_times_that_of_all_weights() -> None:
+    """Where the recipe sets none: 6e-4 * sqrt(768 / width), and a tenth of it where all weights are tuned."""
+    config = ModelSettings(depth=2, width=48).resolve(100)
+    table = {"data": {"a": 1.0}, "init": "b", "duration": "9 steps"}
+    whole, adapter = (
+        timeline(TrainSettings.model_validate(table | more), config, assumed).peak for more in ({}, {"adapter": "lora"})
+    )
+    assert (whole, adapter) == (pytest.approx(6e-5 * 4), pytest.approx(6e-4 * 4))
+
+
+def test_a_loaded_stage_is_the_merged_model() -> None:
+    for options in ({}, {"best": True}):
+        beside = load_adapted(_at("tuned"), print, device="cpu", **options).model
+        merged = load_model(_at("tuned"), print, device="cpu", **options).model
+        assert len(lora.adapters(beside)) == 14
+        assert not lora.adapters(merged)
+        assert (_logits(merged) - _logits(beside)).abs().max() < 1e-5
+        frozen = {n: p.detach() for n, p in beside.named_parameters() if "lora_" not in n}
+        assert _same(frozen, _weights(_at("base")))
+        assert not _same(_weights(_at("tuned"), **options), frozen)
+
+
+def test_a_stage_upon_an_adapter_starts_from_merged_weights() -> None:
+    beside = load_adapted(_at("again"), print, device="cpu").model
+    frozen = {n: p.detach() for n, p in beside.named_parameters() if "lora_" not in n}
+    assert _same(frozen, _weights(_at("tuned")))
+    draws = [load_adapted(_at(n), print, device="cpu").model.layers["0"].ffn.up.lora_A for n in ("again", "held")]  # type: ignore[union-attr]
+    assert not torch.equal(draws[0][:2], draws[1])
+
+
+def test_an_export_is_the_merged_model(tmp_path: Path) -> None:
+    export_hf(_at("tuned"), tmp_path / "hf", "float32", False, print)
+    assert _same({n: p.detach() for n, p in hf.load(tmp_path / "hf").named_parameters()}, _weights(_at("tuned")))
+
+
+def test_an_interrupted_stage_goes_on_to_the_bit(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout in the model and in the adapter, interrupted between two checkpoints."""
+    original = Engine.step
+
+    def step(self: Engine, raw: Any) -> Any:
+        if self.state["step"] == 5:
+            raise InterruptedError
+        return original(self, raw)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "step", step)
+        with pytest.raises(InterruptedError):
+            _run(work, "tuned", to="killed")
+    stopped = work / "runs" / "stages" / "killed"
+    assert [p.name for p in sorted((stopped / "checkpoints").glob("0*"))] == ["00000002", "00000004"]
+    _run(work, "tuned", to="killed")
+    for name in ("00000008", "best"):
+        assert _same(_tensors(stopped / "checkpoints" / name), _tensors(_at("tuned") / "checkpoints" / name))
+
+
+def test_the_frozen_model_is_not_loaded_a_second_time(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference of a penalty is what lies under the adapter: the same memory, and the same numbers."""
+    seen: list[Engine] = []
+    original = Engine.__init__
+
+    def init(self: Engine, *arguments: Any) -> None:
+        original(self, *arguments)
+        seen.append(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "__init__", init)
+        _run(work, "held", to="seen")
+        patch.setattr(train, "is_bare", lambda stage: False)
+        apart = _run(work, "held", to="apart")
+    shared, loaded = ({p.data_ptr() for c in e.companions.values() for p in c.parameters()} for e in seen)
+    assert len(seen[0].companions) == 1
+    assert shared == {p.data_ptr() for p in seen[0].model.parameters()}
+    assert not loaded & {p.data_ptr() for p in seen[1].model.parameters()}
+    assert _same(_tensors(apart / "checkpoints" / "00000004"), _tensors(_at("held") / "checkpoints" / "00000004"))
+
+
+def test_penalties_hold_on_to_the_merged_weights() -> None:
+    events = [e for e in read_events(_at("held") / "metrics.jsonl") if e["event"] == "step"]
+    for name in ("penalty/ewc", "penalty/l2sp", "penalty/kl"):
+        assert events[-1][name] > 0, name
+        if name != "penalty/kl":  # dropout is part of that one
+            assert events[0][name] == 0, name
+    moved, start = _weights(_at("held")), _weights(_at("base"))
+    away = sum(float((moved[n] - start[n]).double().square().sum()) for n in start)
+    assert 0 < events[-1]["penalty/l2sp"] < 0.1 / 2 * away * 4  # of the step before the last update
+    assert {n for n in start if not torch.equal(moved[n], start[n])} == {
+        f"layers.{i}.{role}.weight" for i in (0, 1) for role in ("attention.q", "ffn.gate", "ffn.up", "ffn.down")
+    }
+
+
+def test_what_lies_under_an_adapter_is_kept_and_missed(work: Path, tmp_path: Path) -> None:
+    """No link may lead to it any more, and it is no orphan; where it was deleted by hand, one sentence says so."""
+    shutil.copytree(work, tmp_path / "w", symlinks=True)
+    root = tmp_path / "w" / "runs"
+    base = (root / "small" / "base").resolve()
+    (root / "small" / "base").unlink()
+    assert base not in {o.path.resolve() for o in orphans(root)}
+    shutil.rmtree(base)
+    with pytest.raises(UserError, match=r"is an adapter of 'base', and .* is gone; run the recipe again") as caught:
+        load_model(root / "small" / "again", print, device="cpu")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_adapter_needs_a_model() -> None:
+    table = {"data": {"a": 1.0}, "tokenizer": "t", "model": {"depth": 2}, "duration": "9 steps", "adapter": "lora"}
+    with pytest.raises(ValueError, match="found adapter without init, expected a trained model to adapt"):
+        TrainSettings.model_validate(table)
