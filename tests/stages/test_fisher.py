@@ -1,6 +1,7 @@
 """A fisher stage and the penalties that read it, as a recipe has them."""
 
 import json
+import math
 import os
 import random
 from pathlib import Path
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 
 from ingot.core.errors import UserError
 from ingot.core.recipe import load_recipe
+from ingot.evaluate.likelihood import divergence
 from ingot.pipeline.graph import Graph, load_graph
 from ingot.pipeline.run import _job, link
 from ingot.pipeline.status import stage_dir
@@ -19,6 +21,7 @@ from ingot.stages import child
 from ingot.stages.fisher import read_fisher
 from ingot.stages.kinds import RECIPE_KINDS
 from ingot.stages.load import load_model
+from ingot.text.store import Store
 from ingot.train.engine import Engine
 
 RECIPE = """
@@ -80,6 +83,10 @@ samples = 8
 pool = 2
 previous = "worth"
 gamma = 0.5
+
+[stage.card]
+kind = "evaluate"
+models = ["base", "tuned"]
 """  # noqa: E501
 
 
@@ -244,3 +251,36 @@ def test_a_fisher_of_another_shape_is_refused(graph: Graph) -> None:
 def test_decay_has_its_usual_default_without_an_anchor(graph: Graph) -> None:
     recipe = load_recipe(Path("keep.toml"), ["stage.tuned.penalties=[{ kind = 'kl', weight = 1 }]"], RECIPE_KINDS)
     assert recipe.stages["tuned"][1].optim.weight_decay == 0.1  # type: ignore[attr-defined]
+
+
+def test_2_7_a_chain_of_stages_has_a_forgetting_matrix(graph: Graph) -> None:
+    """Noticed from the init edges; numbers, report and terminal agree, and what moved predictions is measured."""
+    from ingot.report.panels import panel
+    from ingot.report.panels_forgetting import chains, lines
+
+    if not (_at(graph, "tuned") / "DONE").exists():
+        _run(graph, "tuned")
+    card = _run(graph, "card")
+    table = {(r["model"], r["task"], r["metric"]): r for r in map(json.loads, (card / "table.jsonl").open())}
+    loss = {m: table[m, "old", "loss_nats"]["value"] for m in ("base", "tuned")}
+    forgotten = table["tuned", "old", "forgetting_nats"]
+    assert forgotten["value"] == pytest.approx(loss["tuned"] - loss["base"])
+    assert forgotten["low"] <= forgotten["value"] <= forgotten["high"]
+    assert table["tuned", "old tasks", "backward_transfer_nats"]["value"] == pytest.approx(-forgotten["value"])
+    guess = math.log(json.loads((_at(graph, "base") / "model.json").read_text())["vocab"])
+    forward = table["tuned", "later tasks", "forward_transfer_nats"]["value"]
+    assert forward == pytest.approx(guess - table["base", "new", "response_loss_nats"]["value"])
+    assert ("tuned", "new", "forgetting_nats") not in table  # it has just been learned
+    moved = table["tuned", "old", "kl_from_before_nats"]
+    models = [load_model(_at(graph, name), print, device="cpu").model for name in ("base", "tuned")]
+    store = Store.open(_at(graph, "old@bpe") / "val")
+    assert divergence(models[0], models[0], store, 0.5, 4)["value"] == pytest.approx(0, abs=1e-6)
+    assert moved["value"] == pytest.approx(divergence(*models, store, 0.5, 7)["value"], rel=1e-5)
+    assert moved["value"] > 0
+    (chain,) = chains(card)
+    assert [row["stage"] for row in chain["rows"]] == ["base", "tuned"]
+    assert [[cell["own"] for cell in row["cells"]] for row in chain["rows"]] == [[False, True], [True, False]]
+    html = panel("evaluate", card)
+    assert "Forgetting, up to tuned" in html
+    assert f"{forgotten['value']:+.4f}" in html
+    assert f"forgotten {forgotten['value']:+.4f}" in lines(card)[0]

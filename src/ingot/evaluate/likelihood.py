@@ -11,7 +11,7 @@ independent, so an interval over tokens would be far too narrow.
 import gzip
 import lzma
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,8 +19,8 @@ import torch
 
 from ingot.data.batches import IGNORE, Batch, Source, all_rows
 from ingot.data.packing import BestFit, Windows
-from ingot.model.ops import token_logps
-from ingot.model.transformer import Transformer
+from ingot.model.ops import divergences, token_logps
+from ingot.model.transformer import ModelOut, Transformer
 from ingot.text.store import Store
 from ingot.text.tokenizer import Tokenizer
 
@@ -64,14 +64,52 @@ def likelihood(
         advance: told the number of rows done.
         context: tokens of a window; default: the model's context.
     """
+
+    def nll(batch: Batch) -> torch.Tensor:
+        out = _forward(model, batch)
+        return -token_logps(out.hidden, out.head, batch.labels_BT)
+
+    sums, tokens = _by_document(nll, model, store, overlap, rows_per_batch, advance, context)
+    lengths = store.columns["bytes"].read(0, store.documents) if "bytes" in store.columns else np.zeros(store.documents)
+    return Likelihood(sums, tokens, np.asarray(lengths, np.float64), whole="mask" not in store.columns)
+
+
+def divergence(
+    old: Transformer,
+    new: Transformer,
+    store: Store,
+    overlap: float,
+    rows_per_batch: int,
+    advance: Callable[[int], None] = lambda n: None,
+) -> dict[str, float]:
+    """KL(old || new) of the next token in nats, over all that `likelihood` scores, with its interval; exact over the
+    vocabulary, which is the same for both."""
+    context = min(old.config.context, new.config.context)
+
+    def kl(batch: Batch) -> torch.Tensor:
+        before, after = _forward(old, batch), _forward(new, batch)
+        return divergences(after.hidden, after.head, before.hidden, before.head, batch.labels_BT)
+
+    return ratio(*_by_document(kl, new, store, overlap, rows_per_batch, advance, context))
+
+
+def _by_document(
+    measure: Callable[[Batch], torch.Tensor],
+    model: Transformer,
+    store: Store,
+    overlap: float,
+    rows_per_batch: int,
+    advance: Callable[[int], None],
+    context: int | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sums of a measure (rows as tensors to B x T) per document, and counted targets per document."""
     context = context or int(model.config.context)
     masked = "mask" in store.columns
     ends = np.asarray(store.ends)
     stride = max(1, round(context * (1 - overlap)))
-    mask = store.columns["mask"].read if masked else None
-    plan = BestFit(ends, context, mask) if mask else Windows(ends, context, stride, tail=True)
+    plan = BestFit(ends, context, truncate=True) if masked else Windows(ends, context, stride, tail=True)
     source = Source("held out", store, plan, isolate=masked)
-    nats = np.zeros(store.documents)
+    sums = np.zeros(store.documents)
     tokens = np.zeros(store.documents, np.int64)
     device = next(model.parameters()).device
     model.eval()
@@ -80,13 +118,12 @@ def likelihood(
             if not masked:
                 batch = _once(batch, context - stride)
             document_BT = plan.index(batch.row_B)[1][:, 1:]
-            nll_BT = _nll(model, batch.to(device)).cpu().numpy()
+            measured_BT = measure(batch.to(device)).double().cpu().numpy()
             counted = batch.labels_BT != IGNORE
-            np.add.at(nats, document_BT[counted], nll_BT[counted])
+            np.add.at(sums, document_BT[counted], measured_BT[counted])
             np.add.at(tokens, document_BT[counted], 1)
             advance(len(batch))
-    lengths = store.columns["bytes"].read(0, store.documents) if "bytes" in store.columns else np.zeros(store.documents)
-    return Likelihood(nats, tokens, np.asarray(lengths, np.float64), whole=not masked)
+    return sums, tokens
 
 
 def _once(batch: Batch, seen: int) -> Batch:
@@ -96,24 +133,40 @@ def _once(batch: Batch, seen: int) -> Batch:
     return replace(batch, labels_BT=labels)
 
 
-def _nll(model: Transformer, batch: Batch) -> torch.Tensor:
-    out = model(batch.ids_BT, positions_BT=batch.positions_BT, documents_BT=batch.documents_BT)
-    return -token_logps(out.hidden, out.head, batch.labels_BT.clamp(min=0)).double()
+def _forward(model: Transformer, batch: Batch) -> ModelOut:
+    return model(batch.ids_BT, positions_BT=batch.positions_BT, documents_BT=batch.documents_BT)
 
 
 def ratio(numerator: np.ndarray, denominator: np.ndarray) -> dict[str, float]:
     """sum / sum with a 95 % bootstrap interval over documents; `n` is the number of documents."""
-    n = len(numerator)
-    draw = np.random.default_rng(0)
-    value = float(numerator.sum() / max(denominator.sum(), 1e-12))
-    if n < 2:
-        return {"value": value, "low": value, "high": value, "n": n}
-    sums = np.empty((_RESAMPLES, 2))
-    for i in range(_RESAMPLES):
-        weight = np.bincount(draw.integers(0, n, n), minlength=n)
-        sums[i] = weight @ numerator, weight @ denominator
-    ratios = sums[:, 0] / np.maximum(sums[:, 1], 1e-12)
-    low, high = np.quantile(ratios, [0.025, 0.975])
+    return interval(*resampled([(numerator, denominator)]), len(numerator))
+
+
+def resampled(
+    pairs: Sequence[tuple[np.ndarray, np.ndarray]], seed: int = 0, draws: int = _RESAMPLES
+) -> tuple[float, np.ndarray]:
+    """sum / sum of the first pair less that of the second (if there is one), and the same of resampled documents.
+
+    A draw takes the same documents for both pairs, so what is hard about a document is in both and cancels.
+    """
+    n = len(pairs[0][0])
+    draw = np.random.default_rng(seed)
+    columns = np.array([column for pair in pairs for column in pair], np.float64).T
+
+    def value(sums: np.ndarray) -> np.ndarray:
+        ratios = sums[..., 0::2] / np.maximum(sums[..., 1::2], 1e-12)
+        return ratios[..., 0] - ratios[..., 1:].sum(-1)
+
+    found = float(value(columns.sum(0)))
+    if n < 2 or not draws:
+        return found, np.full(draws, found)
+    drawn = [np.bincount(draw.integers(0, n, n), minlength=n) @ columns for _ in range(draws)]
+    return found, value(np.array(drawn))
+
+
+def interval(value: float, draws: np.ndarray, n: int) -> dict[str, float]:
+    """A value with the 95 % interval of its draws."""
+    low, high = np.quantile(draws, [0.025, 0.975])
     return {"value": value, "low": float(low), "high": float(high), "n": n}
 
 

@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from ingot.report import figures, reading
 from ingot.report.charts import Series, line_chart
+from ingot.report.panels_forgetting import chains, is_summary
 from ingot.report.rendering import render
 from ingot.train.guard import ADVICE, judge
 
@@ -160,10 +161,10 @@ def _phase(phase: dict[str, Any]) -> str:
 def evaluate(stage: Path) -> Markup:
     """Bits per byte against yardsticks, every metric with its interval, samples."""
     models = reading.record(stage).get("settings", {}).get("models", ())
-    rows = [row for row in reading.table(stage) if row["model"] in models]
+    rows = [row for row in reading.table(stage) if row["model"] in models and not is_summary(row)]
     bars = {task: _bars(found) for task, found in reading.yardsticks(stage).items()}
     samples = [{**s, "shown": repr(s["prompt"])} for s in reading.samples(stage)]
-    return render("evaluate.html", yardsticks=bars, groups=_groups(rows), samples=samples)
+    return render("evaluate.html", yardsticks=bars, groups=_groups(rows), chains=chains(stage), samples=samples)
 
 
 def _bars(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ingot.pipeline.graph import Graph, Node
 from ingot.pipeline.status import Status, stage_dir, status
-from ingot.report import figures, reading
+from ingot.report import figures, panels_forgetting, reading
 
 COLOURS = {"HIT": "green", "RUN": "cyan", "RESUME": "yellow", "FAILED": "red", "RUNNING": "blue", "MISSING": "red"}
 PIPE_WIDTH = 160
@@ -75,6 +75,8 @@ def _print_evaluate(out: Console, stage: Path) -> None:
     for task, rows in reading.yardsticks(stage).items():
         numbers = ", ".join(f"{row['model']} {figures.nats(row['value'])}" for row in rows)
         out.print(f"bits per byte on held-out {task}: {numbers}", soft_wrap=True)
+    for line in panels_forgetting.lines(stage):
+        out.print(line, soft_wrap=True)
     newest = {s["model"]: s for s in reversed(reading.samples(stage))}  # the first prompt of each model
     for model, sample in reversed(newest.items()):
         text = Text.assemble("  ", (sample["prompt"], "bold"), _clip(sample["text"], SAMPLE_CHARACTERS))

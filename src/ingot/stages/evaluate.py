@@ -6,12 +6,16 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from ingot.core.artifact import atomic_write
 from ingot.evaluate.abilities import Answered, Examinee, rows, sit
-from ingot.evaluate.likelihood import compressors, likelihood
+from ingot.evaluate.forgetting import Scores
+from ingot.evaluate.likelihood import Likelihood, compressors, likelihood
 from ingot.evaluate.tasks import Task, load_task
 from ingot.infer.generate import generate
 from ingot.infer.text import prompt_ids, sampling_for
+from ingot.stages.chains import forgotten
 from ingot.stages.job import Input, Job, open_stage
 from ingot.stages.load import Loaded, load_model
 from ingot.stages.settings import EvaluateStageSettings
@@ -31,6 +35,7 @@ def run(job: Job) -> dict[str, Any]:
     assert isinstance(settings, EvaluateStageSettings)
     table: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
+    scores: dict[tuple[str, str], Scores] = {}
     judged: set[str] = set()
     for name, stage in job.roles("model").items():
         loaded = load_model(stage.path, job.display.say, settings.device, exact=True)
@@ -44,25 +49,30 @@ def run(job: Job) -> dict[str, Any]:
             if data not in judged and "mask" not in store.columns:
                 table += _yardsticks(corpus, store, loaded)
             judged.add(data)
-            table += _score(job, settings, name, corpus, store, loaded)
+            scored = _score(job, settings, name, corpus, store, loaded)
+            table += [{"model": name, "task": corpus, **row} for row in scored.rows()]
+            guess = -math.log(loaded.tokenizer.vocab)
+            scores[name, corpus] = Scores(scored.nats, scored.tokens, "_nats", guess)
         chats = _converses(stage, loaded.tokenizer)
         _samples(job, settings, name, chats, loaded)
         for task, answered in _sat(job, settings, name, chats, loaded):
             table += [{"model": name, "task": task.head.task, **row} for row in rows(task, answered)]
             answers += [{"model": name, "task": task.head.task, **asdict(one)} for one in answered]
+            right = np.array([one.right for one in answered])
+            scores[name, task.head.task] = Scores(right, np.ones(len(right)), "")
     if answers:
         atomic_write(job.out / ANSWERS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in answers))
+    table += forgotten(job, settings, scores)
     atomic_write(job.out / "table.jsonl", "".join(json.dumps(row) + "\n" for row in table))
     return {f"{r['model']}/{r['task']}/{r['metric']}": r["value"] for r in table}
 
 
 def _score(
     job: Job, settings: EvaluateStageSettings, model: str, corpus: str, store: Store, loaded: Loaded
-) -> list[dict[str, Any]]:
+) -> Likelihood:
     context = settings.context or loaded.config.context
     with job.display.bar(f"evaluate {model} on {corpus}", unit="rows") as bar:
-        scored = likelihood(loaded.model, store, settings.overlap, rows_per_pass(context), bar.advance, context)
-    return [{"model": model, "task": corpus, **row} for row in scored.rows()]
+        return likelihood(loaded.model, store, settings.overlap, rows_per_pass(context), bar.advance, context)
 
 
 def _yardsticks(corpus: str, store: Store, loaded: Loaded) -> list[dict[str, Any]]:

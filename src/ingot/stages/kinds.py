@@ -85,7 +85,7 @@ KINDS: dict[str, Kind] = {
         EvaluateStageSettings,
         2,
         "ingot.stages.evaluate:run",
-        ("text", "data", "model", "infer", "evaluate", *_WIRING, "stages/evaluate.py"),
+        ("text", "data", "model", "infer", "evaluate", *_WIRING, "stages/chains.py", "stages/evaluate.py"),
         seeded=True,
         raw=_evaluate_digest,
     ),

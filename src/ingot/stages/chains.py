@@ -1,0 +1,84 @@
+"""Chains of stages, each started from the one before, as their directories tell, and what the last one forgot."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ingot.evaluate.forgetting import Link, Scores, summary
+from ingot.evaluate.likelihood import divergence
+from ingot.stages.job import Input, Job, open_stage
+from ingot.stages.load import load_model
+from ingot.stages.settings import EvaluateStageSettings, TrainSettings
+from ingot.text.store import Store
+from ingot.train.settings import rows_per_pass
+
+
+def chains(models: Mapping[str, Input]) -> list[list[Link]]:
+    """A chain for each of the models that was trained from another of them (perhaps by way of stages that are not
+    among them), and from which none of them was trained; first stage first.
+    """
+    named = {stage.key: name for name, stage in models.items()}
+    found = [_links(stage, named) for stage in models.values()]
+    inner = {link.name for chain in found for link in chain[:-1]}
+    return [chain for chain in found if len(chain) > 1 and chain[-1].name not in inner]
+
+
+def _links(stage: Input, named: Mapping[str, str]) -> list[Link]:
+    """From the first of the named stages to this one."""
+    links, known, new = [], set[str](), dict[str, None]()
+    for record in reversed(list(_ancestry(stage.path))):
+        if record["kind"] == "train":
+            new |= dict.fromkeys(TrainSettings.model_validate(record["settings"]).corpora)
+        if record["key"] in named:
+            links.append(Link(named[record["key"]], tuple(c for c in new if c not in known)))
+            known, new = known | set(new), {}
+    return links
+
+
+def _ancestry(path: Path) -> Iterator[dict[str, Any]]:
+    """Records of a stage and of all that it was started from, as far back as they are there."""
+    root = path.resolve().parent.parent
+    while (path / "inputs.json").exists():
+        record = open_stage(path)
+        yield record
+        if "init" not in record["inputs"]:
+            return
+        path = root / record["inputs"]["init"]["dir"]
+
+
+def forgotten(
+    job: Job, settings: EvaluateStageSettings, scores: Mapping[tuple[str, str], Scores]
+) -> list[dict[str, Any]]:
+    """Table rows about the last stage of every chain: forgetting, transfer, and how far predictions moved on old text.
+
+    The chains themselves are logged, for the report.
+    """
+    models, rows = job.roles("model"), []
+    for chain in chains(models):
+        rows += summary(chain, scores)
+        job.log.write("chain", stages=[{"name": link.name, "learned": list(link.learned)} for link in chain])
+        for link in chain[:-1]:
+            for corpus in link.learned:
+                if (link.name, corpus) in scores and (chain[-1].name, corpus) in scores:
+                    rows.append(_moved(job, settings, link.name, chain[-1].name, corpus))
+    return rows
+
+
+def _moved(job: Job, settings: EvaluateStageSettings, old: str, new: str, corpus: str) -> dict[str, Any]:
+    """KL(old || new) on the held-out text that the old stage was the first to learn."""
+    models = job.roles("model")
+    before, after = (load_model(models[n].path, job.display.say, settings.device, exact=True) for n in (old, new))
+    tokens = next(t for name, t in job.roles("data").items() if _is(t, corpus) and _reads(models[new], t))
+    store = Store.open(tokens.path / "val", tokenizer=after.tokenizer.fingerprint)
+    rows = rows_per_pass(min(before.config.context, after.config.context))
+    with job.display.bar(f"KL of {new} from {old} on {corpus}", unit="rows") as bar:
+        kl = divergence(before.model, after.model, store, settings.overlap, rows, bar.advance)
+    return {"model": new, "task": corpus, "metric": "kl_from_before_nats", **kl}
+
+
+def _is(tokens: Input, corpus: str) -> bool:
+    return tokens.name.split("@")[0] == corpus
+
+
+def _reads(model: Input, tokens: Input) -> bool:
+    return tokens.key_of("tokenizer") == model.key_of("tokenizer")
