@@ -107,7 +107,8 @@ def _by_document(
     masked = "mask" in store.columns
     ends = np.asarray(store.ends)
     stride = max(1, round(context * (1 - overlap)))
-    plan = BestFit(ends, context, truncate=True) if masked else Windows(ends, context, stride, tail=True)
+    mask = store.columns["mask"].read if masked else None
+    plan = BestFit(ends, context, mask) if mask else Windows(ends, context, stride, tail=True)
     source = Source("held out", store, plan, isolate=masked)
     sums = np.zeros(store.documents)
     tokens = np.zeros(store.documents, np.int64)

@@ -79,6 +79,23 @@ def tokens(stage: Path) -> Markup:
     return render("facts.html", pairs=pairs + _named(result, words), tokens=[], heading="")
 
 
+def fisher(stage: Path) -> Markup:
+    """How much a model's predictions hang on its weights, and how well so many samples know it."""
+    result = reading.result(stage)
+    words: dict[str, tuple[str, Callable[[Any], str]]] = {
+        "samples": ("rows squared", figures.count),
+        "tokens": ("labelled tokens in them", figures.count),
+        "mean": ("mean importance of a weight", lambda n: f"{n:.3e}"),
+        "max": ("largest", lambda n: f"{n:.3e}"),
+        "zero_share": ("weights that nothing hangs on", lambda n: f"{100 * n:.1f} %"),
+    }
+    pairs = _named(result, words)
+    if "trace" in result:
+        low, high = result["trace_low"], result["trace_high"]
+        pairs.append(("sum over all weights", f"{result['trace']:.4g}, 95 % {low:.4g} to {high:.4g}"))
+    return render("facts.html", pairs=pairs, tokens=[], heading="")
+
+
 def scalars(stage: Path) -> Markup:
     """A kind without a panel of its own: its result as it is."""
     pairs = [(name, figures.value(number)) for name, number in reading.result(stage).items()]
@@ -96,6 +113,7 @@ PANELS: dict[str, Callable[[Path], Markup]] = {
     "train": train,
     "evaluate": evaluate,
     "import": scalars,
+    "fisher": fisher,
 }
 """Stage kind -> panel."""
 
