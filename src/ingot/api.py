@@ -119,6 +119,12 @@ class LanguageModel:
                 keys = [(row + place, sample) for place in range(len(batch))]
                 yield from self._run(batch, options, min(rows, samples - sample), keys).answers()
 
+    def lm_eval(self) -> Any:
+        """The model as EleutherAI's lm-eval takes it: `lm_eval.simple_evaluate(model=..., tasks=["arc_easy"])`."""
+        from ingot.evaluate.harness import adapter
+
+        return adapter(self.loaded.model, self.loaded.tokenizer)
+
     def _rows(self, prompts: Sequence[list[int]], max_new: int) -> int:
         """How many rows are continued together."""
         config = self.loaded.config
