@@ -262,8 +262,11 @@ def test_every_semantic_field_changes_the_key_and_no_other_does(kind: str, path:
         assert found, f"no candidate value is legal for {kind}.{'.'.join(path)}; add one"
 
 
-OBJECTIVE_CANDIDATES = [0.25, 2.0, 3, True, False, "x", "ipo"]
-OBJECTIVE_WITH: dict[tuple[str, str], dict[str, Any]] = {("dpo", "gamma"): {"loss": "simpo"}}
+OBJECTIVE_CANDIDATES = [0.25, 2.0, 3, True, False, "x", "ipo", "k3-loss", "mask", "others", "sequence"]
+OBJECTIVE_WITH: dict[tuple[str, str], dict[str, Any]] = {
+    ("dpo", "gamma"): {"loss": "simpo"},
+    **{(k, f): {"reward": "rm", "beta": 0.1} for k in ("ppo", "grpo") for f in OBJECTIVES[k].settings.model_fields},
+}
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,14 @@ there every character counts as one, repetition is measured on pairs of characte
 white-space split would see a page of Chinese as three words and reject it (SPEC, errors of source 001).
 """
 
-import importlib.util
 import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import cast
 
 import polars as pl
 
 from ingot.core.errors import UserError, nearest
+from ingot.core.functions import file_of, load_function
 from ingot.corpus.dedup import squeeze
 from ingot.corpus.settings import QualityBounds
 
@@ -144,7 +143,7 @@ def load_filters(names: list[str]) -> dict[str, Filter]:
 
 def user_files(names: list[str]) -> list[Path]:
     """The files of the user's own filters; their content determines the result, so it belongs in the stage's key."""
-    return [_split_name(name)[0] for name in names if ":" in name]
+    return [file_of(name) for name in names if ":" in name]
 
 
 def apply_filters(documents: pl.DataFrame, filters: Mapping[str, Filter]) -> pl.Series:
@@ -172,33 +171,9 @@ def _ask(name: str, rejects: Filter, documents: pl.DataFrame) -> pl.Series:
     return answer
 
 
-def _split_name(name: str) -> tuple[Path, str]:
-    file, _, function = name.rpartition(":")
-    return Path(file), function
-
-
 def _load_filter(name: str) -> tuple[str, Filter]:
-    if ":" not in name:
-        if name not in FILTERS:
-            raise UserError(
-                f"filters: unknown filter '{name}'; {nearest(name, FILTERS)}; your own is \"file.py:function\""
-            )
-        return name, FILTERS[name]
-    file, function = _split_name(name)
-    if not file.is_file():
-        raise UserError(f"filters: '{name}': no file {file}; expected \"file.py:function\" relative to {Path.cwd()}")
-    spec = importlib.util.spec_from_file_location(f"ingot_user_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise UserError(f"filters: '{name}': {file} is not a Python file; name a .py file")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise UserError(
-            f"filters: '{name}': {file} does not load ({type(error).__name__}: {error}); mend it"
-        ) from error
-    found = getattr(module, function, None)
-    if not callable(found):
-        known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        raise UserError(f"filters: '{name}': {file} has no function '{function}'; {nearest(function, known)}")
-    return function, cast(Filter, found)
+    if ":" in name:
+        return name.rpartition(":")[2], load_function(name, "filters")
+    if name not in FILTERS:
+        raise UserError(f"filters: unknown filter '{name}'; {nearest(name, FILTERS)}; your own is \"file.py:function\"")
+    return name, FILTERS[name]

@@ -72,13 +72,22 @@ class Batch:
             part = slice(start, start + rows)
             yield self._map(lambda array, part=part: array[part])
 
+    def take(self, rows: np.ndarray) -> "Batch":
+        """The given rows, in that order."""
+        return self._map(lambda array: array[rows])
+
     def to(self, device: Any) -> "Batch":
-        """The same batch as torch tensors on `device`; the copy overlaps with compute on a GPU (pinned memory)."""
+        """The same batch as torch tensors on `device`; the copy overlaps with compute on a GPU (pinned memory).
+
+        Columns of Python objects (texts) stay as they are.
+        """
         import torch
 
         pin = torch.device(device).type == "cuda"
 
-        def move(array: Any) -> "torch.Tensor":
+        def move(array: Any) -> Any:
+            if array.dtype == object:
+                return array
             tensor = array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
             return (tensor.pin_memory() if pin and tensor.device.type == "cpu" else tensor).to(device, non_blocking=pin)
 
@@ -138,9 +147,35 @@ def make_batch(sources: Sources, source_B: np.ndarray, row_B: np.ndarray) -> Bat
 
 
 def _columns(store: Store, document_B: np.ndarray, length_B: np.ndarray) -> dict[str, np.ndarray]:
-    """What is known of rows that are one document each: its length, and the store's values per document."""
+    """What is known of rows that are one document each: its length, the store's values per document, and of prompts
+    the further fields of their row (`extra_B`, a JSON object or None).
+    """
     known = {name: c for name, c in store.columns.items() if c.per == "document" and name != "bytes"}
-    return {"lengths_B": length_B, **{f"{name}_B": column.gather(document_B) for name, column in known.items()}}
+    columns = {"lengths_B": length_B, **{f"{name}_B": column.gather(document_B) for name, column in known.items()}}
+    return columns | ({"extra_B": store.extra(document_B)} if store.content == "prompts" else {})
+
+
+def answered(prompts: Batch, answers: Sequence[np.ndarray], samples: int) -> Batch:
+    """Each prompt `samples` times, with its answers behind it: number i * samples + j is answer j of prompt i.
+
+    Args:
+        prompts: rows that are one prompt each (column `lengths_B`).
+        answers: ids, at least one each; they are what is labelled.
+
+    Returns:
+        B rows as wide as the longest of them, every token an input; of columns only `lengths_B`, of the whole.
+    """
+    start_B = np.repeat(prompts.columns["lengths_B"], samples)
+    length_B = start_B + np.array([len(ids) for ids in answers])
+    place_L = np.arange(int(length_B.max()) + 1)
+    keep_BL = (place_L >= start_B[:, None]) & (place_L < length_B[:, None])
+    width = min(len(place_L), prompts.context)
+    ids_BL = np.zeros(keep_BL.shape, np.int64)
+    ids_BL[:, :width] = np.repeat(prompts.ids_BT[:, :width], samples, axis=0)
+    ids_BL[keep_BL] = np.concatenate(answers)
+    source_B, row_B = np.repeat(prompts.source_B, samples), np.repeat(prompts.row_B, samples)
+    batch = _shift(ids_BL, keep_BL, np.zeros_like(ids_BL), False, prompts.ignore, source_B, row_B)
+    return replace(batch, columns={"lengths_B": length_B})
 
 
 def _shift(

@@ -112,6 +112,30 @@ def divergences(
     return kl_N.new_zeros(labels_BT.numel()).index_put((index_N,), kl_N).view(labels_BT.shape)
 
 
+def token_logps_and_entropies(
+    hidden_BTD: Tensor,
+    head: Head,
+    labels_BT: Tensor,
+    *,
+    temperature: float = 1.0,
+    ignore: int = IGNORE,
+    max_logits: int = MAX_LOGITS,
+) -> tuple[Tensor, Tensor]:
+    """`token_logps`, and the entropy in nats of the distribution that each label is drawn from, both B x T."""
+
+    def measured(logits_nV: Tensor, labels_n: Tensor) -> Tensor:
+        logp_nV = F.log_softmax(logits_nV / temperature, dim=-1)
+        chosen_n1 = logp_nV.gather(1, labels_n[:, None])
+        return torch.cat((chosen_n1, -(logp_nV.exp() * logp_nV).sum(1, keepdim=True)), dim=1)
+
+    hidden_MD, labels_M = hidden_BTD.reshape(-1, hidden_BTD.shape[-1]), labels_BT.reshape(-1)
+    index_N = (labels_M != ignore).nonzero().squeeze(1)
+    found_N2 = _chunked(hidden_MD[index_N], head, labels_M[index_N], measured, max_logits)
+    found_M2 = found_N2.new_zeros(len(labels_M), 2).index_put((index_N,), found_N2)
+    logp_BT, entropy_BT = found_M2.view(*labels_BT.shape, 2).unbind(-1)
+    return logp_BT, entropy_BT
+
+
 def _nll(logits_nV: Tensor, labels_n: Tensor) -> Tensor:
     return F.cross_entropy(logits_nV, labels_n, reduction="none")
 

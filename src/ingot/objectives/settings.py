@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, create_model, model_validator
 
 from ingot.core.recipe import Settings
+from ingot.objectives.sampled_settings import GRPOSettings, PPOSettings
 
 
 class LanguageModelSettings(Settings):
@@ -116,6 +117,8 @@ OBJECTIVES: dict[str, Entry] = {
     "reward": Entry(RewardSettings, "ingot.objectives.reward:Reward", ("pairs",)),
     "dpo": Entry(PreferenceSettings, "ingot.objectives.preference:Preference", ("pairs",)),
     "kto": Entry(UnpairedSettings, "ingot.objectives.preference:Unpaired", ("pairs",)),
+    "ppo": Entry(PPOSettings, "ingot.objectives.ppo:PPO", ("prompts",)),
+    "grpo": Entry(GRPOSettings, "ingot.objectives.grpo:GRPO", ("prompts",)),
 }
 
 

@@ -7,6 +7,7 @@ another result (a test compares the sources with the digest recorded for the ver
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from ingot.core.artifact import FileHashes, digest_json
 from ingot.core.errors import UserError
@@ -58,6 +59,13 @@ def _evaluate_digest(settings: Settings, hashes: FileHashes) -> str | None:
     return digest_json([hashes.digest(task_file(name)) for name in settings.tasks]) if settings.tasks else None
 
 
+def _train_digest(settings: Settings, hashes: FileHashes) -> str | None:
+    """The user's own functions that the stage calls."""
+    assert isinstance(settings, TrainSettings)
+    files = [hashes.digest(file) for file in getattr(settings.objective, "files", tuple[Path])()]
+    return digest_json(files) if files else None
+
+
 _TRAINING = tuple(f"stages/{name}.py" for name in ("columns", "fisher", "layout", "penalties", "timeline", "train"))
 _WIRING = ("stages/mixture.py", "stages/load.py")
 
@@ -73,6 +81,7 @@ KINDS: dict[str, Kind] = {
         "ingot.stages.train:run",
         ("text", "data", "model", "optim", "dist", "train", "objectives", "infer", *_WIRING, *_TRAINING),
         seeded=True,
+        raw=_train_digest,
     ),
     "import": Kind(
         ImportSettings,

@@ -61,7 +61,9 @@ def run(job: Job) -> dict[str, Any]:
     companions = _companions(job, settings, model, execution)
     penalties = penalties_of(job, settings, model, companions)
     objective = objective_of(settings)
-    engine = Engine(model, objective, plan, execution, mesh.current(), job.out.path, companions, penalties)
+    engine = Engine(
+        model, objective, plan, execution, mesh.current(), job.out.path, companions, penalties, tokenizer=tokenizer
+    )
     describe(job.out.path, config, tokenizer)
     facts = _facts(engine, config, data, line)
     job.display.say(f"{facts['parameters']:,} parameters, {line.steps:,} steps; {execution.line()}")

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ingot.core.artifact import digest_json
@@ -151,6 +152,17 @@ class Store:
             rows = pq.ParquetFile(self._identities.path).read_row_group(number).to_pylist()
             self._row_group = (number, rows)
         return self._row_group[1][row]
+
+    def extra(self, documents: np.ndarray) -> np.ndarray:
+        """Further fields of the rows that prompts or pairs came from: JSON objects or None, an array of objects."""
+        found = np.empty(len(documents), object)
+        found[:] = self._extra.take(pa.array(documents)).to_pylist()
+        return found
+
+    @cached_property
+    def _extra(self) -> Any:
+        self._identities.verify()
+        return pq.read_table(self._identities.path, columns=["extra"])["extra"]
 
     def paths(self) -> list[str]:
         """Where each document is from, in order."""

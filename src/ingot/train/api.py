@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 from torch import Tensor, nn
 
 from ingot.data.batches import Batch
+from ingot.text.tokenizer import Tokenizer
 from ingot.train.execution import Execution
 
 T = TypeVar("T")
@@ -44,6 +45,8 @@ class Context:
     companions: Mapping[str, nn.Module] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
     """What the objective keeps from step to step (its `fresh` at first): plain numbers, saved with a checkpoint."""
+    tokenizer: Tokenizer | None = None
+    """What the ids are made with; None where a model is trained on ids alone."""
     notes: dict[str, Any] = field(default_factory=dict)
     """Numbers of the whole step by name, written here by the objective and logged beside its loss."""
 

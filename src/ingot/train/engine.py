@@ -26,6 +26,7 @@ from ingot.dist.mesh import Mesh
 from ingot.optim import optimizers
 from ingot.optim.groups import clip_, global_norm
 from ingot.optim.settings import OptimSettings
+from ingot.text.tokenizer import Tokenizer
 from ingot.train import guard, scaling
 from ingot.train.api import Context, Objective, Term
 from ingot.train.execution import Execution
@@ -104,9 +105,11 @@ class Engine:
         directory: Path,
         companions: Mapping[str, nn.Module] | None = None,
         penalties: Penalties | None = None,
+        tokenizer: Tokenizer | None = None,
     ):
         self.model, self.objective, self.plan = model.train(objective.dropout), objective, plan
         self.companions, self.penalties = companions or {}, penalties or Penalties()
+        self.tokenizer = tokenizer
         self.execution, self.mesh = execution, mesh
         self.checkpoints = directory / "checkpoints"
         # Compiled beside the model, not in its place: names stay, and sampling keeps the plain one for its many shapes.
@@ -143,6 +146,7 @@ class Engine:
             self.execution,
             self.companions,
             state=state if step else dict(state),
+            tokenizer=self.tokenizer,
         )
 
     def gradients(self, batch: Batch, inner: int = 0) -> tuple[Tensor, dict[str, int], dict[str, Tensor]]:

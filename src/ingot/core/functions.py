@@ -1,0 +1,58 @@
+"""Functions of the user's own, named in a recipe as `"file.py:function"`: filters, rewards.
+
+The file's content is part of the key of the stage that names it, so an edited function runs the stage again.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ingot.core.errors import UserError, nearest
+
+
+def is_function(name: str) -> bool:
+    """Whether a name says a function in a file."""
+    return ".py:" in name
+
+
+def file_of(name: str) -> Path:
+    """The file of `"file.py:function"`."""
+    return Path(name.rpartition(":")[0])
+
+
+def load_function(name: str, where: str) -> Callable[..., Any]:
+    """The function that `"file.py:function"` names, its file run once.
+
+    Args:
+        name: the file relative to the working directory, and the function.
+        where: the setting, as errors name it.
+
+    Raises:
+        UserError: no such file, not Python, it does not load, or it has no such function.
+    """
+    file, function = file_of(name), name.rpartition(":")[2]
+    require_file(name, where)
+    spec = importlib.util.spec_from_file_location(f"ingot_user_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{where}: '{name}': {file} is not a Python file; name a .py file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(
+            f"{where}: '{name}': {file} does not load ({type(error).__name__}: {error}); mend it"
+        ) from error
+    found = getattr(module, function, None)
+    if not callable(found):
+        known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise UserError(f"{where}: '{name}': {file} has no function '{function}'; {nearest(function, known)}")
+    return found
+
+
+def require_file(name: str, where: str) -> Path:
+    """The file of a function; a UserError where it does not exist."""
+    file = file_of(name)
+    if not file.is_file():
+        raise UserError(f"{where}: '{name}': no file {file}; expected \"file.py:function\" relative to {Path.cwd()}")
+    return file

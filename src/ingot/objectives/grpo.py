@@ -1,0 +1,65 @@
+"""Policy gradients with a group of samples as its own baseline: GRPO, RLOO, Dr. GRPO, GSPO by settings.
+
+Every prompt is completed several times, and a completion's advantage is its reward above the others' (Shao et al. 2024,
+arXiv:2402.03300); there is no value function. With one update a step the ratios are 1 and the loss is about 0 whatever
+the policy learns: watch `reward`, and `weighted_logp` if something is to be watched in the loss.
+
+A KL penalty in the reward is added to each token's advantage as the sum over the tokens from it on; in the loss it is a
+term beside the policy's, of the same aggregation.
+
+Shapes: B completions, P prompts, G samples of a prompt, T positions.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ingot.data.batches import Batch
+from ingot.objectives.advantages import group_advantages, to_go
+from ingot.objectives.rollout import Rollout, measured
+from ingot.objectives.sampled import Sampled, without
+from ingot.train.api import Context, Term
+
+
+class GRPO(Sampled):
+    """Policy gradients within groups; arguments as `GRPOSettings`."""
+
+    def __init__(
+        self,
+        *,
+        beta: float = 0.0,
+        group: int = 8,
+        baseline: str = "mean",
+        standardise: bool = False,
+        aggregation: str = "token",
+        ratio: str = "token",
+        **shared: Any,
+    ):
+        super().__init__(beta=beta, **shared)
+        self.samples, self.baseline, self.standardise = group, baseline, standardise
+        self.aggregation, self.whole_sequences = aggregation, ratio == "sequence"
+
+    def prepared(self, played: Rollout, scores_B: Tensor, ctx: Context) -> Batch:
+        scores_PG = scores_B.view(-1, self.samples)
+        advantages_PG = group_advantages(scores_PG, self.baseline, self.standardise)
+        ctx.notes["groups_without_signal"] = float((advantages_PG.abs().amax(1) < 1e-6).float().mean())
+        batch = played.batch
+        if self.truncated == "mask":
+            batch = without(batch, played.truncated_B)
+        mask_BT = torch.from_numpy(batch.labels_BT != batch.ignore)
+        advantages_BT = torch.where(mask_BT, advantages_PG.view(-1, 1), 0.0)
+        columns: dict[str, Tensor] = {}
+        penalised = self.beta > 0 and not self.kl.in_loss
+        if self.beta:
+            columns["reference_logps_BT"] = self.reference_logps(batch, ctx).cpu()
+        if penalised or self.epochs * self.minibatches > 1:  # else the loss of the one update has them itself
+            columns["old_logps_BT"] = measured(ctx, ctx.model, batch, self.logps).cpu()
+        if penalised:
+            kl_BT = self.kl.estimate(columns["old_logps_BT"], columns["reference_logps_BT"])
+            advantages_BT = advantages_BT - self.beta * to_go(kl_BT, mask_BT)
+        return replace(batch, columns={**batch.columns, **columns, "advantages_BT": advantages_BT})
+
+    def loss(self, out: Any, batch: Batch) -> dict[str, Term]:
+        return self.policy_terms(self.logps(out, batch), batch)

@@ -1,0 +1,141 @@
+"""What completions are worth: a reward model's scores, or those of a function of the user's own.
+
+A function gets two lists of equal length, prompts and completions, and returns as many scores:
+
+    def right(prompts, completions):
+        return [float(c.strip() == p["answer"]) for p, c in zip(prompts, completions)]
+
+A prompt is a table with `prompt`, its text without special tokens, and the further fields of the row it came from. A
+completion is a text without its stop token. None says that a completion cannot be scored: it is then left out. An
+exception or a number that is not finite stops the run, since a reward of 0 in its place would be learned from.
+
+Shapes: B completions.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ingot.core.errors import UserError
+from ingot.core.functions import load_function
+from ingot.objectives.rollout import Rollout
+from ingot.text.tokenizer import Tokenizer
+from ingot.train.api import Context
+
+Function = Callable[[list[dict[str, Any]], list[str]], Sequence[float | None]]
+
+
+class Scorer:
+    """Scores rollouts.
+
+    Args:
+        name: `"file.py:function"`, loaded when it is first asked; None: the companion in the role `reward`.
+    """
+
+    def __init__(self, name: str | None):
+        self.name = name
+        self._function: Function | None = None
+
+    def __call__(self, played: Rollout, ctx: Context) -> Tensor:
+        """Scores [B] fp32, NaN where a completion could not be scored.
+
+        Raises:
+            UserError: the function failed, or gave something else than numbers.
+        """
+        if self.name is None:
+            return _model_scores(played, ctx)
+        if self._function is None:
+            self._function = load_function(self.name, "objective.reward")
+        assert ctx.tokenizer is not None, "a reward function reads texts"
+        prompts, completions = prompt_tables(played, ctx.tokenizer), texts(played, ctx.tokenizer)
+        return torch.tensor(ask(self.name, self._function, prompts, completions), dtype=torch.float32)
+
+
+def _model_scores(played: Rollout, ctx: Context) -> Tensor:
+    model, execution = ctx.companions["reward"], ctx.execution
+    scores = []
+    for rows in played.batch.micro(execution.rows(played.batch.context)):
+        here = rows.to(execution.device)
+        with execution.forward():
+            scores.append(model.scores(here.ids_BT, here.columns["lengths_B"]).float())  # pyright: ignore
+    return torch.cat(scores).cpu()
+
+
+def prompt_tables(played: Rollout, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """For each completion its prompt's text and further fields."""
+    batch = played.prompts
+    special = frozenset(tokenizer.specials.values())
+    extra_B = batch.columns.get("extra_B", [None] * len(batch))
+    tables = []
+    for ids, length, extra in zip(batch.ids_BT, batch.columns["lengths_B"], extra_B, strict=True):
+        text = tokenizer.decode([i for i in ids[:length].tolist() if i not in special])
+        tables += [{**(json.loads(extra) if extra else {}), "prompt": text} for _ in range(played.samples)]
+    return tables
+
+
+def texts(played: Rollout, tokenizer: Tokenizer) -> list[str]:
+    """The completions without their stop tokens; ids beyond the tokenizer's vocabulary are U+FFFD."""
+    found = []
+    for completion in played.completions:
+        ids = completion.ids[: len(completion.ids) - (completion.stop_reason == "stop")]
+        if (ids >= tokenizer.vocab).any():
+            known = [tokenizer.token_bytes(i) if i < tokenizer.vocab else "\ufffd".encode() for i in ids.tolist()]
+            found.append(b"".join(known).decode(errors="replace"))
+        else:
+            found.append(tokenizer.decode(ids))
+    return found
+
+
+def ask(name: str, function: Function, prompts: list[dict[str, Any]], completions: list[str]) -> list[float]:
+    """What a function says of completions, NaN for None.
+
+    Raises:
+        UserError: it raised, or returned something else than one finite number or None for each; the prompt is named.
+    """
+    try:
+        scores = list(function(prompts, completions))
+    except Exception as error:
+        guilty = next((i for i in range(len(prompts)) if _fails(function, prompts[i], completions[i])), 0)
+        raise UserError(
+            f"objective.reward: '{name}' raised {type(error).__name__}: {error} {_at(prompts, completions, guilty)}; "
+            "mend it, or let it return None for what it cannot score"
+        ) from error
+    if len(scores) != len(prompts):
+        raise UserError(
+            f"objective.reward: '{name}' returned {len(scores)} scores for {len(prompts)} completions, expected one "
+            "for each; mend its return value"
+        )
+    for i, score in enumerate(scores):
+        if score is not None and not _is_number(score):
+            raise UserError(
+                f"objective.reward: '{name}' returned {score!r} {_at(prompts, completions, i)}, expected a finite "
+                "number, or None for what it cannot score; mend it"
+            )
+    return [math.nan if score is None else float(score) for score in scores]
+
+
+def _is_number(score: Any) -> bool:
+    try:
+        return math.isfinite(score)
+    except (TypeError, ValueError):
+        return False
+
+
+def _fails(function: Function, prompt: dict[str, Any], completion: str) -> bool:
+    try:
+        function([prompt], [completion])
+    except Exception:
+        return True
+    return False
+
+
+def _at(prompts: list[dict[str, Any]], completions: list[str], i: int) -> str:
+    return f"at prompt {_short(prompts[i]['prompt'])} with completion {_short(completions[i])}"
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")
