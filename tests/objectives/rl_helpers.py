@@ -39,6 +39,13 @@ class Letters(Base):
         return self.decode_bytes([token])
 
 
+class Endless(Letters):
+    """No id ends a text."""
+
+    names = {}  # noqa: RUF012
+    specials = {}  # noqa: RUF012
+
+
 def prompts(ids: Sequence[Sequence[int]], extra: Sequence[str | None] | None = None) -> Batch:
     """Rows of one prompt each, padded on the right, as a store of prompts gives them."""
     width = max(map(len, ids))
@@ -81,13 +88,17 @@ def play(
     lr: float = 1e-2,
     scorer: Any = count_a,
     reference: Transformer | None = None,
+    tokenizer: Base | None = None,
+    schedule: str = "constant",
     **loop: Any,
 ) -> Engine:
-    """An engine; the reference is a copy of the model where none is given."""
+    """An engine; the reference is a copy of the model where none is given, the tokenizer `Letters`."""
     model = model or policy(dtype=torch.float64 if precision == "fp64" else torch.float32)
     reference = copy.deepcopy(reference or model).eval().requires_grad_(False)
     objective.scorer = scorer
     optim = OptimSettings(weight_decay=0.0)
-    plan = Plan(steps, 1, Schedule("constant", lr, lr, 0, steps), optim, LoopSettings(**loop), 5)
+    plan = Plan(steps, 1, Schedule(schedule, lr, lr / 10, 0, steps), optim, LoopSettings(**loop), 5)
     execution = Execution("cpu", precision, 1, micro, "test")
-    return Engine(model, objective, plan, execution, Mesh(), path, {"reference": reference}, tokenizer=Letters())
+    return Engine(
+        model, objective, plan, execution, Mesh(), path, {"reference": reference}, tokenizer=tokenizer or Letters()
+    )
