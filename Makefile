@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 OUT    ?= runs
 
-.PHONY: demo test check bench soak setup setup-dev clean
+.PHONY: demo test check bench bench-full soak setup setup-dev clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.base: pyproject.toml constraints.txt
@@ -36,9 +36,13 @@ check: $(VENV)/.dev
 	@$(BIN)/lint-imports
 	@$(MAKE) --no-print-directory test
 
-# Training speed at three fixed shapes on this machine.
+# Speed and memory on this machine beside litgpt's and transformers', written to docs/BENCHMARKS.md. Peers are installed
+# in environments of their own below ~/.cache/ingot. bench-full adds a 124M model and fp32; interrupted, it goes on.
 bench: $(VENV)/.base
-	@$(BIN)/python benchmarks/train_speed.py
+	@$(BIN)/ingot bench all --to docs/BENCHMARKS.md > /dev/null
+
+bench-full: $(VENV)/.base
+	@$(BIN)/ingot bench all --full --resume --to docs/BENCHMARKS.md > /dev/null
 
 # Fifty kills of a whole pipeline run at random moments (CI does six), and what trains for minutes.
 soak: $(VENV)/.dev

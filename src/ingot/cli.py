@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ingot.cli_bench import bench_app
 from ingot.cli_inspect import inspect_app
 from ingot.cli_options import (
     BestOption,
@@ -36,6 +37,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(bench_app, name="bench")
 app.add_typer(inspect_app, name="inspect")
 
 

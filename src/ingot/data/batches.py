@@ -236,6 +236,8 @@ class Loader:
     def _work(self, make: Callable[[int], Batch], first: int, last: int) -> None:
         try:
             for step in range(first, last + 1):
+                if self._stop.is_set():
+                    return
                 self._put(make(step))
             self._put(None)
         except BaseException as error:  # handed to the consumer, which raises it

@@ -69,16 +69,20 @@ def link(root: Path, home: str, node: Node) -> None:
     os.replace(temporary, path)
 
 
-def _run_child(root: Path, node: Node, recipe: Recipe, quiet: bool) -> None:
+def child_environment(threads: int | None = None) -> dict[str, str]:
+    """What a process that computes is started with; what the user has set wins, but for `threads` of a recipe."""
     environment = {**ALLOCATOR, **QUIET, **os.environ}
-    threads = getattr(getattr(node.settings, "loop", None), "threads", None)
     if threads:
         environment["OMP_NUM_THREADS"] = str(threads)
+    return environment
+
+
+def _run_child(root: Path, node: Node, recipe: Recipe, quiet: bool) -> None:
     child = subprocess.Popen(
         [sys.executable, "-m", "ingot.stages.child"],
         stdin=subprocess.PIPE,
         stdout=sys.stderr,
-        env=environment,
+        env=child_environment(getattr(getattr(node.settings, "loop", None), "threads", None)),
     )
     assert child.stdin
     try:

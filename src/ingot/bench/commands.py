@@ -1,0 +1,180 @@
+"""What `ingot bench ...` does, as plain data: which contenders, on what, and what comes of it.
+
+All options that commands share are one object, so that `everything` can hand them on.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ingot.bench import data, generate, machine, shapes, startup, train
+from ingot.bench.contenders import Contender, Say, ours, peers
+from ingot.bench.process import Kept, measure
+from ingot.core.errors import UserError
+
+Data = dict[str, Any]
+CPU_SHAPES, GPU_SHAPES = ("S1", "S2", "S3"), ("G1",)
+LOADER_SHAPES = ("S1", "S2", "S3")
+CORPUS_MB = 40.0
+HEAD = {"vocab": 131_072, "width": 2048, "tokens": 8192}
+"""Of the head whose memory is measured on a GPU: Llama 3's vocabulary, a 1B model's width, 8 rows of 1,024."""
+TINY_HEAD = {"vocab": 4096, "width": 64, "tokens": 512}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the commands share."""
+
+    say: Say
+    against: tuple[str, ...] = ()
+    repetitions: int = 3
+    seconds: float = 4.0
+    kept: Kept = field(default_factory=lambda: Kept(None))
+    done: bool = True
+    """Nothing follows, so what was kept can go."""
+
+    def finished(self) -> None:
+        """All of a command is measured."""
+        if self.done:
+            self.kept.clear()
+
+    def described(self) -> Data:
+        """The machine."""
+        return machine.described(self.kept, self.say)
+
+
+def _shapes(names: list[str], about: Mapping[str, Any]) -> list[shapes.Shape]:
+    """The named shapes; by default those meant for this machine."""
+    return [shapes.named(n) for n in names or (CPU_SHAPES if about["device"] == "cpu" else GPU_SHAPES)]
+
+
+def bench_train(
+    names: list[str], options: Options, *, precision: str = "auto", autocast: bool = False, profile: bool = False
+) -> Data:
+    """Training steps, ours in one precision against peers in one mode."""
+    for name in names:
+        shapes.named(name)
+    theirs, skipped = peers("train", list(options.against), options.say, autocast=autocast)
+    about = options.described()
+    mine = ours("train", precision=precision, profile=profile)
+    rows = {}
+    for shape in _shapes(names, about):
+        found = train.measured(shape, [mine, *theirs], options.repetitions, options.seconds, options.kept, options.say)
+        rows[shape.name] = train.summary(shape, found.pop(mine.name), found, about, autocast)
+    options.finished()
+    return {"machine": about, "peers": _mode(autocast), "skipped": skipped, "shapes": rows}
+
+
+def bench_train_modes(names: list[str], options: Options, forced: bool) -> Data:
+    """The same in one go: ours against the peers as shipped and with autocast, and ours in fp32 where `forced`.
+
+    All alternate within one repetition, so ours is measured once for all comparisons.
+    """
+    theirs, skipped = peers("train", list(options.against), options.say)
+    mine, plain = ours("train"), ours("train", "ingot fp32", precision="fp32")
+    cast = [c.told(f"{c.name} autocast", autocast=True) for c in theirs]
+    about = options.described()
+    modes: dict[str, Data] = {"as shipped": {}, "autocast": {}, **({"fp32": {}} if forced else {})}
+    for shape in _shapes(names, about):
+        contenders = [mine, *([plain] if forced else []), *theirs, *cast]
+        found = train.measured(shape, contenders, options.repetitions, options.seconds, options.kept, options.say)
+        shipped = {c.name: found[c.name] for c in theirs}
+        by_hand = {c.name: found[c.name] for c in cast}
+        modes["as shipped"][shape.name] = train.summary(shape, found[mine.name], shipped, about)
+        modes["autocast"][shape.name] = train.summary(shape, found[mine.name], by_hand, about, True)
+        if forced:
+            modes["fp32"][shape.name] = train.summary(shape, found[plain.name], shipped, about)
+    return {"machine": about, "skipped": skipped, "modes": modes}
+
+
+def _mode(autocast: bool) -> str:
+    return "bf16 by autocast" if autocast else "as shipped (fp32)"
+
+
+def bench_generate(
+    name: str, rows: list[int], dtypes: list[str], options: Options, *, prompt: int = 64, new: int = 64
+) -> Data:
+    """Greedy continuations of one shape, each batch in each precision."""
+    shape = shapes.named(name)
+    for dtype in (dtypes := dtypes or list(generate.BYTES)):
+        if dtype not in generate.BYTES:
+            raise UserError(f"--dtype: found '{dtype}', expected {' or '.join(generate.BYTES)}")
+    theirs, skipped = peers("generate", list(options.against), options.say)
+    about = options.described()
+    mine = ours("generate")
+    found = []
+    with train.prepared(shape, options.kept, context=prompt + new) as job:
+        for dtype in dtypes:
+            for batch in rows:
+                results = generate.measured(
+                    job,
+                    [mine, *theirs],
+                    batch,
+                    dtype,
+                    prompt=prompt,
+                    new=new,
+                    repetitions=options.repetitions,
+                    seconds=options.seconds,
+                    kept=options.kept,
+                    say=options.say,
+                )
+                found.append(generate.summary(batch, dtype, new, results.pop(mine.name), results, about))
+    options.finished()
+    return {"machine": about, "skipped": skipped, "shape": name, "prompt": prompt, "rows": found}
+
+
+def bench_data(names: list[str], options: Options, megabytes: float = CORPUS_MB) -> Data:
+    """The loader beside the step, and the corpus chain."""
+    wanted = [shapes.named(n) for n in names or LOADER_SHAPES]
+    theirs, skipped = peers("data", list(options.against), options.say)
+    about = options.described()
+    loader = data.loader(wanted, min(options.seconds, 2.0), options.kept, options.say)
+    corpus = data.corpus(theirs, megabytes, options.repetitions, options.kept, options.say)
+    options.finished()
+    return {"machine": about, "skipped": skipped, "loader": loader, "corpus": corpus}
+
+
+def bench_startup(options: Options) -> Data:
+    """Seconds to the first step, and of imports."""
+    found, skipped = peers("train", list(options.against), options.say)
+    importers: dict[str, Contender] = {}
+    for contender in found:
+        importers.setdefault(contender.name.split()[0], contender)
+    about = options.described()
+    rows = startup.bench_startup(options.say, importers, options.repetitions)
+    options.finished()
+    return {"machine": about, "skipped": skipped, **rows}
+
+
+def bench_head(sizes: Mapping[str, int] | None, options: Options) -> Data:
+    """Memory and time of the head and its loss, in chunks and as a whole."""
+    about = options.described()
+    job = {**(sizes or (HEAD if about["device"] != "cpu" else TINY_HEAD)), "seconds": options.seconds}
+    rows = {
+        way: measure(ours("head", f"ingot {way}", chunked=way == "chunked"), job, options.kept)
+        for way in ("chunked", "whole")
+    }
+    options.finished()
+    return {"machine": about, **job, "rows": rows}
+
+
+def everything(options: Options, full: bool) -> Data:
+    """What docs/BENCHMARKS.md shows; `full` adds S4 and ours in fp32."""
+    part = replace(options, done=False)
+    about = part.described()
+    on_gpu = about["device"] != "cpu"
+    names = [*(GPU_SHAPES if on_gpu else CPU_SHAPES), *((["G2"] if on_gpu else ["S4"]) if full else [])]
+    brief = replace(part, repetitions=part.repetitions if full else 1, seconds=1.0)
+    found = {
+        "machine": about,
+        "repetitions": part.repetitions,
+        "train": bench_train_modes(names, part, forced=full),
+        "generate": bench_generate("G1" if on_gpu else "S4", [1, 32], [], brief),
+        "startup": bench_startup(brief),
+    }
+    if full:
+        found["data"] = bench_data([], part, CORPUS_MB)
+    if full and on_gpu:
+        found["head"] = bench_head(None, part)
+    options.finished()
+    return found

@@ -1,0 +1,147 @@
+"""Who is measured: our own processes, and peers that each live in a virtual environment of their own.
+
+Peers cannot be installed together (their dependencies exclude each other), so a peer is a directory below the cache
+with its own Python, made by pip the first time it is asked for, and some small scripts (`peers/`) that run in it. An
+environment that is there already is named by INGOT_PEER_LITGPT=/path/to/python, INGOT_PEER_TRANSFORMERS and so on.
+Peers run as they are shipped; the allocator settings that a stage's process gets are for ours alone.
+
+Rejected: peers as extras of ours (no set of versions satisfies all), and a container (needs more than Python).
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ingot.core.artifact import atomic_json
+from ingot.core.errors import UserError, nearest
+from ingot.pipeline.run import ALLOCATOR, QUIET, child_environment
+
+Say = Callable[[str], None]
+SCRIPTS = Path(__file__).parent / "peers"
+TORCH = "torch==2.13.*"
+"""What ours is tested with (constraints.txt): peers get the same, so that a ratio never compares two torches."""
+STAMP = "ingot-peer.json"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A tool to compare with: what pip installs, and its scripts by command and variant."""
+
+    requirements: tuple[str, ...]
+    scripts: Mapping[str, Mapping[str, str]]
+
+
+PEERS: dict[str, Peer] = {
+    "litgpt": Peer((TORCH, "litgpt==0.5.13"), {"train": {"litgpt": "litgpt_train.py"}}),
+    "transformers": Peer(
+        (TORCH, "transformers==5.23.0", "accelerate==1.15.0"),
+        {
+            "train": {
+                "transformers": "transformers_train.py",
+                "transformers Trainer": "transformers_trainer.py",
+            },
+            "generate": {"transformers": "transformers_generate.py"},
+        },
+    ),
+    "datatrove": Peer(("datatrove==0.10.1",), {"data": {"datatrove": "datatrove_data.py"}}),
+}
+"""By the name that `--against` takes; of several variants the better one counts."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One that is measured: a command that reads a job and prints a result."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """What its job says besides what all jobs say."""
+
+    def told(self, name: str, **changes: Any) -> "Contender":
+        """The same under another name, with more to its job."""
+        return replace(self, name=name, changes={**self.changes, **changes})
+
+
+def ours(what: str, name: str = "ingot", **changes: Any) -> Contender:
+    """Our own process, in the environment that a stage's process gets."""
+    return Contender(name, (sys.executable, "-m", "ingot.bench.ours", what), child_environment(), changes)
+
+
+def peers(what: str, against: list[str], say: Say, **changes: Any) -> tuple[list[Contender], dict[str, str]]:
+    """Every variant of the named peers that has a script for this command, and why others are left out.
+
+    Args:
+        against: names of peers; empty for all, ["none"] for none.
+
+    Raises:
+        UserError: a name that no peer has, or one that cannot do `what`.
+    """
+    able = [name for name, peer in PEERS.items() if what in peer.scripts]
+    if against == ["none"]:
+        return [], {}
+    for name in against:
+        if name not in able:
+            raise UserError(
+                f"--against: found '{name}', expected none or a peer of `bench {what}`; {nearest(name, able)}"
+            )
+    found: list[Contender] = []
+    skipped: dict[str, str] = {}
+    for name in against or able:
+        try:
+            python = interpreter(name, say)
+        except UserError as error:
+            say(str(error))
+            skipped[name] = str(error)
+            continue
+        for variant, script in PEERS[name].scripts[what].items():
+            found.append(Contender(variant, (python, str(SCRIPTS / script)), shipped(), changes))
+    return found, skipped
+
+
+def shipped() -> dict[str, str]:
+    """The user's environment, without what is meant for our own processes."""
+    own = {*ALLOCATOR, "PYTHONPATH", "VIRTUAL_ENV"}
+    return QUIET | {name: value for name, value in os.environ.items() if name not in own}
+
+
+def cache() -> Path:
+    """Where peers and finished measurements are kept: INGOT_CACHE, else ~/.cache/ingot."""
+    return Path(os.environ.get("INGOT_CACHE") or Path.home() / ".cache" / "ingot")
+
+
+def interpreter(name: str, say: Say) -> str:
+    """The Python of a peer; its environment is made first where there is none.
+
+    Raises:
+        UserError: pip could not install it, or the interpreter that the user names is not there.
+    """
+    variable = f"INGOT_PEER_{name.upper()}"
+    if given := os.environ.get(variable):
+        if shutil.which(given) is None:
+            raise UserError(f"{variable}: found '{given}', which is no program, expected the Python that {name} is in")
+        return given
+    home, wanted = cache() / "peers" / name, list(PEERS[name].requirements)
+    python, stamp = home / "bin" / "python", home / STAMP
+    if stamp.exists() and json.loads(stamp.read_text()) == wanted:
+        return str(python)
+    say(f"{name}: installing {', '.join(wanted)} into {home} with pip, once (network)")
+    shutil.rmtree(home, ignore_errors=True)
+    for command in (
+        [sys.executable, "-m", "venv", str(home)],
+        [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, env=shipped(), check=False)
+        if done.returncode:
+            why = next((line for line in done.stderr.splitlines() if line.startswith("ERROR")), done.stderr[-200:])
+            raise UserError(
+                f"{name}: left out, since pip could not install it ({why.strip()}); or name it by {variable}"
+            )
+    atomic_json(stamp, wanted)
+    return str(python)

@@ -1,0 +1,96 @@
+"""`ingot bench generate`: greedy continuations with a KV cache, ours and transformers', by batch and precision.
+
+One row is bound by memory: each token reads every weight once, so bytes of weights over the memory's measured speed is
+the least time a token can take. Many rows share that reading and are bound by arithmetic.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingot.bench import ratio as compare
+from ingot.bench.contenders import Contender, Say
+from ingot.bench.process import Kept, Result
+from ingot.bench.train import Measured, alternate
+
+BYTES = {"float32": 4, "bfloat16": 2}
+SAME = {"float32": 0.99, "bfloat16": 0.9}
+"""Share of equal tokens from which two greedy continuations count as the same work: roundings tip a close choice."""
+
+
+def measured(
+    job: Mapping[str, Any],
+    contenders: Sequence[Contender],
+    rows: int,
+    dtype: str,
+    *,
+    prompt: int,
+    new: int,
+    repetitions: int,
+    seconds: float,
+    kept: Kept,
+    say: Say,
+) -> Measured:
+    """All contenders on one batch and precision of a prepared shape."""
+    more = {"dtype": dtype, "prompt": prompt, "new": new, "seconds": seconds, "seed": 1}
+    results = alternate(
+        contenders, {**job, **more, "shape": {**job["shape"], "rows": rows}}, repetitions, kept, lambda text: None
+    )
+    for name, found in results.items():
+        seconds = statistics.median(r["seconds"] for r in found)
+        say(f"{rows} rows, {dtype}, {name}: {rows * new / seconds:,.0f} tok/s")
+    return results
+
+
+def summary(
+    rows: int, dtype: str, new: int, mine: list[Result], theirs: Measured, peaks: Mapping[str, Any]
+) -> dict[str, Any]:
+    """One row: tokens per second, milliseconds a token, how far above the floor, and the ratio to each peer."""
+    floor_s = mine[0]["parameters"] * BYTES[dtype] / (peaks["read_gb_s"] * 1e9)
+    token_s = statistics.median(r["token_s"] for r in mine)
+    row: dict[str, Any] = {
+        "rows": rows,
+        "dtype": dtype,
+        "new_tokens": new,
+        **_numbers(rows, new, mine),
+        "floor_ms": round(1000 * floor_s, 3),
+        "of_floor": round(token_s / floor_s, 3),
+        "parameters": mine[0]["parameters"],
+        **{"ratio": None, "low": None, "high": None, "peer": None, "peer_tok_s": None, "peers": {}},
+    }
+    for name, results in theirs.items():
+        row["peers"][name] = numbers = _numbers(rows, new, results)
+        if differs := difference(mine[0], results[0], SAME[dtype]):
+            numbers["differs"] = differs
+            continue
+        found = compare.ratio([1 / r["seconds"] for r in mine], [1 / r["seconds"] for r in results])
+        ends = {name: compare.rounded(getattr(found, name)) for name in ("low", "high")}
+        numbers |= {"ratio": compare.rounded(found.mean), **ends}
+        if row["peer"] is None or numbers["tok_s"] > row["peer_tok_s"]:
+            row |= {"peer": name, "peer_tok_s": numbers["tok_s"], "ratio": numbers["ratio"], **ends}
+    return row
+
+
+def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any], share: float) -> str | None:
+    """What makes two generations different work: parameters, how many tokens, or which."""
+    if ours["parameters"] != theirs["parameters"]:
+        return f"parameters: {theirs['parameters']:,} against our {ours['parameters']:,}"
+    mine = [token for row in ours["tokens"] for token in row]
+    other = [token for row in theirs["tokens"] for token in row]
+    if len(mine) != len(other):
+        return f"new tokens: {len(other)} against our {len(mine)}"
+    same = sum(a == b for a, b in zip(mine, other, strict=True)) / len(mine)
+    return None if same >= share else f"tokens: {100 * same:.1f} % are ours, expected {100 * share:.0f} % at least"
+
+
+def _numbers(rows: int, new: int, results: Sequence[Result]) -> dict[str, Any]:
+    speeds = [rows * new / r["seconds"] for r in results]
+    return {
+        "tok_s": round(statistics.median(speeds), 1),
+        "spread": round(compare.spread(speeds), 4),
+        "token_ms": round(1000 * statistics.median(r["token_s"] for r in results), 3),
+        "first_ms": round(1000 * statistics.median(r["first_s"] for r in results), 2),
+        "peak_bytes": max(r["peak_bytes"] for r in results),
+        "repetitions": len(results),
+        "versions": results[0]["versions"],
+    }

@@ -1,0 +1,29 @@
+"""Our side of `ingot bench generate`: greedy continuations with the KV cache, as generate and chat make them."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ingot.bench.peers.common import device, peak_bytes, prompts, timed_generation, versions
+from ingot.infer.generate import generate
+from ingot.infer.sampling import Sampling
+from ingot.model.settings import ModelConfig
+from ingot.model.transformer import build
+
+
+def generation(job: dict[str, Any]) -> dict[str, Any]:
+    """The job's continuations, in its dtype."""
+    config = ModelConfig.model_validate(job["config"])
+    model = build(config, job["seed"]).to(device(), getattr(torch, job["dtype"]))
+    rows = list(prompts(job).numpy().astype(np.int64))
+
+    def run(new: int) -> list[list[int]]:
+        return [c.ids.tolist() for c in generate(model, rows, Sampling(max_new=new, temperature=0))]
+
+    return {
+        **timed_generation(job, run),
+        "parameters": config.parameters,
+        "peak_bytes": peak_bytes(),
+        "versions": versions(),
+    }

@@ -1,0 +1,49 @@
+"""The most that this machine gives: matrix products by type, and reading memory. Measured, since data sheets of a
+virtual machine's share of a processor do not exist.
+
+The peak is the best of what torch offers: on a CPU both its BLAS and oneDNN, which differ by 2x in fp32 on some.
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+N = 2048
+"""Size of the square matrices."""
+READ = 1 << 29
+"""Bytes that are read at a time: more than any cache holds."""
+
+
+def best(call: Callable[[], object], seconds: float) -> float:
+    """Shortest duration of a call within about that many seconds, of three calls at least after one to warm up."""
+    call()
+    shortest, runs, began = float("inf"), 0, time.perf_counter()
+    while runs < 3 or time.perf_counter() - began < seconds:
+        start = time.perf_counter()
+        call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        shortest, runs = min(shortest, time.perf_counter() - start), runs + 1
+    return shortest
+
+
+def gemm_flops(dtype: torch.dtype, seconds: float) -> float:
+    """FLOP/s of the fastest product of two square matrices of that type."""
+    where = "cuda" if torch.cuda.is_available() else "cpu"
+    n = 4 * N if where == "cuda" else N
+    a, b = torch.randn(2, n, n, device=where).to(dtype)
+    ways: list[Callable[[], Tensor]] = [lambda: a @ b, lambda: a @ b.T]
+    if where == "cpu" and torch.backends.mkldnn.is_available():
+        ways.append(lambda: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], ""))
+    return 2 * n**3 / min(best(way, seconds) for way in ways)
+
+
+def read_bytes(seconds: float) -> float:
+    """Bytes a second that all threads together read from memory, written nowhere."""
+    where = "cuda" if torch.cuda.is_available() else "cpu"
+    data = torch.ones(READ // 4, device=where)
+    matrix = data.view(-1, 4096)
+    vector = torch.ones(4096, device=where)
+    return READ / min(best(lambda: data.sum(), seconds), best(lambda: matrix @ vector, seconds))

@@ -1,0 +1,1 @@
+"""What measured processes share: `common.py`; a script for each peer and command beside it."""

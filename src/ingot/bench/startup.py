@@ -1,0 +1,152 @@
+"""`ingot bench startup`: how long a user waits, from the command to the first step, and for an import.
+
+The training stage is S1's, on a made-up text; what comes before it is finished already. Cold is an empty cache of
+compiled code, warm is what the cold run left. Where hardware's choice is not to compile, the two are the same, and a
+third and fourth measurement compile because they are told to.
+"""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from ingot.bench.contenders import Contender, Say
+from ingot.core.errors import UserError
+from ingot.core.events import METRICS
+
+RECIPE = """
+[run]
+name = "startup"
+
+[stage.text]
+kind    = "corpus"
+sources = ["text.txt"]
+quality = "none"
+pii     = false
+holdout = { share = 0.1, by = "tail" }
+
+[stage.chars]
+kind = "tokenizer"
+from = "text"
+type = "char"
+
+[stage.base]
+kind      = "train"
+data      = { text = 1.0 }
+tokenizer = "chars"
+model     = { depth = 4, width = 128, heads = 4, context = 64, tied = true }
+batch     = 64
+duration  = "100000 steps"
+loop      = { log_every = 1 }
+"""
+PATIENCE = 300.0
+"""Seconds after which a run that takes no step is given up."""
+COMMAND = (sys.executable, "-c", "from ingot.cli import main; main()")
+
+
+def bench_startup(
+    say: Say, importers: dict[str, Contender], repetitions: int, modules: tuple[str, ...] = ("numpy", "torch")
+) -> dict[str, Any]:
+    """Seconds to the first step, cold and warm, and seconds of imports (the shortest of `repetitions`)."""
+    with tempfile.TemporaryDirectory(prefix="ingot-bench-") as name:
+        work = Path(name)
+        letters = random.Random(1).choices("etaoin shrdlu\n", k=400_000)
+        (work / "text.txt").write_text("".join(letters))
+        (work / "startup.toml").write_text(RECIPE)
+        say("making the stages before training")
+        done = subprocess.run(
+            [*COMMAND, "run", "startup.toml", "--only", "chars"], cwd=work, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise UserError(f"startup: the stages before training failed: {done.stderr.strip().splitlines()[-1]}")
+        first_step(work, work / "inductor-0")  # whatever is made once, such as the tokenized text
+        rows: dict[str, Any] = {}
+        compiled = json.loads(_stage(work).joinpath("execution.json").read_text()).get("compile", False)
+        rows["compiles_by_itself"] = compiled
+        for name, cache, told in ways(compiled):
+            _forget(work)
+            rows[f"first_step_{name}_s"] = seconds = round(first_step(work, work / f"inductor-{cache}", told), 2)
+            say(f"first step, {name.replace('_', ' to compile, ')}: {seconds} s")
+    rows["imports_s"] = imports(say, importers, repetitions, modules)
+    return rows
+
+
+def ways(compiled: bool) -> list[tuple[str, str, tuple[str, ...]]]:
+    """(name, cache, what the run is told): cold and warm; told to compile too, where it does not by itself."""
+    told = ("--set", "stage.base.loop.compile=true")
+    plain: list[tuple[str, str, tuple[str, ...]]] = [("cold", "a", ()), ("warm", "a", ())]
+    return plain if compiled else [*plain, ("told_cold", "b", told), ("told_warm", "b", told)]
+
+
+def first_step(work: Path, cache: Path, more: tuple[str, ...] = ()) -> float:
+    """Seconds from the command to its first finished training step; the run is then stopped."""
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+    began, wall = time.monotonic(), time.time()
+    process = subprocess.Popen(
+        [*COMMAND, "run", "startup.toml", *more],
+        cwd=work,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        while time.monotonic() - began < PATIENCE:
+            if (step := _first_event(work)) is not None:
+                return step - wall
+            if process.poll() is not None:
+                assert process.stderr
+                raise UserError(f"startup: the run ended early: {process.stderr.read().strip().splitlines()[-1:]}")
+            time.sleep(0.05)
+        raise UserError(f"startup: no step within {PATIENCE:.0f} s")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def imports(say: Say, importers: dict[str, Contender], repetitions: int, modules: tuple[str, ...]) -> dict[str, float]:
+    """Module -> seconds of a process that imports it and ends, the shortest."""
+    found = {}
+    plain = {module: (sys.executable, module) for module in (*modules, "ingot.cli", "ingot.stages.train")}
+    theirs = {name: (contender.command[0], name) for name, contender in importers.items()}
+    for name, (python, module) in {**plain, **theirs}.items():
+        times = []
+        for _ in range(repetitions):
+            began = time.monotonic()
+            subprocess.run([python, "-c", f"import {module}"], capture_output=True, check=True)
+            times.append(time.monotonic() - began)
+        found[name] = round(min(times), 3)
+        say(f"import {name}: {found[name]} s")
+    return found
+
+
+def _stage(work: Path) -> Path:
+    return work / "runs" / "startup" / "base"
+
+
+def _forget(work: Path) -> None:
+    """Let the training stage begin anew; the stages before it stay."""
+    shutil.rmtree(_stage(work).resolve())
+
+
+def _first_event(work: Path) -> float | None:
+    """When the first step was logged, by the wall clock."""
+    path = _stage(work) / METRICS
+    if not path.exists():
+        return None
+    for text in path.read_text().splitlines():
+        with contextlib.suppress(ValueError):  # a line that is being written
+            event = json.loads(text)
+            if event["event"] == "step":
+                return float(event["time"])
+    return None

@@ -1,0 +1,122 @@
+"""`ingot bench train`: whole training steps, ours and the peers' alternately, on the same weights and the same rows."""
+
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ingot.bench import ratio as compare
+from ingot.bench.contenders import Contender, Say, ours
+from ingot.bench.inputs import write_ids
+from ingot.bench.process import Kept, Result, measure
+from ingot.bench.shapes import Shape
+from ingot.core.recipe import settings_tree
+
+LEAST = 5
+"""Steps that are timed at least."""
+
+Measured = dict[str, list[Result]]
+"""Contender -> a result of each repetition."""
+
+
+@contextmanager
+def prepared(shape: Shape, kept: Kept, context: int | None = None) -> Iterator[dict[str, Any]]:
+    """The part of a job that is the same for all: the shape, the ids, the initial weights."""
+    config = shape.config(context)
+    tree = settings_tree(config)
+    with tempfile.TemporaryDirectory(prefix="ingot-bench-") as name:
+        directory = Path(name)
+        job = {
+            "shape": {**tree, "name": shape.name, "rows": shape.rows, "checked": shape.checked},
+            "config": tree,
+            "directory": str(directory),
+            "weights": str(directory / "weights.pt"),
+            **write_ids(shape, directory),
+        }
+        measure(ours("weights"), job, Kept(None))
+        yield job
+
+
+def alternate(
+    contenders: Sequence[Contender], job: Mapping[str, Any], repetitions: int, kept: Kept, say: Say, label: str = ""
+) -> Measured:
+    """Every contender once in each repetition; every other repetition goes through them backwards."""
+    results: Measured = {c.name: [] for c in contenders}
+    for repetition in range(repetitions):
+        for contender in contenders if repetition % 2 == 0 else reversed(contenders):
+            result = measure(contender, job, kept, repetition)
+            results[contender.name].append(result)
+            if "shape" in job and "step_s" in result:
+                tok_s = job["shape"]["rows"] * job["shape"]["context"] / result["step_s"]
+                say(f"{label} {repetition + 1}/{repetitions} {contender.name}: {tok_s:,.0f} tok/s")
+    return results
+
+
+def measured(
+    shape: Shape, contenders: Sequence[Contender], repetitions: int, seconds: float, kept: Kept, say: Say
+) -> Measured:
+    """All contenders on one shape."""
+    with prepared(shape, kept) as job:
+        job = {"seconds": seconds, "least": LEAST, "autocast": False, "precision": "auto", **job}
+        return alternate(contenders, job, repetitions, kept, say, shape.name)
+
+
+def summary(
+    shape: Shape, mine: list[Result], theirs: Measured, peaks: Mapping[str, float], low_precision: bool = False
+) -> dict[str, Any]:
+    """One shape's row: our numbers, each peer's, and the ratio to the fastest peer that does the same work.
+
+    Args:
+        low_precision: the peers compute in bf16 too.
+    """
+    bf16 = low_precision or mine[0]["precision"] == "bf16"
+    band = compare.BAND_BF16 if bf16 else compare.BAND_FP32
+    own = compare.speeds(mine, shape.tokens)
+    row: dict[str, Any] = {**_numbers(shape, mine, peaks), "execution": mine[0]["execution"]}
+    row["precision"] = mine[0]["precision"]
+    row |= {"ratio": None, "low": None, "high": None, "peer": None, "peer_tok_s": None, "peers": {}}
+    best = 0.0
+    for name, results in theirs.items():
+        numbers = _numbers(shape, results, peaks, "bf16" if low_precision else "fp32")
+        row["peers"][name] = numbers
+        if differs := next((d for r in results if (d := compare.difference(mine[0], r, band))), None):
+            numbers["differs"] = differs
+            continue
+        found = compare.ratio(own, compare.speeds(results, shape.tokens))
+        interval = {
+            "ratio": compare.rounded(found.mean),
+            "low": compare.rounded(found.low),
+            "high": compare.rounded(found.high),
+        }
+        numbers |= interval
+        if numbers["tok_s"] > best:
+            best = numbers["tok_s"]
+            row |= {**interval, "peer": name, "peer_tok_s": numbers["tok_s"]}
+            row |= {"peer_peak_bytes": numbers["peak_bytes"], "loss_band_nats": band}
+    return row
+
+
+def _numbers(
+    shape: Shape, results: Sequence[Result], peaks: Mapping[str, float], precision: str | None = None
+) -> dict[str, Any]:
+    """Speed, spread and memory of one contender, medians over its repetitions."""
+    own = compare.speeds(results, shape.tokens)
+    step_s = statistics.median(r["step_s"] for r in results)
+    gflop_s = results[0]["flops_per_token"] * shape.tokens / step_s / 1e9
+    peak = peaks.get(f"gemm_{precision or results[0]['precision']}_gflop_s")
+    return {
+        "tok_s": round(statistics.median(own)),
+        "spread": round(compare.spread(own), 4),
+        "step_ms": round(1000 * step_s, 3),
+        "p10_ms": round(1000 * statistics.median(r["p10_s"] for r in results), 3),
+        "p90_ms": round(1000 * statistics.median(r["p90_s"] for r in results), 3),
+        "repetitions": len(results),
+        "gflop_s": round(gflop_s, 1),
+        "of_peak": compare.rounded(gflop_s / peak if peak else None),
+        "peak_bytes": max(r["peak_bytes"] for r in results),
+        "parameters": results[0]["parameters"],
+        "loss": round(results[0]["losses"][-1], 5),
+        "versions": results[0]["versions"],
+    }

@@ -1,0 +1,138 @@
+"""Generation, data, start-up, the head and the page: summaries by hand, and each command once on tiny numbers."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ingot.bench import data, generate, machine, page, tables
+from ingot.bench.commands import Options, bench_generate, bench_startup, everything
+from ingot.bench.contenders import Contender
+from ingot.bench.corpus import write_prose
+from ingot.bench.process import Kept, measure
+from tests.bench.conftest import RESULT
+
+PEAKS = {"gemm_fp32_gflop_s": 100.0, "gemm_bf16_gflop_s": 400.0, "read_gb_s": 40.0, "device": "cpu"}
+GENERATED = {
+    "seconds": 1.0,
+    "first_s": 0.1,
+    "token_s": 0.012,
+    "runs": 2,
+    "tokens": [[1, 2, 3, 4]] * 25,
+    "parameters": 120_000_000,
+    "peak_bytes": 10**9,
+    "versions": {},
+}
+MACHINE = {
+    **{"cpu": "Test 9", "cores": 2, "flags": ["avx2"], "memory_bytes": 2**34, "system": "Linux", "python": "3.11"},
+    **{"torch": "2.13.0", "threads": 2, **PEAKS},
+}
+
+
+def test_the_floor_of_one_row_is_weights_over_bandwidth() -> None:
+    row = generate.summary(1, "float32", 4, [GENERATED], {}, PEAKS)
+    assert row["floor_ms"] == 12.0  # 480 MB at 40 GB/s
+    assert row["of_floor"] == 1.0
+    assert generate.summary(1, "bfloat16", 4, [GENERATED], {}, PEAKS)["floor_ms"] == 6.0
+
+
+def test_generations_compare_where_the_tokens_are_the_same() -> None:
+    slow = {**GENERATED, "seconds": 2.5}
+    other = {**GENERATED, "tokens": [[1, 2, 3, 9]] * 25}
+    short = {**GENERATED, "tokens": [[1, 2]] * 25}
+    peers = {"slow": [slow], "other": [other], "short": [short]}
+    row = generate.summary(25, "float32", 4, [GENERATED], peers, PEAKS)
+    assert (row["peer"], row["ratio"], row["tok_s"]) == ("slow", 2.5, 100.0)
+    assert row["peers"]["other"]["differs"] == "tokens: 75.0 % are ours, expected 99 % at least"
+    assert row["peers"]["short"]["differs"] == "new tokens: 50 against our 100"
+    assert "work differs" in str(tables.generate_rows([row]))
+
+
+def test_corpus_chains_compare_where_they_keep_and_mask_the_same() -> None:
+    facts = {"bytes": 10**7, "documents": 100, "kept": 90, "masked": 5}
+    mine = [{"seconds": s, "kept": 90, "masked": 5} for s in (1.0, 2.0)]
+    same = [{"seconds": s, "kept": 90, "masked": 5} for s in (4.0, 8.0)]
+    row = data.summary(facts, mine, {"same": same, "lazy": [{"seconds": 1.0, "kept": 100, "masked": 5}] * 2})
+    assert (row["ratio"], row["peer"]) == (4.0, "same")
+    assert row["mb_s"] == 7.5
+    assert row["peers"]["lazy"]["differs"] == "kept: 100, expected 90"
+    assert tables.corpus_rows(row)[1]["ingot is"].startswith("4.00x")
+
+
+def test_our_corpus_chain_keeps_and_masks_what_the_prose_was_made_for(tmp_path: Path) -> None:
+    facts = write_prose(tmp_path / "corpus", 0.3)
+    assert facts["kept"] < facts["documents"]
+    assert facts["masked"] > 0
+    result = measure(data.our_corpus(), {"corpus": str(tmp_path / "corpus")}, Kept(None))
+    assert data.difference(facts, result) is None
+
+
+def test_processor_and_flags_are_read(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("model name\t: Foo 7\nflags\t\t: fpu avx2 avx512f sse\n")
+    assert machine.processor(tmp_path / "cpuinfo") == "Foo 7"
+    assert machine.flags(tmp_path / "cpuinfo") == ["avx2", "avx512f"]
+    assert machine.flags(tmp_path / "none") == []
+
+
+def test_generation_for_real(fake, monkeypatch) -> None:
+    """Our process on the tiny shape; the peer says what ours says, so the ratio exists."""
+    echo = fake("echo")
+    Path(echo.command[1]).write_text("from ingot.bench.ours import *\nanswer(generate(read_job()))\n")
+    monkeypatch.setattr("ingot.bench.commands.peers", lambda *a, **k: ([echo], {}))
+    monkeypatch.setattr("ingot.bench.commands.machine.described", lambda *a: MACHINE)
+    options = Options(lambda text: None, repetitions=1, seconds=0.0)
+    found = bench_generate("tiny", [3], ["bfloat16"], options, prompt=5, new=4)
+    (row,) = found["rows"]
+    assert row["peer"] == "echo"
+    assert row["token_ms"] > 0
+    assert row["new_tokens"] == 4
+
+
+@pytest.mark.slow
+def test_startup_for_real(monkeypatch) -> None:
+    """To the first step, once."""
+    monkeypatch.setattr("ingot.bench.startup.ways", lambda compiled: [("warm", "a", ())])
+    monkeypatch.setattr("ingot.bench.commands.peers", lambda *a, **k: ([], {}))
+    monkeypatch.setattr("ingot.bench.startup.imports", lambda *a: {"numpy": 0.1})
+    monkeypatch.setattr("ingot.bench.commands.machine.described", lambda *a: MACHINE)
+    found = bench_startup(Options(lambda text: None))
+    assert 0 < found["first_step_warm_s"] < 200
+    assert tables.startup_rows(found)[-1] == {"what": "import numpy", "seconds": "0.10"}
+
+
+def test_head_command(ingot: Callable) -> None:
+    done = ingot("bench", "head", "--vocab", 300, "--width", 8, "--tokens", 16, "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert all(rows[way]["peak_bytes"] > 0 for way in ("chunked", "whole"))
+
+
+def test_everything_becomes_a_page(monkeypatch, fake, tmp_path: Path) -> None:
+    """The whole of `bench all` with contenders that only say what they measured."""
+    said = {**GENERATED, **RESULT, **MACHINE, "batch_s": 1e-5, "weights": "", "kept": 0, "masked": 0}
+    monkeypatch.setattr("ingot.bench.commands.ours", lambda what, name="ingot", **c: fake(name, **said).told(name, **c))
+    monkeypatch.setattr("ingot.bench.train.ours", lambda what: fake("weights"))
+    monkeypatch.setattr("ingot.bench.machine.ours", lambda what: fake("machine", **said))
+    monkeypatch.setattr("ingot.bench.data.ours", lambda what: fake("ours", **said))
+    monkeypatch.setattr("ingot.bench.data.our_corpus", lambda: fake("ingot", **said))
+    peer: Contender = fake("litgpt", **{**said, "step_s": 0.02, "seconds": 2.0})
+    monkeypatch.setattr("ingot.bench.commands.peers", lambda *a, **k: ([peer], {"other": "other: left out"}))
+    monkeypatch.setattr("ingot.bench.startup.bench_startup", lambda *a: {"first_step_cold_s": 3.0, "imports_s": {}})
+    monkeypatch.setattr("ingot.bench.commands.CORPUS_MB", 0.1)
+    monkeypatch.setattr("ingot.bench.train.write_ids", lambda *a: {"ids": "", "store": ""})
+    found = everything(Options(lambda text: None, repetitions=1, kept=Kept(tmp_path / "kept")), full=True)
+    text = page.page(found, "bench-full")
+    assert not (tmp_path / "kept").exists(), "all is done, so nothing is kept"
+    assert list(found["train"]["modes"]["fp32"]) == ["S1", "S2", "S3", "S4"]
+    assert "| S4 | litgpt autocast * |" in text
+    assert "2.00x" in text
+    assert "Left out: other: left out." in text
+    assert "Test 9, 2 cores (avx2)" in text
+
+
+@pytest.mark.parametrize("command", ["train", "generate", "data", "startup", "head", "all"])
+def test_help_teaches(ingot: Callable, command: str) -> None:
+    done = ingot("bench", command, "--help")
+    assert done.returncode == 0
+    assert "--json" in done.stdout
