@@ -46,6 +46,10 @@ class Batch:
     alone), columns of the store, what an objective's `expand` adds."""
     group: int = 1
     """Adjacent rows that belong together: 2 in batches of pairs, the chosen one first."""
+    replay: "Batch | None" = None
+    """Rows of the same step that are learned as they are, whatever the objective does with the others."""
+    replayed: bool = False
+    """Whether these are such rows."""
 
     def __len__(self) -> int:
         return len(self.ids_BT)
@@ -56,21 +60,35 @@ class Batch:
         return self.ids_BT.shape[1]
 
     def counts(self) -> dict[str, int]:
-        """How many of each unit the batch holds: the denominators of every loss term."""
+        """How many of each unit the batch holds: the denominators of every loss term.
+
+        `replay` counts the targets of replayed rows together with those of the others, so that each of them weighs as
+        much as it would in a mixture where all rows were learned alike; `replay_token` counts the former alone.
+        """
         labelled = self.labels_BT != self.ignore
         counts = {"token": int(labelled.sum()), "sequence": int(labelled.any(1).sum())}
-        return counts | ({"pair": int(self.whole().sum())} if self.group == 2 else {})
+        if self.group == 2:
+            counts["pair"] = int(self.whole().sum())
+        again = self if self.replayed else self.replay
+        if again is not None:
+            counts["replay_token"] = int((again.labels_BT != again.ignore).sum())
+            counts["replay"] = counts["replay_token"] + (0 if self.replayed else counts["token"])
+        return counts
 
     def whole(self) -> Any:
         """Which groups have labels in each of their rows, (rows / group,) bool; a skipped one keeps its place."""
         return (self.labels_BT != self.ignore).any(1).reshape(-1, self.group).all(1)
 
     def micro(self, rows: int) -> Iterator["Batch"]:
-        """The batch in pieces of at most `rows` rows, but never less than a group."""
+        """The batch in pieces of at most `rows` rows, but never less than a group; of replayed rows at the end, pieces
+        of no more tokens."""
         rows = max(1, rows // self.group) * self.group
+        alone = replace(self, replay=None)
         for start in range(0, len(self), rows):
             part = slice(start, start + rows)
-            yield self._map(lambda array, part=part: array[part])
+            yield alone._map(lambda array, part=part: array[part])
+        if self.replay is not None:
+            yield from self.replay.micro(max(1, rows * self.context // self.replay.context))
 
     def take(self, rows: np.ndarray) -> "Batch":
         """The given rows, in that order."""
@@ -110,6 +128,8 @@ class Source:
     isolate: bool
     pad_id: int = 0
     ignore: int = IGNORE
+    replay: bool = False
+    """Whether its rows are learned as they are, under an objective that learns from others."""
 
 
 Sources = Sequence[Source] | Mapping[int, Source]
@@ -143,7 +163,7 @@ def make_batch(sources: Sources, source_B: np.ndarray, row_B: np.ndarray) -> Bat
                 columns.setdefault(name, np.zeros(len(row_B), values.dtype))[here] = values
     isolated = any(sources[s].isolate for s in present)
     batch = _shift(ids_BL, keep_BL, document_BL, isolated, ignore, source_B, row_B)
-    return replace(batch, columns=columns, group=group)
+    return replace(batch, columns=columns, group=group, replayed=sources[present[0]].replay)
 
 
 def _columns(store: Store, document_B: np.ndarray, length_B: np.ndarray) -> dict[str, np.ndarray]:

@@ -135,8 +135,8 @@ def kto(ratio_B: Tensor, liked_B: Tensor, zero: Tensor, o: Options, liked: float
 
     `zero` is what an answer that has nothing to do with its prompt gets, and takes no gradient (the paper's eq. 8).
     """
-    gain_B = torch.where(liked_B, 1.0, -1.0) * (ratio_B - zero)
-    return torch.where(liked_B, liked, disliked) * torch.sigmoid(-o.beta * gain_B)
+    gain_B = o.beta * (ratio_B - zero)
+    return torch.where(liked_B, liked * torch.sigmoid(-gain_B), disliked * torch.sigmoid(gain_B))
 
 
 def answer_logps(out: Any, batch: Batch) -> Tensor:

@@ -182,8 +182,7 @@ class _Builder:
                 inputs["tokenizer"] = self.node(settings.tokenizer, f"{where}.tokenizer", ("tokenizer",))
             for corpus in settings.corpora:
                 inputs[f"data:{corpus}"] = self._tokens(corpus, inputs["tokenizer"], f"{where}.data")
-                kind = settings.objective.kind
-                self._check_format(corpus, OBJECTIVES[kind].formats, f"{where}.data", f"objective {kind} learns from")
+            self._check_data(settings, f"{where}.data")
             for role, stage in settings.companions().items():
                 inputs[f"companion:{role}"] = self._companion(role, stage, inputs["tokenizer"], where)
             for stage in settings.fishers:
@@ -206,12 +205,6 @@ class _Builder:
     def _companion(self, role: str, name: str, tokenizer: Node, where: str) -> Node:
         """A frozen model that a train stage reads beside its own: of the same tokens."""
         node = self._model(name, f"{where} ({role})")
-        learned = node.settings.objective.kind if isinstance(node.settings, TrainSettings) else "nothing"
-        if role == "reward" and learned != "reward":
-            raise UserError(
-                f"{where}: '{name}' is no reward model, expected a train stage with objective = \"reward\", or a "
-                'function "file.py:function"'
-            )
         if node.inputs["tokenizer"].key != tokenizer.key:
             other = node.inputs["tokenizer"].name
             raise UserError(
@@ -283,6 +276,18 @@ class _Builder:
                 f"{where}.data: missing, and no model here was trained by this recipe; name the corpora to judge on"
             )
         return list(found)
+
+    def _check_data(self, settings: TrainSettings, reader: str) -> None:
+        """Every mixture has a corpus that the objective learns from; running text and conversations may be replayed."""
+        kind = settings.objective.kind
+        own = OBJECTIVES[kind].formats
+        for data in (phase.data or settings.data for phase in settings.phases or (settings,)):
+            found = {name: self._format(name) for name in data or ()}
+            if found and not set(found.values()) & set(own):
+                self._check_format(next(iter(found)), own, reader, f"objective {kind} learns from")
+        for corpus in settings.corpora:
+            known = tuple(dict.fromkeys((*own, *READ)))
+            self._check_format(corpus, known, reader, f"objective {kind} learns from and replays")
 
     def _format(self, name: str) -> str:
         """The format of a corpus, or of the corpus behind a tokens stage."""

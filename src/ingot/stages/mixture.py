@@ -1,7 +1,7 @@
 """The data of a train stage: opened stores, planned rows, the batch of a step. No torch: `ingot trace` reads it too."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from ingot.core.errors import UserError
 from ingot.data.batches import Batch, Source, make_batch
 from ingot.data.packing import BestFit, Mask, Plan, Whole, Windows, make_plan
 from ingot.model.settings import ModelConfig
+from ingot.objectives.settings import OBJECTIVES
 from ingot.stages.job import Input, read_config
 from ingot.stages.layout import contexts, mixture, phases_of
 from ingot.stages.settings import TrainSettings
@@ -38,9 +39,20 @@ class Data:
         return [source for _, source in sorted(merged.items())]
 
     def batch(self, line: Timeline, step: int) -> Batch:
-        """The batch of a step."""
+        """The batch of a step: the rows that the objective learns from, and apart from them those that are replayed."""
         phase, source_B, row_B = line.at(step)
-        return make_batch(self.train[phase.context], source_B, row_B)
+        sources = self.train[phase.context]
+        again_B = np.array([sources[int(s)].replay for s in source_B])
+        if not again_B.any():
+            return make_batch(sources, source_B, row_B)
+        if again_B.all():
+            names = ", ".join(sorted({sources[int(s)].name for s in source_B}))
+            raise UserError(
+                f"data: the {len(row_B)} rows of step {step:,} are all replayed ones ({names}), so the objective has "
+                "none to learn from; raise batch, or lower their share"
+            )
+        own = make_batch(sources, source_B[~again_B], row_B[~again_B])
+        return replace(own, replay=make_batch(sources, source_B[again_B], row_B[again_B]))
 
 
 def open_data(settings: TrainSettings, inputs: Mapping[str, Input], config: ModelConfig, tokenizer: Tokenizer) -> Data:
@@ -105,7 +117,8 @@ class _Layout:
     def _source(self, store: Store, plan: Plan) -> Source:
         packing = self.settings.packing
         isolate = self.kind == "best-fit" if packing.isolate is None else packing.isolate and self.kind != "whole"
-        return Source(self.name, store, plan, isolate, self.pad, packing.ignore)
+        replay = self.content not in OBJECTIVES[self.settings.objective.kind].formats
+        return Source(self.name, store, plan, isolate, self.pad, packing.ignore, replay)
 
 
 def _mask(store: Store) -> Mask | None:

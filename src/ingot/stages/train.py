@@ -18,6 +18,7 @@ from ingot.infer.text import sampling_for
 from ingot.model import lora
 from ingot.model.settings import ModelConfig
 from ingot.model.transformer import Transformer, build
+from ingot.objectives.replay import Replay
 from ingot.optim.groups import counts as decay_counts
 from ingot.plan.flops import training_flops_per_token
 from ingot.stages.columns import add_columns
@@ -46,7 +47,7 @@ def run(job: Job) -> dict[str, Any]:
     data = open_data(settings, job.roles("data"), before, tokenizer)
     line = timeline(settings, before, data.extent, job.seed)
     _save_rows(job, data)
-    execution = _execution(job, settings, config, line)
+    execution = _execution(job, settings, line)
     model = _model(job, settings, config, execution)
     plan = Plan(
         steps=line.steps,
@@ -62,7 +63,16 @@ def run(job: Job) -> dict[str, Any]:
     penalties = penalties_of(job, settings, model, companions)
     objective = objective_of(settings)
     engine = Engine(
-        model, objective, plan, execution, mesh.current(), job.out.path, companions, penalties, tokenizer=tokenizer
+        model,
+        objective,
+        plan,
+        execution,
+        mesh.current(),
+        job.out.path,
+        companions,
+        penalties,
+        tokenizer=tokenizer,
+        replay=Replay(),
     )
     describe(job.out.path, config, tokenizer)
     facts = _facts(engine, config, data, line)
@@ -98,11 +108,10 @@ def _save_rows(job: Job, data: Data) -> None:
                 job.display.say(f"{source.name}: {dropped:,} {what} longer than the context of {context} are left out")
 
 
-def _execution(job: Job, settings: TrainSettings, config: ModelConfig, line: Timeline) -> Execution:
+def _execution(job: Job, settings: TrainSettings, line: Timeline) -> Execution:
     """Sized for the longest rows that are trained on, which a model from elsewhere may exceed by far."""
     longest_rows = max(phase.context for phase in line.phases)
-    work = {"depth": config.depth, "flops": _flops(config, line)}
-    fresh = choose(settings.loop, settings.precision, longest_rows, line.largest, **work)
+    fresh = choose(settings.loop, settings.precision, longest_rows, line.largest)
     execution = remembered(job.out / "execution.json", fresh, settings.loop)
     execution.prepare()
     return execution
@@ -135,27 +144,25 @@ def _annotate(job: Job, engine: Engine, data: Data, line: Timeline) -> None:
     if not engine.objective.overlays:
         return
     epochs = line.epochs(data.extent)
-    seen = [source for source in data.longest if epochs[source.name] >= 1]
-    parts = [("train", source) for source in seen] + [("val", source) for source in data.held_out]
+    own = [source for source in data.longest if not source.replay]
+    seen = [source for source in own if epochs[source.name] >= 1]
+    parts = [("train", source) for source in seen]
+    parts += [("val", source) for source in data.held_out if not source.replay]
     rows = sum(source.plan.rows * source.plan.group for _, source in parts)
     with job.display.bar(f"reading the reference for {job.name}", rows, "rows") as bar:
         for split, source in parts:
             add_columns(engine, source, job.out / "columns" / f"{source.name}-{split}", bar.advance)
-    if engine.objective.only_annotates and len(seen) == len(data.longest):
+    if engine.objective.only_annotates and len(seen) == len(own):
         engine.companions = {}
-
-
-def _flops(config: ModelConfig, line: Timeline) -> float:
-    """Of all steps."""
-    return sum(
-        training_flops_per_token(config.model_copy(update={"context": p.context})) * p.rows * p.context
-        for p in line.phases
-    )
 
 
 def _facts(engine: Engine, config: ModelConfig, data: Data, line: Timeline) -> dict[str, Any]:
     """What the run is, in numbers known before its first step; of the batch, those of the last step."""
     last = line.phase(line.steps)
+    flops = (
+        training_flops_per_token(config.model_copy(update={"context": p.context})) * p.rows * p.context
+        for p in line.phases
+    )
     return {
         "parameters": sum(p.numel() for p in engine.named.values()),
         "trained_parameters": sum(p.numel() for p in engine.trained.values()),
@@ -165,7 +172,7 @@ def _facts(engine: Engine, config: ModelConfig, data: Data, line: Timeline) -> d
         "batch_rows": line.rows(line.steps),
         "batch_tokens": round(line.rows(line.steps) * last.row_targets, 1),
         "planned_tokens": round(line.tokens(line.steps)),
-        "training_flops": _flops(config, line),
+        "training_flops": sum(flops),
         "truncated_tokens": sum(s.plan.dropped_tokens for s in data.longest),
         "dropped_documents": sum(s.plan.dropped for s in data.longest),
         "vocab": config.vocab,
@@ -180,7 +187,8 @@ def _loop(
 ) -> dict[str, Any]:
     first = engine.state["step"] + 1
     loader = Loader(lambda step: data.batch(line, step), first, line.steps)
-    evaluation = _Evaluation(job, settings, engine, data, line.shares, tokenizer)
+    shares = dict(zip(line.sources, line.shares, strict=True))
+    evaluation = _Evaluation(job, settings, engine, data, shares, tokenizer)
     try:
         with job.display.bar(f"train {job.name}", line.steps, "steps", done=first - 1) as bar:
 
@@ -216,7 +224,7 @@ class _Evaluation:
         settings: TrainSettings,
         engine: Engine,
         data: Data,
-        shares: list[float],
+        shares: dict[str, float],
         tokenizer: Tokenizer,
     ):
         self.job, self.settings, self.engine, self.tokenizer = job, settings, engine, tokenizer
@@ -240,19 +248,25 @@ class _Evaluation:
         for source in sources:
             batches = all_rows(source, rows_per_pass(source.plan.context), limit=None if whole else self._rows(source))
             loss, counts, others = self.engine.evaluate(batches)
-            for name, number in (others if self.sampled else {"loss_nats": loss, **others}).items():
+            silent = self.sampled or source.replay
+            for name, number in (others if silent else {"loss_nats": loss, **others}).items():
                 found.setdefault(f"{what}_{name}", {})[source.name] = number
-            if whole and counts.get("token") == source.store.tokens - 1:  # all but the first token were predicted
+            if whole and not silent and counts["token"] == source.store.tokens - 1:  # all but the first were predicted
                 bits[f"bits_per_byte/{source.name}"] = loss * counts["token"] / math.log(2) / source.store.bytes
         if len(sources) == 1 and bits:
             bits = {"bits_per_byte": next(iter(bits.values()))}
-        means = {name: float(np.average(list(by.values()), weights=self.shares)) for name, by in found.items()}
-        by_source = {f"{name}/{source}": number for name, by in found.items() for source, number in by.items()}
-        return means | (by_source if len(sources) > 1 else {}), bits
+        means = {
+            name: float(np.average(list(by.values()), weights=[self.shares[source] for source in by]))
+            for name, by in found.items()
+        }
+        several = {name: by for name, by in found.items() if len(by) > 1}
+        by_source = {f"{name}/{source}": number for name, by in several.items() for source, number in by.items()}
+        return means | by_source, bits
 
     def _concluded(self) -> dict[str, float]:
         """What the objective says of the trained model, on all held-out rows."""
-        passes = (all_rows(s, rows_per_pass(s.plan.context)) for s in self.data.held_out)
+        own = (source for source in self.data.held_out if not source.replay)
+        passes = (all_rows(source, rows_per_pass(source.plan.context)) for source in own)
         return self.engine.conclude(itertools.chain.from_iterable(passes))
 
     def _rows(self, source: Source) -> int:

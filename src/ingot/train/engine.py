@@ -29,7 +29,7 @@ from ingot.optim.settings import OptimSettings
 from ingot.text.tokenizer import Tokenizer
 from ingot.train import guard, scaling
 from ingot.train.api import Context, Objective, Term
-from ingot.train.execution import Execution, compiled
+from ingot.train.execution import Execution
 from ingot.train.penalties import Penalties
 from ingot.train.settings import LoopSettings
 
@@ -106,13 +106,17 @@ class Engine:
         companions: Mapping[str, nn.Module] | None = None,
         penalties: Penalties | None = None,
         tokenizer: Tokenizer | None = None,
+        replay: Objective | None = None,
     ):
         self.model, self.objective, self.plan = model.train(objective.dropout), objective, plan
         self.companions, self.penalties = companions or {}, penalties or Penalties()
         self.tokenizer = tokenizer
+        self.replay = replay or objective
+        """Whose rows replayed ones are."""
         self.execution, self.mesh = execution, mesh
         self.checkpoints = directory / "checkpoints"
-        self._compiled = compiled(model, execution.compile)
+        # Compiled beside the model, not in its place: names stay, and sampling keeps the plain one for its many shapes.
+        self._forward = torch.compile(model) if execution.compile else model
         torch.manual_seed(plan.seed)  # of what the objective's modules start with
         self.extra = nn.ModuleDict(objective.modules(model)).to(execution.device, execution.parameter_dtype)
         self.named = dict(model.named_parameters()) | {f"extra.{n}": p for n, p in self.extra.named_parameters()}
@@ -129,7 +133,8 @@ class Engine:
         step = self.state["step"] + 1
         lr = self.plan.schedule.lr(step)
         context = self.context(step)
-        updates = [self._update(step, lr, batch, inner) for inner, batch in enumerate(self._expanded(raw, context))]
+        expanded = enumerate(self._expanded(replace(raw, replay=None), context))
+        updates = [self._update(step, lr, replace(batch, replay=raw.replay), inner) for inner, batch in expanded]
         assert updates, "expand yielded no batch"
         metrics = merged(updates, context.notes)
         self.state["step"], self.state["tokens"] = step, metrics.tokens_seen
@@ -160,9 +165,10 @@ class Engine:
         terms: dict[str, Term] = {}
         for number, micro in enumerate(batch.micro(self.execution.rows(batch.context))):
             torch.manual_seed(key_of(self.plan.seed, self.state["step"] + 1, inner, number, self.mesh.rank))
-            terms = self._terms(micro, self.penalties)
-            parts = normalised(terms, counts)
-            (torch.stack([part for name, part in parts.items() if not terms[name].metric]).sum() * scale).backward()
+            found = self._terms(micro, self.penalties)
+            parts = normalised(found, counts)
+            (torch.stack([part for name, part in parts.items() if not found[name].metric]).sum() * scale).backward()
+            terms |= found
             for name, part in parts.items():
                 sums[name] = sums.get(name, 0.0) + part.detach().double()
         for gradient in self._gradients():
@@ -176,7 +182,7 @@ class Engine:
 
     def _expanded(self, raw: Batch, context: Context) -> Iterator[Batch]:
         """The objective's batches; its code runs without gradients, each time the next batch is asked for."""
-        batches = iter(self.objective.expand(raw, context))
+        batches = iter(self._learner(raw).expand(raw, context))
         while True:
             with torch.no_grad():
                 batch = next(batches, None)
@@ -214,17 +220,19 @@ class Engine:
 
     def _terms(self, batch: Batch, penalties: Penalties | None = None) -> dict[str, Term]:
         batch = batch.to(self.execution.device)
-        # One shape is compiled, that of nearly all training; others (a rest, an evaluation, rollouts) are too many.
-        usual = torch.is_grad_enabled() and (len(batch), batch.context) == self.execution.shape
         with self.execution.forward():
-            out = (self._compiled if usual else self.model)(
+            out = self._forward(
                 batch.ids_BT,
                 positions_BT=batch.positions_BT,
                 documents_BT=batch.documents_BT,
-                taps=self.objective.taps,
+                taps=self._learner(batch).taps,
             )
-            terms = self.objective.loss(out, batch)
-            return terms | penalties.terms(out, batch) if penalties else terms
+            terms = self._learner(batch).loss(out, batch)
+            return terms | penalties.terms(out, batch) if penalties and not batch.replayed else terms
+
+    def _learner(self, batch: Batch) -> Objective:
+        """Whose rows these are."""
+        return self.replay if batch.replayed else self.objective
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad for p in self.trained.values() if p.grad is not None]
