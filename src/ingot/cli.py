@@ -326,6 +326,9 @@ def import_(
     name: Annotated[
         str | None, typer.Option("--name", help="Name of the stage, runs/imported/NAME; default: the directory's.")
     ] = None,
+    adapter: Annotated[
+        str | None, typer.Option(help="Directory of an adapter in PEFT's format to merge into it.", metavar="DIR")
+    ] = None,
     out: OutOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
@@ -338,7 +341,7 @@ def import_(
     from ingot.report.terminal import stage_line
     from ingot.stages.job import read_result
 
-    graph = import_graph(source, out, name)
+    graph = import_graph(source, out, name, adapter)
     run_graph(graph, out, [], (lambda *_: None) if as_json else stage_line, quiet=as_json)
     name = list(graph.nodes)[-1]
     directory = out / graph.recipe.run.name / name
@@ -350,21 +353,25 @@ def import_(
 def export(
     stage: StageArg,
     directory: Annotated[Path, typer.Argument(help="New directory to write.", show_default=False)],
-    to: Annotated[str, typer.Option("--to", help="Layout: hf (Hugging Face, read by transformers).")] = "hf",
+    to: Annotated[
+        str, typer.Option("--to", help="hf: the whole model, for transformers; peft: its adapter alone.")
+    ] = "hf",
     dtype: Annotated[str, typer.Option(help="Of the weights: float32 or bfloat16.")] = "float32",
     best: Annotated[
         bool, typer.Option("--best", help="The weights with the lowest held-out loss, not the last.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a trained model, its tokenizer and its chat template for other tools."""
-    if to != "hf":
-        raise UserError(f"--to: found '{to}', expected hf; other layouts are not written")
+    """Write a trained model, its tokenizer and its chat template for other tools; or its adapter without the model."""
+    if to not in ("hf", "peft"):
+        raise UserError(f"--to: found '{to}', expected hf or peft; other layouts are not written")
     if dtype not in ("float32", "bfloat16"):
         raise UserError(f"--dtype: found '{dtype}', expected float32 or bfloat16")
-    from ingot.stages.foreign import export_hf
+    from ingot.stages.foreign import export_hf, export_peft
 
-    files = export_hf(stage, directory, dtype, best, lambda text: print(text, file=sys.stderr))
+    files = (export_hf if to == "hf" else export_peft)(
+        stage, directory, dtype, best, lambda text: print(text, file=sys.stderr)
+    )
     data = {"directory": str(directory), "files": {f.name: f.stat().st_size for f in files}}
     emit(data, as_json, lambda: print("\n".join(f"{f.stat().st_size:>14,}  {f}" for f in files)))
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from ingot.core.events import read_events
 from ingot.model import hf, lora
 from ingot.model.settings import ModelSettings
 from ingot.pipeline.collect import orphans
-from ingot.pipeline.graph import load_graph
+from ingot.pipeline.graph import import_graph, load_graph
 from ingot.pipeline.run import _job, link
 from ingot.stages import child, train
-from ingot.stages.foreign import export_hf
+from ingot.stages.foreign import export_hf, export_peft
 from ingot.stages.layout import timeline
 from ingot.stages.load import load_adapted, load_model
 from ingot.stages.settings import TrainSettings
@@ -200,6 +201,68 @@ def test_a_stage_upon_an_adapter_starts_from_merged_weights() -> None:
 def test_an_export_is_the_merged_model(tmp_path: Path) -> None:
     export_hf(_at("tuned"), tmp_path / "hf", "float32", False, print)
     assert _same({n: p.detach() for n, p in hf.load(tmp_path / "hf").named_parameters()}, _weights(_at("tuned")))
+
+
+def test_an_adapter_goes_out_and_comes_back_upon_its_model(tmp_path: Path, ingot: Callable[..., Any]) -> None:
+    """Over the command line: the model under it and the adapter apart, then both imported as one."""
+    export_hf(_at("base"), tmp_path / "base", "float32", False, print)
+    written = ingot("export", _at("tuned"), tmp_path / "adapter", "--to", "peft", "--json", cwd=Path.cwd())
+    assert written.returncode == 0, written.stderr
+    assert set(json.loads(written.stdout)["files"]) == {"adapter_config.json", "adapter_model.safetensors"}
+    assert "the model under it is base; `ingot export" in written.stderr
+    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"] is None
+    arguments = ("import", f"hf:{tmp_path / 'base'}", "--adapter", tmp_path / "adapter", "--out", tmp_path / "runs")
+    brought = ingot(*arguments, "--json", cwd=tmp_path)
+    assert brought.returncode == 0, brought.stderr
+    ours, back = _weights(_at("tuned")), _weights(Path(json.loads(brought.stdout)["directory"]))
+    assert ours.keys() == back.keys()
+    assert max(float((ours[n] - back[n]).abs().max()) for n in ours) < 1e-6
+    for n, t in _weights(_at("base")).items():
+        assert torch.equal(t, ours[n]) == ("attention." not in n and "ffn." not in n)
+
+
+def test_an_adapter_upon_an_import_names_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    export_hf(_at("base"), tmp_path / "base", "float32", False, print)
+    (tmp_path / "old.txt").write_text(Path("old.txt").read_text())
+    text = RECIPE.replace('init = "base"', 'init = "hf:base"').replace('model = "base"', 'model = "hf:base"')
+    (tmp_path / "small.toml").write_text(text.split("[stage.again]")[0])
+    monkeypatch.chdir(tmp_path)
+    for name in load_graph(Path("small.toml"), ["stage.tuned.duration='1 steps'"], Path("runs")).needed(["tuned"]):
+        _run(tmp_path, name.name)
+    export_peft(_at("tuned"), tmp_path / "adapter", "bfloat16", True, said.append)
+    assert not said
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(tmp_path / "base")
+    assert {t.dtype for t in _tensors(tmp_path / "adapter").values()} == {torch.bfloat16}
+
+
+def test_what_is_no_adapter_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"base: has no adapter, expected a stage with one; .*--to hf"):
+        export_peft(_at("base"), tmp_path / "no", "float32", False, print)
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "adapter_config.json").write_text("{}")
+    export_hf(_at("base"), tmp_path / "base", "float32", False, print)
+    with pytest.raises(UserError, match=r"adapter: .*half holds adapter_config\.json, expected .*as PEFT writes them"):
+        import_graph(f"hf:{tmp_path / 'base'}", tmp_path, adapter=str(tmp_path / "half"))
+    with pytest.raises(UserError, match=r"holds an adapter and no model.*make it a stage: kind = \"import\""):
+        import_graph(f"hf:{tmp_path / 'half'}", tmp_path)
+
+
+def test_the_content_of_an_adapter_is_in_the_key_and_its_place_is_not(tmp_path: Path) -> None:
+    export_hf(_at("base"), tmp_path / "base", "float32", False, print)
+    for name in ("one", "two"):
+        export_peft(_at("tuned"), tmp_path / name, "float32", False, print)
+
+    def key(adapter: str | None) -> str:
+        where = str(tmp_path / adapter) if adapter else None
+        return list(import_graph(f"hf:{tmp_path / 'base'}", tmp_path, adapter=where).nodes.values())[-1].key
+
+    assert key("one") == key("two") != key(None)
+    before = key("two")
+    config = tmp_path / "two" / "adapter_config.json"
+    config.write_text(config.read_text().replace('"lora_alpha": 4', '"lora_alpha": 5'))
+    assert key("two") != before
 
 
 def test_an_interrupted_stage_goes_on_to_the_bit(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

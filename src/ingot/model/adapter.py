@@ -21,6 +21,8 @@ from ingot.core.recipe import Settings
 from ingot.model.settings import ModelConfig
 
 ALL = "all-linear"
+PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
+"""An adapter in PEFT's format: its configuration, its weights."""
 _ROLES = ("attention.q", "attention.k", "attention.v", "attention.o", "ffn.gate", "ffn.up", "ffn.down")
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ingot.core.artifact import atomic_json
 from ingot.core.errors import UserError
+from ingot.model.adapter import linear_layers
 from ingot.model.hf_config import CONFIG, Dtype, config_to_hf, read_config
 from ingot.model.settings import ModelConfig
 from ingot.model.transformer import Transformer, empty
@@ -73,7 +74,7 @@ def read_weights(directory: Path, config: ModelConfig) -> Iterator[tuple[str, Te
     base = "transformer." if config.positions == "learned" else "model."
     places: dict[str, tuple[Path, str]] = {}
     for file in _files(directory):
-        with _opened(file) as tensors:
+        with opened(file) as tensors:
             for stored in tensors.keys():  # noqa: SIM118 (not a mapping)
                 name = stored if stored.startswith((base, "lm_head.")) else base + stored
                 if name.endswith(_BUFFERS):
@@ -159,6 +160,14 @@ def resize_embeddings(
     return resized, config.model_copy(update={"vocab": vocab})
 
 
+def matrices(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """Their modules inside blocks -> our matrices that each holds, one below the other: what can have an adapter."""
+    layers = linear_layers(config)
+    layout = _layout(config, _shapes(config))
+    found = {theirs: tuple(p.removesuffix(".weight") for p in entry.parts) for theirs, entry in layout.items()}
+    return {theirs.removesuffix(".weight"): parts for theirs, parts in found.items() if parts[0] in layers}
+
+
 def _layout(config: ModelConfig, shapes: Mapping[str, torch.Size]) -> dict[str, _Entry]:
     """Their names -> what of ours they hold. A tied head is listed too: some write the copy."""
     gpt2 = config.positions == "learned"
@@ -234,7 +243,8 @@ def _files(directory: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _opened(file: Path) -> Iterator[safe_open]:
+def opened(file: Path) -> Iterator[safe_open]:
+    """A safetensors file; UserError where it is not one."""
     try:
         with safe_open(file, framework="pt") as tensors:
             yield tensors
@@ -261,12 +271,12 @@ def _stream(
     config: ModelConfig,
 ) -> Iterator[tuple[str, Tensor]]:
     for file, group in itertools.groupby(places.items(), key=lambda place: place[1][0]):
-        with _opened(file) as tensors:
+        with opened(file) as tensors:
             for name, (_, stored) in group:
                 entry, tensor = layout[name], tensors.get_tensor(stored)
                 if _is_copy(name, config):
                     other, embedding = places[next(n for n, e in layout.items() if e == entry)]
-                    with _opened(other) as beside:
+                    with opened(other) as beside:
                         if not torch.equal(tensor, beside.get_tensor(embedding)):
                             raise UserError(
                                 f"{file}: {stored} is not {embedding}, expected a copy of it, since "

@@ -38,7 +38,7 @@ def _whole(stage: Path) -> Iterator[Path]:
     yield stage
     record = stage / "inputs.json"
     told = json.loads(record.read_text()) if record.exists() else {}
-    if told.get("settings", {}).get("adapter"):
+    if told.get("kind") == "train" and told["settings"].get("adapter"):
         yield from _whole(stage.parents[1] / told["inputs"]["init"]["dir"])
 
 

@@ -101,20 +101,21 @@ def load_graphs(path: Path, overrides: list[str], root: Path, without_files: boo
     return graphs
 
 
-def import_graph(source: str, root: Path, name: str | None = None) -> Graph:
+def import_graph(source: str, root: Path, name: str | None = None, adapter: str | None = None) -> Graph:
     """The graph of `ingot import`: one model directory and its tokenizer, in a run called `imported`.
 
     Args:
         source: `hf:DIR`, or the directory of a finished train stage.
         root: output root.
         name: of the stage; default: the directory's own.
+        adapter: directory of an adapter to merge into it.
 
     Raises:
         UserError: not a directory of a model.
     """
     if not is_directory(source):
         raise UserError(f"found '{source}', expected hf:DIR (or the directory of a finished train stage)")
-    name, settings = name or imported_name(source).partition(":")[2], ImportSettings(path=source)
+    name, settings = name or imported_name(source).partition(":")[2], ImportSettings(path=source, adapter=adapter)
     recipe = Recipe(Path("import"), RunSettings(name="imported"), {name: ("import", settings)})
     return _graphs([recipe], root, without_files=False)[0]
 

@@ -7,10 +7,11 @@ from typing import Any
 from ingot.core.artifact import atomic_directory
 from ingot.core.errors import UserError
 from ingot.dist import checkpoint
-from ingot.model import hf
+from ingot.model import hf, peft
+from ingot.model.hf_config import Dtype
 from ingot.stages.imports import HF, directory_of
-from ingot.stages.job import Job
-from ingot.stages.load import describe, load_model
+from ingot.stages.job import Job, open_stage
+from ingot.stages.load import adapter_of, base_of, describe, load_adapted, load_model
 from ingot.stages.settings import ImportSettings
 from ingot.stages.text import TOKENIZER
 from ingot.text.chat import stop_ids
@@ -28,6 +29,9 @@ def import_model(job: Job) -> dict[str, Any]:
         model = hf.load(directory)
     else:
         model = load_model(directory, job.display.say, device="cpu", exact=True).model
+    if settings.adapter:
+        peft.merge(Path(settings.adapter), model)
+        job.display.say(f"merged with the adapter in {settings.adapter}")
     config, tensors = model.config, {n: p.detach() for n, p in model.named_parameters()}
     if tokenizer.vocab > config.vocab:
         job.display.say(f"embeddings grow from {config.vocab:,} to {tokenizer.vocab:,} ids, as the tokenizer has")
@@ -39,7 +43,7 @@ def import_model(job: Job) -> dict[str, Any]:
     return {"parameters": config.parameters, "vocab": config.vocab, "context": config.context, "steps": 0}
 
 
-def export_hf(stage: Path, to: Path, dtype: hf.Dtype, best: bool, say: Callable[[str], None]) -> list[Path]:
+def export_hf(stage: Path, to: Path, dtype: Dtype, best: bool, say: Callable[[str], None]) -> list[Path]:
     """Write a trained (or imported) stage as a directory that transformers reads.
 
     Args:
@@ -51,8 +55,7 @@ def export_hf(stage: Path, to: Path, dtype: hf.Dtype, best: bool, say: Callable[
     Raises:
         UserError: no such stage, `to` exists, or the layout has no words for this model or tokenizer.
     """
-    if to.exists():
-        raise UserError(f"{to}: exists already; name another directory or remove it")
+    _refuse_existing(to)
     loaded = load_model(stage, say, device="cpu", best=best)
     with atomic_directory(to) as directory:
         tokenizer = loaded.tokenizer
@@ -61,3 +64,36 @@ def export_hf(stage: Path, to: Path, dtype: hf.Dtype, best: bool, say: Callable[
         stops = list(stop_ids(tokenizer))
         hf.write(directory, loaded.config, tensors, eos=stops or None, pad=tokenizer.pad, dtype=dtype)
     return sorted(to.iterdir())
+
+
+def export_peft(stage: Path, to: Path, dtype: Dtype, best: bool, say: Callable[[str], None]) -> list[Path]:
+    """Write the adapter of a train stage, without the model under it, as a directory that PEFT reads.
+
+    Args:
+        stage: the stage's directory.
+        to: the new directory; it appears whole or not at all.
+        dtype: of the adapter.
+        best: the adapter with the lowest held-out loss instead of the last one.
+
+    Raises:
+        UserError: no such stage, no adapter, or `to` exists.
+    """
+    _refuse_existing(to)
+    if (settings := adapter_of(stage)) is None:
+        raise UserError(f'{stage}: has no adapter, expected a stage with one; write the whole model with "--to hf"')
+    base = base_of(stage)
+    loaded = load_adapted(stage, say, device="cpu", best=best)
+    told = open_stage(base)
+    path = told["settings"]["path"] if told["kind"] == "import" and not told["settings"]["adapter"] else ""
+    if path.startswith(HF):
+        path = str(directory_of(path).resolve())
+    else:
+        say(f"the model under it is {told['name']}; `ingot export {base} DIR --to hf` writes it")
+    with atomic_directory(to) as directory:
+        peft.write(directory, loaded.model, settings, path or None, dtype)
+    return sorted(to.iterdir())
+
+
+def _refuse_existing(to: Path) -> None:
+    if to.exists():
+        raise UserError(f"{to}: exists already; name another directory or remove it")

@@ -7,6 +7,7 @@ from ingot.core.artifact import DONE, FileHashes, StageDir, digest_json
 from ingot.core.errors import UserError
 from ingot.core.recipe import Settings
 from ingot.model import hf_config
+from ingot.model.adapter import PEFT_FILES
 from ingot.model.settings import ModelConfig
 from ingot.stages.job import read_config
 from ingot.stages.settings import ImportSettings
@@ -47,6 +48,11 @@ def model_files(path: str) -> list[Path]:
             )
         return [directory / DONE]
     weights = sorted(directory.glob("*.safetensors"))
+    if (directory / PEFT_FILES[0]).exists() and not (directory / "config.json").exists():
+        raise UserError(
+            f"path: {directory} holds an adapter and no model, expected the model that it is for; make it a stage: "
+            f'kind = "import", path = "hf:MODEL", adapter = "{directory}"'
+        )
     if not weights or not (directory / "config.json").exists():
         found = ", ".join(sorted(f.name for f in directory.iterdir())[:8]) or "nothing"
         raise UserError(
@@ -54,6 +60,19 @@ def model_files(path: str) -> list[Path]:
             "pickled weights (.bin, .pt) are not read: convert them where you trust them"
         )
     return [*weights, *sorted(directory.glob("*.json"))]
+
+
+def adapter_files(path: str) -> list[Path]:
+    """The two files of an adapter in PEFT's format.
+
+    Raises:
+        UserError: one is not there.
+    """
+    found = [Path(path, name) for name in PEFT_FILES]
+    if not all(file.exists() for file in found):
+        there = ", ".join(sorted(f.name for f in Path(path).glob("*"))[:8]) or "nothing"
+        raise UserError(f"adapter: {path} holds {there}, expected {' and '.join(PEFT_FILES)}, as PEFT writes them")
+    return found
 
 
 def read_shape(path: str) -> ModelConfig:
@@ -66,5 +85,9 @@ def import_digest(settings: Settings, hashes: FileHashes) -> str:
     assert isinstance(settings, ImportSettings)
     files = model_files(settings.path)
     if files[0].name == DONE:  # it holds the digest of every output
-        return digest_json(json.loads(files[0].read_text())["outputs"])
-    return digest_json({f.name: hashes.digest(f) for f in files})
+        content = json.loads(files[0].read_text())["outputs"]
+    else:
+        content = {f.name: hashes.digest(f) for f in files}
+    if settings.adapter:
+        content |= {f"adapter/{f.name}": hashes.digest(f) for f in adapter_files(settings.adapter)}
+    return digest_json(content)

@@ -88,7 +88,7 @@ def load_adapted(
     if (adapter := adapter_of(stage)) is None:
         model = empty(config, resolve_device(device), torch.float32)
     else:
-        model = load_model(_base(stage), say, device, exact=True, context=config.context).model
+        model = load_model(base_of(stage), say, device, exact=True, context=config.context).model
         lora.adapt(model, adapter, seed=0)
     load_weights(model, path)
     return Loaded(model, load_tokenizer(stage / TOKENIZER), config, path)
@@ -130,11 +130,12 @@ def objective_of(settings: TrainSettings) -> Objective:
 
 def adapter_of(stage: Path) -> AdapterSettings | None:
     """The adapter that a stage trains, or none."""
-    table = open_stage(stage)["settings"].get("adapter")
+    told = open_stage(stage)
+    table = told["settings"].get("adapter") if told["kind"] == "train" else None
     return AdapterSettings.model_validate(table) if table else None
 
 
-def _base(stage: Path) -> Path:
+def base_of(stage: Path) -> Path:
     """The stage that an adapter was trained upon.
 
     Raises:

@@ -283,6 +283,8 @@ class ImportSettings(Settings):
     path: Annotated[str, EXECUTION] = Field(min_length=1)
     """`hf:DIR`, a directory in the Hugging Face layout, or a finished train stage of another run; its content is part
     of the key, its name is not."""
+    adapter: Annotated[str | None, EXECUTION] = None
+    """Directory of an adapter in PEFT's format that is merged into it; its content is part of the key too."""
     tokenizer: str | None = None
     """Tokenizer stage; default: the one in the directory. With more ids than the model has, the embeddings grow."""
 
