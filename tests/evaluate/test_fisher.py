@@ -74,11 +74,12 @@ def test_2_7_exact_fisher_is_the_jacobians() -> None:
     assert fisher.tokens == sum(int((r.labels_BT != IGNORE).sum()) for r in rows)
 
 
-def test_2_7_monte_carlo_fisher_is_within_three_standard_errors() -> None:
+@pytest.mark.parametrize("labels", ["sampled", "mixed"])
+def test_2_7_monte_carlo_fisher_is_within_three_standard_errors(labels: Labels) -> None:
     """Of 400 estimates from different seeds: their mean, weight by weight, and above all their sum."""
     model, rows = _model(), _rows(2)
     expected = _by_jacobian(model, rows)
-    draws = torch.stack([_flat(_estimate(model, rows, "sampled", seed).mean()) for seed in range(400)])
+    draws = torch.stack([_flat(_estimate(model, rows, labels, seed).mean()) for seed in range(400)])
     error = draws.std(0) / 400**0.5
     away = (draws.mean(0) - expected).abs() / error.clamp(min=1e-12)
     assert (away < 3).double().mean() > 0.985  # 99.7 % expected of each by chance
@@ -87,22 +88,37 @@ def test_2_7_monte_carlo_fisher_is_within_three_standard_errors() -> None:
     assert noise < 0.05 * expected.sum()
 
 
+def _sure(model: Transformer, rows: list[Batch], low: float, high: float = 1.0) -> list[Batch]:
+    """The rows with labels only where the model is sure by so much, and what it is sure of for a label."""
+    found = []
+    for row in rows:
+        with torch.no_grad():
+            out = model(row.ids_BT, positions_BT=row.positions_BT)
+            p_BT, likeliest_BT = out.head(out.hidden).softmax(-1).max(-1)
+        labels = torch.where((p_BT > low) & (p_BT < high), likeliest_BT, IGNORE)
+        if (labels != IGNORE).any():
+            found.append(replace(row, labels_BT=labels))
+    assert len(found) >= 4
+    return found
+
+
 def test_2_7_source_error_the_empirical_fisher_of_a_confident_model_vanishes() -> None:
     """Gold labels where the model is sure of them: smaller by about (1 - p) / p than the true Fisher."""
-    rows = _rows(8)
     sharp = _model(sharpness=30.0)
-    sure = []
-    for row in rows:  # gold = what the model is sure of
-        out = sharp(row.ids_BT, positions_BT=row.positions_BT)
-        p_BTV = out.head(out.hidden).softmax(-1)
-        keep_BT = (row.labels_BT != IGNORE) & (p_BTV.amax(-1) > 0.95)
-        labels = torch.where(keep_BT, p_BTV.argmax(-1), IGNORE)
-        if (labels != IGNORE).any():
-            sure.append(replace(row, labels_BT=labels))
-    assert len(sure) >= 4
-    true = _flat(_estimate(sharp, sure, "exact").mean()).sum()
-    empirical = _flat(_estimate(sharp, sure, "empirical").mean()).sum()
+    rows = _sure(sharp, _rows(8), 0.95)
+    true = _flat(_estimate(sharp, rows, "exact").mean()).sum()
+    empirical = _flat(_estimate(sharp, rows, "empirical").mean()).sum()
     assert empirical < true / 20
+
+
+def test_2_7_a_mix_of_labels_sees_what_a_sure_model_never_draws() -> None:
+    """Sure by 1 - 1e-4 to 1 - 1e-6: hundreds of draws hold nothing but the likeliest label."""
+    sharp = _model(sharpness=60.0)
+    rows = _sure(sharp, _rows(200), 1 - 1e-4, 1 - 1e-6)
+    expected = _flat(_estimate(sharp, rows, "exact").mean()).sum()
+    drawn, mixed = (_flat(_estimate(sharp, rows * 10, labels).mean()).sum() for labels in ("sampled", "mixed"))
+    assert drawn < expected / 100
+    assert abs(mixed - expected) < 0.25 * expected
 
 
 def test_2_7_source_error_squaring_the_mean_gradient_of_a_batch() -> None:

@@ -136,6 +136,27 @@ def token_logps_and_entropies(
     return logp_BT, entropy_BT
 
 
+def random_scores(hidden_ND: Tensor, head: Head, key: int, max_logits: int = MAX_LOGITS) -> Tensor:
+    """N numbers whose gradients in the logits are random, of mean zero and covariance diag(p) - p p'.
+
+    That is the covariance of d ln p(y) for y drawn from p, so their squared gradients have the Fisher information for
+    a mean; but every token has a part in each: s = sqrt(p) z - p (sqrt(p) . z) with random signs z, since with
+    S = diag(sqrt p) (I - sqrt(p) sqrt(p)') diag(p) - p p' is S S'. The signs follow from `key`.
+    """
+
+    def scores(logits_nV: Tensor, place_n: Tensor) -> Tensor:
+        with torch.no_grad():
+            first = int(place_n[0]) if len(place_n) else 0
+            generator = torch.Generator(logits_nV.device).manual_seed((key + first) % 2**63)
+            signs_nV = torch.randint(2, logits_nV.shape, generator=generator, device=logits_nV.device) * 2 - 1
+            p_nV = logits_nV.softmax(-1)
+            root_nV = p_nV.sqrt() * signs_nV
+            s_nV = root_nV - p_nV * root_nV.sum(-1, keepdim=True)
+        return (logits_nV * s_nV).sum(-1)
+
+    return _chunked(hidden_ND, head, torch.arange(len(hidden_ND), device=hidden_ND.device), scores, max_logits)
+
+
 def _nll(logits_nV: Tensor, labels_n: Tensor) -> Tensor:
     return F.cross_entropy(logits_nV, labels_n, reduction="none")
 

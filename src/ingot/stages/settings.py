@@ -327,11 +327,12 @@ class FisherSettings(Settings):
     """Corpus stage -> its share of the tokens: what must not be forgotten; their training parts are read."""
     samples: int = Field(default=512, ge=1)
     """Rows (text) or conversations whose gradients are squared and averaged; one forward and backward pass each."""
-    labels: Literal["sampled", "exact", "empirical"] = "sampled"
-    """sampled: drawn from the model, the true Fisher; empirical: the text's own, nearly zero for a model that is sure;
-    exact: all of the vocabulary by its probability, as many backward passes a token (for checks on small models)."""
+    labels: Literal["mixed", "sampled", "exact", "empirical"] = "mixed"
+    """The true Fisher: sampled, each label drawn from the model; mixed, a random mix of all labels with a draw's mean
+    and covariance, and less noise where the model is sure; exact, the sum over the vocabulary, as many backward passes
+    a token. empirical: the text's own labels, nearly zero for a model that is sure; a control."""
     pool: int = Field(default=1, ge=1)
-    """Rows of one backward pass, squared together: quicker on a GPU and noisier; needs labels = "sampled"."""
+    """Rows of one backward pass, squared together: quicker on a GPU and noisier; for labels mixed or sampled."""
     context: PositiveInt | None = None
     """Tokens of a row; default: the model's context."""
     previous: str | None = None
@@ -345,10 +346,10 @@ class FisherSettings(Settings):
 
     @model_validator(mode="after")
     def _possible(self) -> "FisherSettings":
-        if self.pool > 1 and self.labels != "sampled":
+        if self.pool > 1 and self.labels not in ("mixed", "sampled"):
             raise ValueError(
-                f"found pool = {self.pool} with labels = '{self.labels}', expected 1: only with labels that the model "
-                "draws is the square of a sum of gradients right on average; leave pool out"
+                f"found pool = {self.pool} with labels = '{self.labels}', expected 1: only where the model draws or "
+                "mixes labels is the square of a sum of gradients right on average; leave pool out"
             )
         if "gamma" in self.model_fields_set and self.gamma != 1.0 and not self.previous:
             raise ValueError(f"found gamma = {self.gamma:g} without previous, expected a fisher stage; leave gamma out")
