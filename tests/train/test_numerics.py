@@ -2,9 +2,11 @@
 
 import math
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -318,27 +320,43 @@ def test_D7_accumulation_is_the_same_in_fp16(tmp_path: Path) -> None:
 # -- compiled --------------------------------------------------------------------------------------------------------
 
 
-def test_D10_a_compiled_step_is_the_same_step_and_sampling_stays_as_it_is(tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("what", ["whole", "blocks"])
+def test_D10_a_compiled_step_is_the_same_step_and_sampling_stays_as_it_is(
+    what: Any, tmp_path: Path, monkeypatch
+) -> None:
     """Traced, and run without generating code, which takes a minute: no break in the graph, the same gradient."""
     compiled = []
 
-    def traced(model):
+    def traced(model, dynamic):
         compiled.append(model)
-        return real(model, backend="eager", fullgraph=True)
+        return real(model, backend="eager", fullgraph=True, dynamic=dynamic)
 
     real = torch.compile
     monkeypatch.setattr(torch, "compile", traced)
     batch, plain = _ragged(), _engine(tmp_path, "fp32")
-    engine = Engine(
-        plain.model, plain.objective, plain.plan, replace(plain.execution, compile=True), plain.mesh, tmp_path
-    )
-    assert compiled == [engine.model]
+    shape = {"micro_batch": len(batch), "context": batch.context}
+    execution = replace(plain.execution, compile=what, **shape)
+    engine = Engine(plain.model, plain.objective, plain.plan, execution, plain.mesh, tmp_path)
+    blocks = list(engine.model.layers.values())  # type: ignore[operator, union-attr]
+    assert compiled == ([engine.model] if what == "whole" else blocks)
     assert torch.equal(_gradient(engine, batch), _gradient(plain, batch))
     assert engine.evaluate([batch]) == plain.evaluate([batch])
-    assert not isinstance(engine.model, torch._dynamo.OptimizedModule)
+    assert not any(isinstance(m, torch._dynamo.OptimizedModule) for m in engine.model.modules())
     assert engine.tensors().keys() == plain.tensors().keys()
-    assert ", compiled" in choose(LoopSettings(device="cpu", compile=True), "fp32", 64, 8).line()
-    monkeypatch.setenv("PATH", "")
+
+
+def test_compiling_is_chosen_where_a_run_is_long_enough_to_pay_and_there_is_a_compiler(monkeypatch) -> None:
+    def what(loop: LoopSettings, depth: int = 4, **work: float) -> str:
+        return choose(loop, "fp32", 64, 8, depth=depth, **work).compile
+
+    auto, on, off = (LoopSettings(device="cpu", compile=c) for c in (None, True, False))
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    assert what(auto) == what(auto, flops=1e9) == what(off, flops=math.inf) == ""
+    assert what(auto, flops=math.inf) == what(on) == "whole"
+    assert what(auto, depth=12, flops=math.inf) == what(on, depth=12) == "blocks"
+    assert ", blocks compiled" in choose(on, "fp32", 64, 8, depth=12).line()
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert what(auto, flops=math.inf) == ""
     with pytest.raises(UserError, match=r"loop\.compile: found no C\+\+ compiler on the PATH"):
         choose(LoopSettings(device="cpu", compile=True), "fp32", 64, 8)
 

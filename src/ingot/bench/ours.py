@@ -3,6 +3,7 @@
 It computes as a stage's process does: same environment, same choices of hardware, same engine, same loader.
 """
 
+import math
 import statistics
 import sys
 import time
@@ -67,7 +68,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     loop = LoopSettings.model_validate(job.get("loop", {}))
     optim = OptimSettings(betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, clip=CLIP)
     plan = Plan(10**6, SEED, Schedule("constant", LR, 0, 0, 1), optim, loop, 10**6)
-    execution = choose(loop, job["precision"], context, rows)
+    execution = choose(loop, job["precision"], context, rows, depth=config.depth, flops=math.inf)
     execution.prepare()
     model = build(config, SEED, dtype=execution.parameter_dtype).to(execution.device)
     engine = Engine(model, LanguageModel(), plan, execution, Mesh(), Path("."))

@@ -206,6 +206,12 @@ class _Builder:
     def _companion(self, role: str, name: str, tokenizer: Node, where: str) -> Node:
         """A frozen model that a train stage reads beside its own: of the same tokens."""
         node = self._model(name, f"{where} ({role})")
+        learned = node.settings.objective.kind if isinstance(node.settings, TrainSettings) else "nothing"
+        if role == "reward" and learned != "reward":
+            raise UserError(
+                f"{where}: '{name}' is no reward model, expected a train stage with objective = \"reward\", or a "
+                'function "file.py:function"'
+            )
         if node.inputs["tokenizer"].key != tokenizer.key:
             other = node.inputs["tokenizer"].name
             raise UserError(

@@ -105,6 +105,9 @@ def headline(graph: Graph, root: Path) -> list[dict[str, str]]:
             note = f"perplexity {figures.perplexity(loss)}, {figures.short(result['parameters'])} parameters, "
             note += f"{figures.short(result['tokens'])} tokens"
             found.append(_number(f"{node.name}: validation loss, nats", figures.nats(loss), note))
+        if node.kind == "train" and "val_reward" in result:
+            note = f"mean of fresh samples on held-out prompts; {figures.short(result['tokens'])} tokens trained on"
+            found.append(_number(f"{node.name}: reward", figures.nats(result["val_reward"]), note))
         if node.kind == "evaluate":
             found += [_best(task, rows) for task, rows in reading.yardsticks(stage).items()]
     return found

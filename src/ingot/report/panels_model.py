@@ -14,6 +14,10 @@ from ingot.train.guard import ADVICE, judge
 
 SHOWN = 12
 """Rows of the loss table and samples by step."""
+_LOGGED = frozenset(
+    {"step", "time", "attempt", "event", "loss_nats", "loss", "grad_norm", "lr", "tokens", "tokens_seen", "tok_s"}
+)
+"""Numbers of a step that have a chart, or need none; of every other one a chart is made."""
 _COLOURS = {"healthy": "good", "always clipped": "warn", "critical": "bad"}
 
 
@@ -42,7 +46,7 @@ def _charts(
     smooth = 1 - 1 / min(50, max(1, len(steps) / 50))  # over a fiftieth of the run, so that the mean does not lag
 
     def curve(name: str, field: str, smooth: float = 0.0) -> Series:
-        return Series(name, [(s["step"], s[field]) for s in steps], smooth)
+        return Series(name, [(s["step"], s[field]) for s in steps if field in s], smooth)
 
     held_out = {"validation": "val_loss_nats"} | {
         f"validation, {s}": f"val_loss_nats/{s}" for s in _sources(evaluations)[:4]
@@ -51,12 +55,15 @@ def _charts(
         Series(name, [(e["step"], e[field]) for e in evaluations if field in e], dots=True)
         for name, field in held_out.items()
     ]
-    losses = [y for s in validation for _, y in s.points] + [s["loss_nats"] for s in steps]
+    plain = [s for s in steps if "loss_nats" in s]
+    losses = [y for s in validation for _, y in s.points] + [s["loss_nats"] for s in plain]
     guess = facts.get("ln_vocab_nats", math.inf)
     near = max((y for y in losses if math.isfinite(y)), default=0.0) > 0.6 * guess
     references = {"uniform guess, ln V": guess} if near else {}  # far above a tuned model's curve, it would flatten it
+    loss, unit = ("loss_nats", "nats per token") if plain or not steps else ("loss", "loss")
     return [
-        line_chart("Loss", [curve("train", "loss_nats", smooth), *validation], "step", "nats per token", references),
+        *_measures(steps, evaluations, smooth),
+        line_chart("Loss", [curve("train", loss, smooth), *validation], "step", unit, references),
         line_chart("Learning rate", [curve("learning rate", "lr")], "step", "rate", from_zero=True),
         line_chart(
             "Gradient norm before clipping",
@@ -68,6 +75,19 @@ def _charts(
         ),
         line_chart("Throughput", [curve("training", "tok_s")], "step", "tokens per second", from_zero=True),
     ]
+
+
+def _measures(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]], smooth: float) -> list[Markup]:
+    """A chart of every further number of a step, the reward first, with its held-out values where there are some."""
+    found = dict.fromkeys(n for s in steps for n, v in s.items() if n not in _LOGGED and isinstance(v, int | float))
+    charts = []
+    for name in sorted(found, key=lambda n: n != "reward"):
+        series = [Series("train", [(s["step"], s[name]) for s in steps if name in s], smooth)]
+        if held_out := [(e["step"], e[f"val_{name}"]) for e in evaluations if f"val_{name}" in e]:
+            series.append(Series("validation", held_out, dots=True))
+        words = name.replace("_", " ")
+        charts.append(line_chart(words.capitalize(), series, "step", words))
+    return charts
 
 
 def _verdict(steps: list[dict[str, Any]], changes: list[dict[str, Any]], clip: float) -> dict[str, str]:
@@ -125,10 +145,12 @@ def _facts(stage: Path, facts: dict[str, Any], steps: list[dict[str, Any]]) -> l
     ]
     if result:
         loss = result.get("val_loss_nats")
-        pairs += [
-            ("validation loss, whole split", f"{figures.nats(loss)} nats, perplexity {figures.perplexity(loss)}"),
-            ("tokens trained on", figures.count(result.get("tokens", 0))),
-        ]
+        if "val_reward" in result:
+            pairs.append(("reward of fresh samples, held-out prompts", figures.nats(result["val_reward"])))
+        else:
+            spelled = f"{figures.nats(loss)} nats, perplexity {figures.perplexity(loss)}"
+            pairs.append(("validation loss, whole split", spelled))
+        pairs.append(("tokens trained on", figures.count(result.get("tokens", 0))))
         pairs += [("best at step", figures.count(result["best_step"]))] if result.get("best_step") is not None else []
         names = {"bits_per_byte": "bits per byte", "epochs": "epochs"}
         for key, number in result.items():

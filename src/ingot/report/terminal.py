@@ -63,6 +63,8 @@ def _print_train(out: Console, name: str, stage: Path) -> None:
         return
     loss = result.get("val_loss_nats")
     line = f"{name}: validation loss {figures.nats(loss)} nats, perplexity {figures.perplexity(loss)}"
+    if "val_reward" in result:
+        line = f"{name}: reward {figures.nats(result['val_reward'])} of fresh samples on held-out prompts"
     if "bits_per_byte" in result:
         line += f", {figures.nats(result['bits_per_byte'])} bits per byte"
     out.print(

@@ -47,7 +47,7 @@ def run(job: Job) -> dict[str, Any]:
     data = open_data(settings, job.roles("data"), before, tokenizer)
     line = timeline(settings, before, data.extent, job.seed)
     _save_rows(job, data)
-    execution = _execution(job, settings, line)
+    execution = _execution(job, settings, config, line)
     model = _model(job, settings, config, execution)
     plan = Plan(
         steps=line.steps,
@@ -108,10 +108,11 @@ def _save_rows(job: Job, data: Data) -> None:
                 job.display.say(f"{source.name}: {dropped:,} {what} longer than the context of {context} are left out")
 
 
-def _execution(job: Job, settings: TrainSettings, line: Timeline) -> Execution:
+def _execution(job: Job, settings: TrainSettings, config: ModelConfig, line: Timeline) -> Execution:
     """Sized for the longest rows that are trained on, which a model from elsewhere may exceed by far."""
     longest_rows = max(phase.context for phase in line.phases)
-    fresh = choose(settings.loop, settings.precision, longest_rows, line.largest)
+    work = {"depth": config.depth, "flops": _flops(config, line)}
+    fresh = choose(settings.loop, settings.precision, longest_rows, line.largest, **work)
     execution = remembered(job.out / "execution.json", fresh, settings.loop)
     execution.prepare()
     return execution
@@ -156,13 +157,17 @@ def _annotate(job: Job, engine: Engine, data: Data, line: Timeline) -> None:
         engine.companions = {}
 
 
-def _facts(engine: Engine, config: ModelConfig, data: Data, line: Timeline) -> dict[str, Any]:
-    """What the run is, in numbers known before its first step; of the batch, those of the last step."""
-    last = line.phase(line.steps)
-    flops = (
+def _flops(config: ModelConfig, line: Timeline) -> float:
+    """Of all steps."""
+    return sum(
         training_flops_per_token(config.model_copy(update={"context": p.context})) * p.rows * p.context
         for p in line.phases
     )
+
+
+def _facts(engine: Engine, config: ModelConfig, data: Data, line: Timeline) -> dict[str, Any]:
+    """What the run is, in numbers known before its first step; of the batch, those of the last step."""
+    last = line.phase(line.steps)
     return {
         "parameters": sum(p.numel() for p in engine.named.values()),
         "trained_parameters": sum(p.numel() for p in engine.trained.values()),
@@ -172,7 +177,7 @@ def _facts(engine: Engine, config: ModelConfig, data: Data, line: Timeline) -> d
         "batch_rows": line.rows(line.steps),
         "batch_tokens": round(line.rows(line.steps) * last.row_targets, 1),
         "planned_tokens": round(line.tokens(line.steps)),
-        "training_flops": sum(flops),
+        "training_flops": _flops(config, line),
         "truncated_tokens": sum(s.plan.dropped_tokens for s in data.longest),
         "dropped_documents": sum(s.plan.dropped for s in data.longest),
         "vocab": config.vocab,

@@ -29,7 +29,7 @@ from ingot.optim.settings import OptimSettings
 from ingot.text.tokenizer import Tokenizer
 from ingot.train import guard, scaling
 from ingot.train.api import Context, Objective, Term
-from ingot.train.execution import Execution
+from ingot.train.execution import Execution, compiled
 from ingot.train.penalties import Penalties
 from ingot.train.settings import LoopSettings
 
@@ -115,8 +115,7 @@ class Engine:
         """Whose rows replayed ones are."""
         self.execution, self.mesh = execution, mesh
         self.checkpoints = directory / "checkpoints"
-        # Compiled beside the model, not in its place: names stay, and sampling keeps the plain one for its many shapes.
-        self._forward = torch.compile(model) if execution.compile else model
+        self._compiled = compiled(model, execution.compile)
         torch.manual_seed(plan.seed)  # of what the objective's modules start with
         self.extra = nn.ModuleDict(objective.modules(model)).to(execution.device, execution.parameter_dtype)
         self.named = dict(model.named_parameters()) | {f"extra.{n}": p for n, p in self.extra.named_parameters()}
@@ -220,8 +219,10 @@ class Engine:
 
     def _terms(self, batch: Batch, penalties: Penalties | None = None) -> dict[str, Term]:
         batch = batch.to(self.execution.device)
+        # One shape is compiled, that of nearly all training; others (a rest, an evaluation, rollouts) are too many.
+        usual = torch.is_grad_enabled() and (len(batch), batch.context) == self.execution.shape
         with self.execution.forward():
-            out = self._forward(
+            out = (self._compiled if usual else self.model)(
                 batch.ids_BT,
                 positions_BT=batch.positions_BT,
                 documents_BT=batch.documents_BT,

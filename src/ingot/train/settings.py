@@ -105,8 +105,9 @@ class LoopSettings(Settings):
     """Checkpoints kept."""
     threads: Annotated[int | None, EXECUTION] = Field(default=None, ge=1)
     """Compute threads; default: one per core."""
-    compile: Annotated[bool, EXECUTION] = False
-    """Compile the forward and backward pass (torch.compile): a minute or more at first, then faster steps."""
+    compile: Annotated[bool | None, EXECUTION] = None
+    """Compile the forward and backward pass (torch.compile): half a minute at first, then faster steps. Default: where
+    there is a compiler and the run is long enough to pay for it."""
     device: Annotated[Literal["auto", "cpu", "cuda"], EXECUTION] = "auto"
     """Where to compute; `auto` takes a GPU if there is one."""
 
