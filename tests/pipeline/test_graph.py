@@ -98,6 +98,7 @@ BASES: dict[str, dict[str, Any]] = {
     "evaluate": {"models": ["a"]},
     "import": {"path": "hf:a"},
     "fisher": {"model": "m", "data": {"a": 1.0}},
+    "judge": {"models": ["a"], "against": "b", "data": "talk", "by": ["r"]},
 }
 ROPE_SCALING = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_context": 64}
 CANDIDATES: list[Any] = [

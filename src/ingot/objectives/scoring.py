@@ -90,8 +90,14 @@ def texts(played: Rollout, tokenizer: Tokenizer) -> list[str]:
     return found
 
 
-def ask(name: str, function: Function, prompts: list[dict[str, Any]], completions: list[str]) -> list[float]:
-    """What a function says of completions, NaN for None.
+def ask(
+    name: str,
+    function: Function,
+    prompts: list[dict[str, Any]],
+    completions: list[str],
+    where: str = "objective.reward",
+) -> list[float]:
+    """What a function says of completions, NaN for None; `where` is the setting that named it.
 
     Raises:
         UserError: it raised, or returned something else than one finite number or None for each; the prompt is named.
@@ -101,18 +107,18 @@ def ask(name: str, function: Function, prompts: list[dict[str, Any]], completion
     except Exception as error:
         guilty = next((i for i in range(len(prompts)) if _fails(function, prompts[i], completions[i])), 0)
         raise UserError(
-            f"objective.reward: '{name}' raised {type(error).__name__}: {error} {_at(prompts, completions, guilty)}; "
+            f"{where}: '{name}' raised {type(error).__name__}: {error} {_at(prompts, completions, guilty)}; "
             "mend it, or let it return None for what it cannot score"
         ) from error
     if len(scores) != len(prompts):
         raise UserError(
-            f"objective.reward: '{name}' returned {len(scores)} scores for {len(prompts)} completions, expected one "
+            f"{where}: '{name}' returned {len(scores)} scores for {len(prompts)} completions, expected one "
             "for each; mend its return value"
         )
     for i, score in enumerate(scores):
         if score is not None and not _is_number(score):
             raise UserError(
-                f"objective.reward: '{name}' returned {score!r} {_at(prompts, completions, i)}, expected a finite "
+                f"{where}: '{name}' returned {score!r} {_at(prompts, completions, i)}, expected a finite "
                 "number, or None for what it cannot score; mend it"
             )
     return [math.nan if score is None else float(score) for score in scores]

@@ -14,18 +14,21 @@ from typing import Any
 
 from ingot.core.artifact import FileHashes, digest_json
 from ingot.core.errors import UserError, nearest
+from ingot.core.functions import is_function
 from ingot.core.recipe import Recipe, RunSettings, Settings, canonical, load_recipe, load_recipes
 from ingot.corpus.settings import CorpusSettings
 from ingot.objectives.settings import OBJECTIVES
 from ingot.stages.imports import directory_of, imported_name, is_directory, model_files
 from ingot.stages.kinds import KINDS, RECIPE_KINDS
-from ingot.stages.settings import EvaluateStageSettings, FisherSettings, ImportSettings, TrainSettings
+from ingot.stages.settings import EvaluateStageSettings, FisherSettings, ImportSettings, JudgeSettings, TrainSettings
 from ingot.text.settings import TokenizerSettings, TokensSettings
 
 WITHOUT_TURNS = ("char", "word")
 """Tokenizer types that cannot mark who speaks."""
 READ = ("text", "chat")
 """Formats of which a model's likelihood is measured."""
+ASKED = ("chat", "prompts", "pairs")
+"""Formats that hold prompts."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +204,8 @@ class _Builder:
             return inputs
         if isinstance(settings, FisherSettings):
             return self._fisher_inputs(settings, where)
+        if isinstance(settings, JudgeSettings):
+            return self._judge_inputs(settings, where)
         return {}
 
     def _companion(self, role: str, name: str, tokenizer: Node, where: str) -> Node:
@@ -219,6 +224,21 @@ class _Builder:
                 "tokenizer of this stage: the same text would be other tokens; train one of the two anew"
             )
         return node
+
+    def _judge_inputs(self, settings: JudgeSettings, where: str) -> dict[str, Node]:
+        against = self._model(settings.against, f"{where}.against")
+        tokenizer = against.inputs["tokenizer"]
+        inputs = {"against": against}
+        for name in settings.models:
+            inputs[f"model:{name}"] = self._companion("model", name, tokenizer, where)
+        inputs["data"] = self._tokens(settings.data, tokenizer, f"{where}.data")
+        self._check_format(settings.data, ASKED, f"{where}.data", "prompts are taken from")
+        for name in settings.by:
+            if not is_function(name):
+                node = self._model(name, f"{where}.by")
+                scores = isinstance(node.settings, TrainSettings) and node.settings.objective.kind == "reward"
+                inputs[f"judge:{name}"] = self._companion("judge", name, tokenizer, where) if scores else node
+        return inputs
 
     def _fisher_inputs(self, settings: FisherSettings, where: str) -> dict[str, Node]:
         model = self._model(settings.model, f"{where}.model")

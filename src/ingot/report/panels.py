@@ -11,6 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from ingot.report import figures, reading
+from ingot.report.panels_judge import judge
 from ingot.report.panels_model import evaluate, train
 from ingot.report.panels_tokenizer import tokenizer
 from ingot.report.rendering import render
@@ -114,6 +115,7 @@ PANELS: dict[str, Callable[[Path], Markup]] = {
     "evaluate": evaluate,
     "import": scalars,
     "fisher": fisher,
+    "judge": judge,
 }
 """Stage kind -> panel."""
 

@@ -9,6 +9,7 @@ from markupsafe import Markup
 from ingot.report import figures, reading
 from ingot.report.charts import Series, line_chart
 from ingot.report.panels_forgetting import chains, is_summary
+from ingot.report.panels_judge import alarms, curves
 from ingot.report.rendering import render
 from ingot.train.guard import ADVICE, judge
 
@@ -29,6 +30,7 @@ def train(stage: Path) -> Markup:
         "train.html",
         pairs=_facts(stage, facts, steps),
         charts=_charts(steps, evaluations, facts, clip) if steps or evaluations else [],
+        alarms=[f"{alarm.sentence} (from step {alarm.step:,.0f})" for alarm in alarms(steps)],
         verdict=_verdict(steps, reading.events(stage, "health"), clip) if steps else None,
         rows=_loss_rows(evaluations),
         sources=_sources(evaluations),
@@ -74,6 +76,7 @@ def _charts(
             from_zero=True,
         ),
         line_chart("Throughput", [curve("training", "tok_s")], "step", "tokens per second", from_zero=True),
+        *curves(steps, smooth),
     ]
 
 

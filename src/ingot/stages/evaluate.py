@@ -53,7 +53,7 @@ def run(job: Job) -> dict[str, Any]:
             table += [{"model": name, "task": corpus, **row} for row in scored.rows()]
             guess = -math.log(loaded.tokenizer.vocab)
             scores[name, corpus] = Scores(scored.nats, scored.tokens, "_nats", guess)
-        chats = _converses(stage, loaded.tokenizer)
+        chats = converses(stage, loaded.tokenizer)
         _samples(job, settings, name, chats, loaded)
         for task, answered in _sat(job, settings, name, chats, loaded):
             table += [{"model": name, "task": task.head.task, **row} for row in rows(task, answered)]
@@ -108,7 +108,7 @@ def _samples(job: Job, settings: EvaluateStageSettings, model: str, chats: bool,
         job.log.write("sample", step=number, model=model, prompt=text, text=tokenizer.decode(completion.ids))
 
 
-def _converses(stage: Input, tokenizer: Tokenizer) -> bool:
+def converses(stage: Input, tokenizer: Tokenizer) -> bool:
     """Whether a model was trained on conversations; of one made elsewhere, whether it came with a chat format."""
     record = open_stage(stage.path)
     if record["kind"] == "import":

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from ingot.core.artifact import FileHashes, digest_json
 from ingot.core.errors import UserError
+from ingot.core.functions import is_function, require_file
 from ingot.core.recipe import Settings
 from ingot.corpus.settings import CorpusSettings
 from ingot.corpus.sources import source_digest
 from ingot.evaluate.tasks import load_task, task_file
 from ingot.stages.imports import import_digest
-from ingot.stages.settings import EvaluateStageSettings, FisherSettings, ImportSettings, TrainSettings
+from ingot.stages.settings import EvaluateStageSettings, FisherSettings, ImportSettings, JudgeSettings, TrainSettings
 from ingot.text import files
 from ingot.text.settings import TokenizerSettings, TokensSettings
 
@@ -66,6 +67,13 @@ def _train_digest(settings: Settings, hashes: FileHashes) -> str | None:
     return digest_json(files) if files else None
 
 
+def _judge_digest(settings: Settings, hashes: FileHashes) -> str | None:
+    """The user's own functions that judge."""
+    assert isinstance(settings, JudgeSettings)
+    functions = [name for name in settings.by if is_function(name)]
+    return digest_json([hashes.digest(require_file(name, "by")) for name in functions]) if functions else None
+
+
 _TRAINING = tuple(f"stages/{name}.py" for name in ("columns", "fisher", "layout", "penalties", "timeline", "train"))
 _WIRING = ("stages/mixture.py", "stages/load.py")
 
@@ -104,6 +112,14 @@ KINDS: dict[str, Kind] = {
         "ingot.stages.fisher:run",
         ("text", "data", "model", "dist", "infer", "evaluate/fisher.py", *_WIRING, "stages/fisher.py"),
         seeded=True,
+    ),
+    "judge": Kind(
+        JudgeSettings,
+        1,
+        "ingot.stages.judge:run",
+        ("text", "data", "model", "infer", "evaluate", "objectives", *_WIRING, "stages/evaluate.py", "stages/judge.py"),
+        seeded=True,
+        raw=_judge_digest,
     ),
 }
 

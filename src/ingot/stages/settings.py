@@ -318,6 +318,44 @@ class EvaluateStageSettings(Settings):
     """Where to compute, in fp32; `auto` takes a GPU if there is one."""
 
 
+class JudgeSettings(Settings):
+    """`kind = "judge"`: models answer the same held-out prompts, and judges say which answers are better."""
+
+    models: list[str] = Field(min_length=1)
+    """Train or import stages whose answers are judged."""
+    against: str
+    """The stage whose answers theirs are compared with."""
+    data: str
+    """Corpus of format chat, prompts or pairs, whose held-out prompts are asked."""
+    by: list[str] = Field(min_length=1)
+    """Judges: a reward stage; `"file.py:function"`, called with prompts and answers, that returns scores; or any other
+    model, which is asked which of two answers is better, in both orders. The first is what was trained against and the
+    second what is wanted, where the report looks for a reward that is gamed."""
+    prompts: int = Field(default=200, ge=1)
+    """Most prompts asked; evenly spaced where there are more."""
+    max_new: int = Field(default=128, ge=1)
+    """Longest answer in tokens."""
+    temperature: float = Field(default=1.0, ge=0)
+    """Temperature of the answers. At 1 the entropy and the KL between the models are measured too."""
+    tie: float = Field(default=0.0, ge=0)
+    """Scores at most this far apart are a tie."""
+    question: str = "Which answer is better, A or B?"
+    """What a model that judges is asked about two answers."""
+    seed: int | None = None
+    """Overrides [run] seed for this stage."""
+    device: Annotated[Literal["auto", "cpu", "cuda"], EXECUTION] = "auto"
+    """Where to compute, in fp32; `auto` takes a GPU if there is one."""
+
+    @model_validator(mode="after")
+    def _different(self) -> "JudgeSettings":
+        for name, names in (("models", self.models), ("by", self.by)):
+            if len(set(names)) < len(names):
+                raise ValueError(f"found a name twice in {name}, expected different ones; leave one out")
+        if self.models == [self.against]:
+            raise ValueError(f"found '{self.against}' against itself, expected another model; name one in models")
+        return self
+
+
 class FisherSettings(Settings):
     """`kind = "fisher"`: which weights of a model its predictions hang on, for penalties of kind ewc."""
 

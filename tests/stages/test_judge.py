@@ -1,0 +1,220 @@
+"""A judge stage as a recipe has it: who answers, who judges, and what stands in the table."""
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ingot.core.errors import UserError
+from ingot.pipeline.graph import Graph, load_graph
+from ingot.pipeline.run import _job, link
+from ingot.pipeline.status import stage_dir
+from ingot.stages import child, judge
+
+TRAIN = """
+kind = "train"
+batch = 4
+precision = "fp32"
+evaluate = { sample = false, tokens = 64 }
+loop = { threads = 1 }
+"""
+RECIPE = f"""
+[run]
+name = "verdicts"
+
+[stage.talk]
+kind = "corpus"
+sources = ["talk.jsonl"]
+format = "chat"
+pii = false
+holdout = {{ share = 0.3, by = "document" }}
+
+[stage.bpe]
+kind = "tokenizer"
+from = "talk"
+vocab = 280
+
+[stage.base]
+{TRAIN}
+data = {{ talk = 1.0 }}
+tokenizer = "bpe"
+model = {{ depth = 1, width = 16, heads = 2, context = 48 }}
+duration = "4 steps"
+
+[stage.tuned]
+{TRAIN}
+init = "base"
+data = {{ talk = 1.0 }}
+duration = "30 steps"
+optim = {{ lr = 2e-2 }}
+
+[stage.verdict]
+kind = "judge"
+models = ["tuned"]
+against = "base"
+data = "talk"
+by = ["rules.py:echo", "rules.py:length", "base"]
+prompts = 12
+max_new = 12
+"""
+RULES = """
+def echo(prompts, completions):
+    return [sum(c in p["prompt"] for c in a) / len(a) if a else None for p, a in zip(prompts, completions)]
+
+def length(prompts, completions):
+    return [len(a) for a in completions]
+
+def broken(prompts, completions):
+    return [1 / 0 for _ in prompts]
+"""
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    work = tmp_path_factory.mktemp("verdicts")
+    draw = random.Random(1)
+    with (work / "talk.jsonl").open("w") as file:
+        for n in range(60):
+            word = "".join(draw.choices("abcd", k=4))
+            turns = [{"role": "user", "content": f"say {word} {n}"}, {"role": "assistant", "content": word}]
+            file.write(json.dumps({"messages": turns}) + "\n")
+    (work / "rules.py").write_text(RULES)
+    (work / "verdicts.toml").write_text(RECIPE)
+    before = Path.cwd()
+    os.chdir(work)
+    try:
+        graph = load_graph(Path("verdicts.toml"), [], Path("runs"))
+        for name in ("talk", "bpe", "talk@bpe", "base", "tuned", "verdict"):
+            _run(graph, name)
+        yield graph
+    finally:
+        os.chdir(before)
+
+
+def _run(graph: Graph, name: str) -> Path:
+    node = graph.nodes[name]
+    job = _job(Path("runs"), node, graph.recipe, quiet=True)
+    child.run(job)
+    link(Path("runs"), "verdicts", node)
+    return Path(job["dir"])
+
+
+def _table(stage: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
+    rows = [json.loads(line) for line in (stage / "table.jsonl").open()]
+    return {(r["model"], r["task"], r["metric"]): r for r in rows}
+
+
+def _answers(stage: Path) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in (stage / "answers.jsonl").open():
+        row = json.loads(line)
+        found.setdefault(row["model"], []).append(row)
+    return found
+
+
+def test_the_table_is_what_the_answers_and_scores_say(graph: Graph) -> None:
+    stage = stage_dir(Path("runs"), graph.nodes["verdict"]).path
+    table, answers = _table(stage), _answers(stage)
+    assert {len(rows) for rows in answers.values()} == {12}
+    assert [a["prompt"] for a in answers["base"]] == [a["prompt"] for a in answers["tuned"]]
+    assert all(a["prompt"].startswith("say ") for a in answers["base"])  # no special tokens in what a rule reads
+    for rule in ("rules.py:echo", "rules.py:length"):
+        pairs = [(a["scores"][rule], b["scores"][rule]) for a, b in zip(answers["tuned"], answers["base"], strict=True)]
+        known = [(a, b) for a, b in pairs if a is not None and b is not None]
+        rate = np.mean([1.0 if a > b else 0.5 if a == b else 0.0 for a, b in known])
+        assert table["tuned", rule, "win_rate"]["value"] == pytest.approx(rate)
+        assert table["tuned", rule, "win_rate"]["n"] == len(known)
+        assert table["tuned", rule, "score_difference"]["value"] == pytest.approx(np.mean([a - b for a, b in known]))
+    for model in ("base", "tuned"):
+        assert table[model, "answers", "tokens"]["value"] == np.mean([a["tokens"] for a in answers[model]])
+        stopped = np.mean([a["ended_by"] == "stop" for a in answers[model]])
+        assert table[model, "answers", "stopped"]["value"] == pytest.approx(stopped)
+    assert ("base", "rules.py:echo", "win_rate") not in table
+    assert json.loads((stage / "result.json").read_text())["tuned/rules.py:echo/win_rate"] >= 0
+
+
+def test_what_was_learned_wins(graph: Graph) -> None:
+    """Trained to say the word again and then stop, against a model that writes anything until it is cut off."""
+    table = _table(stage_dir(Path("runs"), graph.nodes["verdict"]).path)
+    assert table["tuned", "rules.py:echo", "score_difference"]["low"] > 0
+    assert table["tuned", "answers", "stopped"]["low"] > table["base", "answers", "stopped"]["value"]
+    assert table["tuned", "answers", "kl_nats"]["low"] > 0
+    assert ("base", "answers", "kl_nats") not in table
+
+
+def test_a_judge_that_is_asked_sees_both_orders(graph: Graph) -> None:
+    table = _table(stage_dir(Path("runs"), graph.nodes["verdict"]).path)
+    assert 0 <= table["tuned", "base", "first_preferred"]["value"] <= 1
+    assert table["tuned", "base", "first_preferred"]["n"] == 24
+    assert table["tuned", "base", "win_rate"]["n"] == 12
+
+
+def test_a_model_against_an_equal_one_is_a_tie_to_the_bit(graph: Graph) -> None:
+    """The same weights under another stage's name: keyed sampling gives the same answers, whoever else is judged."""
+    settings = ["stage.verdict.models=['twin']", "stage.verdict.by=['rules.py:length']"]
+    recipe = Path("twin.toml")
+    twin = RECIPE.partition("[stage.tuned]")[2].partition("[stage.verdict]")[0]
+    recipe.write_text(f"{RECIPE}[stage.twin]\n{twin}")
+    made = load_graph(recipe, [*settings, "stage.verdict.against='tuned'"], Path("runs"))
+    assert made.nodes["twin"].key == made.nodes["tuned"].key
+    table = _table(_run(made, "verdict"))
+    assert table["twin", "rules.py:length", "ties"]["value"] == 1
+    assert table["twin", "rules.py:length", "win_rate"]["value"] == 0.5
+    assert table["twin", "answers", "kl_nats"]["value"] == pytest.approx(0, abs=1e-4)
+
+
+def test_rewards_are_asked_for_prompt_and_answer_with_their_lengths(graph: Graph, monkeypatch) -> None:
+    """A stand-in for a reward model: it scores the ids it is given, so that the test can do the same."""
+
+    class Reward(torch.nn.Module):
+        def scores(self, ids_BT, lengths_B):
+            return torch.stack([ids[:n].double().sum() for ids, n in zip(ids_BT, lengths_B, strict=True)])
+
+    monkeypatch.setattr(judge, "load_frozen", lambda *_: Reward())
+    monkeypatch.setattr(judge, "_scores", lambda stage: True)
+    made = load_graph(Path("verdicts.toml"), ["stage.verdict.by=['base']", "run.seed=1"], Path("runs"))
+    stage = _run(made, "verdict")
+    answers, before = _answers(stage), _answers(stage_dir(Path("runs"), graph.nodes["verdict"]).path)
+    assert [a["answer"] for a in answers["tuned"]] == [a["answer"] for a in before["tuned"]]
+    from ingot.stages.load import load_model
+    from ingot.text.chat import render
+
+    tokenizer = load_model(stage_dir(Path("runs"), made.nodes["base"]).path, print).tokenizer
+    whole = next(a for a in answers["tuned"] if a["ended_by"] == "stop")
+    turns = [{"role": "user", "content": whole["prompt"]}, {"role": "assistant", "content": whole["answer"]}]
+    ids, _ = render(turns, tokenizer)
+    if len(ids) == len(tokenizer.encode(whole["prompt"])) + whole["tokens"] + 3:  # it chose the usual spelling
+        assert whole["scores"]["base"] == ids.sum()
+
+
+def test_edits_of_a_rule_and_what_does_not_fit(graph: Graph) -> None:
+    def key(*changes: str) -> str:
+        return load_graph(Path("verdicts.toml"), list(changes), Path("runs")).nodes["verdict"].key
+
+    before, rules = key(), Path("rules.py")
+    rules.write_text(RULES + "\n# edited\n")
+    assert key() != before
+    rules.write_text(RULES)
+    assert key() == before
+    assert key("stage.verdict.device='cpu'") == before
+    for change, sentence in (
+        ("stage.verdict.by=['other.py:echo']", r"by: 'other\.py:echo': no file other\.py"),
+        ("stage.verdict.by=['nobody']", "stage.verdict.by: no stage 'nobody'"),
+        ("stage.verdict.data='texts'", "no stage 'texts'"),
+        ("stage.verdict.models=['base']", "found 'base' against itself"),
+        ("stage.verdict.models=['tuned', 'tuned']", "found a name twice in models"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            key(change)
+    for function, sentence in (
+        ("echos", "has no function 'echos'; did you mean 'echo'"),
+        ("broken", "ZeroDivisionError"),
+    ):
+        made = load_graph(Path("verdicts.toml"), [f"stage.verdict.by=['rules.py:{function}']"], Path("runs"))
+        with pytest.raises(UserError, match=sentence):
+            _run(made, "verdict")
