@@ -35,7 +35,9 @@ def test_a_pair_that_does_not_fit_is_left_out_whole_and_counted(make_store) -> N
     assert source.plan.rows_of(3) == [1]
     assert source.plan.rows_of(5) == []
     assert _source(make_store, 32).plan.rows == 3
-    with pytest.raises(UserError, match="all 3 pairs have a side longer than the context of 2 tokens, and none is cut"):
+    with pytest.raises(
+        UserError, match="all 3 pairs have a side longer than the 2 tokens there are for them, and none is cut"
+    ):
         make_plan("whole", np.asarray(source.store.ends), 2, None, True, "data.p", 2)
 
 

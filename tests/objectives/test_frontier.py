@@ -71,7 +71,7 @@ def _negative(played, ctx):
     return -count_a(played, ctx)
 
 
-def test_P1_ppo_reaches_the_frontier_and_with_a_flipped_reward_leaves_it(tmp_path):
+def test_E3_P1_ppo_reaches_the_frontier_and_with_a_flipped_reward_leaves_it(tmp_path):
     """One seed and 45 steps; the proof has three and 150, and a KL within a tenth."""
     best_reward, best_kl, best = closed_form(BETA)
     reward, kl = reached(trained(tmp_path / "a", 45, ppo()))

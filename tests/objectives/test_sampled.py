@@ -97,6 +97,14 @@ def test_2_3_after_an_update_ratios_move_and_are_clipped(tmp_path):
     assert float(metrics["first_ratio"]) == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.parametrize("method", ["ppo", "grpo as published"])
+def test_2_3_canaries_in_bf16(tmp_path, method):
+    metrics = play(METHODS[method](), tmp_path, precision="bf16", lr=0.0).step(ragged_prompts()).others
+    assert float(metrics["first_ratio"]) == pytest.approx(1, abs=1e-4)
+    assert float(metrics["approx_kl"]) == pytest.approx(0, abs=1e-6)
+    assert float(metrics["sampler_gap"]) < 2e-2
+
+
 def test_2_3_dropout_is_off(tmp_path):
     engine = play(PPO(max_new=6), tmp_path, model=policy(dropout=0.3), lr=0.0)
     assert float(engine.step(ragged_prompts()).others["sampler_gap"]) < 1e-4

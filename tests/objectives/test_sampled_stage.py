@@ -148,6 +148,15 @@ def test_the_content_of_a_reward_file_is_in_the_key(work):
     assert {n for n in before if before[n].key != after[n].key} == {"right"}
 
 
+def test_prompts_leave_room_for_their_completions(work):
+    graph = load_graph(Path("small.toml"), ["stage.polite.objective.max_new=64"], Path("runs"))
+    with pytest.raises(UserError, match=r"objective.max_new: found 64, expected less than the context of 64"):
+        child.run(_job(Path("runs"), graph.nodes["polite"], graph.recipe, quiet=True))
+    graph = load_graph(Path("small.toml"), ["stage.polite.objective.max_new=60"], Path("runs"))
+    with pytest.raises(UserError, match=r"prompts are longer than the 4 tokens there are .* smaller objective.max_new"):
+        child.run(_job(Path("runs"), graph.nodes["polite"], graph.recipe, quiet=True))
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

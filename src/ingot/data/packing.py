@@ -202,10 +202,10 @@ def make_plan(
     if kind == "whole":
         whole = Whole(ends, context, group)
         if whole.rows == 0:
-            name = "pairs have a side" if group == 2 else "prompts are"
+            name, end = ("pairs have a side", "") if group == 2 else ("prompts are", " or a smaller objective.max_new")
             raise UserError(
-                f"{what}: all {whole.dropped:,} {name} longer than the context of {context:,} tokens, and none is cut; "
-                "set a larger context"
+                f"{what}: all {whole.dropped:,} {name} longer than the {context:,} tokens there are for them, and none "
+                f"is cut; set a larger context{end}"
             )
         return whole
     tokens = int(ends[-1]) if len(ends) else 0

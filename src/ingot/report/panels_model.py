@@ -134,13 +134,15 @@ def _facts(stage: Path, facts: dict[str, Any], steps: list[dict[str, Any]]) -> l
     if not facts:
         return []
     result, execution = reading.result(stage), reading.read_json(stage / "execution.json")
-    done = steps[-1]["step"] if steps else 0
+    done, rows = steps[-1]["step"] if steps else 0, figures.count(facts["batch_rows"])
     pairs = [
         ("parameters", figures.count(facts["parameters"])),
         ("decayed parameters", figures.count(facts["decayed_parameters"])),
         ("undecayed parameters", figures.count(facts["undecayed_parameters"])),
         ("steps", f"{figures.count(done)} of {figures.count(facts['steps'])}"),
-        ("tokens a step", f"{figures.count(facts['batch_tokens'])} in {figures.count(facts['batch_rows'])} rows"),
+        ("tokens a step", f"{figures.count(facts['batch_tokens'])} in {rows} rows")
+        if "batch_tokens" in facts
+        else ("prompts a step", rows),
         ("context", f"{figures.count(facts['context'])} tokens"),
         ("vocabulary", f"{figures.count(facts['vocab'])}, ln V = {facts['ln_vocab_nats']:.4f} nats"),
         ("peak learning rate", f"{facts['peak_lr']:.3g}, warmup {figures.count(facts['warmup_steps'])}"),

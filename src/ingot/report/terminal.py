@@ -105,7 +105,9 @@ def _train_progress(stage: Path, state: str) -> dict[str, Any]:
     steps, facts = reading.events(stage, "step"), reading.facts(stage)
     evaluations = reading.evaluations(stage)
     last = steps[-1] if steps else {}
-    left = facts.get("planned_tokens", 0) - last.get("tokens_seen", 0)
+    seen = last.get("tokens_seen", 0)
+    planned = facts.get("planned_tokens", seen / max(1, last.get("step", 0)) * facts.get("steps", 0))
+    left = planned - seen
     rate = last.get("tok_s") or 0
     eta = left / rate if state == "RUNNING" and rate and facts else None
     return {

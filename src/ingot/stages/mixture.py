@@ -96,6 +96,7 @@ class _Layout:
     def training(self, store: Store, context: int) -> Source:
         ends, stride = np.asarray(store.ends), self.settings.packing.stride
         what = f"data.{self.name}"
+        context = self._longest(context)
         return self._source(store, make_plan(self.kind, ends, context, stride, _mask(store), what, store.group))
 
     def held_out(self, store: Store, context: int) -> Source:
@@ -104,7 +105,7 @@ class _Layout:
             case "concat":
                 plan: Plan = Windows(ends, context, tail=True)
             case "whole":
-                plan = Whole(ends, context, store.group)
+                plan = Whole(ends, self._longest(context), store.group)
             case _:
                 plan = BestFit(ends, context, _mask(store))
         if plan.rows == 0:
@@ -113,6 +114,18 @@ class _Layout:
                 f'raise holdout.share of stage {self.name}, or split it with holdout.by = "tail"'
             )
         return self._source(store, plan)
+
+    def _longest(self, context: int) -> int:
+        """Tokens of a row that the data may fill: a prompt leaves room for the longest completion."""
+        if self.content != "prompts":
+            return context
+        room: int = getattr(self.settings.objective, "max_new", 0)
+        if room >= context:
+            raise UserError(
+                f"objective.max_new: found {room:,}, expected less than the context of {context:,}, which a prompt and "
+                "its completion share; lower it, or set a longer context"
+            )
+        return context - room
 
     def _source(self, store: Store, plan: Plan) -> Source:
         packing = self.settings.packing

@@ -167,7 +167,7 @@ def _flops(config: ModelConfig, line: Timeline) -> float:
 
 def _facts(engine: Engine, config: ModelConfig, data: Data, line: Timeline) -> dict[str, Any]:
     """What the run is, in numbers known before its first step; of the batch, those of the last step."""
-    last = line.phase(line.steps)
+    sampled = engine.objective.judged_by == "reward"  # how many tokens a step samples is known when it has
     return {
         "parameters": sum(p.numel() for p in engine.named.values()),
         "trained_parameters": sum(p.numel() for p in engine.trained.values()),
@@ -175,15 +175,22 @@ def _facts(engine: Engine, config: ModelConfig, data: Data, line: Timeline) -> d
         "steps": line.steps,
         "context": config.context,
         "batch_rows": line.rows(line.steps),
-        "batch_tokens": round(line.rows(line.steps) * last.row_targets, 1),
-        "planned_tokens": round(line.tokens(line.steps)),
-        "training_flops": _flops(config, line),
+        **({} if sampled else _sizes(config, line)),
         "truncated_tokens": sum(s.plan.dropped_tokens for s in data.longest),
         "dropped_documents": sum(s.plan.dropped for s in data.longest),
         "vocab": config.vocab,
         "ln_vocab_nats": math.log(config.vocab),
         "peak_lr": line.peak,
         "warmup_steps": line.curves[0].schedule.warmup,
+    }
+
+
+def _sizes(config: ModelConfig, line: Timeline) -> dict[str, float]:
+    """Tokens of the last step and of all, and what they cost."""
+    return {
+        "batch_tokens": round(line.rows(line.steps) * line.phase(line.steps).row_targets, 1),
+        "planned_tokens": round(line.tokens(line.steps)),
+        "training_flops": _flops(config, line),
     }
 
 
@@ -198,7 +205,8 @@ def _loop(
         with job.display.bar(f"train {job.name}", line.steps, "steps", done=first - 1) as bar:
 
             def progress(m: StepMetrics, rate: float) -> None:
-                shown = {"loss": f"{float(m.loss):.4f}", "lr": f"{m.lr:.2e}", "tok_s": f"{rate:,.0f}"}
+                reward = {"reward": f"{m.others['reward']:.3f}"} if "reward" in m.others else {}
+                shown = reward | {"loss": f"{float(m.loss):.4f}", "lr": f"{m.lr:.2e}", "tok_s": f"{rate:,.0f}"}
                 bar.advance(m.step - bar.done, **shown, **engine.plan.label(m.step))
 
             final = train(engine, iter(loader), evaluation, job.log, progress, job.display.say)
