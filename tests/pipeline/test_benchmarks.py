@@ -1,10 +1,14 @@
 """The experiments that figures come from are legal recipes; running them is for a quiet machine."""
 
+import json
+import os
 import runpy
 from pathlib import Path
 
 import pytest
+import torch
 
+from ingot.core.statistics import paired_difference
 from ingot.pipeline.graph import load_graphs
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "compare_settings.py"))
@@ -18,3 +22,40 @@ def test_experiments_are_sweeps_over_the_shipped_recipe(experiment: str, tmp_pat
     assert len(graphs) == 3 * VALUES[experiment]
     assert len({g.nodes["base"].key for g in graphs}) == len(graphs)
     assert len({g.nodes["text"].key for g in graphs}) == 1
+
+
+@pytest.mark.timing
+@pytest.mark.timeout(1200)
+def test_the_fast_path_learns_what_fp32_learns(shakespeare: Path, tmp_path: Path, ingot) -> None:
+    """bf16, compiled, against fp32: 500 steps of 12 rows, paired seeds; the upper bound of the difference < 0.01 nats.
+
+    That the bound can be missed: the two seeds of one arm are further apart than that.
+    """
+    if not torch.cpu._is_avx512_bf16_supported():
+        pytest.skip("the fast path of a CPU without bf16 instructions is fp32 itself")
+    sets = [
+        "stage.base.batch=12",
+        "stage.base.loop.compile=true",
+        "stage.base.evaluate.tokens=16384",
+        "sweep.seeds=[1, 2, 3]",
+    ]
+    sets = [*SCRIPT["overrides"]("precision", shakespeare, 500), "stage.base.evaluate.every=500", *sets]
+    result = ingot(
+        *("run", SCRIPT["RECIPE"], "--only", "base", *(word for s in sets for word in ("--set", s))),
+        cwd=tmp_path,
+        timeout=1100,
+        env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},  # all cores
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    run = tmp_path / "runs" / "precision-500"
+    losses: dict[str, dict[int, float]] = {"fp32": {}, "bf16": {}}
+    for point in json.loads((run / "sweep.json").read_text())["points"]:
+        of, seed = point["values"]["stage.base.precision"], point["values"]["run.seed"]
+        stage = run / point["label"] / "base"
+        losses[of][seed] = json.loads((stage / "result.json").read_text())["val_loss_nats"]
+        assert json.loads((stage / "execution.json").read_text())["compile"] == "whole"
+    difference = paired_difference(losses["fp32"], losses["bf16"])
+    assert difference is not None
+    assert difference.high is not None
+    assert difference.high < 0.01, losses
+    assert max(losses["fp32"].values()) - min(losses["fp32"].values()) > 0.01
