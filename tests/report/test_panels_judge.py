@@ -6,7 +6,7 @@ import pytest
 
 from ingot.core.artifact import atomic_json
 from ingot.report.panels import panel
-from ingot.report.panels_judge import alarms, curves
+from ingot.report.panels_judge import alarms
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -49,13 +49,11 @@ def test_without_a_table_it_says_so(tmp_path):
     assert "No verdict yet" in str(panel("judge", tmp_path))
 
 
-def test_training_against_a_reward_has_its_curves_and_alarms():
+def test_training_against_a_reward_is_watched():
     steps = [
         {"step": s, "reward": 0.1 * s, "completion_tokens": 20 + s, "kl_nats": 0.01 * s, "loss_nats": 1.0}
         for s in range(60)
     ]
-    assert len(curves(steps, 0.0)) == 3
     assert [alarm.name for alarm in alarms(steps)] == ["tokens"]
     plain = [{"step": s, "loss_nats": 1.0} for s in range(60)]
-    assert curves(plain, 0.0) == []
     assert alarms(plain) == []

@@ -15,6 +15,9 @@ from ingot.pipeline.graph import Graph, load_graph
 from ingot.pipeline.run import _job, link
 from ingot.pipeline.status import stage_dir
 from ingot.stages import child, judge
+from ingot.stages.job import Input
+from ingot.stages.load import load_frozen, load_model
+from ingot.stages.settings import JudgeSettings
 
 TRAIN = """
 kind = "train"
@@ -53,12 +56,27 @@ data = {{ talk = 1.0 }}
 duration = "30 steps"
 optim = {{ lr = 2e-2 }}
 
+[stage.pairs]
+kind = "corpus"
+sources = ["pairs.jsonl"]
+format = "pairs"
+pii = false
+holdout = {{ share = 0.3, by = "document" }}
+
+[stage.rewards]
+{TRAIN}
+init = "base"
+data = {{ pairs = 1.0 }}
+objective = "reward"
+duration = "20 steps"
+optim = {{ lr = 1e-2 }}
+
 [stage.verdict]
 kind = "judge"
 models = ["tuned"]
 against = "base"
 data = "talk"
-by = ["rules.py:echo", "rules.py:length", "base"]
+by = ["rules.py:echo", "rules.py:length", "base", "rewards"]
 prompts = 12
 max_new = 12
 """
@@ -78,9 +96,11 @@ def broken(prompts, completions):
 def graph(tmp_path_factory: pytest.TempPathFactory) -> Any:
     work = tmp_path_factory.mktemp("verdicts")
     draw = random.Random(1)
-    with (work / "talk.jsonl").open("w") as file:
+    with (work / "talk.jsonl").open("w") as file, (work / "pairs.jsonl").open("w") as pairs:
         for n in range(60):
             word = "".join(draw.choices("abcd", k=4))
+            pair = {"prompt": f"say {word} {n}", "chosen": word, "rejected": "".join(draw.choices("xyz ", k=9))}
+            pairs.write(json.dumps(pair) + "\n")
             turns = [{"role": "user", "content": f"say {word} {n}"}, {"role": "assistant", "content": word}]
             file.write(json.dumps({"messages": turns}) + "\n")
     (work / "rules.py").write_text(RULES)
@@ -89,7 +109,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Any:
     os.chdir(work)
     try:
         graph = load_graph(Path("verdicts.toml"), [], Path("runs"))
-        for name in ("talk", "bpe", "talk@bpe", "base", "tuned", "verdict"):
+        for name in ("talk", "bpe", "talk@bpe", "base", "tuned", "pairs", "pairs@bpe", "rewards", "verdict"):
             _run(graph, name)
         yield graph
     finally:
@@ -158,7 +178,7 @@ def test_a_model_against_an_equal_one_is_a_tie_to_the_bit(graph: Graph) -> None:
     """The same weights under another stage's name: keyed sampling gives the same answers, whoever else is judged."""
     settings = ["stage.verdict.models=['twin']", "stage.verdict.by=['rules.py:length']"]
     recipe = Path("twin.toml")
-    twin = RECIPE.partition("[stage.tuned]")[2].partition("[stage.verdict]")[0]
+    twin = RECIPE.partition("[stage.tuned]")[2].partition("[stage.pairs]")[0]
     recipe.write_text(f"{RECIPE}[stage.twin]\n{twin}")
     made = load_graph(recipe, [*settings, "stage.verdict.against='tuned'"], Path("runs"))
     assert made.nodes["twin"].key == made.nodes["tuned"].key
@@ -168,28 +188,32 @@ def test_a_model_against_an_equal_one_is_a_tie_to_the_bit(graph: Graph) -> None:
     assert table["twin", "answers", "kl_nats"]["value"] == pytest.approx(0, abs=1e-4)
 
 
-def test_rewards_are_asked_for_prompt_and_answer_with_their_lengths(graph: Graph, monkeypatch) -> None:
-    """A stand-in for a reward model: it scores the ids it is given, so that the test can do the same."""
-
-    class Reward(torch.nn.Module):
-        def scores(self, ids_BT, lengths_B):
-            return torch.stack([ids[:n].double().sum() for ids, n in zip(ids_BT, lengths_B, strict=True)])
-
-    monkeypatch.setattr(judge, "load_frozen", lambda *_: Reward())
-    monkeypatch.setattr(judge, "_scores", lambda stage: True)
-    made = load_graph(Path("verdicts.toml"), ["stage.verdict.by=['base']", "run.seed=1"], Path("runs"))
-    stage = _run(made, "verdict")
-    answers, before = _answers(stage), _answers(stage_dir(Path("runs"), graph.nodes["verdict"]).path)
-    assert [a["answer"] for a in answers["tuned"]] == [a["answer"] for a in before["tuned"]]
-    from ingot.stages.load import load_model
-    from ingot.text.chat import render
-
-    tokenizer = load_model(stage_dir(Path("runs"), made.nodes["base"]).path, print).tokenizer
-    whole = next(a for a in answers["tuned"] if a["ended_by"] == "stop")
-    turns = [{"role": "user", "content": whole["prompt"]}, {"role": "assistant", "content": whole["answer"]}]
-    ids, _ = render(turns, tokenizer)
-    if len(ids) == len(tokenizer.encode(whole["prompt"])) + whole["tokens"] + 3:  # it chose the usual spelling
-        assert whole["scores"]["base"] == ids.sum()
+def test_a_reward_model_scores_prompt_answer_and_end_in_its_own_units(graph: Graph) -> None:
+    """Each answer alone and without padding gets the score that it got in the batch."""
+    stage = stage_dir(Path("runs"), graph.nodes["verdict"]).path
+    rewards = stage_dir(Path("runs"), graph.nodes["rewards"]).path
+    model: Any = load_frozen(rewards, print, "cpu", torch.float32)
+    table, answers, checked = _table(stage), _answers(stage), 0
+    base = load_model(stage_dir(Path("runs"), graph.nodes["base"]).path, print, device="cpu")
+    settings = JudgeSettings.model_validate(
+        {"models": ["a"], "against": "b", "data": "talk", "by": ["c"], "prompts": 12}
+    )
+    node = graph.nodes["talk@bpe"]
+    prompts = judge.open_prompts(Input(node.name, node.key, stage_dir(Path("runs"), node).path), base, settings)
+    for row, prompt in zip(answers["tuned"], prompts, strict=True):
+        answer = base.tokenizer.encode(row["answer"]).tolist()
+        ids = [
+            *prompt.ids.tolist(),
+            *answer,
+            *([base.tokenizer.specials["<|end|>"]] if row["ended_by"] == "stop" else []),
+        ]
+        if row["ended_by"] in ("stop", "length") and len(ids) == len(prompt.ids) + row["tokens"]:  # spelled as usual
+            score = model.scores(torch.tensor([ids]), torch.tensor([len(ids)]))
+            assert row["scores"]["rewards"] == pytest.approx(float(score), abs=1e-4)
+            checked += 1
+    assert checked >= 6
+    assert table["tuned", "rewards", "score_difference"]["low"] > 0  # it was taught to like the word that was asked for
+    assert table["tuned", "rewards", "win_rate"]["low"] > 0.5
 
 
 def test_edits_of_a_rule_and_what_does_not_fit(graph: Graph) -> None:

@@ -1,4 +1,4 @@
-"""What a reward bought: the panel of judge stages, and the curves and alarms of training against a reward."""
+"""What a reward bought: the panel of judge stages, and the alarms of training against a reward."""
 
 from pathlib import Path
 from typing import Any
@@ -6,16 +6,9 @@ from typing import Any
 from markupsafe import Markup
 
 from ingot.evaluate.monitors import Alarm, Series, watch
-from ingot.report import charts, figures, reading
+from ingot.report import figures, reading
 from ingot.report.rendering import render
 
-CURVES = {
-    "reward": ("Reward of the samples", "reward"),
-    "completion_tokens": ("Length of the samples", "tokens"),
-    "kl_nats": ("KL from the reference", "nats a sample"),
-    "entropy_nats": ("Entropy of the samples", "nats a token"),
-}
-"""Field of a step's event -> title and unit of its chart."""
 WATCHED = {
     "proxy": "reward",
     "gold": "gold_reward",
@@ -32,18 +25,6 @@ _SHOWN = 6
 def alarms(steps: list[dict[str, Any]]) -> list[Alarm]:
     """Alarms of a run that is trained against a reward; none of other runs."""
     return watch({name: _series(steps, field) for name, field in WATCHED.items()})
-
-
-def curves(steps: list[dict[str, Any]], smooth: float) -> list[Markup]:
-    """Charts of what samples are like, for the fields that were logged; the gold reward beside the trained one."""
-    found = []
-    for field, (title, unit) in CURVES.items():
-        if points := _series(steps, field):
-            lines = [charts.Series(field.replace("_", " "), points, smooth)]
-            if field == "reward" and (gold := _series(steps, WATCHED["gold"])):
-                lines.append(charts.Series("gold reward", gold, smooth))
-            found.append(charts.line_chart(title, lines, "step", unit))
-    return found
 
 
 def _series(steps: list[dict[str, Any]], field: str) -> list[tuple[float, float]]:

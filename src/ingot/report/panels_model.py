@@ -9,7 +9,7 @@ from markupsafe import Markup
 from ingot.report import figures, reading
 from ingot.report.charts import Series, line_chart
 from ingot.report.panels_forgetting import chains, is_summary
-from ingot.report.panels_judge import alarms, curves
+from ingot.report.panels_judge import alarms
 from ingot.report.rendering import render
 from ingot.train.guard import ADVICE, judge
 
@@ -76,7 +76,6 @@ def _charts(
             from_zero=True,
         ),
         line_chart("Throughput", [curve("training", "tok_s")], "step", "tokens per second", from_zero=True),
-        *curves(steps, smooth),
     ]
 
 
