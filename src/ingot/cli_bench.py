@@ -30,7 +30,7 @@ AgainstOption = Annotated[
 RepetitionsOption = Annotated[
     int, typer.Option(help="Measurements of each; two or more give ratios an interval.", min=1)
 ]
-SecondsOption = Annotated[float, typer.Option(help="Length of a timed window, of five steps at least.", min=0)]
+SecondsOption = Annotated[float, typer.Option(help="Length of a timed window, of four steps at least.", min=0)]
 ResumeOption = Annotated[
     bool,
     typer.Option(

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,16 @@ def test_a_process_that_fails_is_told_with_its_last_line(fake, tmp_path: Path) -
     Path(broken.command[1]).write_text("raise SystemExit('no such kernel')")
     with pytest.raises(UserError, match="broken: its process ended without a result: no such kernel"):
         measure(broken, JOB, Kept(None))
+
+
+def test_a_peer_that_fails_is_left_out_and_ours_is_not(fake, calls) -> None:
+    peer, broken, said = fake("peer"), fake("broken"), list[str]()
+    Path(broken.command[1]).write_text("raise SystemExit('no such kernel')")
+    found = train.alternate([peer, broken], JOB, 2, Kept(None), said.append)
+    assert {name: len(results) for name, results in found.items()} == {"peer": 2}
+    assert "broken: its process ended without a result: no such kernel; it is left out" in said
+    with pytest.raises(UserError, match="no such kernel"):
+        train.alternate([peer, replace(broken, ours=True)], JOB, 2, Kept(None), said.append)
 
 
 def test_unknown_names_are_refused() -> None:

@@ -71,19 +71,20 @@ def bench_train_modes(names: list[str], options: Options, forced: bool) -> Data:
     All alternate within one repetition, so ours is measured once for all comparisons.
     """
     theirs, skipped = peers("train", list(options.against), options.say)
-    mine, plain = ours("train"), ours("train", "ingot fp32", precision="fp32")
-    cast = [c.told(f"{c.name} autocast", autocast=True) for c in theirs]
+    mine, fp32 = ours("train"), ours("train", "ingot fp32", precision="fp32")
+    plain = [c for c in theirs if forced or "Trainer" not in c.name]  # whose autocast is the plain loop's
+    cast = [c.told(f"{c.name} autocast", autocast=True) for c in plain]
     about = options.described()
     modes: dict[str, Data] = {"as shipped": {}, "autocast": {}, **({"fp32": {}} if forced else {})}
     for shape in _shapes(names, about):
-        contenders = [mine, *([plain] if forced else []), *theirs, *cast]
+        contenders = [mine, *([fp32] if forced else []), *theirs, *cast]
         found = train.measured(shape, contenders, options.repetitions, options.seconds, options.kept, options.say)
-        shipped = {c.name: found[c.name] for c in theirs}
-        by_hand = {c.name: found[c.name] for c in cast}
+        shipped = {c.name: found[c.name] for c in theirs if c.name in found}
+        by_hand = {c.name: found[c.name] for c in cast if c.name in found}
         modes["as shipped"][shape.name] = train.summary(shape, found[mine.name], shipped, about)
         modes["autocast"][shape.name] = train.summary(shape, found[mine.name], by_hand, about, True)
         if forced:
-            modes["fp32"][shape.name] = train.summary(shape, found[plain.name], shipped, about)
+            modes["fp32"][shape.name] = train.summary(shape, found[fp32.name], shipped, about)
     return {"machine": about, "skipped": skipped, "modes": modes}
 
 

@@ -49,7 +49,7 @@ PEERS: dict[str, Peer] = {
             "generate": {"transformers": "transformers_generate.py"},
         },
     ),
-    "datatrove": Peer(("datatrove==0.10.1",), {"data": {"datatrove": "datatrove_data.py"}}),
+    "datatrove": Peer(("datatrove==0.10.1", "orjson", "regex"), {"data": {"datatrove": "datatrove_data.py"}}),
 }
 """By the name that `--against` takes; of several variants the better one counts."""
 
@@ -63,6 +63,8 @@ class Contender:
     environment: Mapping[str, str] = field(default_factory=dict)
     changes: Mapping[str, Any] = field(default_factory=dict)
     """What its job says besides what all jobs say."""
+    ours: bool = False
+    """Without it there is nothing to measure; a peer that fails is left out."""
 
     def told(self, name: str, **changes: Any) -> "Contender":
         """The same under another name, with more to its job."""
@@ -71,7 +73,7 @@ class Contender:
 
 def ours(what: str, name: str = "ingot", **changes: Any) -> Contender:
     """Our own process, in the environment that a stage's process gets."""
-    return Contender(name, (sys.executable, "-m", "ingot.bench.ours", what), child_environment(), changes)
+    return Contender(name, (sys.executable, "-m", "ingot.bench.ours", what), child_environment(), changes, ours=True)
 
 
 def peers(what: str, against: list[str], say: Say, **changes: Any) -> tuple[list[Contender], dict[str, str]]:
@@ -113,7 +115,7 @@ def shipped() -> dict[str, str]:
 
 def cache() -> Path:
     """Where peers and finished measurements are kept: INGOT_CACHE, else ~/.cache/ingot."""
-    return Path(os.environ.get("INGOT_CACHE") or Path.home() / ".cache" / "ingot")
+    return Path(os.environ.get("INGOT_CACHE") or "~/.cache/ingot").expanduser()
 
 
 def interpreter(name: str, say: Say) -> str:

@@ -41,7 +41,7 @@ def loader(shapes: Sequence[Shape], seconds: float, kept: Kept, say: Say) -> dic
 
 def our_corpus() -> Contender:
     """The corpus stage in a process of its own; torch is never loaded in it."""
-    return Contender("ingot", (sys.executable, "-m", "ingot.bench.corpus"), child_environment())
+    return Contender("ingot", (sys.executable, "-m", "ingot.bench.corpus"), child_environment(), ours=True)
 
 
 def corpus(peers: Sequence[Contender], megabytes: float, repetitions: int, kept: Kept, say: Say) -> dict[str, Any]:

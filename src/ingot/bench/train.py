@@ -12,9 +12,10 @@ from ingot.bench.contenders import Contender, Say, ours
 from ingot.bench.inputs import write_ids
 from ingot.bench.process import Kept, Result, measure
 from ingot.bench.shapes import Shape
+from ingot.core.errors import UserError
 from ingot.core.recipe import settings_tree
 
-LEAST = 5
+LEAST = 4
 """Steps that are timed at least."""
 
 Measured = dict[str, list[Result]]
@@ -42,11 +43,23 @@ def prepared(shape: Shape, kept: Kept, context: int | None = None) -> Iterator[d
 def alternate(
     contenders: Sequence[Contender], job: Mapping[str, Any], repetitions: int, kept: Kept, say: Say, label: str = ""
 ) -> Measured:
-    """Every contender once in each repetition; every other repetition goes through them backwards."""
+    """Every contender once in each repetition; every other repetition goes through them backwards.
+
+    A peer that fails is told, and left out from then on.
+    """
     results: Measured = {c.name: [] for c in contenders}
     for repetition in range(repetitions):
-        for contender in contenders if repetition % 2 == 0 else reversed(contenders):
-            result = measure(contender, job, kept, repetition)
+        for contender in contenders if repetition % 2 == 0 else contenders[::-1]:
+            if contender.name not in results:
+                continue
+            try:
+                result = measure(contender, job, kept, repetition)
+            except UserError as error:
+                if contender.ours:
+                    raise
+                say(f"{error}; it is left out")
+                del results[contender.name]
+                continue
             results[contender.name].append(result)
             if "shape" in job and "step_s" in result:
                 tok_s = job["shape"]["rows"] * job["shape"]["context"] / result["step_s"]

@@ -1,7 +1,7 @@
-"""litgpt's GPT in a plain loop with litgpt's own chunked cross-entropy."""
+"""litgpt's GPT in a plain loop with litgpt's own chunked cross-entropy; on a GPU compiled."""
 
 import torch
-from common import answer, peak_bytes, read_job, train_plainly, versions, work
+from common import answer, device, peak_bytes, read_job, train_plainly, versions, work
 from litgpt.config import Config
 from litgpt.model import GPT
 from litgpt.utils import chunked_cross_entropy
@@ -57,6 +57,8 @@ def main():
     job = read_job()
     model, shape = build(job), job["shape"]
     done = work(model, shape["depth"], shape["heads"] * shape["head_size"], shape["context"])
+    if device() == "cuda":
+        model = torch.compile(model.cuda())  # as its own pretraining does
     result = train_plainly(job, model, lambda ids, targets: chunked_cross_entropy(model(ids), targets))
     answer({**result, **done, "peak_bytes": peak_bytes(), "versions": versions("litgpt")})
 
