@@ -34,7 +34,7 @@ def babbler() -> LanguageModel:
         direction = torch.ones(config.width)
         model.embedding.weight += 3 * direction  # every state points there, and so do the heads of what is said
         model.head.weight[likely] += 0.2 * direction
-    return LanguageModel(Loaded(model, tokenizer, config))
+    return LanguageModel(Loaded(model, tokenizer, config, Path("none")))
 
 
 @pytest.fixture
@@ -46,5 +46,5 @@ def stage(babbler: LanguageModel, tmp_path: Path) -> Path:
     describe(path, loaded.config, loaded.tokenizer)
     tensors = {f"model.{name}": p.detach() for name, p in loaded.model.named_parameters()}
     checkpoint.save(path / "checkpoints" / "00000001", tensors, {"step": 1}, {})
-    atomic_json(path / "inputs.json", {"kind": "train", "inputs": {"data:talk": {"dir": "gone"}}})
+    atomic_json(path / "inputs.json", {"kind": "train", "settings": {}, "inputs": {"data:talk": {"dir": "gone"}}})
     return path

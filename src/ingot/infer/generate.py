@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from ingot.core.errors import UserError
+from ingot.infer.decoder import Decoder, Rows
 from ingot.infer.sampling import Sampling, draw, uniforms
-from ingot.model.attention import KVCache
 from ingot.model.transformer import Transformer
 
 StopReason = Literal["stop", "stop_string", "length", "context"]
@@ -43,7 +43,7 @@ class Completion:
 
 
 def generate(
-    model: Transformer,
+    model: Transformer | Decoder,
     prompts: Sequence[np.ndarray | Sequence[int]],
     sampling: Sampling | None = None,
     *,
@@ -58,6 +58,8 @@ def generate(
     window does not slide: a cache of rotated keys would no longer equal a full forward).
 
     Args:
+        model: its weights as they are now, without dropout. In its own precision, or in autocast's where that
+            is on. Give a `Decoder` to choose another, or to copy once for many calls.
         prompts: ids, at least one and at most context - 1 per prompt.
         sampling: how tokens are drawn; default: from the model's distribution as it is.
         samples: continuations of each prompt; they share its prefill.
@@ -70,27 +72,23 @@ def generate(
     Raises:
         UserError: an empty prompt, one that leaves no room, or an id outside the vocabulary.
     """
-    was_training = model.training
-    model.eval()
-    try:
-        decoding = Decoding(model, prompts, sampling or Sampling(), samples=samples, seed=seed, step=step, keys=keys)
-        while decoding.going:
-            decoding.step()
-    finally:
-        model.train(was_training)
+    decoding = Decoding(model, prompts, sampling or Sampling(), samples=samples, seed=seed, step=step, keys=keys)
+    while decoding.going:
+        decoding.step()
     return [decoding.completion(row) for row in range(len(decoding.reason_R))]
 
 
 class Decoding:
-    """Rows that are being continued; arguments as `generate`'s, and the model in evaluation mode.
+    """Rows that are being continued; arguments as `generate`'s.
 
-    All living rows have the same number of new tokens, since they began together: one counter serves them all.
+    All living rows have the same number of new tokens, since they began together: one counter serves them all. Rows
+    that have ended leave the batch a quarter at a time: to drop one costs a copy of the others' keys and values.
     """
 
     @torch.inference_mode()
     def __init__(
         self,
-        model: Transformer,
+        model: Transformer | Decoder,
         prompts: Sequence[np.ndarray | Sequence[int]],
         sampling: Sampling,
         *,
@@ -99,22 +97,21 @@ class Decoding:
         step: int = 0,
         keys: Sequence[tuple[int, int]] | None = None,
     ):
-        assert not model.training, "sampling from a model in training mode"
         check_prompts(model, prompts, samples)
         keys = keys if keys is not None else [(row, 0) for row in range(len(prompts))]
         assert len(keys) == len(prompts), f"{len(keys)} keys for {len(prompts)} prompts"
-        self.model, self.sampling, self.origin = model, sampling, (seed, step)
+        self.sampling, self.origin, self.context = sampling, (seed, step), model.config.context
         self.keys_R2 = np.array([(row, first + j) for row, first in keys for j in range(samples)], np.int64)
         self.start_R = np.repeat(np.array([len(prompt) for prompt in prompts], np.int64), samples)
-        room_R = np.minimum(sampling.max_new, model.config.context - self.start_R)
+        room_R = np.minimum(sampling.max_new, self.context - self.start_R)
         self.ids_RN = np.zeros((len(self.start_R), room_R.max(initial=0)), np.int64)
         self.logps_RN = np.zeros(self.ids_RN.shape, np.float32)
         self.made_R = np.zeros_like(self.start_R)
         self.reason_R = np.full(len(self.start_R), "", dtype="<U11")
         self.stop_ids = np.array(sorted(sampling.stop), np.int64)
-        self.living_B, self.made = np.arange(len(self.start_R)), 0
+        self.held_B, self.made = np.arange(len(self.start_R)), 0
         if len(prompts):
-            self._prefill(prompts, samples, int((self.start_R + room_R).max()))
+            self._prefill(model if isinstance(model, Decoder) else Decoder(model), prompts, samples)
 
     @property
     def going(self) -> bool:
@@ -130,18 +127,19 @@ class Decoding:
         """
         if self.made:
             self._forward()
-        rows_B, position_B = self.living_B, self.start_R[self.living_B] + self.made
-        u_B = torch.from_numpy(uniforms(*self.origin, self.keys_R2[rows_B], position_B))
-        self._ids_B, logp_B = draw(self._logits_BV, self.sampling, u_B, self._seen_BV)
+        position_B = self.start_R[self.held_B] + self.made
+        u_B = torch.from_numpy(uniforms(*self.origin, self.keys_R2[self.held_B], position_B))
+        self._ids_B, logp_B = draw(self._rows.logits_BV, self.sampling, u_B, self._seen_BV)
         ids_B, logps_B = torch.stack((self._ids_B.double(), logp_B.double())).cpu().numpy()  # the one wait of a step
-        ids_B = ids_B.astype(np.int64)
+        living_B = self.reason_R[self.held_B] == ""
+        rows_B, ids_B, logps_B = self.held_B[living_B], ids_B[living_B].astype(np.int64), logps_B[living_B]
         if np.isnan(logps_B).any():
             raise UserError("sampling: the model's logits are not numbers (NaN), so its weights have diverged")
         self.ids_RN[rows_B, self.made] = ids_B
         self.logps_RN[rows_B, self.made] = logps_B
         self.made += 1
         self.made_R[rows_B] = self.made
-        reason_B = np.where(position_B + 1 >= self.model.config.context, "context", "")
+        reason_B = np.where(position_B[living_B] + 1 >= self.context, "context", "")
         reason_B = np.where(self.made >= self.sampling.max_new, "length", reason_B)
         self.reason_R[rows_B] = np.where(np.isin(ids_B, self.stop_ids), "stop", reason_B)
         return rows_B, ids_B
@@ -156,42 +154,37 @@ class Decoding:
         assert reason, f"row {row} has not ended"
         return Completion(self.ids_RN[row, :made].copy(), self.logps_RN[row, :made].copy(), reason)  # type: ignore[arg-type]
 
-    def _prefill(self, prompts: Sequence[np.ndarray | Sequence[int]], samples: int, capacity: int) -> None:
-        """Run all prompts, padded on the right, then copy each prompt's row of the cache for its samples."""
-        device = self.model.embedding.weight.device
-        length_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        ids_BT = torch.zeros(len(prompts), int(self.start_R.max()), dtype=torch.long)
+    def _prefill(self, decoder: Decoder, prompts: Sequence[np.ndarray | Sequence[int]], samples: int) -> None:
+        """Read all prompts, padded on the right."""
+        length_B = torch.tensor([len(prompt) for prompt in prompts])
+        ids_BT = torch.zeros(len(prompts), int(length_B.max()), dtype=torch.long)
         penalised = self.sampling.repetition_penalty != 1
-        seen_BV = torch.zeros(len(prompts), self.model.config.vocab, dtype=torch.bool) if penalised else None
+        seen_BV = torch.zeros(len(prompts), decoder.config.vocab, dtype=torch.bool) if penalised else None
         for row, prompt in enumerate(prompts):
             ids = torch.as_tensor(np.asarray(prompt, dtype=np.int64))
             ids_BT[row, : len(ids)] = ids
             if seen_BV is not None:
                 seen_BV[row, ids] = True
-        self._cache = KVCache(self.model.config, len(prompts), capacity, self.model.embedding.weight.dtype, device)
-        out = self.model(ids_BT.to(device), cache=self._cache)
-        self._cache.length_B = length_B
-        copies_B = torch.arange(len(prompts), device=device).repeat_interleave(samples)
-        if samples > 1:
-            self._cache.keep(copies_B)
-        self._logits_BV = out.head(out.hidden[copies_B, length_B[copies_B] - 1])
-        self._seen_BV = None if seen_BV is None else seen_BV.to(device)[copies_B]
+        device, room = decoder.device, self.ids_RN.shape[1] - 1
+        self._rows = Rows(decoder, ids_BT.to(device), length_B.to(device), room, samples)
+        self._seen_BV = None if seen_BV is None else seen_BV.to(device).repeat_interleave(samples, dim=0)
 
     def _forward(self) -> None:
-        """Drop the rows that have ended, and run the others' newest tokens."""
-        going_B = self.reason_R[self.living_B] == ""
-        if not going_B.all():
-            kept_B = torch.from_numpy(np.flatnonzero(going_B)).to(self._ids_B.device)
-            self._cache.keep(kept_B)
-            self._ids_B, self.living_B = self._ids_B[kept_B], self.living_B[going_B]
+        """Drop the rows that have ended, if they are many, and run the others' newest tokens."""
+        living_B = self.reason_R[self.held_B] == ""
+        if 4 * living_B.sum() <= 3 * len(living_B):
+            kept_B = torch.from_numpy(np.flatnonzero(living_B)).to(self._ids_B.device)
+            self._rows.keep(kept_B)
+            self._ids_B, self.held_B = self._ids_B[kept_B], self.held_B[living_B]
             self._seen_BV = None if self._seen_BV is None else self._seen_BV[kept_B]
         if self._seen_BV is not None:
             self._seen_BV.scatter_(1, self._ids_B[:, None], True)
-        out = self.model(self._ids_B[:, None], cache=self._cache)
-        self._logits_BV = out.head(out.hidden[:, 0])
+        self._rows.run(self._ids_B)
 
 
-def check_prompts(model: Transformer, prompts: Sequence[np.ndarray | Sequence[int]], samples: int = 1) -> None:
+def check_prompts(
+    model: Transformer | Decoder, prompts: Sequence[np.ndarray | Sequence[int]], samples: int = 1
+) -> None:
     """Raise a UserError, naming the prompt by its number from 1, unless the model can continue all of them."""
     context, vocab = model.config.context, model.config.vocab
     if samples < 1:

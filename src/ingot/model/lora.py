@@ -76,6 +76,10 @@ class Adapted(nn.Linear):
         """The matrix that does what the frozen one and its correction do, O x I in the adapter's precision."""
         return merged_weight(self.weight, self.lora_A, self.lora_B, self.scale, self.lora_magnitude)
 
+    def effective(self) -> Tensor:
+        """The matrix it multiplies with at present: the frozen one, or that and the correction."""
+        return self.merged() if self.on and self._original is None else self.weight
+
     @torch.no_grad()
     def merge(self) -> None:
         """Write the merged matrix over the frozen one; the correction is not added any more."""
