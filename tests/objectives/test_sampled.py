@@ -1,8 +1,10 @@
 """Rollouts and the updates made of them (ALGORITHMS 2.0, 2.3, 2.4), through the engine."""
 
 import math
+import re
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from ingot.core.errors import UserError
 from ingot.core.events import EventLog, read_events, stable
 from ingot.data.batches import answered
 from ingot.model.ops import token_logps, token_logps_and_entropies
+from ingot.objectives import ppo as ppo_module
 from ingot.objectives.grpo import GRPO
 from ingot.objectives.ppo import PPO
 from ingot.objectives.rollout import roll_out
@@ -415,3 +418,10 @@ def test_2_3_entropy_is_that_of_the_distribution():
         logp, entropy = token_logps_and_entropies(out.hidden, out.head, labels, temperature=0.7, max_logits=chunk)
         torch.testing.assert_close(entropy, expected, atol=1e-6, rtol=1e-5)
         torch.testing.assert_close(logp, token_logps(out.hidden, out.head, labels, temperature=0.7))
+
+
+def test_2_3_no_objective_of_samples_names_an_optimizer_a_rank_or_a_checkpoint():
+    room = Path(ppo_module.__file__).parent
+    for name in ("advantages", "policy", "rollout", "scoring", "sampled", "ppo", "grpo"):
+        code = "\n".join(line.split("#")[0] for line in (room / f"{name}.py").read_text().split('"""')[::2])
+        assert not re.search(r"optim|mesh|\brank\b|adapter|lora", code), name
