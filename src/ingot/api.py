@@ -3,18 +3,22 @@
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from ingot.core.errors import UserError
 from ingot.pipeline.graph import load_graphs
 from ingot.pipeline.points import run_all
 from ingot.plan.memory import cache_bytes
 
 if TYPE_CHECKING:
+    from ingot.infer.decoder import Decoder
     from ingot.infer.text import Answer, TextRun
     from ingot.stages.load import Loaded
     from ingot.text.chat import Message
 
+PRECISIONS = ("fp32", "bf16")
 ROWS, CACHE_BYTES = 64, 1 << 30
 """Most rows that are continued together, and most bytes of keys and values; the other rows wait their turn. The texts
 do not depend on either."""
@@ -37,17 +41,24 @@ def run(
     return run_all(graphs, Path(out), list(only), lambda *_: None, quiet=True)
 
 
-def load(stage: str | Path, *, device: str = "auto", best: bool = False) -> "LanguageModel":
+def load(stage: str | Path, *, device: str = "auto", best: bool = False, precision: str = "fp32") -> "LanguageModel":
     """Load a train stage's model and tokenizer.
 
     Args:
         stage: its directory, such as "runs/stdlib/base".
         device: where the weights go; "auto" takes a GPU if there is one.
         best: the weights with the lowest held-out loss instead of the last ones.
+        precision: of the matrix products when it generates, "fp32" or "bf16".
+
+    Raises:
+        UserError: another precision, or no model there.
     """
+    if precision not in PRECISIONS:
+        raise UserError(f"precision: found '{precision}', expected fp32 or bf16")
     from ingot.stages.load import load_model
 
-    return LanguageModel(load_model(Path(stage), lambda text: print(text, file=sys.stderr), device=device, best=best))
+    loaded = load_model(Path(stage), lambda text: print(text, file=sys.stderr), device=device, best=best)
+    return LanguageModel(loaded, precision)
 
 
 class Stream:
@@ -75,6 +86,17 @@ class LanguageModel:
     """
 
     loaded: "Loaded"
+    precision: str = "fp32"
+    """Of the matrix products: "fp32", whose texts are the same on every machine up to rounding, or "bf16"."""
+
+    @cached_property
+    def decoder(self) -> "Decoder":
+        """The weights as generation needs them, laid out at the first use; later changes to the model do not count."""
+        import torch
+
+        from ingot.infer.decoder import Decoder
+
+        return Decoder(self.loaded.model, torch.bfloat16 if self.precision == "bf16" else None)
 
     @overload
     def generate(self, prompt: str = "", **options: Any) -> str: ...
@@ -143,7 +165,5 @@ class LanguageModel:
 
         settings = {"temperature": 0.8, **options}
         run = {name: settings.pop(name) for name in ("stop", "seed", "step") if name in settings}
-        model, tokenizer = self.loaded.model.eval(), self.loaded.tokenizer
-        return TextRun(
-            model, tokenizer, prompts, sampling_for(tokenizer, **settings), samples=samples, keys=keys, **run
-        )
+        sampling = sampling_for(self.loaded.tokenizer, **settings)
+        return TextRun(self.decoder, self.loaded.tokenizer, prompts, sampling, samples=samples, keys=keys, **run)

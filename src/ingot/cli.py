@@ -17,6 +17,7 @@ from ingot.cli_options import (
     OnlyOption,
     OutOption,
     PenaltyOption,
+    PrecisionOption,
     RecipeArg,
     SeedOption,
     SetOption,
@@ -218,6 +219,7 @@ def generate(
     stop: StopOption = [],  # noqa: B006
     seed: SeedOption = 0,
     best: BestOption = False,
+    precision: PrecisionOption = "fp32",
     as_json: JsonOption = False,
     as_jsonl: Annotated[bool, typer.Option("--jsonl", help="Print a line of JSON for each text.")] = False,
 ) -> None:
@@ -228,7 +230,7 @@ def generate(
 
     from ingot.api import load
 
-    model = load(stage, best=best)
+    model = load(stage, best=best, precision=precision)
     options: dict[str, Any] = {
         "max_new": max_new,
         "temperature": temperature,
@@ -271,6 +273,7 @@ def chat(
     stop: StopOption = [],  # noqa: B006
     seed: SeedOption = 0,
     best: BestOption = False,
+    precision: PrecisionOption = "fp32",
 ) -> None:
     """Talk to a model that was trained on conversations; /help lists what else it understands, Ctrl-D ends."""
     from ingot.dialogue import Dialogue, require_conversations
@@ -280,7 +283,7 @@ def chat(
     from ingot.api import load
 
     Dialogue(
-        load(stage, best=best),
+        load(stage, best=best, precision=precision),
         system,
         max_new,
         temperature=temperature,

@@ -54,6 +54,13 @@ StopOption = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option(help="The same seed gives the same text.")]
 BestOption = Annotated[bool, typer.Option("--best", help="The weights with the lowest held-out loss, not the last.")]
+PrecisionOption = Annotated[
+    str,
+    typer.Option(
+        help="Of the matrix products: fp32, or bf16, which is faster on CPUs with bf16 instructions and on GPUs and "
+        "may choose other words."
+    ),
+]
 
 
 def emit(data: Any, as_json: bool, show: Any) -> None:

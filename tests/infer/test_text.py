@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -195,3 +196,13 @@ def test_a_prompt_begins_as_the_model_has_learned_texts(babbler):
     assert prompt_ids(tokenizer, "ab") == [tokenizer.eot, *tokenizer.encode("ab")]
     assert prompt_ids(Char("ab"), "ba") == [1, 0]
     assert prompt_ids(Char("ab"), "") == [0]  # nothing to begin with, but a model must read something
+
+
+def test_the_precision_is_chosen_when_a_model_is_loaded(stage):
+    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        model = api.load(stage, device="cpu", precision=precision)
+        assert model.decoder.dtype == dtype
+        assert len(next(model.complete(["a"], max_new=5)).completion.ids) <= 5
+        assert model.loaded.model.embedding.weight.dtype == torch.float32
+    with pytest.raises(UserError, match="fp8"):
+        api.load(stage, precision="fp8")

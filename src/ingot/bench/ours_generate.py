@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from ingot.bench.peers.common import device, peak_bytes, prompts, timed_generation, versions
+from ingot.infer.decoder import Decoder
 from ingot.infer.generate import generate
 from ingot.infer.sampling import Sampling
 from ingot.model.settings import ModelConfig
@@ -15,11 +16,11 @@ from ingot.model.transformer import build
 def generation(job: dict[str, Any]) -> dict[str, Any]:
     """The job's continuations, in its dtype."""
     config = ModelConfig.model_validate(job["config"])
-    model = build(config, job["seed"]).to(device(), getattr(torch, job["dtype"]))
+    decoder = Decoder(build(config, job["seed"]).to(device(), getattr(torch, job["dtype"])))
     rows = list(prompts(job).numpy().astype(np.int64))
 
     def run(new: int) -> list[list[int]]:
-        return [c.ids.tolist() for c in generate(model, rows, Sampling(max_new=new, temperature=0))]
+        return [c.ids.tolist() for c in generate(decoder, rows, Sampling(max_new=new, temperature=0))]
 
     return {
         **timed_generation(job, run),

@@ -78,15 +78,13 @@ def draw(logits_BV: Tensor, sampling: Sampling, u_B: Tensor, seen_BV: Tensor | N
     """
     logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
     temperature = sampling.temperature or 1.0
-    logp_BV = torch.log_softmax(logits_BV / temperature, dim=-1)
+    scaled_BV = logits_BV if temperature == 1 else logits_BV / temperature
+    logp_BV = torch.log_softmax(scaled_BV, dim=-1)
     if sampling.repetition_penalty != 1:
         assert seen_BV is not None, "a repetition penalty needs to know the ids of each row"
-        logits_BV = penalise(logits_BV, seen_BV, sampling.repetition_penalty)
-    logits_BV = logits_BV[:, : sampling.vocab]
-    if sampling.temperature == 0:
-        ids_B = logits_BV.argmax(dim=-1)
-    else:
-        ids_B = pick(truncate(logits_BV / temperature, sampling), u_B)
+        scaled_BV = penalise(logits_BV, seen_BV, sampling.repetition_penalty) / temperature
+    scaled_BV = scaled_BV[:, : sampling.vocab]
+    ids_B = scaled_BV.argmax(dim=-1) if sampling.temperature == 0 else pick(truncate(scaled_BV, sampling), u_B)
     return ids_B, logp_BV.gather(1, ids_B[:, None]).squeeze(1)
 
 
@@ -149,8 +147,8 @@ def min_p(logits_BV: Tensor, p: float) -> Tensor:
 
 def pick(logits_BV: Tensor, u_B: Tensor) -> Tensor:
     """The first token at which the cumulative distribution exceeds u, ids [B] int64."""
-    weight_BV = (logits_BV - logits_BV.amax(dim=-1, keepdim=True)).double().exp()
-    total_BV = weight_BV.cumsum(dim=-1)
+    weight_BV = (logits_BV - logits_BV.amax(dim=-1, keepdim=True)).exp_()
+    total_BV = weight_BV.cumsum(dim=-1, dtype=torch.double)
     aim_B1 = u_B.to(total_BV.device, total_BV.dtype)[:, None] * total_BV[:, -1:]
     ids_B = torch.searchsorted(total_BV, aim_B1, right=True).squeeze(1)
     return ids_B.clamp_(max=logits_BV.shape[-1] - 1)  # NaN sorts last; its log-probability tells

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ingot.core.errors import UserError
+from ingot.infer.decoder import Decoder
 from ingot.infer.generate import Completion, Decoding
 from ingot.infer.sampling import Sampling
 from ingot.model.transformer import Transformer
@@ -101,7 +102,7 @@ class TextRun:
 
     def __init__(
         self,
-        model: Transformer,
+        model: Transformer | Decoder,
         tokenizer: Tokenizer,
         prompts: Sequence[np.ndarray | Sequence[int]],
         sampling: Sampling,
