@@ -24,7 +24,7 @@ from ingot.stages.imports import read_shape
 from ingot.stages.job import MODEL, Input, read_config
 from ingot.stages.layout import longest
 from ingot.stages.mixture import open_data
-from ingot.stages.settings import EvaluateStageSettings, ImportSettings, TrainSettings
+from ingot.stages.settings import EvaluateStageSettings, ImportSettings, JudgeSettings, TrainSettings
 from ingot.stages.text import TOKENIZER
 from ingot.stages.timeline import Extents
 from ingot.text.settings import SMALLEST_VOCAB, TokenizerSettings
@@ -83,6 +83,8 @@ def _facts(node: Node) -> dict[str, Any]:
         return facts | ({"init": settings.init} if settings.init else {})
     if isinstance(settings, EvaluateStageSettings):
         return {"models": settings.models}
+    if isinstance(settings, JudgeSettings):
+        return {"models": settings.models, "against": settings.against, "by": settings.by}
     return {}
 
 
