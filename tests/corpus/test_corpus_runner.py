@@ -175,9 +175,10 @@ def test_the_library_as_code_prose_and_conversations_shares_its_holdout(tmp_path
     by_group = {"share": 0.05, "by": "group"}
     make(tmp_path / "code", STDLIB, quality="code", pii=True, holdout=by_group)
     make(tmp_path / "prose", DOCS, holdout=by_group)
-    make(tmp_path / "chat", DOCS, format="chat", holdout=by_group)
+    for format in ("chat", "pairs", "prompts"):
+        make(tmp_path / format, DOCS, format=format, holdout=by_group)
     split = {}
-    for name in ("code", "prose", "chat"):
+    for name in ("code", "prose", "chat", "pairs", "prompts"):
         for group, where in zip(column(tmp_path / name, "group"), column(tmp_path / name, "split"), strict=True):
             assert split.setdefault(group, where) == where
     groups = set(column(tmp_path / "code", "group"))
@@ -194,3 +195,12 @@ def test_the_library_as_code_prose_and_conversations_shares_its_holdout(tmp_path
     assert any(a.startswith("Serialize ``obj`` to a JSON formatted") for a in answers)
     assert any(a.startswith("json.dumps(obj, *, skipkeys=False") for a in answers)
     assert not [q for q in pairs if "._" in q]
+    preferred = [json.loads(text) for text in iter_texts(tmp_path / "pairs")]
+    assert len(preferred) > 500
+    for pair in preferred:
+        (asked,), (good,), (bad,) = pair["prompt"], pair["chosen"], pair["rejected"]
+        assert pairs[asked["content"]] == good["content"] != bad["content"]
+        assert sorted(good["content"].split()) == sorted(bad["content"].split())
+    prompts = [json.loads(text)[0]["content"] for text in iter_texts(tmp_path / "prompts")]
+    answers = [json.loads(extra)["answer"] for extra in column(tmp_path / "prompts", "extra")]
+    assert [pairs[prompt] for prompt in prompts] == answers

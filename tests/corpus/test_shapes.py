@@ -361,10 +361,10 @@ def test_tail_keeps_pairs_whole(tmp_path):
     assert all(set(json.loads(d["text"])) == {"prompt", "chosen", "rejected"} for d in documents(out))
 
 
-def test_sources_of_python_have_no_pairs(tmp_path):
-    for source, format in (("python:docs", "pairs"), ("python:stdlib", "prompts")):
+def test_the_library_as_code_has_no_rows(tmp_path):
+    for format in ("pairs", "prompts"):
         with pytest.raises(UserError, match=f'but format = "{format}"; use a file of rows'):
-            make(tmp_path / "out", source, format=format)
+            make(tmp_path / "out", "python:stdlib", format=format)
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="the public data sets are not on this machine")

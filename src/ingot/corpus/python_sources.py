@@ -1,6 +1,6 @@
 """Real text that every machine has: the running interpreter's own library, as code, as prose and as conversations.
 
-Files are read with `ast`, never imported: importing would run them, and would describe this machine. All three forms
+Files are read with `ast`, never imported: importing would run them, and would describe this machine. All forms
 name a document's group alike (the module's path in the library), so `holdout.by = "group"` holds out the same modules
 in each and no question about a held-out module is asked in training.
 
@@ -74,13 +74,13 @@ def _is_table(group: str) -> bool:
     return name != group and re.match(r"(cp|iso|mac_|koi|kz|ptcp|tis|hp_|palmos)", name) is not None
 
 
-def docs_texts(file: Path, group: str) -> Iterator[str]:
+def docs_texts(file: Path, group: str) -> Iterator[tuple[str, None]]:
     """Prose of one module: its docstrings as one document; every topic of the language reference as its own."""
     tree = _tree(file)
     if tree is None:
         return
     if group == TOPICS:
-        yield from _topics(tree)
+        yield from ((topic, None) for topic in _topics(tree))
         return
     module = _module(group)
     parts = [f"{module}\n\n{doc}" for doc in [ast.get_docstring(tree)] if doc]
@@ -89,11 +89,39 @@ def docs_texts(file: Path, group: str) -> Iterator[str]:
             title = f"class {name}" if isinstance(node, ast.ClassDef) else signature(name, node)
             parts.append(f"{title}\n\n{doc}")
     if parts:
-        yield "\n\n".join(parts) + "\n"
+        yield "\n\n".join(parts) + "\n", None
 
 
-def docs_pairs(file: Path, group: str) -> Iterator[str]:
-    """Conversations about one module as JSON arrays: a question, and an answer of at most 400 characters.
+def docs_chats(file: Path, group: str) -> Iterator[tuple[str, str | None]]:
+    """Conversations about one module: a question, and an answer of at most 400 characters."""
+    for _, question, answer in _asked(file, group):
+        yield dump_document([_said("user", question), _said("assistant", answer)]), None
+
+
+def docs_preferences(file: Path, group: str) -> Iterator[tuple[str, str | None]]:
+    """Pairs: what a docstring says, and the same words in an order drawn by the question.
+
+    The worse side has the better one's length, words and topic, so nothing but the language tells them apart; and no
+    word of a held-out module gets into training, as it would if another module's docstring were the worse side.
+    """
+    for kind, question, answer in _asked(file, group):
+        if kind != "signature":
+            sides = {
+                "chosen": [_said("assistant", answer)],
+                "rejected": [_said("assistant", _shuffled(answer, question))],
+            }
+            yield dump_document({"prompt": [_said("user", question)], **sides}), None
+
+
+def docs_prompts(file: Path, group: str) -> Iterator[tuple[str, str | None]]:
+    """The questions of `docs_preferences`, each with the docstring's `answer` as a further field."""
+    for kind, question, answer in _asked(file, group):
+        if kind != "signature":
+            yield dump_document([_said("user", question)]), dump_document({"answer": answer})
+
+
+def _asked(file: Path, group: str) -> Iterator[tuple[str, str, str]]:
+    """(kind, question, answer) of all there is to ask about one module.
 
     What has no docstring is not asked about, nor are the arguments of what takes none: a small model then learns
     answers rather than a thousand ways to say nothing.
@@ -106,25 +134,37 @@ def docs_pairs(file: Path, group: str) -> Iterator[str]:
     if tree is None:
         return
     if answer := short_answer(ast.get_docstring(tree)):
-        yield _pair("module", module, answer)
+        yield "module", _question("module", module), answer
     for name, node, in_class in _public(tree, module):
         kind = "class" if isinstance(node, ast.ClassDef) else "method" if in_class else "function"
         answer = short_answer(ast.get_docstring(node))
         if not answer:
             continue
-        yield _pair(kind, name, answer)
+        yield kind, _question(kind, name), answer
         if isinstance(node, _Function):
             answer = signature(name, node, in_class)
             if "()" not in answer and len(answer) <= ANSWER_CHARACTERS:
-                yield _pair("signature", name, answer)
+                yield "signature", _question("signature", name), answer
 
 
-def _pair(kind: str, name: str, answer: str) -> str:
+def _question(kind: str, name: str) -> str:
     """The phrasing is chosen by the name, so it stays the same when other modules change."""
     phrasings = _QUESTIONS[kind]
-    draw = hashlib.blake2b(f"{kind} {name}".encode(), digest_size=4).digest()
-    question = phrasings[int.from_bytes(draw, "little") % len(phrasings)].format(name)
-    return dump_document([{"role": "user", "content": question}, {"role": "assistant", "content": answer}])
+    return phrasings[_draw(f"{kind} {name}") % len(phrasings)].format(name)
+
+
+def _shuffled(text: str, by: str) -> str:
+    words = text.split()
+    order = sorted(range(len(words)), key=lambda i: (_draw(f"{by} {i}"), i))
+    return " ".join(words[i] for i in order)
+
+
+def _draw(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
+
+
+def _said(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
 
 
 def short_answer(docstring: str | None) -> str:

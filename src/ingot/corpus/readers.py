@@ -18,7 +18,7 @@ from ingot.corpus import read_json, read_tables, shapes
 from ingot.corpus.documents import SCHEMA
 from ingot.corpus.files import BadRow, Damaged, Row, blocks
 from ingot.corpus.funnel import Quarantined
-from ingot.corpus.python_sources import docs_pairs, docs_texts
+from ingot.corpus.python_sources import docs_chats, docs_preferences, docs_prompts, docs_texts
 from ingot.corpus.read_tables import Lost
 from ingot.corpus.settings import DOCS, STDLIB, CorpusSettings, Source
 from ingot.corpus.sources import ROWS, InputFile, locate
@@ -81,16 +81,15 @@ def _table(rows: list[Raw]) -> pa.Table:
 
 def _read_source(source: Source, settings: CorpusSettings, quarantine: Quarantine) -> Iterator[Raw | pa.Table]:
     files = locate(source)
-    known = {STDLIB: ("text",), DOCS: ("text", "chat")}.get(source.path)
+    known = {STDLIB: ("text",), DOCS: tuple(_DOCS)}.get(source.path)
     if known is not None and settings.format not in known:
         raise UserError(
             f'sources: {source.path} holds {" and ".join(known)}, but format = "{settings.format}"; use a file of rows'
         )
     if source.path == DOCS:
-        make = docs_pairs if settings.format == "chat" else docs_texts
         for file in files:
-            for number, text in enumerate(make(file.file, file.group)):
-                yield Raw(text, source.path, file.path, number, file.group)
+            for number, (text, extra) in enumerate(_DOCS[settings.format](file.file, file.group)):
+                yield Raw(text, source.path, file.path, number, file.group, extra)
         return
     first: Quarantined | None = None
     usable = False
@@ -215,6 +214,13 @@ class _File:
         self._quarantine(Quarantined(self._source.path, self._file.path, line, offset, bytes, reason, **more))
 
 
+_DOCS: dict[shapes.Format, Callable[[Path, str], Iterator[tuple[str, str | None]]]] = {
+    "text": docs_texts,
+    "chat": docs_chats,
+    "pairs": docs_preferences,
+    "prompts": docs_prompts,
+}
+"""What a module of the library says, as documents of each format with their further fields."""
 _READERS: dict[str, Callable[[Path, Container[str]], Iterator[Row | Lost]]] = {
     "jsonl": lambda file, names: read_json.jsonl_rows(file),
     "json": read_json.json_rows,
