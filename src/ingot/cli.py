@@ -65,10 +65,11 @@ def main() -> None:
 def init(
     directory: Annotated[Path, typer.Argument(help="Where to write the example recipes.", show_default=False)],
 ) -> None:
-    """Write the example recipes to a directory, to start from."""
+    """Write the example recipes, and the files of functions that they call, to a directory, to start from."""
     from importlib.resources import files
 
-    sources = sorted((f for f in files("ingot.recipes").iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
+    shipped = (f for f in files("ingot.recipes").iterdir() if f.name.endswith((".toml", ".py")))
+    sources = sorted((f for f in shipped if not f.name.startswith("_")), key=lambda f: f.name)
     for source in sources:
         if (target := directory / source.name).exists():
             raise UserError(f"{target}: exists already; choose another directory or move it away")
