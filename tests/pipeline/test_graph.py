@@ -99,6 +99,8 @@ BASES: dict[str, dict[str, Any]] = {
     "import": {"path": "hf:a"},
     "fisher": {"model": "m", "data": {"a": 1.0}},
     "judge": {"models": ["a"], "against": "b", "data": "talk", "by": ["r"]},
+    "generate": {"model": "m", "data": "a"},
+    "label": {"data": "s", "by": "rm"},
 }
 ROPE_SCALING = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_context": 64}
 CANDIDATES: list[Any] = [
@@ -141,11 +143,13 @@ CANDIDATES: list[Any] = [
     [{"kind": "kl", "reference": "a", "weight": 1.0}],
     "empirical",
     *("rslora", ["q"]),
+    *("keep", "chat"),
 ]
 """Values to try on a field until one is valid and different."""
 
 ONE_VALUE = {
     ("train", "objective"),
+    ("generate", "format"),
     ("train", "phases", "0", "share"),  # shares add up to 1, and here is one phase
 }
 """Fields that have one legal value so far."""
@@ -206,6 +210,7 @@ WITH = {
         ("train", *path): {"data": {"a": 1.0}, "duration": "5 steps", "init": "t", "adapter": {"rank": 8}}
         for path in (("adapter",), *(("adapter", n) for n in ("kind", "rank", "alpha", "dropout", "targets")))
     },
+    ("label", "least"): {"data": "s", "by": "rm", "format": "chat"},
     ("corpus", "fields"): {"sources": ["a"], "format": "pairs"},
     ("corpus", "sources", "0", "fields"): {"sources": [{"path": "a"}], "format": "pairs"},
 }

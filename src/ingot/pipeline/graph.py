@@ -20,11 +20,14 @@ from ingot.corpus.settings import CorpusSettings
 from ingot.objectives.settings import OBJECTIVES
 from ingot.stages.imports import directory_of, imported_name, is_directory, model_files
 from ingot.stages.kinds import KINDS, RECIPE_KINDS
+from ingot.stages.sample_settings import GenerateSettings, LabelSettings
 from ingot.stages.settings import EvaluateStageSettings, FisherSettings, ImportSettings, JudgeSettings, TrainSettings
 from ingot.text.settings import TokenizerSettings, TokensSettings
 
 WITHOUT_TURNS = ("char", "word")
 """Tokenizer types that cannot mark who speaks."""
+CORPORA = ("corpus", "generate", "label")
+"""Kinds that leave documents."""
 READ = ("text", "chat")
 """Formats of which a model's likelihood is measured."""
 ASKED = ("chat", "prompts", "pairs")
@@ -172,7 +175,7 @@ class _Builder:
         if isinstance(settings, TokenizerSettings):
             return {f"corpus:{c}": self.node(c, f"{where}.from", ("corpus",)) for c in settings.source}
         if isinstance(settings, TokensSettings):
-            corpus = self.node(settings.corpus, f"{where}.corpus", ("corpus",))
+            corpus = self.node(settings.corpus, f"{where}.corpus", CORPORA)
             return {"corpus": corpus, "tokenizer": self.node(settings.tokenizer, f"{where}.tokenizer", ("tokenizer",))}
         if isinstance(settings, ImportSettings):
             return {"tokenizer": self._import_tokenizer(name, settings, where)}
@@ -206,7 +209,22 @@ class _Builder:
             return self._fisher_inputs(settings, where)
         if isinstance(settings, JudgeSettings):
             return self._judge_inputs(settings, where)
+        if isinstance(settings, GenerateSettings):
+            return self._generate_inputs(settings, where)
+        if isinstance(settings, LabelSettings):
+            samples = self.node(settings.data, f"{where}.data", ("generate",))
+            inputs = {"samples": samples, "tokenizer": samples.inputs["tokenizer"]}
+            if settings.reward:
+                inputs["reward"] = self._companion("reward", settings.reward, inputs["tokenizer"], f"{where}.by")
+            return inputs
         return {}
+
+    def _generate_inputs(self, settings: GenerateSettings, where: str) -> dict[str, Node]:
+        model = self._model(settings.model, f"{where}.model")
+        prompts = self.node(settings.data, f"{where}.data", ("corpus",))
+        self._check_format(settings.data, ("prompts",), f"{where}.data", "a generate stage answers")
+        self._check_turns(settings.data, model.inputs["tokenizer"], f"{where}.model")
+        return {"model": model, "tokenizer": model.inputs["tokenizer"], "data": prompts}
 
     def _companion(self, role: str, name: str, tokenizer: Node, where: str) -> Node:
         """A frozen model that a train stage reads beside its own: of the same tokens."""
@@ -321,7 +339,7 @@ class _Builder:
         settings = self.recipe.stages[name][1]
         if isinstance(settings, TokensSettings):
             settings = self.recipe.stages[settings.corpus][1]
-        assert isinstance(settings, CorpusSettings)
+        assert isinstance(settings, CorpusSettings | GenerateSettings | LabelSettings)
         return settings.format
 
     def _check_format(self, name: str, known: tuple[str, ...], reader: str, what: str) -> None:
@@ -332,9 +350,17 @@ class _Builder:
                 "name a corpus of one of these"
             )
 
+    def _check_turns(self, name: str, tokenizer: Node, reader: str) -> None:
+        kind, form = getattr(tokenizer.settings, "type", None), self._format(name)
+        if kind in WITHOUT_TURNS and form != "text":
+            raise UserError(
+                f"{reader}: '{name}' has format = \"{form}\", but '{tokenizer.name}' is of type {kind}, which has "
+                'no special tokens to mark turns with; use type = "byte-bpe"'
+            )
+
     def _tokens(self, name: str, tokenizer: Node, reader: str) -> Node:
         """The tokens node of a corpus, or the tokens stage of that name."""
-        source = self.node(name, reader, ("corpus", "tokens"))
+        source = self.node(name, reader, (*CORPORA, "tokens"))
         if source.kind == "tokens":
             if source.inputs["tokenizer"].key != tokenizer.key:
                 other = source.inputs["tokenizer"].name
@@ -342,12 +368,7 @@ class _Builder:
             return source
         derived = f"{name}@{tokenizer.name}"
         if derived not in self.nodes:
-            kind, form = getattr(tokenizer.settings, "type", None), self._format(name)
-            if kind in WITHOUT_TURNS and form != "text":
-                raise UserError(
-                    f"{reader}: '{name}' has format = \"{form}\", but '{tokenizer.name}' is of type {kind}, which has "
-                    'no special tokens to mark turns with; use type = "byte-bpe"'
-                )
+            self._check_turns(name, tokenizer, reader)
             settings = TokensSettings(corpus=name, tokenizer=tokenizer.name)
             self._add(derived, "tokens", settings, {"corpus": source, "tokenizer": tokenizer})
         return self.nodes[derived]

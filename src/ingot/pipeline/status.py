@@ -1,4 +1,4 @@
-"""What `plan` says of a stage before anything runs, and why: HIT, RESUME, FAILED, RUN, RUNNING or MISSING.
+"""What `plan` says of a stage before anything runs, and why: HIT, RESUME, FAILED, RUN, RUNNING, WAIT or MISSING.
 
 A FAILED stage goes on like an interrupted one; the state only says that it ended by itself, and with which words.
 """
@@ -38,6 +38,9 @@ def status(root: Path, home: str, node: Node) -> Status:
     out = stage_dir(root, node)
     if out.is_done():
         return Status("HIT", f"{out.done().get('seconds', 0):.1f} s when it was made")
+    waits = KINDS[node.kind].waits
+    if waits and (why := waits(node.settings)):
+        return Status("WAIT", why)
     if out.is_locked():
         return Status("RUNNING", "another process holds it")
     if out.exists():

@@ -18,7 +18,15 @@ from ingot.pipeline.graph import Graph, Node
 from ingot.pipeline.status import Status, stage_dir, status
 from ingot.report import figures, panels_forgetting, reading
 
-COLOURS = {"HIT": "green", "RUN": "cyan", "RESUME": "yellow", "FAILED": "red", "RUNNING": "blue", "MISSING": "red"}
+COLOURS = {
+    "HIT": "green",
+    "RUN": "cyan",
+    "RESUME": "yellow",
+    "FAILED": "red",
+    "RUNNING": "blue",
+    "MISSING": "red",
+    "WAIT": "magenta",
+}
 PIPE_WIDTH = 160
 """Columns where no terminal says how many: a log should not be cut at 80."""
 NUMBERS = frozenset({"step", "loss", "validation", "tok/s", "ETA", "time"})

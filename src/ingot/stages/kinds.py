@@ -16,7 +16,9 @@ from ingot.core.recipe import Settings
 from ingot.corpus.settings import CorpusSettings
 from ingot.corpus.sources import source_digest
 from ingot.evaluate.tasks import load_task, task_file
+from ingot.stages import people
 from ingot.stages.imports import import_digest
+from ingot.stages.sample_settings import GenerateSettings, LabelSettings
 from ingot.stages.settings import EvaluateStageSettings, FisherSettings, ImportSettings, JudgeSettings, TrainSettings
 from ingot.text import files
 from ingot.text.settings import TokenizerSettings, TokensSettings
@@ -36,6 +38,8 @@ class Kind:
     """Whether the run's seed is part of the key."""
     raw: Callable[[Settings, FileHashes], str | None] | None = None
     """Digest of inputs that are no stages (files); None where the settings name none."""
+    waits: Callable[[Settings], str | None] | None = None
+    """Why a stage cannot be made before people have done something; None when they have."""
 
 
 def _corpus_digest(settings: Settings, hashes: FileHashes) -> str:
@@ -72,6 +76,19 @@ def _judge_digest(settings: Settings, hashes: FileHashes) -> str | None:
     assert isinstance(settings, JudgeSettings)
     functions = [name for name in settings.by if is_function(name)]
     return digest_json([hashes.digest(require_file(name, "by")) for name in functions]) if functions else None
+
+
+def _label_digest(settings: Settings, hashes: FileHashes) -> str | None:
+    """The judge's file: a function's, or what people have filled."""
+    assert isinstance(settings, LabelSettings)
+    if settings.people:
+        return people.digest(settings.people, hashes)
+    return hashes.digest(require_file(settings.by, "by")) if is_function(settings.by) else None
+
+
+def _label_waits(settings: Settings) -> str | None:
+    assert isinstance(settings, LabelSettings)
+    return people.waits(settings.people) if settings.people else None
 
 
 _TRAINING = tuple(f"stages/{name}.py" for name in ("columns", "fisher", "layout", "penalties", "timeline", "train"))
@@ -120,6 +137,21 @@ KINDS: dict[str, Kind] = {
         ("text", "data", "model", "infer", "evaluate", "objectives", *_WIRING, "stages/evaluate.py", "stages/judge.py"),
         seeded=True,
         raw=_judge_digest,
+    ),
+    "generate": Kind(
+        GenerateSettings,
+        1,
+        "ingot.stages.generate:run",
+        ("text", "model", "dist", "infer", "data/order.py", "stages/load.py", "stages/generate.py"),
+        seeded=True,
+    ),
+    "label": Kind(
+        LabelSettings,
+        1,
+        "ingot.stages.label:run",
+        ("text", "model", "dist", "objectives", "stages/load.py", "stages/people.py", "stages/label.py"),
+        raw=_label_digest,
+        waits=_label_waits,
     ),
 }
 

@@ -1,0 +1,136 @@
+"""Builder of the `generate` kind: a model's answers to prompts, as documents that any reader of a corpus takes.
+
+An answer's randomness is keyed by (seed, split, prompt, sample), so neither how prompts are batched nor a kill leaves a
+trace: what is done is kept in small files, and a killed stage goes on after them.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ingot.core.artifact import atomic_json
+from ingot.core.errors import UserError
+from ingot.corpus.documents import SCHEMA, DocumentWriter, Split, document_parts, dump_document, read_documents
+from ingot.data.order import key_of, permute
+from ingot.infer.generate import generate
+from ingot.infer.text import sampling_for
+from ingot.stages.job import Job
+from ingot.stages.load import Loaded, load_model
+from ingot.stages.sample_settings import GenerateSettings
+from ingot.text.chat import parse_conversation, render
+
+ROWS = 64
+"""Answers that are made together."""
+_PARTS = "parts"
+_SPLITS: tuple[Split, ...] = ("train", "val")
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Answer the chosen prompts of both splits."""
+    settings = job.settings
+    assert isinstance(settings, GenerateSettings)
+    loaded = load_model(job.inputs["model"].path, job.display.say, settings.device, exact=True)
+    for old in document_parts(job.out.path):
+        old.unlink()
+    writer, tally = DocumentWriter(job.out.path), dict.fromkeys(("prompts", "too_long", "unfinished", "empty"), 0)
+    tokens = 0
+    share = 1.0
+    for split in _SPLITS:
+        asked = list(_prompts(job.inputs["data"].path, split))
+        if split == "train":
+            share = min(1.0, (settings.prompts or len(asked)) / max(1, len(asked)))
+        chosen = _chosen(asked, share, job.seed)
+        documents = tally.setdefault(f"{split}_documents", 0)
+        with job.display.bar(f"answering {split} prompts", len(chosen), "prompts") as bar:
+            for part, rows in enumerate(_cut(chosen, max(1, ROWS // settings.samples))):
+                for row, answers in zip(rows, _answered(job, loaded, settings, split, part, rows), strict=True):
+                    tally["prompts"] += 1
+                    tally["too_long"] += not answers
+                    kept = [a for a in answers if a["text"].strip() and (a["ended"] or settings.unfinished == "keep")]
+                    tally["empty"] += sum(not a["text"].strip() for a in answers)
+                    tally["unfinished"] += sum(not a["ended"] for a in answers)
+                    tokens += sum(a["tokens"] for a in answers)
+                    documents += len(kept)
+                    if kept:
+                        writer.write(_table(job.inputs["model"].name, split, row[1], kept))
+                bar.advance(len(rows))
+        tally[f"{split}_documents"] = documents
+    writer.flush()
+    if not tally["train_documents"]:
+        raise UserError(
+            f"found no answer to keep of {tally['prompts']} prompts ({tally['unfinished']} cut off, {tally['empty']} "
+            f"empty, {tally['too_long']} prompts too long); raise max_new, train the model for longer, or keep what is "
+            'cut off with unfinished = "keep"'
+        )
+    shutil.rmtree(job.out / _PARTS, ignore_errors=True)
+    answers = (tally["prompts"] - tally["too_long"]) * settings.samples
+    return {**tally, "documents": sum(tally[f"{s}_documents"] for s in _SPLITS), "answer_tokens": tokens / answers}
+
+
+def _prompts(corpus: Path, split: Split) -> Iterator[dict[str, Any]]:
+    for batch in read_documents(corpus, split):
+        yield from batch.to_pylist()
+
+
+def _chosen(asked: list[dict[str, Any]], share: float, seed: int) -> list[tuple[int, dict[str, Any]]]:
+    """That share of the prompts with their numbers, in order, drawn by the seed."""
+    many = round(share * len(asked))
+    numbers = np.arange(len(asked))
+    if many < len(asked):
+        numbers = np.sort(permute(numbers, len(asked), key_of(seed, 0x67656E))[:many])
+    return [(int(n), asked[n]) for n in numbers]
+
+
+def _cut(rows: list[Any], size: int) -> Iterator[list[Any]]:
+    yield from (rows[start : start + size] for start in range(0, len(rows), size))
+
+
+def _answered(
+    job: Job,
+    loaded: Loaded,
+    settings: GenerateSettings,
+    split: Split,
+    part: int,
+    rows: list[tuple[int, dict[str, Any]]],
+) -> list[list[dict[str, Any]]]:
+    """For each prompt its answers {text, tokens, ended}, made now or by the process before; none if too long."""
+    path = job.out / _PARTS / f"{split}-{part:06d}.json"
+    if path.exists():
+        return json.loads(path.read_text())
+    prompts = [render(parse_conversation(row["text"]), loaded.tokenizer, generation_prompt=True)[0] for _, row in rows]
+    fits = [i for i, prompt in enumerate(prompts) if len(prompt) < loaded.config.context]
+    sampling = sampling_for(
+        loaded.tokenizer, max_new=settings.max_new, temperature=settings.temperature, top_p=settings.top_p
+    )
+    made = generate(
+        loaded.model,
+        [prompts[i] for i in fits],
+        sampling,
+        samples=settings.samples,
+        seed=job.seed,
+        step=_SPLITS.index(split),
+        keys=[(rows[i][0], 0) for i in fits],
+    )
+    found: list[list[dict[str, Any]]] = [[] for _ in rows]
+    for place, completion in enumerate(made):
+        ended = completion.stop_reason == "stop"
+        text = loaded.tokenizer.decode(completion.ids[: len(completion.ids) - ended])
+        answer = {"text": text, "tokens": len(completion.ids), "ended": ended}
+        found[fits[place // settings.samples]].append(answer)
+    atomic_json(path, found)
+    return found
+
+
+def _table(model: str, split: Split, row: dict[str, Any], answers: list[dict[str, Any]]) -> pa.Table:
+    """Documents of one prompt's answers; they share where the prompt is from, and so what is held out with it."""
+    history = [{**m, "train": False} if m["role"] == "assistant" else m for m in json.loads(row["text"])]
+    texts = [dump_document([*history, {"role": "assistant", "content": a["text"]}]) for a in answers]
+    sizes = [len(text.encode()) for text in texts]
+    same = {**row, "source": f"generate:{model}", "split": split}
+    rows = [{**same, "text": text, "bytes": size} for text, size in zip(texts, sizes, strict=True)]
+    return pa.Table.from_pylist(rows, schema=SCHEMA)

@@ -1,0 +1,175 @@
+"""Builder of the `label` kind: answers are judged, and become pairs or conversations to learn from.
+
+A judge is a reward model, a function, or people. Of scored answers to one prompt, the best and the worst make a pair;
+people are shown two at a time. Answers that are as good as each other teach nothing and are counted as ties.
+"""
+
+import itertools
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+
+from ingot.core.errors import UserError
+from ingot.core.functions import load_function
+from ingot.corpus.documents import SCHEMA, DocumentWriter, document_parts, dump_document, read_documents
+from ingot.objectives.scoring import ask
+from ingot.stages import people
+from ingot.stages.job import Job
+from ingot.stages.load import load_frozen, resolve_device
+from ingot.stages.sample_settings import LabelSettings
+from ingot.stages.text import TOKENIZER
+from ingot.text.chat import render
+from ingot.text.tokenizer import Tokenizer, load_tokenizer
+
+ROWS = 32
+"""Answers that a reward model reads together."""
+
+Answers = list[dict[str, Any]]
+"""The documents of one prompt's answers."""
+Judged = list[tuple[dict[str, Any], float]]
+"""Answers that are compared with each other, with their scores."""
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Judge, and write what was judged."""
+    settings = job.settings
+    assert isinstance(settings, LabelSettings)
+    groups = list(_groups(job.inputs["samples"].path))
+    tokenizer = load_tokenizer(job.inputs["tokenizer"].path / TOKENIZER)
+    judged = _by_people(settings.people, groups) if settings.people else _by_score(job, settings, groups, tokenizer)
+    for old in document_parts(job.out.path):
+        old.unlink()
+    writer, written = DocumentWriter(job.out.path), {"train": 0, "val": 0}
+    ties = unscored = low = 0
+    chosen, rejected, scores = [], [], []
+    for group in judged:
+        scored = [(row, score) for row, score in group if not math.isnan(score)]
+        unscored += len(group) - len(scored)
+        if not scored:
+            continue
+        best, worst = (pick(scored, key=lambda one: one[1]) for pick in (max, min))
+        scores += [score for _, score in scored]
+        if settings.format == "pairs" and best[1] == worst[1]:
+            ties += 1
+            continue
+        if settings.least is not None and best[1] < settings.least:
+            low += 1
+            continue
+        document = _pair(best[0], worst[0]) if settings.format == "pairs" else best[0]
+        writer.write(pa.Table.from_pylist([{**document, "source": f"label:{settings.by}"}], schema=SCHEMA))
+        written[document["split"]] += 1
+        chosen.append(best[1])
+        rejected.append(worst[1])
+    writer.flush()
+    if not written["train"]:
+        raise UserError(
+            f"found nothing to keep of {len(groups)} prompts ({ties} with answers as good as each other, {low} below "
+            f"least, {unscored} answers without a score); ask for more samples, or judge otherwise"
+        )
+    counts = {"documents": sum(written.values()), "train_documents": written["train"], "val_documents": written["val"]}
+    counts |= {"prompts": len(groups), "ties": ties, "below_least": low, "unscored": unscored}
+    return counts | {"score": _mean(scores), "best_score": _mean(chosen), "worst_score": _mean(rejected)}
+
+
+def _groups(samples: Path) -> Iterator[Answers]:
+    """The answers of each prompt, which stand side by side."""
+    rows = (row for batch in read_documents(samples) for row in batch.to_pylist())
+    for _, group in itertools.groupby(rows, key=lambda row: (row["path"], row["offset"], row["split"])):
+        yield list(group)
+
+
+def _by_score(job: Job, settings: LabelSettings, groups: list[Answers], tokenizer: Tokenizer) -> list[Judged]:
+    rows = [row for group in groups for row in group]
+    with job.display.bar("judging", len(rows), "answers") as bar:
+        if settings.reward:
+            scores = _model_scores(job, settings, [json.loads(row["text"]) for row in rows], tokenizer, bar)
+        else:
+            tables = [_prompt(row, tokenizer) for row in rows]
+            scores = ask(settings.by, load_function(settings.by, "by"), tables, [_answer(row) for row in rows], "by")
+            bar.advance(len(rows))
+    found = iter(zip(rows, scores, strict=True))
+    return [list(itertools.islice(found, len(group))) for group in groups]
+
+
+def _model_scores(
+    job: Job, settings: LabelSettings, conversations: list[list[dict[str, Any]]], tokenizer: Tokenizer, bar: Any
+) -> list[float]:
+    """Scores in the units of the reward model; NaN for what is longer than its context."""
+    device = resolve_device(settings.device)
+    model = load_frozen(job.inputs["reward"].path, job.display.say, device, torch.float32)
+    context = int(model.model.config.context)  # pyright: ignore
+    rows = [render(messages, tokenizer)[0].astype("int64") for messages in conversations]
+    scores: list[float] = []
+    for start in range(0, len(rows), ROWS):
+        part = rows[start : start + ROWS]
+        ids_BT = torch.zeros(len(part), min(context, max(map(len, part))), dtype=torch.long)
+        for ids_T, ids in zip(ids_BT, part, strict=True):
+            ids_T[: len(ids)] = torch.from_numpy(ids[:context])
+        lengths_B = torch.tensor([min(len(ids), context) for ids in part])
+        with torch.inference_mode():
+            found = model.scores(ids_BT.to(device), lengths_B.to(device)).tolist()  # pyright: ignore
+        scores += [math.nan if len(ids) > context else one for ids, one in zip(part, found, strict=True)]
+        bar.advance(len(part))
+    return scores
+
+
+def _by_people(path: Path, groups: list[Answers]) -> list[Judged]:
+    """What people said of two answers each: 1 for the better one, equal scores for a tie.
+
+    Raises:
+        UserError: the file is still open (it is written where there is none), or is of other answers.
+    """
+    couples = [couple for group in groups for couple in _couples(group)]
+    wanted = [(_question(a), _answer(a), _answer(b)) for a, b in couples]
+    if not path.exists():
+        people.write(path, wanted)
+    rows = people.read(path)
+    if [(row["prompt"], row["a"], row["b"]) for row in rows] != wanted:
+        raise UserError(
+            f"{path}: is not about the answers that are there now ({len(rows)} lines, expected {len(wanted)}); move it "
+            "away, and a new one is written"
+        )
+    if why := people.waits(path):
+        raise UserError(f"waits {why}; fill them in and run the same command again")
+    worth = {"a": (1.0, 0.0), "b": (0.0, 1.0), "tie": (0.0, 0.0)}
+    return [list(zip(couple, worth[row["better"]], strict=True)) for couple, row in zip(couples, rows, strict=True)]
+
+
+def _couples(group: Answers) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Two answers at a time that are not the same."""
+    for a, b in zip(group[::2], group[1::2], strict=False):
+        if _answer(a) != _answer(b):
+            yield a, b
+
+
+def _answer(row: dict[str, Any]) -> str:
+    return json.loads(row["text"])[-1]["content"]
+
+
+def _question(row: dict[str, Any]) -> str:
+    return "\n\n".join(message["content"] for message in json.loads(row["text"])[:-1])
+
+
+def _prompt(row: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
+    """The table that a function gets, the same as in training on a reward."""
+    special = frozenset(tokenizer.specials.values())
+    ids, _ = render(json.loads(row["text"])[:-1], tokenizer, generation_prompt=True)
+    text = tokenizer.decode([i for i in ids.tolist() if i not in special])
+    return {**(json.loads(row["extra"]) if row["extra"] else {}), "prompt": text}
+
+
+def _pair(best: dict[str, Any], worst: dict[str, Any]) -> dict[str, Any]:
+    *prompt, chosen = json.loads(best["text"])
+    rejected = json.loads(worst["text"])[-1]
+    plain = [{"role": m["role"], "content": m["content"]} for m in prompt]
+    text = dump_document({"prompt": plain, "chosen": [chosen], "rejected": [rejected]})
+    return {**best, "text": text, "bytes": len(text.encode())}
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
