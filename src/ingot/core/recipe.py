@@ -19,6 +19,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ingot.core.errors import UserError, nearest
+from ingot.core.repeat import unrolled
 from ingot.core.sinks import require
 from ingot.core.sweep import SEED, Point, points, with_values
 
@@ -136,9 +137,10 @@ def load_recipes(path: Path, overrides: list[str], kinds: Mapping[str, type[Sett
 def _recipe(
     path: Path, table: Mapping[str, Any], kinds: Mapping[str, type[Settings]], point: Point | None = None
 ) -> Recipe:
-    """Validate a recipe's table."""
+    """Validate a recipe's table, its rounds written out."""
+    table = unrolled(table)
     errors = [
-        f"{path}: unknown table [{k}]; {nearest(k, ['run', 'stage', 'sweep'])}"
+        f"{path}: unknown table [{k}]; {nearest(k, ['run', 'stage', 'sweep', 'repeat'])}"
         for k in table
         if k not in ("run", "stage")
     ]

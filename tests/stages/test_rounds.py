@@ -1,0 +1,273 @@
+"""Data made with models: a model's answers, judged by a function, a reward model or people; and rounds of all that."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot.core.errors import UserError
+from ingot.corpus.documents import read_documents
+from ingot.pipeline.graph import load_graph
+from ingot.pipeline.run import _job, link
+from ingot.pipeline.status import status
+from ingot.stages import child
+
+ROOT = Path("runs")
+TRAIN = """
+kind = "train"
+batch = 4
+precision = "fp32"
+evaluate = { every = 9, tokens = 64, sample = false }
+loop = { threads = 1 }
+"""
+RECIPE = f"""
+[run]
+name = "rounds"
+
+[stage.notes]
+kind = "corpus"
+sources = ["notes.txt"]
+quality = "none"
+holdout = {{ share = 0.2, by = "tail" }}
+
+[stage.questions]
+kind = "corpus"
+sources = ["questions.jsonl"]
+format = "prompts"
+holdout = {{ share = 0.3 }}
+
+[stage.bpe]
+kind = "tokenizer"
+from = "notes"
+vocab = 280
+
+[stage.base]
+{TRAIN}
+data = {{ notes = 1.0 }}
+tokenizer = "bpe"
+model = {{ depth = 1, width = 32, heads = 2, context = 48 }}
+duration = "2 steps"
+
+[repeat]
+rounds = 2
+stages = ["sample", "pairs", "reward", "policy"]
+start = {{ policy = "base", reward = "base" }}
+
+[stage.sample]
+kind = "generate"
+model = "policy"
+data = "questions"
+samples = 3
+max_new = 6
+unfinished = "keep"
+
+[stage.pairs]
+kind = "label"
+data = "sample"
+by = "rule.py:short"
+
+[stage.reward]
+{TRAIN}
+init = "reward"
+data = {{ "pairs*" = 1.0 }}
+objective = "reward"
+duration = "2 steps"
+
+[stage.policy]
+{TRAIN}
+init = "policy"
+data = {{ questions = 1.0 }}
+objective = {{ kind = "ppo", reward = "reward", reference = "base", max_new = 4, epochs = 1 }}
+duration = "1 steps"
+"""
+RULE = """
+def short(prompts, completions):
+    assert all(p["prompt"] == f"say {p['word']} {p['number']}" for p in prompts)
+    return [None if c.startswith("x") else -float(len(c)) for c in completions]
+"""
+PEOPLE = (
+    """
+[stage.people]
+kind = "label"
+data = "sample-1"
+by = "better.jsonl"
+
+[stage.best]
+kind = "label"
+data = "sample-1"
+by = "reward-1"
+format = "chat"
+
+[stage.distilled]
+"""
+    + TRAIN
+    + """
+init = "base"
+data = { best = 1.0 }
+duration = "1 steps"
+"""
+)
+WORDS = ["cat", "dog", "hill", "sun", "mill"]
+
+
+def _graph(recipe: str = "rounds.toml", *overrides: str) -> Any:
+    return load_graph(Path(recipe), list(overrides), ROOT)
+
+
+def _build(names: list[str], recipe: str = "rounds.toml", *overrides: str) -> None:
+    """Make stages and what they need in this process, each as its child would."""
+    graph = _graph(recipe, *overrides)
+    for node in graph.needed(names):
+        link(ROOT, "rounds", node)
+        child.run(_job(ROOT, node, graph.recipe, quiet=True))
+
+
+def _result(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / "rounds" / name / "result.json").read_text())
+
+
+def _documents(name: str) -> list[dict[str, Any]]:
+    return [row for batch in read_documents(ROOT / "rounds" / name) for row in batch.to_pylist()]
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two rounds, made whole."""
+    path, draw = tmp_path_factory.mktemp("rounds"), random.Random(0)
+    (path / "notes.txt").write_text("\n".join(" ".join(draw.choices(WORDS, k=8)) for _ in range(60)))
+    asked = [{"prompt": f"say {w} {i}", "word": w, "number": i} for i, w in enumerate(WORDS * 6)]
+    (path / "questions.jsonl").write_text("".join(json.dumps(q) + "\n" for q in asked))
+    (path / "rule.py").write_text(RULE)
+    (path / "rounds.toml").write_text(RECIPE)
+    (path / "people.toml").write_text(RECIPE + PEOPLE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        _build([])
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _there(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(work)
+
+
+def test_every_round_is_made_of_the_one_before() -> None:
+    nodes = _graph().nodes
+    assert nodes["sample-2"].inputs["model"] is nodes["policy-1"]
+    assert nodes["reward-2"].inputs["init"] is nodes["reward-1"]
+    assert nodes["policy-2"].inputs["companion:reward"] is nodes["reward-2"]
+    assert nodes["policy-2"].inputs["companion:reference"] is nodes["base"]
+    assert {"data:pairs-1", "data:pairs-2"} <= set(nodes["reward-2"].inputs)
+    assert all(status(ROOT, "rounds", node).state == "HIT" for node in nodes.values())
+    assert nodes["policy-1"].key == _graph("rounds.toml", "repeat.rounds=3").nodes["policy-1"].key
+
+
+def test_answers_keep_the_place_and_the_split_of_their_prompts() -> None:
+    asked = {row["text"]: row for row in _documents("questions")}
+    rows, result = _documents("sample-1"), _result("sample-1")
+    assert len(rows) == result["documents"] == 30 * 3 - result["empty"]
+    for row in rows:
+        *prompt, answer = json.loads(row["text"])
+        source = asked[json.dumps(prompt, separators=(",", ":"))]
+        assert answer["role"] == "assistant"
+        assert (row["split"], row["cluster"], row["extra"]) == (source["split"], source["cluster"], source["extra"])
+        assert row["bytes"] == len(row["text"].encode())
+    texts = [row["text"] for row in rows]
+    assert len(set(texts)) > len(texts) / 2, "the samples of a prompt are different ones"
+
+
+def test_of_scored_answers_the_best_and_the_worst_make_a_pair() -> None:
+    groups: dict[int, list[str]] = {}
+    for row in _documents("sample-1"):
+        answer = json.loads(row["text"])[-1]["content"]
+        if not answer.startswith("x"):
+            groups.setdefault(row["offset"], []).append(answer)
+    pairs = {row["offset"]: json.loads(row["text"]) for row in _documents("pairs-1")}
+    expected = {at: answers for at, answers in groups.items() if len({*map(len, answers)}) > 1}
+    assert set(pairs) == set(expected)
+    for at, pair in pairs.items():
+        assert len(pair["chosen"][0]["content"]) == min(map(len, expected[at]))
+        assert len(pair["rejected"][0]["content"]) == max(map(len, expected[at]))
+    assert _result("pairs-1")["ties"] == len(groups) - len(expected)
+
+
+def test_sampling_goes_on_after_a_kill_to_the_byte(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ingot.stages import generate
+
+    whole = _documents("sample-1")
+    overrides = ("repeat.rounds=1", "stage.sample.seed=1")  # the run's own, under another key
+    monkeypatch.setattr(generate, "ROWS", 12)
+    calls, real = [], generate.generate
+
+    def dies(*arguments: Any, **named: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(generate, "generate", dies)
+    with pytest.raises(KeyboardInterrupt):
+        _build(["sample-1"], "rounds.toml", *overrides)
+    _build(["sample-1"], "rounds.toml", *overrides)
+    parts = -(-sum(r["split"] == "train" for r in _documents("questions")) // 4)
+    parts += -(-sum(r["split"] == "val" for r in _documents("questions")) // 4)
+    assert len(calls) == parts + 1, "what was done before the kill is not done again"
+    assert _documents("sample-1") == whole, "the seed is the run's; batches and the kill leave no trace"
+    _build(["sample-1"])
+
+
+def test_people_fill_a_file_and_the_same_command_goes_on(work: Path) -> None:
+    def state() -> tuple[str, str]:
+        found = status(ROOT, "rounds", _graph("people.toml").nodes["people"])
+        return found.state, found.why
+
+    assert state() == ("WAIT", "for people to fill better.jsonl, which is written once its answers are there")
+    with pytest.raises(
+        UserError, match=r'waits for people to fill better.jsonl: \d+ of \d+ lines have no "better" yet'
+    ):
+        _build(["people"], "people.toml")
+    rows = [json.loads(line) for line in Path("better.jsonl").read_text().splitlines()]
+    assert state()[0] == "WAIT"
+    for n, row in enumerate(rows):
+        row["better"] = "a" if n % 3 == 0 else "b" if n % 3 == 1 else "tie"
+    Path("better.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert state()[0] == "RUN"
+    _build(["people"], "people.toml")
+    pairs = [json.loads(row["text"]) for row in _documents("people")]
+    sides = {(p["chosen"][0]["content"], p["rejected"][0]["content"]) for p in pairs}
+    wanted = {(r["a"], r["b"]) if r["better"] == "a" else (r["b"], r["a"]) for r in rows if r["better"] != "tie"}
+    assert sides == wanted
+    before = _graph("people.toml").nodes["people"].key
+    rows[0]["better"] = "b"
+    Path("better.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert _graph("people.toml").nodes["people"].key != before, "who changes their mind gets other pairs"
+    rows[0]["better"] = "c"
+    Path("better.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match=r'better.jsonl, line 1: found better = \'c\', expected "a", "b" or "tie"'):
+        _graph("people.toml")
+    Path("better.jsonl").unlink()
+
+
+def test_a_reward_model_picks_what_is_learned_from(work: Path) -> None:
+    _build(["distilled"], "people.toml")
+    result, rows = _result("best"), _documents("best")
+    assert result["documents"] == len(rows) == len({row["offset"] for row in rows})
+    assert result["worst_score"] < result["score"] < result["best_score"]
+    assert {row["source"] for row in rows} == {"label:reward-1"}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ('stage.sample.data="notes"', "'notes' has format = \"text\", but a generate stage answers prompts"),
+        ('stage.pairs.data="questions"', "stage 'questions' is a corpus, expected a generate"),
+        ('stage.pairs.by="base"', "'base' is no reward model"),
+        ('stage.pairs.by="gone.py:f"', "by: 'gone.py:f': no file gone.py"),
+        ("stage.pairs.least=1.0", "found least = 1, which only"),
+    ],
+)
+def test_what_a_recipe_gets_wrong_is_said_before_anything_runs(override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        _graph("rounds.toml", override)
