@@ -186,6 +186,8 @@ def test_readme_commands_are_understood(command: str, tmp_path: Path, ingot) -> 
     words = [w.replace("stdlib.toml", str(RECIPES[-1])) if w.endswith("stdlib.toml") else w for w in words]
     if words[0] == "run":
         words[0] = "plan"
+    if words[0] == "bench":
+        words += ["--shape", "tiny", "--seconds", "0", "--repetitions", "1"]
     result = ingot(*words, cwd=tmp_path)
     assert "No such" not in result.stderr, result.stderr
     assert "Usage" not in result.stderr, result.stderr
@@ -253,6 +255,45 @@ def test_the_base_install_is_all_that_the_product_imports() -> None:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 node.body = [ast.Pass()]
         assert _imports(tree) <= base, f"{file}: an extra is imported where its user may not have it"
+
+
+def test_the_readmes_post_training_is_a_legal_recipe(tmp_path: Path) -> None:
+    fenced = (ROOT / "README.md").read_text().split("```")[1::2]
+    shown = next(b.removeprefix("toml") for b in fenced if b.startswith("toml") and 'objective = "reward"' in b)
+    (tmp_path / "more.toml").write_text(BEFORE + shown)
+    graph = load_graph(tmp_path / "more.toml", [], tmp_path, without_files=True)
+    ppo, dpo, verdict = (set(graph.nodes[name].inputs) for name in ("ppo", "dpo", "verdict"))
+    assert {"init", "companion:reward", "companion:reference"} <= ppo
+    assert {"init", "companion:reference"} <= dpo
+    assert verdict
+
+
+BEFORE = """
+[run]
+name = "more"
+[stage.clean]
+kind = "corpus"
+sources = ["text.txt"]
+[stage.preferences]
+kind = "corpus"
+sources = ["pairs.jsonl"]
+format = "pairs"
+[stage.questions]
+kind = "corpus"
+sources = ["questions.jsonl"]
+format = "prompts"
+[stage.bpe]
+kind = "tokenizer"
+from = "clean"
+type = "byte-bpe"
+vocab = 512
+[stage.chat]
+kind = "train"
+data = { clean = 1.0 }
+tokenizer = "bpe"
+model = { depth = 1 }
+duration = "10 steps"
+"""
 
 
 @pytest.mark.slow
