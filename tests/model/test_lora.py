@@ -199,6 +199,36 @@ def test_the_reference_shares_every_weight_and_goes_its_own_way() -> None:
     assert not view.training
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_2_6_matrices_held_in_bf16_are_as_those_that_autocast_rounds(kind: str) -> None:
+    """Logits to the bit, the gradients of A and B too; the adapter and all that is no matrix stay fp32."""
+    found = []
+    for held in (False, True):
+        model, _ = _pair(kind, "gpt2", targets=["q", "ffn.*"])
+        _stirred(model)
+        if held:
+            lora.hold(model, torch.bfloat16)
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(torch.arange(24).view(2, 12))
+            out.head(out.hidden).square().mean().backward()
+            logits = _logits(model)
+        found.append((model, logits))
+    (one, logits), (two, held_logits) = found
+    assert two.get_parameter("layers.0.attention.k.weight").dtype == torch.bfloat16
+    assert {p.dtype for n, p in two.named_parameters() if not n.endswith("weight") or "norm" in n} == {torch.float32}
+    if kind != "dora":  # its row lengths are of the matrix as it is held
+        assert torch.equal(logits, held_logits)
+    assert (logits - held_logits).abs().max() < 2e-2
+    for name, p in one.named_parameters():
+        if p.grad is not None:
+            grad = two.get_parameter(name).grad
+            assert grad is not None
+            assert torch.allclose(
+                p.grad, grad, rtol=0.05, atol=float(p.grad.abs().max()) * (0 if kind != "dora" else 0.05)
+            )
+    assert torch.isfinite(_logits(two)).all(), "outside autocast too"
+
+
 def test_adapters_are_not_tied_to_a_seed_of_the_device_or_the_process() -> None:
     torch.manual_seed(1)
     one, _ = _pair("lora")

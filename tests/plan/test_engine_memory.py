@@ -5,9 +5,11 @@ import contextlib
 import pytest
 import torch
 
+from ingot.model import lora
+from ingot.model.adapter import AdapterSettings, adapter_parameters, linear_layers
 from ingot.model.settings import MAX_LOGITS, ModelConfig, ModelSettings
 from ingot.model.transformer import build
-from ingot.plan.memory import engine_activations
+from ingot.plan.memory import adapter_activations, engine_activations
 
 ROWS = 2
 SMALL = {"width": 64, "heads": 4, "ffn": 192}
@@ -26,9 +28,12 @@ UNFUSED = [("dropout", "sdpa")]
 """On a CPU the fused kernel has no dropout: torch writes the scores out by itself, in fp32."""
 
 
-def _kept(config: ModelConfig, path: str, bf16: bool, isolated: bool) -> int:
+def _kept(config: ModelConfig, path: str, bf16: bool, isolated: bool, adapter: AdapterSettings | None = None) -> int:
     """Bytes of all distinct tensors that a forward pass saves, parameters aside."""
     model = build(config, seed=0)
+    if adapter:
+        lora.adapt(model, adapter, seed=0)
+        lora.hold(model, torch.bfloat16 if bf16 else torch.float32)
     model.attention_path = path  # type: ignore[assignment]
     seen = {p.untyped_storage().data_ptr(): None for p in model.parameters()}
 
@@ -54,6 +59,24 @@ def test_f2_activations_are_what_autograd_keeps(name: str, path: str, bf16: bool
     told = engine_activations(config, ROWS, 2 if bf16 else 4, path == "plain", MAX_LOGITS, masks)
     kept = _kept(config, path, bf16, isolated)
     assert told.layers + told.scores + told.casts == pytest.approx(kept, rel=0.03)
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_f2_e6_activations_under_an_adapter_are_at_most_what_the_plan_says(
+    kind: str, dropout: float, bf16: bool
+) -> None:
+    """Within a quarter: what a frozen norm does not keep for its gain is left in the plan."""
+    config = SHAPES["llama"].resolve(64)
+    adapter = AdapterSettings.model_validate({"kind": kind, "rank": 8, "dropout": dropout})
+    element = 2 if bf16 else 4
+    whole = engine_activations(config, ROWS, element, False, MAX_LOGITS)
+    sizes, tokens = linear_layers(config).values(), ROWS * config.context
+    told = whole.layers + adapter_activations(sizes, 8, tokens, element, kind == "dora", dropout > 0)
+    casts = adapter_parameters(adapter, config) * element if bf16 else 0
+    kept = _kept(config, "sdpa", bf16, False, adapter)
+    assert 0.97 * kept < told + casts < 1.25 * kept
 
 
 def test_d7_source_error_16_bits_do_not_halve_even_what_a_layer_keeps() -> None:

@@ -290,8 +290,8 @@ def test_the_frozen_model_is_not_loaded_a_second_time(work: Path, monkeypatch: p
     seen: list[Engine] = []
     original = Engine.__init__
 
-    def init(self: Engine, *arguments: Any) -> None:
-        original(self, *arguments)
+    def init(self: Engine, *arguments: Any, **options: Any) -> None:
+        original(self, *arguments, **options)
         seen.append(self)
 
     with monkeypatch.context() as patch:

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from ingot.core.errors import UserError
 from ingot.core.recipe import load_recipe
-from ingot.model.settings import FAMILIES, ModelSettings
+from ingot.model import lora
+from ingot.model.adapter import AdapterSettings
+from ingot.model.settings import FAMILIES, ModelConfig, ModelSettings
 from ingot.model.transformer import Transformer
 from ingot.optim.groups import counts
 from ingot.optim.optimizers import build
@@ -63,6 +66,54 @@ def test_f5_llama_7b() -> None:
     assert phase["first_lr"] == pytest.approx(3e-4 / 2000)
     assert told["memory"]["weights"] == 4 * 7_499_681_792
     assert told["memory"]["optimizer"] == 8 * 7_499_681_792
+
+
+def _tuned(config: ModelConfig, device: Device, **changes: object) -> dict:
+    table = {"data": {"text": 1.0}, "init": "base", "duration": "100 steps", "batch": 16, "loop": {"micro_batch": 1}}
+    return forecast(TrainSettings.model_validate(table | changes), Known(config, device))
+
+
+def test_e6_7b_with_lora_fits_24_GB_and_all_of_it_does_not() -> None:
+    llama = ModelSettings(depth=32, width=4096, heads=32, ffn=11_008, context=1024).resolve(32_000)
+    told = _tuned(llama, GPUS["rtx4090"], adapter={"kind": "lora", "rank": 16})
+    memory, counts = told["memory"], told["parameters"]
+    trained = 32 * 16 * (4 * 8192 + 3 * (4096 + 11_008))
+    assert counts["parts"]["adapter"] == counts["trained"] == counts["undecayed"] == trained == 39_976_960
+    assert counts["total"] == 6_738_415_616 + trained
+    bf16 = 32 * (4 * 4096**2 + 3 * 4096 * 11_008)
+    assert memory["weights"] == 2 * bf16 + 4 * (6_738_415_616 - bf16) + 4 * trained
+    assert pytest.approx(13.5e9, rel=0.002) == 2 * 6_738_415_616
+    assert memory["weights"] == pytest.approx(13.5e9, rel=0.06)  # tables, norms and the adapter are fp32
+    assert (memory["gradients"], memory["optimizer"]) == (4 * trained, 8 * trained)
+    assert memory["total"] < memory["available"] == 24 * 10**9
+    whole = _tuned(llama, GPUS["rtx4090"])["memory"]
+    assert whole["total"] > 4 * 24 * 10**9
+    assert told["length"]["flops"] < 0.7 * _tuned(llama, GPUS["rtx4090"])["length"]["flops"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", ["adamw", "sgd", "muon"])
+def test_e6_the_state_of_an_adapter_is_that_of_its_model_and_optimizer(kind: str, precision: str) -> None:
+    """Bytes of parameters and moments of a real adapted model, as training holds them."""
+    config = ModelSettings(depth=2, width=64, family="gpt2", context=64).resolve(300)
+    adapter = AdapterSettings(kind="dora", rank=4, targets=("attention.*", "down"))
+    optim = OptimSettings.model_validate({"kind": kind, "lr": 0.1})
+    told = _tuned(config, CPU, adapter=adapter, optim=optim, precision=precision)
+    model = Transformer(config)
+    lora.adapt(model, adapter, 0)
+    lora.hold(model, torch.bfloat16 if precision == "bf16" else torch.float32)
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    kept = build(trained, optim, 0.1).tensors()
+    assert told["memory"]["weights"] == sum(p.nbytes for p in model.parameters())
+    assert told["memory"]["gradients"] == sum(p.nbytes for p in trained.values())
+    assert told["memory"]["optimizer"] == sum(t.nbytes for t in kept.values() if t.dim() > 0)
+    assert told["parameters"]["trained"] == sum(p.numel() for p in trained.values())
+
+
+def test_a_pattern_that_fits_nothing_is_said_by_the_plan() -> None:
+    config = ModelSettings(depth=2, family="gpt2").resolve(300)
+    with pytest.raises(UserError, match=r"adapter\.targets: 'gate' matches no matrix"):
+        _tuned(config, CPU, adapter={"targets": ["gate"]})
 
 
 def test_f5_d2_d3_the_optimizers_numbers_of_the_full_sizes() -> None:

@@ -10,7 +10,7 @@ correction reads the dropped input, so the frozen product is a path of its own.
 
 An adapted layer is still an `nn.Linear` under its old name, holding the same parameters and a few more (`lora_A`,
 `lora_B`, `lora_magnitude`): names in checkpoints, the mapping to other layouts and the rest of the model do not know
-adapters. The new ones are fp32 even where the frozen matrix is not.
+adapters. The new ones are fp32 even where the frozen matrix is not (`hold`).
 
 Merging keeps a copy of what it overwrites, and undoing it puts the copy back. Rejected: subtracting what was added,
 which leaves rounding behind.
@@ -27,11 +27,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ingot.model.adapter import AdapterSettings, adapted_layers
+from ingot.model.adapter import AdapterSettings, adapted_layers, linear_layers
 from ingot.model.transformer import Transformer
 
 
-class Adapted(nn.Linear):
+class Held(nn.Linear):
+    """A frozen linear layer whose matrix may be kept in fewer bits than what it is multiplied with."""
+
+    def __init__(self, frozen: nn.Linear):
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = frozen.in_features, frozen.out_features
+        self.weight, self.bias = frozen.weight, frozen.bias
+
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """... x I to ... x O."""
+        return F.linear(x, self.matrix(x), self.bias)
+
+    def matrix(self, x: Tensor) -> Tensor:
+        """The matrix as a product with x wants it: autocast casts both sides itself."""
+        return self.weight if torch.is_autocast_enabled(x.device.type) else self.weight.to(x.dtype)
+
+
+class Adapted(Held):
     """A frozen linear layer with its correction.
 
     Args:
@@ -41,9 +58,7 @@ class Adapted(nn.Linear):
     """
 
     def __init__(self, frozen: nn.Linear, settings: AdapterSettings, generator: torch.Generator | None = None):
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = frozen.in_features, frozen.out_features
-        self.weight, self.bias = frozen.weight, frozen.bias
+        super().__init__(frozen)
         self.scale, self.dropout, self.on = settings.scale, settings.dropout, True
         self._original: Tensor | None = None
         dtype, device = torch.promote_types(self.weight.dtype, torch.float32), self.weight.device
@@ -56,9 +71,9 @@ class Adapted(nn.Linear):
         self.register_buffer("squares_O", squares_O, persistent=False)
         self.lora_magnitude = None if squares_O is None else nn.Parameter(squares_O.sqrt())
 
-    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(self, x: Tensor) -> Tensor:
         """... x I to ... x O."""
-        plain = F.linear(x, self.weight, self.bias)
+        plain = super().forward(x)
         if not self.on or self._original is not None:
             return plain
         dropped = F.dropout(x, self.dropout, self.training)
@@ -67,7 +82,7 @@ class Adapted(nn.Linear):
             return plain + change
         factor_O = self.lora_magnitude / self._norm_O()
         if dropped is not x:
-            product = F.linear(dropped, self.weight)
+            product = F.linear(dropped, self.matrix(dropped))
         else:
             product = plain if self.bias is None else plain - self.bias
         return plain + (factor_O - 1).to(plain.dtype) * product + factor_O.to(plain.dtype) * change
@@ -133,6 +148,19 @@ def adapt(model: Transformer, settings: AdapterSettings, seed: int) -> None:
         frozen = model.get_submodule(name)
         assert type(frozen) is nn.Linear, f"{name} is {type(frozen).__name__}, expected a linear layer without adapter"
         setattr(model.get_submodule(parent), child, Adapted(frozen, settings, generator))
+
+
+def hold(model: Transformer, dtype: torch.dtype) -> None:
+    """Keep the frozen matrices inside blocks in the precision that they are multiplied in: half the memory, and under
+    autocast, which would round them to it anyway, the same numbers."""
+    for name in linear_layers(model.config):
+        parent, _, child = name.rpartition(".")
+        layer = model.get_submodule(name)
+        assert isinstance(layer, nn.Linear)
+        if not isinstance(layer, Held):
+            layer = Held(layer)
+            setattr(model.get_submodule(parent), child, layer)
+        layer.weight.data = layer.weight.data.to(dtype)
 
 
 def adapters(model: nn.Module) -> list[Adapted]:

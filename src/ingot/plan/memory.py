@@ -7,6 +7,7 @@ autograd keeps.
 Letters: V vocabulary, d width, L layers, H heads, T context, b rows, N parameters, f inner size of the feed-forward.
 """
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 
 from ingot.plan.shape import Shape
@@ -115,6 +116,22 @@ def engine_activations(
         casts=matrices * element if element < stream else 0,
         logits=3 * FP32 * min(tokens * shape.vocab, max(max_logits, shape.vocab)),
     )
+
+
+def adapter_activations(
+    sizes: Collection[tuple[int, int]], rank: int, tokens: int, element: int, dora: bool = False, dropout: bool = False
+) -> int:
+    """Bytes that corrections of low rank keep beside what their layers read: A x, and what their own parts multiply.
+
+    Args:
+        sizes: inputs and outputs of each adapted matrix.
+        tokens: of a micro-batch.
+        element: bytes of a number in the forward pass.
+        dora: rows are scaled by learned lengths, so both products are kept.
+        dropout: the correction reads a copy of the input, with what was dropped noted by a byte.
+    """
+    layers = (rank + (2 * o if dora else 0) + (i if dropout else 0) for i, o in sizes)
+    return tokens * (element * sum(layers) + (sum(i for i, _ in sizes) if dropout else 0))
 
 
 def score_elements(heads: int, context: int, rows: int = 1) -> int:

@@ -80,7 +80,8 @@ def _facts(node: Node) -> dict[str, Any]:
         return {"type": settings.type} | ({"vocab": settings.vocab} if settings.vocab else {})
     if isinstance(settings, TrainSettings):
         facts: dict[str, Any] = {"duration": settings.duration or "", "data": settings.data or settings.corpora}
-        return facts | ({"init": settings.init} if settings.init else {})
+        facts |= {"init": settings.init} if settings.init else {}
+        return facts | ({"adapter": settings.adapter.kind} if settings.adapter else {})
     if isinstance(settings, EvaluateStageSettings):
         return {"models": settings.models}
     if isinstance(settings, JudgeSettings):
@@ -196,7 +197,11 @@ def _lines(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """A forecast in a few lines: (what, words)."""
     if counts := told.get("parameters"):
         parts = ", ".join(f"{name} {figures.short(n)}" for name, n in counts["parts"].items() if n)
-        yield "parameters", f"{counts['total']:,}: {parts}; all but {counts['undecayed']:,} decay"
+        learned = f"all but {counts['undecayed']:,} decay"
+        if counts["trained"] < counts["total"]:
+            frozen = counts["total"] - counts["trained"]
+            learned = f"{counts['trained']:,} trained ({counts['trained'] / frozen:.2%}), the others frozen"
+        yield "parameters", f"{counts['total']:,}: {parts}; {learned}"
     if "unknown" in told:
         yield "unknown", told["unknown"]
     if "length" in told:

@@ -6,16 +6,17 @@ say the same. What stands on data that is not encoded yet is assumed (every row 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ingot.core.errors import UserError
+from ingot.model.adapter import AdapterSettings, adapted_layers, adapter_parameters
 from ingot.model.settings import MAX_LOGITS, PLAIN_BF16_KEYS, ModelConfig
 from ingot.optim.settings import OptimSettings
 from ingot.plan.batch import accumulation
 from ingot.plan.flops import training_flops_per_token
 from ingot.plan.machine import Device, gpu_hours
-from ingot.plan.memory import Activations, cache_bytes, engine_activations, state_bytes
+from ingot.plan.memory import Activations, Memory, adapter_activations, cache_bytes, engine_activations, state_bytes
 from ingot.stages.layout import longest, timeline
 from ingot.stages.settings import TrainSettings
 from ingot.stages.timeline import Extents, Phase, Timeline, assumed
@@ -43,12 +44,13 @@ class Known:
 def forecast(settings: TrainSettings, known: Known) -> dict[str, Any]:
     """All figures, as plain data; only `parameters`, and why, where the duration counts data of unknown size."""
     config = longest(settings, known.config)
-    figures: dict[str, Any] = {"parameters": parameters(config, settings.optim)}
+    figures: dict[str, Any] = {"parameters": parameters(config, settings.optim, settings.adapter)}
     try:
         line = timeline(settings, known.config, known.extents or assumed)
     except UserError as error:
         return figures | {"unknown": str(error)}
-    flops = sum(_flops(config, phase) for phase in line.phases)
+    adapter = adapter_parameters(settings.adapter, config) if settings.adapter else None
+    flops = sum(_flops(config, phase, adapter) for phase in line.phases)
     figures |= {
         "length": {
             "steps": line.steps,
@@ -63,25 +65,34 @@ def forecast(settings: TrainSettings, known: Known) -> dict[str, Any]:
     return figures | {"batch": _batch(settings, line, known.ranks)} | _machine(settings, config, line, known)
 
 
-def parameters(config: ModelConfig, optim: OptimSettings) -> dict[str, Any]:
-    """Counts by part, and how many of them decay: what has two dimensions does, tables only where asked."""
+def parameters(config: ModelConfig, optim: OptimSettings, adapter: AdapterSettings | None = None) -> dict[str, Any]:
+    """Counts by part, and how many of them decay: what has two dimensions does, tables only where asked.
+
+    Where an adapter is trained, it is the last part, the others are frozen, and nothing decays.
+    """
     parts = config.parameters_by_part()
+    if adapter:
+        parts["adapter"] = trained = adapter_parameters(adapter, config)
+        total = config.parameters + trained
+        return {"total": total, "parts": parts, "trained": trained, "decayed": 0, "undecayed": trained}
     tables = parts["embedding"] + parts["positions"] if optim.decay_embeddings else 0
     decayed = _matrices(config) + parts["head"] + tables
-    return {"total": config.parameters, "parts": parts, "decayed": decayed, "undecayed": config.parameters - decayed}
+    total = config.parameters
+    return {"total": total, "parts": parts, "trained": total, "decayed": decayed, "undecayed": total - decayed}
 
 
-def moments(config: ModelConfig, optim: OptimSettings) -> int:
-    """Numbers that the optimizer keeps between steps."""
+def moments(config: ModelConfig, optim: OptimSettings, adapter: int | None = None) -> int:
+    """Numbers that the optimizer keeps between steps; where an adapter of so many numbers is trained, of that alone."""
+    trained = config.parameters if adapter is None else adapter
     match optim.kind:
         case "sgd":
-            return config.parameters if optim.momentum else 0
+            return trained if optim.momentum else 0
         case "lion":
-            return config.parameters
+            return trained
         case "muon":  # one for a matrix inside a block, AdamW's two for all else
-            return 2 * config.parameters - _matrices(config)
+            return 2 * trained - (_matrices(config) if adapter is None else 0)
         case _:
-            return 2 * config.parameters
+            return 2 * trained
 
 
 def _matrices(config: ModelConfig) -> int:
@@ -90,9 +101,9 @@ def _matrices(config: ModelConfig) -> int:
     return config.depth * d * (2 * features + (3 if config.activation == "swiglu" else 2) * config.ffn)
 
 
-def _flops(config: ModelConfig, phase: Phase) -> int:
+def _flops(config: ModelConfig, phase: Phase, adapter: int | None) -> int:
     at = config.model_copy(update={"context": phase.context})
-    return training_flops_per_token(at) * phase.rows * phase.context
+    return training_flops_per_token(at, adapter) * phase.rows * phase.context
 
 
 def _at_once(settings: TrainSettings, line: Timeline, phase: Phase, ranks: int) -> int:
@@ -117,13 +128,17 @@ def _machine(settings: TrainSettings, config: ModelConfig, line: Timeline, known
         precision = device.half or "fp32"
     passes = [
         _pass(
-            config.model_copy(update={"context": p.context}), _at_once(settings, line, p, known.ranks), precision, known
+            config.model_copy(update={"context": p.context}),
+            _at_once(settings, line, p, known.ranks),
+            precision,
+            known,
+            settings.adapter,
         )
         for p in line.phases
     ]
     attention, kept = max(passes, key=lambda one: one[1].total)
     number = _ELEMENT["fp64" if precision == "fp64" else "fp32"]
-    state = state_bytes(config.parameters, number, moments(config, settings.optim) / config.parameters, number)
+    state = _state(config, settings, number, _ELEMENT[precision])
     memory = {
         "weights": state.weights,
         "gradients": state.gradients,
@@ -138,17 +153,36 @@ def _machine(settings: TrainSettings, config: ModelConfig, line: Timeline, known
     return {
         "execution": choice,
         "memory": {**memory, "total": sum(memory.values()), "available": device.memory},
-        "generation": {"weights": state.weights, "cache": cache},
+        "generation": {"weights": config.parameters * number, "cache": cache},
     }
 
 
-def _pass(config: ModelConfig, rows: int, precision: str, known: Known) -> tuple[str, Activations]:
+def _state(config: ModelConfig, settings: TrainSettings, number: int, element: int) -> Memory:
+    """Weights, gradients and moments; under an adapter, frozen matrices are held in what they are multiplied in."""
+    if not settings.adapter:
+        return state_bytes(config.parameters, number, moments(config, settings.optim) / config.parameters, number)
+    trained = adapter_parameters(settings.adapter, config)
+    own = state_bytes(trained, number, moments(config, settings.optim, trained) / trained, number)
+    frozen = config.parameters * number - _matrices(config) * max(0, number - element)
+    return replace(own, weights=own.weights + frozen)
+
+
+def _pass(
+    config: ModelConfig, rows: int, precision: str, known: Known, adapter: AdapterSettings | None
+) -> tuple[str, Activations]:
     """How attention is computed in a forward pass, and what the pass keeps."""
     few_keys = precision == "bf16" and config.context <= PLAIN_BF16_KEYS
     plain = not known.device.is_gpu and (few_keys or config.dropout > 0)
     windowed = config.window is not None and config.window < config.context
     masks = rows if known.isolated else int(windowed)
-    kept = engine_activations(config, rows, _ELEMENT[precision], plain, MAX_LOGITS, masks)
+    element = _ELEMENT[precision]
+    kept = engine_activations(config, rows, element, plain, MAX_LOGITS, masks)
+    if adapter:
+        sizes, tokens = adapted_layers(adapter, config).values(), rows * config.context
+        dora, dropout = adapter.kind == "dora", adapter.dropout > 0
+        more = adapter_activations(sizes, adapter.rank, tokens, element, dora, dropout)
+        casts = adapter_parameters(adapter, config) * element if kept.casts else 0
+        kept = replace(kept, layers=kept.layers + more, casts=casts)
     return "plain" if plain else "fused", kept
 
 

@@ -28,12 +28,14 @@ def penalties_of(
     """
     losses, anchors = [], []
     trained = {name: weight for name, weight in lora.weights(model).items() if weight.requires_grad}
+    kept = {name: p.dtype for name, p in model.named_parameters()}
     for name, penalty in zip(settings.penalty_names, settings.penalties, strict=True):
         if isinstance(penalty, KlSettings):
             losses.append(Divergence(name, penalty.weight, companions[penalty.role]))
         elif isinstance(penalty, EwcSettings):
             fisher, center = read_fisher(job.inputs[f"fisher:{penalty.fisher}"].path, model)
             importance = shaped(fisher, penalty.clip, penalty.floor, penalty.normalise)
+            center = {n: t.to(kept[n]) for n, t in center.items()}  # where the start is rounded, so is its anchor
             anchors.append(Anchor(name, penalty.weight, _like(center, trained), _like(importance, trained)))
             job.display.say(f"{name}: mean importance {mean_of(importance):.3g}; weights do not decay")
         else:

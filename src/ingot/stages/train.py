@@ -16,6 +16,7 @@ from ingot.dist import mesh
 from ingot.infer.generate import generate
 from ingot.infer.text import sampling_for
 from ingot.model import lora
+from ingot.model.adapter import adapter_parameters
 from ingot.model.settings import ModelConfig
 from ingot.model.transformer import Transformer, build
 from ingot.objectives.replay import Replay
@@ -75,7 +76,7 @@ def run(job: Job) -> dict[str, Any]:
         replay=Replay(),
     )
     describe(job.out.path, config, tokenizer)
-    facts = _facts(engine, config, data, line)
+    facts = _facts(settings, engine, config, data, line)
     job.display.say(f"{facts['parameters']:,} parameters, {line.steps:,} steps; {execution.line()}")
     words = "{name}: " if settings.phases else ""
     words += "steps {first_step:,} to {last_step:,} of {rows} rows of {context:,}"
@@ -111,7 +112,7 @@ def _save_rows(job: Job, data: Data) -> None:
 def _execution(job: Job, settings: TrainSettings, config: ModelConfig, line: Timeline) -> Execution:
     """Sized for the longest rows that are trained on, which a model from elsewhere may exceed by far."""
     longest_rows = max(phase.context for phase in line.phases)
-    work = {"depth": config.depth, "flops": _flops(config, line)}
+    work = {"depth": config.depth, "flops": _flops(settings, config, line)}
     fresh = choose(settings.loop, settings.precision, longest_rows, line.largest, **work)
     execution = remembered(job.out / "execution.json", fresh, settings.loop)
     execution.prepare()
@@ -124,7 +125,10 @@ def _model(job: Job, settings: TrainSettings, config: ModelConfig, execution: Ex
         model = load_model(path, job.display.say, device="cpu", exact=True, context=config.context).model
         if settings.adapter:
             lora.adapt(model, settings.adapter, key_of(job.seed, int(job.inputs["init"].key[:15], 16)))
-        return model.to(execution.device, execution.parameter_dtype)
+        model.to(dtype=execution.parameter_dtype)
+        if settings.adapter:
+            lora.hold(model, execution.product_dtype)
+        return model.to(execution.device)
     model = build(config, job.seed, dtype=execution.parameter_dtype)  # on the CPU, so every machine starts alike
     return model.to(execution.device)
 
@@ -157,15 +161,16 @@ def _annotate(job: Job, engine: Engine, data: Data, line: Timeline) -> None:
         engine.companions = {}
 
 
-def _flops(config: ModelConfig, line: Timeline) -> float:
+def _flops(settings: TrainSettings, config: ModelConfig, line: Timeline) -> float:
     """Of all steps."""
+    adapter = adapter_parameters(settings.adapter, config) if settings.adapter else None
     return sum(
-        training_flops_per_token(config.model_copy(update={"context": p.context})) * p.rows * p.context
+        training_flops_per_token(config.model_copy(update={"context": p.context}), adapter) * p.rows * p.context
         for p in line.phases
     )
 
 
-def _facts(engine: Engine, config: ModelConfig, data: Data, line: Timeline) -> dict[str, Any]:
+def _facts(settings: TrainSettings, engine: Engine, config: ModelConfig, data: Data, line: Timeline) -> dict[str, Any]:
     """What the run is, in numbers known before its first step; of the batch, those of the last step."""
     sampled = engine.objective.judged_by == "reward"  # how many tokens a step samples is known when it has
     return {
@@ -175,7 +180,7 @@ def _facts(engine: Engine, config: ModelConfig, data: Data, line: Timeline) -> d
         "steps": line.steps,
         "context": config.context,
         "batch_rows": line.rows(line.steps),
-        **({} if sampled else _sizes(config, line)),
+        **({} if sampled else _sizes(settings, config, line)),
         "truncated_tokens": sum(s.plan.dropped_tokens for s in data.longest),
         "dropped_documents": sum(s.plan.dropped for s in data.longest),
         "vocab": config.vocab,
@@ -185,12 +190,12 @@ def _facts(engine: Engine, config: ModelConfig, data: Data, line: Timeline) -> d
     }
 
 
-def _sizes(config: ModelConfig, line: Timeline) -> dict[str, float]:
+def _sizes(settings: TrainSettings, config: ModelConfig, line: Timeline) -> dict[str, float]:
     """Tokens of the last step and of all, and what they cost."""
     return {
         "batch_tokens": round(line.rows(line.steps) * line.phase(line.steps).row_targets, 1),
         "planned_tokens": round(line.tokens(line.steps)),
-        "training_flops": _flops(config, line),
+        "training_flops": _flops(settings, config, line),
     }
 
 

@@ -64,6 +64,11 @@ class Execution:
     def parameter_dtype(self) -> torch.dtype:
         return torch.float64 if self.precision == "fp64" else torch.float32
 
+    @property
+    def product_dtype(self) -> torch.dtype:
+        """What matrices are multiplied in."""
+        return _AUTOCAST.get(self.precision, self.parameter_dtype)
+
     def forward(self) -> contextlib.AbstractContextManager[Any]:
         """The context of every forward pass, in training and evaluation alike."""
         if dtype := _AUTOCAST.get(self.precision):
