@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ingot.model.lora import Adapted
+from ingot.model.lora import Held
 
 FULL = 6
 """Rows that a product should have at least; fewer are filled up by whoever calls it often."""
@@ -42,7 +42,7 @@ def product(layers: Sequence[nn.Linear], dtype: torch.dtype) -> Callable[[Tensor
 
 def matrix(layer: nn.Linear) -> Tensor:
     """What a layer multiplies with, its adapter included."""
-    if isinstance(layer, Adapted):
+    if isinstance(layer, Held):
         return layer.effective()
     assert type(layer) is nn.Linear, f"{type(layer).__name__}: its weights are not known to be all of it"
     return layer.weight

@@ -47,6 +47,10 @@ class Held(nn.Linear):
         """The matrix as a product with x wants it: autocast casts both sides itself."""
         return self.weight if torch.is_autocast_enabled(x.device.type) else self.weight.to(x.dtype)
 
+    def effective(self) -> Tensor:
+        """The matrix it multiplies with at present; in an adapted layer the frozen one, or that and the correction."""
+        return self.weight
+
 
 class Adapted(Held):
     """A frozen linear layer with its correction.
@@ -92,7 +96,6 @@ class Adapted(Held):
         return merged_weight(self.weight, self.lora_A, self.lora_B, self.scale, self.lora_magnitude)
 
     def effective(self) -> Tensor:
-        """The matrix it multiplies with at present: the frozen one, or that and the correction."""
         return self.merged() if self.on and self._original is None else self.weight
 
     @torch.no_grad()
