@@ -109,21 +109,23 @@ def results(seed: int) -> dict[str, tuple[float, float]]:
 
 
 @pytest.mark.slow
-def test_E1_E2_E3_forgetting_is_real_and_replay_and_ewc_stop_it() -> None:
-    """Seen with seeds 1 and 2 (A, B): plain .14 and .32, 1.0; replay 1.0 and .98, 1.0; EWC .91 and .83, .99; EWC with
-    the empirical Fisher, whose mean is 1 / 2,800 of the true one's, as plain. Thresholds are the proofs', but for plain
-    (.10 there), since B takes 150 steps here and three letters leave more to chance.
+def test_E1_E2_forgetting_is_real_and_replay_stops_it() -> None:
+    """Seen with seeds 1, 2 and 3 (A; B): plain .14, .32, .06; 1.0. Replay 1.0, .98, .90; 1.0. EWC at this one weight
+    .91, .83, .11; .99, .99, .96. EWC with the empirical Fisher, whose mean is 1 / 2,700 of the true one's: as plain.
+    So replay and the two Fishers are gated with room for any seed, and EWC's own number is the proofs' affair, which
+    choose a weight by a sweep; here it is only held to learn B, and not to forget more than the control.
     """
     found = results(seed=1)
     (before, _), (plain, plain_b), (replay, replay_b) = found["before"], found["plain"], found["replay"]
     (ewc, ewc_b), (control, _) = found["ewc"], found["ewc, empirical"]
     true, empirical = found["mean F, true and empirical"]
-    assert before >= 0.99
-    assert plain <= 0.35
-    assert plain_b >= 0.98
-    assert replay >= 0.95
+    assert before >= 0.97
+    assert plain <= 0.5
+    assert plain_b >= 0.97
+    assert replay >= 0.8
+    assert replay - plain >= 0.4
     assert replay_b >= 0.97
-    assert ewc >= 0.6
-    assert ewc_b >= 0.95
-    assert control <= plain + 0.1, "the same weight on the empirical Fisher holds nothing"
+    assert ewc_b >= 0.9
+    assert ewc >= control - 0.02
+    assert abs(control - plain) <= 0.1, "the same weight on the empirical Fisher holds nothing"
     assert true >= 100 * empirical
