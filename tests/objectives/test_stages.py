@@ -258,7 +258,7 @@ def test_pairs_beyond_the_context_are_left_out_or_all_refused(work: Path) -> Non
     stage = _run(_of('"reward"', "stage.tuned.context=15", 'stage.tuned.duration="2 steps"'))
     dropped = _result(stage)["dropped_documents"]
     assert 0 < dropped < 64
-    with pytest.raises(UserError, match=r"data.preferences: all \d+ pairs have a side longer than the context of 6 "):
+    with pytest.raises(UserError, match=r"data.preferences: all \d+ pairs have a side longer than the 6 tokens there "):
         _run(_of('"reward"', "stage.tuned.context=6"))
 
 

@@ -237,8 +237,6 @@ def _pair(row: _Row) -> Document:
         )
     for name, side in zip(("chosen", "rejected"), sides, strict=True):
         _check_completion(side, name)
-    if sides[0] == sides[1]:
-        raise BadRow("chosen and rejected are the same answer, so neither is preferred, expected two different ones")
     return Document(dump_document({"prompt": _plain(prompt), "chosen": sides[0], "rejected": sides[1]}), row.extra())
 
 
@@ -294,8 +292,6 @@ def _check_completion(messages: Messages, name: str) -> None:
     for end, message in (("begins", messages[0]), ("ends", messages[-1])):
         if message["role"] != "assistant":
             raise BadRow(f"the {name} {end} with a {message['role']} message, expected an assistant's")
-    if not messages[-1]["content"].strip():
-        raise BadRow(f"the {name} is empty, expected an answer to learn from")
 
 
 def _quoted(found: list[str]) -> str:
