@@ -4,16 +4,18 @@ With few rows a product costs what reading its weights costs, if its kernel lets
 become one product, and on an x86 CPU the weights are laid out once as oneDNN's kernels want them (blocks of 16 x 64).
 GB/s of weights read, 2 cores with AVX-512 bf16 whose dot product of a long vector reads 36, torch 2.13; 768 features:
 
-                       fp32: `F.linear`   as laid out here   bf16: `F.linear`   as laid out here
-    1 row, 2,304 out             10              21 to 29             13               20 to 25
-    1 row, 50,257 out            13              26 to 30             13               29
-    32 rows, 4,096 out (GFLOP/s) 90              176                  200              320
+                               fp32: `F.linear`   laid out    bf16: `F.linear`   laid out
+    1 row, 2,304 out                     10       21 to 29              13       20 to 25
+    1 row, 50,257 out                    13       26 to 30              13             29
+    32 rows, 2,304 out (GFLOP/s)         94            137             203            318
+    32 rows, 4,096 out (GFLOP/s)         90            176
 
-The greater figures are of rows filled up to `FULL`: kernels for 4 and 6 rows read faster than those for 1 and 2.
+The greater figures of a range are of rows filled up to `FULL`: the kernels for 4 and 6 rows read faster than those for
+1 and 2.
 
 Rejected: `torch.mv` (fp32 as `F.linear`, bf16 slower), weights stored transposed (fp32 1.5 times as fast as `F.linear`
-with one row, no faster with 32), and the same kernel over weights as they are (fp32 with 32 rows 143 against 176, bf16
-no faster than `F.linear`).
+with one row, no faster with 32), one row as bags of `torch.embedding_bag` (bf16 1.0 to 1.25 times as fast as here, fp32
+0.85), and the same kernel over weights as they are (fp32 with 32 rows 143 against 176, bf16 no faster than `F.linear`).
 
 Shapes: M rows, I inputs, O outputs, all layers side by side.
 """
