@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.bench import data, generate, machine, page, tables
+from ingot.bench import data, generate, machine, page, startup, tables
 from ingot.bench.commands import Options, bench_generate, bench_startup, everything
 from ingot.bench.contenders import Contender
 from ingot.bench.corpus import write_prose
@@ -92,7 +92,7 @@ def test_generation_for_real(fake, monkeypatch) -> None:
 @pytest.mark.slow
 def test_startup_for_real(monkeypatch) -> None:
     """To the first step, once."""
-    monkeypatch.setattr("ingot.bench.startup.ways", lambda compiled: [("warm", "a", ())])
+    monkeypatch.setattr("ingot.bench.startup.WAYS", (("warm", "a", startup.PLAIN),))
     monkeypatch.setattr("ingot.bench.commands.peers", lambda *a, **k: ([], {}))
     monkeypatch.setattr("ingot.bench.startup.imports", lambda *a: {"numpy": 0.1})
     monkeypatch.setattr("ingot.bench.commands.machine.described", lambda *a: MACHINE)
