@@ -12,6 +12,9 @@ from ingot.corpus.documents import read_documents
 from ingot.pipeline.graph import load_graph
 from ingot.pipeline.run import _job, link
 from ingot.pipeline.status import status
+from ingot.plan.machine import GPUS
+from ingot.report.page import write_report
+from ingot.report.plan import plan_rows
 from ingot.stages import child
 
 ROOT = Path("runs")
@@ -248,6 +251,15 @@ def test_people_fill_a_file_and_the_same_command_goes_on(work: Path) -> None:
     with pytest.raises(UserError, match=r'better.jsonl, line 1: found better = \'c\', expected "a", "b" or "tie"'):
         _graph("people.toml")
     Path("better.jsonl").unlink()
+
+
+def test_plans_and_reports_show_them(work: Path) -> None:
+    rows = {row["name"]: row for row in plan_rows(_graph("people.toml"), ROOT, GPUS["a100"])}
+    assert rows["people"]["state"] == "WAIT"
+    assert rows["pairs-2"]["facts"] == {"data": "sample-2", "by": "rule.py:short", "format": "pairs"}
+    assert rows["sample-2"]["facts"]["model"] == "policy-1"
+    page = Path(write_report(_graph(), ROOT)).read_text()
+    assert "pairs-2: score" in page
 
 
 def test_a_reward_model_picks_what_is_learned_from(work: Path) -> None:

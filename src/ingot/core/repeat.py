@@ -38,6 +38,7 @@ REFERENCES = frozenset(
         "fisher",
         "previous",
         "by",
+        "against",
     )
 )
 """Settings whose strings, elements or keys are names of stages."""

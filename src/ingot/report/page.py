@@ -108,6 +108,9 @@ def headline(graph: Graph, root: Path) -> list[dict[str, str]]:
         if node.kind == "train" and "val_reward" in result:
             note = f"mean of fresh samples on held-out prompts; {figures.short(result['tokens'])} tokens trained on"
             found.append(_number(f"{node.name}: reward", figures.nats(result["val_reward"]), note))
+        if node.kind == "label" and "score" in result:
+            note = f"mean over the answers, {figures.count(result['documents'])} {node.settings.format} kept"  # pyright: ignore
+            found.append(_number(f"{node.name}: score", figures.nats(result["score"]), note))
         if node.kind == "evaluate":
             found += [_best(task, rows) for task, rows in reading.yardsticks(stage).items()]
     return found

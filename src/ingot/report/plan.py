@@ -24,6 +24,7 @@ from ingot.stages.imports import read_shape
 from ingot.stages.job import MODEL, Input, read_config
 from ingot.stages.layout import longest
 from ingot.stages.mixture import open_data
+from ingot.stages.sample_settings import GenerateSettings, LabelSettings
 from ingot.stages.settings import EvaluateStageSettings, ImportSettings, JudgeSettings, TrainSettings
 from ingot.stages.text import TOKENIZER
 from ingot.stages.timeline import Extents
@@ -86,6 +87,10 @@ def _facts(node: Node) -> dict[str, Any]:
         return {"models": settings.models}
     if isinstance(settings, JudgeSettings):
         return {"models": settings.models, "against": settings.against, "by": settings.by}
+    if isinstance(settings, GenerateSettings):
+        return {"model": settings.model, "data": settings.data, "samples": settings.samples}
+    if isinstance(settings, LabelSettings):
+        return {"data": settings.data, "by": settings.by, "format": settings.format}
     return {}
 
 
@@ -157,7 +162,7 @@ def _isolated(node: Node) -> bool:
     if packing.isolate is not None:
         return packing.isolate
     corpora = [n.inputs["corpus"].settings for role, n in node.inputs.items() if role.startswith("data:")]
-    chats = any(isinstance(c, CorpusSettings) and c.format != "text" for c in corpora)
+    chats = any(getattr(c, "format", "text") != "text" for c in corpora)
     return packing.kind == "best-fit" or (packing.kind is None and chats)
 
 

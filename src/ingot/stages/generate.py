@@ -6,6 +6,7 @@ trace: what is done is kept in small files, and a killed stage goes on after the
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,30 +38,25 @@ def run(job: Job) -> dict[str, Any]:
     loaded = load_model(job.inputs["model"].path, job.display.say, settings.device, exact=True)
     for old in document_parts(job.out.path):
         old.unlink()
-    writer, tally = DocumentWriter(job.out.path), dict.fromkeys(("prompts", "too_long", "unfinished", "empty"), 0)
-    tokens = 0
-    share = 1.0
+    writer, tally, share = DocumentWriter(job.out.path), Counter[str](), 1.0
     for split in _SPLITS:
         asked = list(_prompts(job.inputs["data"].path, split))
-        if split == "train":
-            share = min(1.0, (settings.prompts or len(asked)) / max(1, len(asked)))
+        if split == "train" and settings.prompts:
+            share = min(1.0, settings.prompts / max(1, len(asked)))
         chosen = _chosen(asked, share, job.seed)
-        documents = tally.setdefault(f"{split}_documents", 0)
         with job.display.bar(f"answering {split} prompts", len(chosen), "prompts") as bar:
             for part, rows in enumerate(_cut(chosen, max(1, ROWS // settings.samples))):
-                for row, answers in zip(rows, _answered(job, loaded, settings, split, part, rows), strict=True):
-                    tally["prompts"] += 1
-                    tally["too_long"] += not answers
+                answered = _answered(job, loaded, settings, split, part, rows)
+                for (_, row), answers in zip(rows, answered, strict=True):
                     kept = [a for a in answers if a["text"].strip() and (a["ended"] or settings.unfinished == "keep")]
-                    tally["empty"] += sum(not a["text"].strip() for a in answers)
-                    tally["unfinished"] += sum(not a["ended"] for a in answers)
-                    tokens += sum(a["tokens"] for a in answers)
-                    documents += len(kept)
+                    tally.update(_counts(answers))
+                    tally[f"{split}_documents"] += len(kept)
                     if kept:
-                        writer.write(_table(job.inputs["model"].name, split, row[1], kept))
+                        writer.write(_table(job.inputs["model"].name, split, row, kept))
                 bar.advance(len(rows))
-        tally[f"{split}_documents"] = documents
     writer.flush()
+    names = ("prompts", "answers", "too_long", "unfinished", "empty", *(f"{split}_documents" for split in _SPLITS))
+    result = {name: tally[name] for name in names}
     if not tally["train_documents"]:
         raise UserError(
             f"found no answer to keep of {tally['prompts']} prompts ({tally['unfinished']} cut off, {tally['empty']} "
@@ -68,8 +64,20 @@ def run(job: Job) -> dict[str, Any]:
             'cut off with unfinished = "keep"'
         )
     shutil.rmtree(job.out / _PARTS, ignore_errors=True)
-    answers = (tally["prompts"] - tally["too_long"]) * settings.samples
-    return {**tally, "documents": sum(tally[f"{s}_documents"] for s in _SPLITS), "answer_tokens": tokens / answers}
+    documents = sum(tally[f"{split}_documents"] for split in _SPLITS)
+    return {**result, "documents": documents, "answer_tokens": tally["tokens"] / tally["answers"]}
+
+
+def _counts(answers: list[dict[str, Any]]) -> dict[str, int]:
+    """Of one prompt; no answers say that it was too long."""
+    return {
+        "prompts": 1,
+        "answers": len(answers),
+        "too_long": not answers,
+        "unfinished": sum(not a["ended"] for a in answers),
+        "empty": sum(not a["text"].strip() for a in answers),
+        "tokens": sum(a["tokens"] for a in answers),
+    }
 
 
 def _prompts(corpus: Path, split: Split) -> Iterator[dict[str, Any]]:
