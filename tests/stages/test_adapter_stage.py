@@ -1,6 +1,7 @@
 """A train stage with an adapter: what is trained, saved, loaded and shared, and what every neighbour sees of it."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -71,6 +72,22 @@ duration = "2 steps"
 evaluate = {{ sample = false, tokens = 64 }}
 loop = {{ threads = 1 }}
 
+[stage.pairs]
+kind = "corpus"
+sources = ["pairs.jsonl"]
+format = "pairs"
+pii = false
+holdout = {{ share = 0.2, by = "document" }}
+
+[stage.prefer]
+{TRAIN.replace("old", "pairs")}
+init = "base"
+adapter = {{ rank = 2, dropout = 0.2 }}
+objective = "dpo"
+duration = "2 steps"
+evaluate = {{ sample = false, tokens = 64 }}
+loop = {{ threads = 1, log_every = 1 }}
+
 [stage.worth]
 kind = "fisher"
 model = "base"
@@ -98,6 +115,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("adapter")
     sides = [(a, b, c) for a in ("red", "old", "sun") for b in ("cat", "dog") for c in "abcdef"]
     (path / "old.txt").write_text("\n".join(f"the {a} {b} ran over hill {c}" for a, b, c in sides * 4) + "\n")
+    pairs = [{"prompt": f"the {i}", "chosen": f"cat {i}", "rejected": f"{i} dog"} for i in range(20)]
+    (path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     (path / "small.toml").write_text(RECIPE)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path)
@@ -224,7 +243,8 @@ def test_an_adapter_goes_out_and_comes_back_upon_its_model(tmp_path: Path, ingot
 def test_an_adapter_upon_an_import_names_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     export_hf(_at("base"), tmp_path / "base", "float32", False, print)
-    (tmp_path / "old.txt").write_text(Path("old.txt").read_text())
+    for file in ("old.txt", "pairs.jsonl"):
+        (tmp_path / file).write_text(Path(file).read_text())
     text = RECIPE.replace('init = "base"', 'init = "hf:base"').replace('model = "base"', 'model = "hf:base"')
     (tmp_path / "small.toml").write_text(text.split("[stage.again]")[0])
     monkeypatch.chdir(tmp_path)
@@ -318,6 +338,12 @@ def test_penalties_hold_on_to_the_merged_weights() -> None:
     assert {n for n in start if not torch.equal(moved[n], start[n])} == {
         f"layers.{i}.{role}.weight" for i in (0, 1) for role in ("attention.q", "ffn.gate", "ffn.up", "ffn.down")
     }
+
+
+def test_2_5_dpo_upon_an_adapter_starts_at_ln_2_with_one_copy_of_the_weights() -> None:
+    losses = [e["loss_nats"] for e in read_events(_at("prefer") / "metrics.jsonl") if e["event"] == "step"]
+    assert losses[0] == pytest.approx(math.log(2), abs=1e-6)
+    assert losses[1] != losses[0]
 
 
 def test_what_lies_under_an_adapter_is_kept_and_missed(work: Path, tmp_path: Path) -> None:
