@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ingot.model.attention import attend, attend_plain, cache_mask, causal_mask, document_mask
+from ingot.model.attention import attend, attend_plain, causal_mask, document_mask
 from ingot.model.rotary import rotate, rotation, stretch
 from ingot.model.settings import RopeScaling
 
@@ -135,9 +135,6 @@ def test_window_masks_against_the_definition():
     T, window = 9, 3
     expected = torch.tensor([[0 <= t - s < window for s in range(T)] for t in range(T)])
     assert torch.equal(causal_mask(T, window, "cpu"), expected)
-    positions = torch.tensor([[4, 5, 6], [6, 7, 8]])
-    assert torch.equal(cache_mask(positions, T, window), expected[positions])
-    assert torch.equal(cache_mask(positions, T, None), torch.ones(T, T, dtype=torch.bool).tril()[positions])
     documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1]])
     same = documents[0][:, None] == documents[0]
     assert torch.equal(document_mask(documents, window)[0], expected & same)

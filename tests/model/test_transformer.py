@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from ingot.model.attention import KVCache
 from ingot.model.ops import IGNORE, cross_entropy
 from ingot.model.settings import ModelSettings
 from ingot.model.transformer import Transformer, build
@@ -186,16 +185,6 @@ def test_all_ignored_gives_every_parameter_a_zero_gradient():
         assert nll == 0
         for parameter in model.parameters():
             assert torch.equal(parameter.grad, torch.zeros_like(parameter))
-
-
-def test_G2_cache_in_pieces_equals_one_forward():
-    model = build(ModelSettings(**SMALL).resolve(65), seed=0, dtype=torch.float64)
-    ids = _ids(65, 2, 30)
-    with torch.no_grad():
-        whole = model(ids).hidden
-        cache = KVCache(model.config, 2, 30, torch.float64, "cpu")
-        parts = [model(piece, cache=cache).hidden for piece in ids.split([12, 1, 1, 9, 7], dim=1)]
-    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-12, atol=1e-12)
 
 
 def test_taps_return_what_they_name_and_change_nothing():

@@ -1,4 +1,4 @@
-"""Causal self-attention: grouped keys, a sliding window, documents kept apart, and a cache for generation.
+"""Causal self-attention: grouped keys, a sliding window, documents kept apart.
 
 Two ways to the same numbers. `plain` writes the scores out and is the readable reference; `sdpa` is PyTorch's fused
 kernel, whose memory grows with T instead of T^2. `auto` takes the fused one except where the plain one is measurably
@@ -7,8 +7,8 @@ which lets the fused kernel skip half of the work. A window that no row outgrows
 mask of T x T bits.
 
 Rejected: FlexAttention (compiles per shape, slow to start on a CPU; worth another look for long rows of many documents
-and for windows on a GPU), repeating the keys of a group (memory for nothing), and a cache that forgets what has left
-the window (it would save memory in long generations only, and keys would no longer stand at their positions).
+and for windows on a GPU), and repeating the keys of a group (memory for nothing). Generation, with its cache of
+keys and values, has a forward of its own (`infer/decoder.py`).
 
 Shapes: B rows, T queries, S keys, H query heads, K key heads, G = H / K, D features of a head, E = D / 2, W = H D.
 """
@@ -36,13 +36,6 @@ def document_mask(documents_BT: Tensor, window: int | None = None) -> Tensor:
     """B x T x T, True where a query may see a key: same document, not later, within the window."""
     same_BTT = documents_BT[:, :, None] == documents_BT[:, None, :]
     return same_BTT & causal_mask(documents_BT.shape[1], window, documents_BT.device)
-
-
-def cache_mask(positions_BT: Tensor, keys: int, window: int | None) -> Tensor:
-    """B x T x S, the same where key s stands at position s and the queries at positions of their own."""
-    keys_S = torch.arange(keys, device=positions_BT.device)
-    mask_BTS = keys_S <= positions_BT[:, :, None]
-    return mask_BTS if window is None else mask_BTS & (keys_S > positions_BT[:, :, None] - window)
 
 
 def attend(
@@ -115,55 +108,11 @@ def _faster(q_BHTD: Tensor, k_BKSD: Tensor) -> Path:
     return "plain" if slow_fused and k_BKSD.shape[2] <= PLAIN_BF16_KEYS else "sdpa"
 
 
-class KVCache:
-    """Keys and values of all layers, allocated once; every row has its own length, so ragged prompts share a batch.
-
-    Prompts are padded on the right. The padding writes keys too, but a query sees only keys at positions up to its
-    own, and after `length_B` is set to the real lengths the next tokens overwrite them.
-
-    Args:
-        capacity: the longest sequence, prompt and continuation together.
-    """
-
-    def __init__(self, config: ModelConfig, rows: int, capacity: int, dtype: torch.dtype, device: torch.device | str):
-        shape = (config.depth, 2, rows, config.kv_heads, capacity, config.head_size)
-        self.kv_L2BKSD = torch.zeros(shape, dtype=dtype, device=device)
-        self.length_B = torch.zeros(rows, dtype=torch.long, device=device)
-        self.end = 0
-        """Upper bound of `length_B` known without asking the device: keys from here on are never read."""
-
-    def positions(self, T: int) -> Tensor:
-        """Where the next T tokens of every row stand, B x T."""
-        return self.length_B[:, None] + torch.arange(T, device=self.length_B.device)
-
-    def write(self, layer: int, k_BTKD: Tensor, v_BTKD: Tensor, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Store one layer's new keys and values; returns all of its keys and values so far, B x K x S x D."""
-        end = self.end + k_BTKD.shape[1]
-        assert end <= self.kv_L2BKSD.shape[4], f"cache of {self.kv_L2BKSD.shape[4]} positions cannot hold {end}"
-        keys_BKSD, values_BKSD = self.kv_L2BKSD[layer]
-        rows_B1 = torch.arange(len(k_BTKD), device=k_BTKD.device)[:, None]
-        keys_BKSD[rows_B1, :, positions_BT] = k_BTKD.to(keys_BKSD.dtype)
-        values_BKSD[rows_B1, :, positions_BT] = v_BTKD.to(values_BKSD.dtype)
-        return keys_BKSD[:, :, :end], values_BKSD[:, :, :end]
-
-    def advance(self, T: int) -> None:
-        """All layers have written T tokens."""
-        self.length_B = self.length_B + T
-        self.end += T
-
-    def keep(self, rows: Tensor) -> None:
-        """Drop all rows but these (indices)."""
-        self.kv_L2BKSD = self.kv_L2BKSD[:, :, rows]
-        self.length_B = self.length_B[rows]
-        self.end = int(self.length_B.max())
-
-
 class Attention(nn.Module):
     """Grouped-query attention; the parameters are named as in Llama: q, k, v, o."""
 
-    def __init__(self, config: ModelConfig, index: int):
+    def __init__(self, config: ModelConfig):
         super().__init__()
-        self.index = index
         self.head_size = config.head_size
         self.dropout = config.dropout
         width, kv_width = config.heads * config.head_size, config.kv_heads * config.head_size
@@ -180,7 +129,6 @@ class Attention(nn.Module):
         x_BTW: Tensor,
         turn: Rotation | None,
         mask_BTS: Tensor | None,
-        cache: tuple[KVCache, Tensor] | None,
         path: Path,
     ) -> tuple[Tensor, Tensor | None]:
         """Output B x T x W, and on the plain path the probabilities B x H x T x S."""
@@ -193,10 +141,6 @@ class Attention(nn.Module):
         if turn is not None:
             q_BTHD, k_BTKD = rotate(q_BTHD, turn), rotate(k_BTKD, turn)
         k_BKSD, v_BKSD = k_BTKD.transpose(1, 2), v_BTKD.transpose(1, 2)
-        if cache is not None:
-            all_keys, all_values = cache[0].write(self.index, k_BTKD, v_BTKD, cache[1])
-            if mask_BTS is not None:  # without one the cache was empty, and the new keys are all there is
-                k_BKSD, v_BKSD = all_keys.to(k_BTKD.dtype), all_values.to(v_BTKD.dtype)
         q_BHTD, p_BHTS = q_BTHD.transpose(1, 2), None
         dropout = self.dropout if self.training else 0.0
         if path == "plain":

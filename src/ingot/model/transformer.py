@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ingot.model.attention import Attention, KVCache, Path, cache_mask, causal_mask, document_mask
+from ingot.model.attention import Attention, Path, causal_mask, document_mask
 from ingot.model.feedforward import make_feedforward
 from ingot.model.norms import make_norm
 from ingot.model.rotary import Rotation, rotation
@@ -47,11 +47,11 @@ class ModelOut(NamedTuple):
 class Block(nn.Module):
     """x + attention(norm(x)), then x + ffn(norm(x))."""
 
-    def __init__(self, config: ModelConfig, index: int):
+    def __init__(self, config: ModelConfig):
         super().__init__()
         self.dropout = config.dropout
         self.attention_norm = make_norm(config, config.width)
-        self.attention = Attention(config, index)
+        self.attention = Attention(config)
         self.ffn_norm = make_norm(config, config.width)
         self.ffn = make_feedforward(config)
 
@@ -60,10 +60,9 @@ class Block(nn.Module):
         x_BTW: Tensor,
         turn: Rotation | None,
         mask_BTS: Tensor | None,
-        cache: tuple[KVCache, Tensor] | None,
         path: Path,
     ) -> tuple[Tensor, Tensor | None]:
-        mixed_BTW, p_BHTS = self.attention(self.attention_norm(x_BTW), turn, mask_BTS, cache, path)
+        mixed_BTW, p_BHTS = self.attention(self.attention_norm(x_BTW), turn, mask_BTS, path)
         x_BTW = x_BTW + F.dropout(mixed_BTW, self.dropout, self.training)
         return x_BTW + F.dropout(self.ffn(self.ffn_norm(x_BTW)), self.dropout, self.training), p_BHTS
 
@@ -79,7 +78,7 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(config.vocab, config.width)
         learned = config.positions == "learned"
         self.position_embedding = nn.Embedding(config.context, config.width) if learned else None
-        self.layers = nn.ModuleDict({str(i): Block(config, i) for i in range(config.depth)})
+        self.layers = nn.ModuleDict({str(i): Block(config) for i in range(config.depth)})
         self.norm = make_norm(config, config.width)
         self.head = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
 
@@ -89,28 +88,21 @@ class Transformer(nn.Module):
         *,
         positions_BT: Tensor | None = None,
         documents_BT: Tensor | None = None,
-        cache: KVCache | None = None,
         taps: frozenset[str] = frozenset(),
     ) -> ModelOut:
         """Hidden states of a batch.
 
         Args:
             ids_BT: token ids.
-            positions_BT: default: what follows the cache, or 0 .. T-1 in every document. Rotary positions may start
-                anywhere, since only their differences matter; learned ones must be less than the context.
+            positions_BT: default: 0 .. T-1 in every document. Rotary positions may start anywhere, since only their
+                differences matter; learned ones must be less than the context.
             documents_BT: which document a token belongs to, any integers; tokens see their own document only. None:
                 the whole row is one document.
-            cache: keys and values of earlier tokens; read, extended by these T tokens, and advanced.
             taps: "hidden.N" (the stream before block N; N = depth is what the final norm reads), "attention.N" (the
                 probabilities of block N, B x H x T x S; takes the plain path there).
         """
         wanted = _parse_taps(taps, self.config.depth)
-        if cache is not None:
-            assert documents_BT is None, "a cached row is one document"
-            assert positions_BT is None, "a cache knows its own positions"
-            positions_BT = cache.positions(ids_BT.shape[1])
-        stored = None if cache is None or positions_BT is None else (cache, positions_BT)
-        mask_BTS = self._mask(ids_BT, documents_BT, stored)
+        mask_BTS = self._mask(ids_BT, documents_BT)
         if positions_BT is None:
             positions_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device)[None]
             if self.position_embedding is not None and documents_BT is not None:
@@ -121,27 +113,20 @@ class Transformer(nn.Module):
             if ("hidden", i) in wanted:
                 found[f"hidden.{i}"] = x_BTW
             path = "plain" if ("attention", i) in wanted else self.attention_path
-            x_BTW, p_BHTS = block(x_BTW, turn, mask_BTS, stored, path)
+            x_BTW, p_BHTS = block(x_BTW, turn, mask_BTS, path)
             if ("attention", i) in wanted:
                 found[f"attention.{i}"] = p_BHTS
         if ("hidden", self.config.depth) in wanted:
             found[f"hidden.{self.config.depth}"] = x_BTW
-        if cache is not None:
-            cache.advance(ids_BT.shape[1])
         return ModelOut(self.norm(x_BTW), self.logits, found)
 
-    def _mask(
-        self, ids_BT: Tensor, documents_BT: Tensor | None, stored: tuple[KVCache, Tensor] | None
-    ) -> Tensor | None:
+    def _mask(self, ids_BT: Tensor, documents_BT: Tensor | None) -> Tensor | None:
         """What every query may see; None where that is all before it."""
         T, window = ids_BT.shape[1], self.config.window
-        keys = T if stored is None else stored[0].end + T
-        if window is not None and keys <= window:
+        if window is not None and window >= T:
             window = None
         if documents_BT is not None:
             return document_mask(documents_BT, window)
-        if stored is not None and keys > T:
-            return cache_mask(stored[1], keys, window)
         return None if window is None else causal_mask(T, window, ids_BT.device)[None]
 
     def _embed(self, ids_BT: Tensor, positions_BT: Tensor) -> tuple[Tensor, Rotation | None]:
