@@ -95,14 +95,14 @@ _TRAINING = tuple(f"stages/{name}.py" for name in ("columns", "fisher", "layout"
 _WIRING = ("stages/mixture.py", "stages/load.py")
 
 KINDS: dict[str, Kind] = {
-    "corpus": Kind(CorpusSettings, 2, "ingot.stages.text:corpus", ("corpus", "stages/text.py"), raw=_corpus_digest),
+    "corpus": Kind(CorpusSettings, 3, "ingot.stages.text:corpus", ("corpus", "stages/text.py"), raw=_corpus_digest),
     "tokenizer": Kind(
-        TokenizerSettings, 2, "ingot.stages.text:tokenizer", ("text", "stages/text.py"), raw=_tokenizer_digest
+        TokenizerSettings, 3, "ingot.stages.text:tokenizer", ("text", "stages/text.py"), raw=_tokenizer_digest
     ),
-    "tokens": Kind(TokensSettings, 2, "ingot.stages.text:tokens", ("text", "stages/text.py")),
+    "tokens": Kind(TokensSettings, 3, "ingot.stages.text:tokens", ("text", "stages/text.py")),
     "train": Kind(
         TrainSettings,
-        2,
+        3,
         "ingot.stages.train:run",
         ("text", "data", "model", "optim", "dist", "train", "objectives", "infer", *_WIRING, *_TRAINING),
         seeded=True,
@@ -110,14 +110,14 @@ KINDS: dict[str, Kind] = {
     ),
     "import": Kind(
         ImportSettings,
-        1,
+        2,
         "ingot.stages.foreign:import_model",
         ("text", "model", "dist", "stages/load.py", "stages/foreign.py"),
         raw=import_digest,
     ),
     "evaluate": Kind(
         EvaluateStageSettings,
-        2,
+        3,
         "ingot.stages.evaluate:run",
         ("text", "data", "model", "infer", "evaluate", *_WIRING, "stages/chains.py", "stages/evaluate.py"),
         seeded=True,
