@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 OUT    ?= runs
 
-.PHONY: demo test check bench bench-full soak setup setup-dev clean
+.PHONY: demo test check bench bench-full proofs soak setup setup-dev clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.base: pyproject.toml constraints.txt
@@ -43,6 +43,10 @@ bench: $(VENV)/.base
 
 bench-full: $(VENV)/.base
 	@$(BIN)/ingot bench all --full --resume --to docs/BENCHMARKS.md > /dev/null
+
+# Experiments with known answers, three seeds each, and docs/PROOFS.md from them. Stopped, it goes on.
+proofs: $(VENV)/.base
+	@OMP_NUM_THREADS=1 $(BIN)/python -m proofs --results $(OUT)/proofs --to docs/PROOFS.md
 
 # Fifty kills of a whole pipeline run at random moments (CI does six), and what trains for minutes.
 soak: $(VENV)/.dev
