@@ -9,13 +9,24 @@ from pathlib import Path
 from proofs.page import page
 from proofs.proof import Proof, Results
 
-FILES = ("g2_groups", "d2_fixed_points", "r1_reward", "r2_limits", "p1_frontier", "p2_estimators")
+FILES = (
+    "g2_groups",
+    "d2_fixed_points",
+    "r1_reward",
+    "r2_limits",
+    "d1_reward_in_disguise",
+    "s1_finetuning",
+    "e_forgetting",
+    "p1_frontier",
+    "p2_estimators",
+)
 """The proofs, the quick ones first."""
 
 
 def proofs() -> list[Proof]:
     """All of them."""
-    return [importlib.import_module(f"proofs.{name}").PROOF for name in FILES]
+    modules = [importlib.import_module(f"proofs.{name}") for name in FILES]
+    return [proof for module in modules for proof in getattr(module, "PROOFS", None) or [module.PROOF]]
 
 
 def main() -> int:

@@ -44,7 +44,10 @@ def count_a(played: Rollout, ctx: object) -> torch.Tensor:
 def learned(
     seed: int, beta: float, kl: str, steps: int, updates: tuple[int, int], scorer: Callable[..., torch.Tensor] = count_a
 ) -> Numbers:
-    """Train from the uniform policy with so many epochs and minibatches a step; reward and KL are exact given the prefixes of fresh completions."""
+    """Train from the uniform policy, `updates` being epochs and minibatches of a step.
+
+    Reward and KL are exact given the prefixes of fresh completions: sums over the whole vocabulary at every place.
+    """
     policy = model(V, 24, seed, depth=1, width=32, uniform=True)
     objective = PPO(max_new=LENGTH, beta=beta, kl=kl, lam=1.0, epochs=updates[0], minibatches=updates[1], whiten=False)
     objective.scorer = scorer  # pyright: ignore

@@ -131,9 +131,11 @@ def _syntax(file: Path) -> str:
 
 
 def _syntax_of(file: str, name: str) -> str:
-    """The same of a proof's file without the statement that makes its `PROOF`: texts and gates decide no result."""
+    """The same of a proof's file but for its `PROOF` or `PROOFS`: texts and gates decide no result."""
     tree = ast.parse(Path(file).read_text())
-    tree.body = [n for n in tree.body if not (isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "PROOF")]
+    tree.body = [
+        n for n in tree.body if not (isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) in ("PROOF", "PROOFS"))
+    ]
     return digest_json([name, _bare(tree)])
 
 

@@ -1,0 +1,31 @@
+"""S1: fine-tuning learns the answers, all of them, and nothing of the prompts."""
+
+import math
+
+from proofs.letters import REVERSE, ROWS, V, learn, prompt_nll, score
+from proofs.proof import Arm, Gate, Numbers, Proof
+from proofs.worlds import model
+
+LENGTH, STEPS = 6, 800
+
+
+def run(seed: int, arm: str, steps: int = STEPS) -> Numbers:
+    made = model(V, 24, seed)
+    scrambled, unmasked = arm == "answers of other rows", arm == "prompts learned too"
+    learn(made, {REVERSE: ROWS}, LENGTH, steps, seed, scrambled=scrambled, unmasked=unmasked)
+    return {**score(made, REVERSE, LENGTH), "prompt nll": prompt_nll(made, REVERSE, LENGTH)}
+
+
+GATES = [Gate("right", low=0.99), Gate("ended", low=0.995), Gate("prompt nll", low=math.log(16) - 0.1)]
+PROOF = Proof(
+    "S1",
+    "Fine-tuning on answers writes six letters backwards, stops, and has learned nothing of the prompts",
+    "exact match 1, every answer ended; prompts, predictable to ln 2 = .693, stay above ln 16 - .1 = 2.673",
+    run,
+    [
+        Arm("answers", GATES),
+        Arm("answers of other rows", GATES, control=True),
+        Arm("prompts learned too", GATES[2:], control=True),
+    ],
+    needs=("letters.py",),
+)

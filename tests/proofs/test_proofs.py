@@ -1,0 +1,103 @@
+"""The harness of the proofs, and the cheapest of them with one seed, some at half their steps."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from proofs.__main__ import main, proofs
+from proofs.d2_fixed_points import PROOF as D2
+from proofs.g2_groups import PROOF as G2
+from proofs.p1_frontier import PROOF as P1
+from proofs.p1_frontier import best_reward, closed_form, figure
+from proofs.page import page
+from proofs.proof import Arm, Gate, Results
+from proofs.r1_reward import PROOF as R1
+from proofs.r2_limits import PROOF as R2
+
+
+def _judge(proof, names, **size):
+    """Run arms with seed 1; each comes out as it should."""
+    arms = {arm.name: arm for arm in proof.arms}
+    for name in names:
+        numbers = proof.run(1, name, **size)
+        assert arms[name].passes(numbers), (name, numbers)
+
+
+def test_G2_enumeration():
+    _judge(G2, [arm.name for arm in G2.arms])
+
+
+@pytest.mark.slow
+def test_D2_fixed_points():
+    _judge(D2, ["ipo", "cdpo", "dpo as ipo", "dpo as cdpo"])
+
+
+@pytest.mark.slow
+def test_R1_a_reward_model_recovers_the_reward():
+    _judge(R1, ["std 2"])
+    _judge(R1, ["choices shuffled"], steps=40)
+
+
+@pytest.mark.slow
+def test_R2_a_reward_model_stays_at_the_limit():
+    _judge(R2, ["std 1"])
+    _judge(R2, ["a mark tells"], steps=40)
+
+
+@pytest.mark.slow
+def test_P1_ppo_reaches_the_frontier():
+    _judge(P1, ["beta 0.5", "reward flipped"])
+
+
+def test_P1_the_closed_form_is_the_table():
+    table = {1: (2.238, 0.681), 0.5: (4.108, 3.520), 0.35: (5.706, 7.378), 0.25: (7.091, 12.03)}
+    for beta, known in table.items():
+        assert closed_form(beta) == pytest.approx(known, abs=6e-3)
+        assert best_reward(known[1]) == pytest.approx(known[0], abs=6e-3)
+
+
+def test_a_gate_holds_between_its_borders_and_never_for_a_nan():
+    gate = Gate("x", 1, 2)
+    assert [gate.holds({"x": x}) for x in (0.9, 1, 2, 2.1, math.nan)] == [False, True, True, False, False]
+    arm, control = Arm("a", [gate]), Arm("c", [gate], control=True)
+    assert arm.passes({"x": 1.5})
+    assert not control.passes({"x": 1.5})
+    assert control.passes({"x": 3})
+    assert arm.worst([{"x": 1.4}, {"x": 1.9}, {"x": 1.5}], gate) == 1.9
+
+
+def test_a_result_is_kept_until_what_made_it_changes(tmp_path, capsys, monkeypatch):
+    command = ["proofs", "G2", "--seeds", "1", "--results", str(tmp_path), "--to", str(tmp_path / "PROOFS.md")]
+    monkeypatch.setattr("sys.argv", command)
+    assert main() == 0
+    kept = sorted(tmp_path.glob("G2.*.json"))
+    assert len(kept) == 3
+    times = [file.stat().st_mtime_ns for file in kept]
+    assert main() == 0
+    assert [file.stat().st_mtime_ns for file in sorted(tmp_path.glob("G2.*.json"))] == times
+    arm = G2.arms[0]
+    others = {G2.key(arm, 2), G2.key(G2.arms[1], 1), replace(G2, needs=("r1_reward.py",)).key(arm, 1)}
+    assert G2.key(arm, 1) not in others
+    assert G2.key(Arm(arm.name, []), 1) == G2.key(arm, 1)  # gates judge, and decide no result
+    text = (tmp_path / "PROOFS.md").read_text()
+    assert "| G2 |" in text
+    assert "0.6667" in text
+    assert "divided by the spread misses" in text
+    assert text.count("not run") > 10
+
+
+def test_every_proof_has_a_control_and_names_of_its_own():
+    every = proofs()
+    assert len({p.id for p in every}) == len(every)
+    for proof in every:
+        assert {arm.control for arm in proof.arms} == {True, False}, proof.id
+        assert len({arm.name for arm in proof.arms}) == len(proof.arms)
+
+
+def test_a_picture_is_an_svg_document(tmp_path):
+    from xml.etree import ElementTree
+
+    found = {arm.name: [{"kl": 0.5, "reward": 2.0}] for arm in P1.arms}
+    assert ElementTree.fromstring(figure(found)).tag.endswith("svg")
+    page([P1], Results(tmp_path), [1], tmp_path / "PROOFS.md")
+    assert "beta 1: not run" in (tmp_path / "PROOFS.md").read_text()
