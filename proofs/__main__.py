@@ -16,7 +16,6 @@ FILES = (
     "r2_limits",
     "d1_reward_in_disguise",
     "s1_finetuning",
-    "e_forgetting",
     "p1_frontier",
     "p2_estimators",
 )
