@@ -209,7 +209,6 @@ def test_the_filter_of_the_extending_page_works(tmp_path: Path, ingot) -> None:
 def test_the_objective_of_the_extending_page_works(tmp_path: Path) -> None:
     """The page's file and its one line: a recipe may name it, and a step trains on the last positions only."""
     from ingot.objectives import settings
-    from ingot.train.api import Context
     from tests.train.test_engine import B, _engine, _ragged
 
     _, code, line = re.findall(r"```python\n(.*?)```", (ROOT / "docs/extending.md").read_text(), re.S)
@@ -221,7 +220,7 @@ def test_the_objective_of_the_extending_page_works(tmp_path: Path) -> None:
     engine.objective = scope["LastToken"]()  # type: ignore[assignment]
     batch = _ragged()
     batch.labels_BT[:, -1] = 1
-    (expanded,) = engine._expanded(batch, Context(1, 1, engine.model))
+    (expanded,) = engine._expanded(batch, engine.context(1))
     assert expanded.counts() == {"token": B, "sequence": B}
     assert engine.step(batch).tokens == B
 
@@ -259,7 +258,7 @@ def test_the_base_install_is_all_that_the_product_imports() -> None:
 
 def test_the_readmes_post_training_is_a_legal_recipe(tmp_path: Path) -> None:
     fenced = (ROOT / "README.md").read_text().split("```")[1::2]
-    shown = next(b.removeprefix("toml") for b in fenced if b.startswith("toml") and 'objective = "reward"' in b)
+    shown = next(b.removeprefix("toml") for b in fenced if b.startswith("toml\n[stage.rm]"))
     (tmp_path / "more.toml").write_text(BEFORE + shown)
     graph = load_graph(tmp_path / "more.toml", [], tmp_path, without_files=True)
     ppo, dpo, verdict = (set(graph.nodes[name].inputs) for name in ("ppo", "dpo", "verdict"))

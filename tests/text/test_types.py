@@ -190,11 +190,8 @@ def test_a_file_takes_a_template(tmp_path, display, log):
     assert np.array_equal(plain.encode("abc"), chat.encode("abc"))
     assert plain.fingerprint != chat.fingerprint
     assert "bytes_per_token" not in report
-    bpe, _ = train(settings(vocab=300, template=str(tmp_path / "own.jinja")), labelled(TEXT), display, log)
-    assert (
-        bpe.decode(render(TALK, bpe)[0])
-        == "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\nBecause.<|im_end|>\n"
-    )
+    with pytest.raises(UserError, match="so a model would never learn to stop"):  # `<|im_end|>` is no token of ours
+        train(settings(vocab=300, template=str(tmp_path / "own.jinja")), labelled(TEXT), display, log)
 
 
 def test_a_file_without_a_chat_format_gets_ours(tmp_path, display, log):

@@ -5,6 +5,7 @@ Adding one is a file in this room and a line in `OBJECTIVES` (with a settings cl
 
 import functools
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -123,7 +124,9 @@ OBJECTIVES: dict[str, Entry] = {
 
 
 def _named(value: Any) -> Any:
-    """`objective = "lm"` is short for `{ kind = "lm" }`."""
+    """`objective = "dpo"` is short for `{ kind = "dpo" }`, and a table without a kind is next-token prediction's."""
+    if isinstance(value, Mapping):
+        return {"kind": "lm", **value}
     return {"kind": value} if isinstance(value, str) else value
 
 

@@ -116,6 +116,8 @@ PANELS: dict[str, Callable[[Path], Markup]] = {
     "import": scalars,
     "fisher": fisher,
     "judge": judge,
+    "generate": scalars,
+    "label": scalars,
 }
 """Stage kind -> panel."""
 
