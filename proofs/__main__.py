@@ -11,13 +11,16 @@ from proofs.proof import Proof, Results
 
 FILES = (
     "g2_groups",
+    "s2_packing",
     "d2_fixed_points",
     "r1_reward",
     "r2_limits",
     "d1_reward_in_disguise",
     "s1_finetuning",
+    "e_forgetting",
     "p1_frontier",
     "p2_estimators",
+    "g1_arithmetic",
 )
 """The proofs, the quick ones first."""
 
