@@ -20,7 +20,6 @@ FILES = (
     "e_forgetting",
     "p1_frontier",
     "p2_estimators",
-    "g1_arithmetic",
 )
 """The proofs, the quick ones first."""
 
