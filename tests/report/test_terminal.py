@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from ingot.pipeline.status import status
-from ingot.report import terminal
+from ingot.report import figures, terminal
 from ingot.report.page import write_report
 
 
@@ -78,3 +78,9 @@ def test_d6_status_and_page_tell_a_changed_verdict(tmp_path):
 
 
 CHANGES = ((100, "always clipped"), (300, "healthy"), (900, "always clipped"))
+
+
+def test_what_a_loss_comes_to_goes_by_what_was_learned() -> None:
+    assert figures.meaning({"val_loss_nats": 1.0}) == "perplexity 2.7"
+    assert figures.meaning({"val_loss_nats": 0.2, "val_accuracy": 0.9388}) == "93.9 % of held-out pairs right"
+    assert figures.meaning({"val_loss_nats": 0.2, "val_rewards/accuracy": 1.0}) == "100.0 % of held-out pairs right"

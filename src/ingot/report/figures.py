@@ -45,6 +45,14 @@ def nats(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
 
 
+def meaning(result: Mapping[str, Any]) -> str:
+    """What a validation loss comes to: a perplexity, or, of pairs, how many are told apart."""
+    accuracy = result.get("val_accuracy", result.get("val_rewards/accuracy"))
+    if accuracy is None:
+        return f"perplexity {perplexity(result.get('val_loss_nats'))}"
+    return f"{100 * accuracy:.1f} % of held-out pairs right"
+
+
 def perplexity(loss_nats: float | None) -> str:
     """exp(loss): how many tokens the model hesitates between; one decimal below a thousand (rows D1 and D15)."""
     if loss_nats is None or math.isnan(loss_nats):

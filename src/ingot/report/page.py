@@ -102,7 +102,7 @@ def headline(graph: Graph, root: Path) -> list[dict[str, str]]:
             )
         if node.kind == "train" and "val_loss_nats" in result:
             loss = result["val_loss_nats"]
-            note = f"perplexity {figures.perplexity(loss)}, {figures.short(result['parameters'])} parameters, "
+            note = f"{figures.meaning(result)}, {figures.short(result['parameters'])} parameters, "
             note += f"{figures.short(result['tokens'])} tokens"
             found.append(_number(f"{node.name}: validation loss, nats", figures.nats(loss), note))
         if node.kind == "train" and "val_reward" in result:

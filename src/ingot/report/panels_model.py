@@ -152,7 +152,7 @@ def _facts(stage: Path, facts: dict[str, Any], steps: list[dict[str, Any]]) -> l
         if "val_reward" in result:
             pairs.append(("reward of fresh samples, held-out prompts", figures.nats(result["val_reward"])))
         else:
-            spelled = f"{figures.nats(loss)} nats, perplexity {figures.perplexity(loss)}"
+            spelled = f"{figures.nats(loss)} nats, {figures.meaning(result)}"
             pairs.append(("validation loss, whole split", spelled))
         pairs.append(("tokens trained on", figures.count(result.get("tokens", 0))))
         pairs += [("best at step", figures.count(result["best_step"]))] if result.get("best_step") is not None else []

@@ -70,7 +70,7 @@ def _print_train(out: Console, name: str, stage: Path) -> None:
     if not result:
         return
     loss = result.get("val_loss_nats")
-    line = f"{name}: validation loss {figures.nats(loss)} nats, perplexity {figures.perplexity(loss)}"
+    line = f"{name}: validation loss {figures.nats(loss)} nats, {figures.meaning(result)}"
     if "val_reward" in result:
         line = f"{name}: reward {figures.nats(result['val_reward'])} of fresh samples on held-out prompts"
     if "bits_per_byte" in result:
