@@ -82,7 +82,7 @@ def token_logps(
     if len(index_N) == len(labels_M):
         return _chunked(hidden_MD, head, labels_M, logps, max_logits).view(labels_BT.shape)
     logp_N = _chunked(hidden_MD[index_N], head, labels_M[index_N], logps, max_logits)
-    return logp_N.new_zeros(len(labels_M)).index_put((index_N,), logp_N).view(labels_BT.shape)
+    return _placed(logp_N, index_N, labels_BT.shape)
 
 
 def divergences(
@@ -109,7 +109,7 @@ def divergences(
     index_N = (labels_BT.reshape(-1) != ignore).nonzero().squeeze(1)
     hidden_ND, reference_ND = (h.reshape(-1, h.shape[-1])[index_N] for h in (hidden_BTD, reference_BTD))
     kl_N = _chunked(hidden_ND, head, reference_ND, divergence, max_logits)
-    return kl_N.new_zeros(labels_BT.numel()).index_put((index_N,), kl_N).view(labels_BT.shape)
+    return _placed(kl_N, index_N, labels_BT.shape)
 
 
 def token_logps_and_entropies(
@@ -131,8 +131,7 @@ def token_logps_and_entropies(
     hidden_MD, labels_M = hidden_BTD.reshape(-1, hidden_BTD.shape[-1]), labels_BT.reshape(-1)
     index_N = (labels_M != ignore).nonzero().squeeze(1)
     found_N2 = _chunked(hidden_MD[index_N], head, labels_M[index_N], measured, max_logits)
-    found_M2 = found_N2.new_zeros(len(labels_M), 2).index_put((index_N,), found_N2)
-    logp_BT, entropy_BT = found_M2.view(*labels_BT.shape, 2).unbind(-1)
+    logp_BT, entropy_BT = _placed(found_N2, index_N, labels_BT.shape).unbind(-1)
     return logp_BT, entropy_BT
 
 
@@ -155,6 +154,12 @@ def random_scores(hidden_ND: Tensor, head: Head, key: int, max_logits: int = MAX
         return (logits_nV * s_nV).sum(-1)
 
     return _chunked(hidden_ND, head, torch.arange(len(hidden_ND), device=hidden_ND.device), scores, max_logits)
+
+
+def _placed(found_N: Tensor, index_N: Tensor, shape_BT: torch.Size) -> Tensor:
+    """What was found (N or N x K) where it belongs among B x T positions, 0 elsewhere."""
+    rest = found_N.shape[1:]
+    return found_N.new_zeros(shape_BT.numel(), *rest).index_put((index_N,), found_N).view(*shape_BT, *rest)
 
 
 def _nll(logits_nV: Tensor, labels_n: Tensor) -> Tensor:

@@ -229,8 +229,7 @@ class _Builder:
     def _companion(self, role: str, name: str, tokenizer: Node, where: str) -> Node:
         """A frozen model that a train stage reads beside its own: of the same tokens."""
         node = self._model(name, f"{where} ({role})")
-        learned = node.settings.objective.kind if isinstance(node.settings, TrainSettings) else "nothing"
-        if role == "reward" and learned != "reward":
+        if role == "reward" and not _is_reward_model(node):
             raise UserError(
                 f"{where}: '{name}' is no reward model, expected a train stage with objective = \"reward\", or a "
                 'function "file.py:function"'
@@ -254,8 +253,8 @@ class _Builder:
         for name in settings.by:
             if not is_function(name):
                 node = self._model(name, f"{where}.by")
-                scores = isinstance(node.settings, TrainSettings) and node.settings.objective.kind == "reward"
-                inputs[f"judge:{name}"] = self._companion("judge", name, tokenizer, where) if scores else node
+                rewards = _is_reward_model(node)
+                inputs[f"judge:{name}"] = self._companion("judge", name, tokenizer, where) if rewards else node
         return inputs
 
     def _fisher_inputs(self, settings: FisherSettings, where: str) -> dict[str, Node]:
@@ -401,3 +400,7 @@ def _ancestors(node: Node) -> Iterator[Node]:
     yield node
     for source in node.inputs.values():
         yield from _ancestors(source)
+
+
+def _is_reward_model(node: Node) -> bool:
+    return isinstance(node.settings, TrainSettings) and node.settings.objective.kind == "reward"
