@@ -333,6 +333,16 @@ def test_rows_of_running_text_are_refused(tmp_path):
         play(PPO(), tmp_path).step(raw)
 
 
+def test_a_gold_reward_is_logged_of_the_same_completions_and_moves_nothing(tmp_path):
+    plain, watched = play(PPO(max_new=6), tmp_path), play(PPO(max_new=6, gold="check.py:few"), tmp_path)
+    watched.objective.gold._function = lambda given, texts: [-float(t.count("a")) for t in texts]  # pyright: ignore
+    for _ in range(2):
+        alone, beside = plain.step(ragged_prompts()), watched.step(ragged_prompts())
+        assert "gold_reward" not in alone.others
+        assert beside.others["gold_reward"] == -beside.others["reward"] != 0
+    assert all(map(torch.equal, plain.model.parameters(), watched.model.parameters()))
+
+
 # -- a run -------------------------------------------------------------------------------------------------------------
 
 

@@ -69,14 +69,14 @@ objective = "reward"
 init = "base"
 data = {{ questions = 1.0 }}
 duration = "3 steps"
-objective = {{ kind = "ppo", reward = "rm", max_new = 6, kl_target = 1.0 }}
+objective = {{ kind = "ppo", reward = "rm", gold = "check.py:right", max_new = 6, kl_target = 1.0 }}
 
 [stage.right]
 {TRAIN}
 init = "base"
 data = {{ questions = 1.0 }}
 duration = "3 steps"
-objective = {{ kind = "grpo", reward = "check.py:right", max_new = 6, group = 2, beta = 0.01 }}
+objective = {{ kind = "grpo", reward = "check.py:right", gold = "rm", max_new = 6, group = 2, beta = 0.01 }}
 adapter = {{ rank = 2 }}
 penalties = [{{ kind = "l2sp", weight = 0.1 }}]
 """
@@ -120,13 +120,14 @@ def _result(name: str) -> dict[str, Any]:
 def test_a_stage_is_judged_by_the_reward_of_fresh_samples(work):
     for name in ("polite", "right"):
         result = _result(name)
-        assert {"val_reward", "best_val_reward", "val_completion_tokens"} <= set(result)
+        assert {"val_reward", "val_gold_reward", "best_val_reward", "val_completion_tokens"} <= set(result)
         assert "val_loss_nats" not in result
         steps = read_events(Path("runs", "small", name, "metrics.jsonl"), "step")
         assert len(steps) == 3
         for step in steps:
             assert step["first_ratio"] == pytest.approx(1, abs=1e-4)
             assert step["sampler_gap"] < 1e-4
+            assert step["gold_reward"] != step["reward"]
         assert steps[0]["kl_nats"] == 0
     assert {"beta", "value_loss"} <= set(read_events(Path("runs", "small", "polite", "metrics.jsonl"), "step")[0])
     step = read_events(Path("runs", "small", "right", "metrics.jsonl"), "step")[0]
@@ -145,7 +146,7 @@ def test_the_content_of_a_reward_file_is_in_the_key(work):
     (work / "check.py").write_text(CHECK + "# other\n")
     after = load_graph(Path("small.toml"), [], Path("runs")).nodes
     (work / "check.py").write_text(CHECK)
-    assert {n for n in before if before[n].key != after[n].key} == {"right"}
+    assert {n for n in before if before[n].key != after[n].key} == {"polite", "right"}
 
 
 def test_prompts_leave_room_for_their_completions(work):
@@ -161,6 +162,8 @@ def test_prompts_leave_room_for_their_completions(work):
     ("override", "message"),
     [
         ('stage.right.objective.reward="gone.py:right"', r"objective.reward: 'gone.py:right': no file gone.py"),
+        ('stage.right.objective.gold="gone.py:right"', r"objective.gold: 'gone.py:right': no file gone.py"),
+        ('stage.polite.objective.gold="base"', r"'base' is no reward model, expected a train stage with objective"),
         ('stage.polite.objective.reward="base"', r"'base' is no reward model, expected a train stage with objective"),
     ],
 )
@@ -183,3 +186,5 @@ def test_companions_are_what_the_settings_need():
     assert PPOSettings(reward="rm").companions() == {"reference": None, "reward": "rm"}
     assert PPOSettings(reward="own.py:f", reference="a").companions() == {"reference": "a"}
     assert GRPOSettings(reward="own.py:f").companions() == {}
+    assert GRPOSettings(reward="own.py:f", gold="rm").companions() == {"gold": "rm"}
+    assert GRPOSettings(reward="rm", gold="own.py:f").companions() == {"reward": "rm"}

@@ -44,6 +44,7 @@ class Sampled(Objective):
         self,
         *,
         reward: str | None = None,
+        gold: str | None = None,
         reference: str | None = None,
         beta: float,
         kl: str = "k1-reward",
@@ -56,7 +57,7 @@ class Sampled(Objective):
         no_stop_reward: float | None = None,
         truncated: str = "terminal",
     ):
-        self.scorer, self.beta, self.kl = Scorer(reward), beta, KLS[kl]
+        self.scorer, self.gold, self.beta, self.kl = Scorer(reward), Scorer(gold, "gold"), beta, KLS[kl]
         self.max_new, self.temperature = max_new, temperature
         self.epochs, self.minibatches = epochs, minibatches
         self.low, self.high = clip, clip if clip_high is None else clip_high
@@ -71,6 +72,8 @@ class Sampled(Objective):
         played = roll_out(batch, ctx, samples=samples, max_new=self.max_new, temperature=self.temperature)
         scores_B = self.scorer(played, ctx)
         ctx.notes.update(described(played, scores_B))
+        if self.gold.there(ctx):
+            ctx.notes["gold_reward"] = _mean(self.gold(played, ctx))
         if self.no_stop_reward is not None:
             truncated_B = torch.from_numpy(played.truncated_B)
             scores_B = torch.where(truncated_B, self.no_stop_reward, scores_B)
@@ -145,13 +148,19 @@ def described(played: Rollout, scores_B: Tensor) -> dict[str, float]:
     known_B = ~scores_B.isnan()
     sampled_BT, labels_BT = played.batch.columns["sampled_logps_BT"], played.batch.labels_BT
     found = {
-        "reward": float(scores_B[known_B].mean()) if known_B.any() else 0.0,
+        "reward": _mean(scores_B),
         "reward_std": float(scores_B[known_B].std(correction=0)) if known_B.any() else 0.0,
         "completion_tokens": float(played.lengths_B.mean()),
         "truncated_share": float(played.truncated_B.mean()),
         "entropy_nats": -float(sampled_BT.sum() / (labels_BT != played.batch.ignore).sum()),
     }
     return found | ({} if known_B.all() else {"unscored_share": 1 - float(known_B.float().mean())})
+
+
+def _mean(scores_B: Tensor) -> float:
+    """Of those that are known; 0 where none is."""
+    known_B = scores_B[~scores_B.isnan()]
+    return float(known_B.mean()) if len(known_B) else 0.0
 
 
 def without(batch: Batch, dropped_B: np.ndarray) -> Batch:

@@ -20,6 +20,9 @@ class SampledSettings(Settings):
     """What a completion is worth: a train stage with objective `reward`, or `"file.py:function"`, called with a list of
     prompts (tables with `prompt` and the further fields of their row) and a list of completions, returning a number
     for each, or None where it cannot say."""
+    gold: str | None = Field(default=None, min_length=1)
+    """What is really wanted, where that can be asked: another such stage or function. It is never learned from, but
+    logged as `gold_reward`, so that the report can say where the reward is gamed."""
     reference: str | None = None
     """Stage whose model the policy is held near; default: `init`."""
     beta: float = Field(default=0.0, ge=0)
@@ -45,12 +48,16 @@ class SampledSettings(Settings):
     def companions(self) -> dict[str, str | None]:
         """Frozen models by role; None is the stage's `init`."""
         reference: dict[str, str | None] = {"reference": self.reference} if self.held else {}
-        return reference | ({} if is_function(self.reward) else {"reward": self.reward})
+        return reference | {role: name for role, name in self._asked() if not is_function(name)}
 
     def files(self) -> Iterator[Path]:
         """Files whose content determines the result."""
-        if is_function(self.reward):
-            yield require_file(self.reward, "objective.reward")
+        for role, name in self._asked():
+            if is_function(name):
+                yield require_file(name, f"objective.{role}")
+
+    def _asked(self) -> list[tuple[str, str]]:
+        return [("reward", self.reward), *([("gold", self.gold)] if self.gold else [])]
 
     @property
     def held(self) -> bool:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ingot.core.errors import UserError
 from ingot.core.functions import load_function
@@ -33,12 +33,17 @@ class Scorer:
     """Scores rollouts.
 
     Args:
-        name: `"file.py:function"`, loaded when it is first asked; None: the companion in the role `reward`.
+        name: `"file.py:function"`, loaded when it is first asked; None: the companion in that role.
+        role: `reward` or `gold`, the setting that it is of.
     """
 
-    def __init__(self, name: str | None):
-        self.name = name
+    def __init__(self, name: str | None, role: str = "reward"):
+        self.name, self.role = name, role
         self._function: Function | None = None
+
+    def there(self, ctx: Context) -> bool:
+        """Whether anybody can be asked."""
+        return self.name is not None or self.role in ctx.companions
 
     def __call__(self, played: Rollout, ctx: Context) -> Tensor:
         """Scores [B] fp32, NaN where a completion could not be scored.
@@ -47,17 +52,17 @@ class Scorer:
             UserError: the function failed, or gave something else than numbers.
         """
         if self.name is None:
-            return _model_scores(played, ctx)
+            return _model_scores(played, ctx, ctx.companions[self.role])
         if self._function is None:
-            self._function = load_function(self.name, "objective.reward")
+            self._function = load_function(self.name, f"objective.{self.role}")
         assert ctx.tokenizer is not None, "a reward function reads texts"
         prompts, completions = prompt_tables(played, ctx.tokenizer), texts(played, ctx.tokenizer)
-        return torch.tensor(ask(self.name, self._function, prompts, completions), dtype=torch.float32)
+        scores = ask(self.name, self._function, prompts, completions, f"objective.{self.role}")
+        return torch.tensor(scores, dtype=torch.float32)
 
 
-def _model_scores(played: Rollout, ctx: Context) -> Tensor:
-    model, execution = ctx.companions["reward"], ctx.execution
-    scores = []
+def _model_scores(played: Rollout, ctx: Context, model: nn.Module) -> Tensor:
+    execution, scores = ctx.execution, []
     for rows in played.batch.micro(execution.rows(played.batch.context)):
         here = rows.to(execution.device)
         with execution.forward():

@@ -229,7 +229,7 @@ class _Builder:
     def _companion(self, role: str, name: str, tokenizer: Node, where: str) -> Node:
         """A frozen model that a train stage reads beside its own: of the same tokens."""
         node = self._model(name, f"{where} ({role})")
-        if role == "reward" and not _is_reward_model(node):
+        if role in ("reward", "gold") and not _is_reward_model(node):
             raise UserError(
                 f"{where}: '{name}' is no reward model, expected a train stage with objective = \"reward\", or a "
                 'function "file.py:function"'
