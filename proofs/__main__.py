@@ -2,12 +2,22 @@
 
 import argparse
 import importlib
+import multiprocessing
+import os
+import signal
 import sys
+import threading
 import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import groupby
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from proofs.page import page
-from proofs.proof import Proof, Results
+from proofs.proof import Arm, Proof, Results
 
 FILES = (
     "g2_groups",
@@ -36,6 +46,9 @@ def main() -> int:
     parser.add_argument("ids", nargs="*", help="proofs to run; default: all")
     parser.add_argument("--seeds", type=int, default=3, help="each arm with seeds 1 to this (default 3)")
     parser.add_argument("--arm", action="append", help="only arms of this name; may be given more than once")
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count(), help="processes of one thread each (default: cores)"
+    )
     parser.add_argument("--results", type=Path, default=Path("runs/proofs"), help="where results are kept")
     parser.add_argument("--to", type=Path, default=None, help="the page to write (docs/PROOFS.md)")
     parser.add_argument("--list", action="store_true", help="run nothing")
@@ -45,32 +58,64 @@ def main() -> int:
         parser.error(f"found {', '.join(sorted(unknown))}, expected some of {', '.join(p.id for p in every)}")
     results, seeds = Results(options.results), range(1, options.seeds + 1)
     chosen = [p for p in every if not options.list and (not options.ids or p.id in options.ids)]
-    good = [_run(proof, seed, results, options.arm) for proof in chosen for seed in seeds]
+    together = [[p.id for p in some] for _, some in groupby(chosen, lambda p: p.run)]  # they share trained models
+    work = [(ids, seed, options.results, options.arm) for ids in together for seed in seeds]
+    good = _all(work, min(options.workers, len(work)))
     if options.to:
         page(every, results, seeds, options.to)
     return 0 if all(good) else 1
 
 
-def _run(proof: Proof, seed: int, results: Results, names: list[str] | None) -> bool:
-    """All arms of a proof with one seed; whether they came out as they should."""
-    good = True
-    for arm in proof.arms:
-        if names and arm.name not in names:
-            continue
-        known = results.read(proof, arm, seed)
-        if known is None:
-            start = time.perf_counter()
-            numbers = proof.run(seed, arm.name)
-            results.write(proof, arm, seed, numbers, time.perf_counter() - start)
-            known = {"numbers": numbers, "seconds": time.perf_counter() - start}
-        passed = arm.passes(known["numbers"])
-        good &= passed
-        said = ", ".join(f"{n} {v:.5g}" for n, v in known["numbers"].items() if isinstance(v, int | float))
-        kind = "control" if arm.control else "arm"
-        verdict = "as it should" if passed else "NOT AS IT SHOULD"
-        print(f"{proof.id} {kind} '{arm.name}' seed {seed}: {verdict} ({known['seconds']:.0f} s): {said}", flush=True)
-    return good
+def _all(work: Sequence[Any], workers: int) -> list[bool]:
+    """`_run` for the arguments of each part of the work, in other processes where `workers` is more than one.
+
+    Whatever ends this process ends them, in the middle of an arm: a result is written whole or not at all.
+    """
+    if workers <= 1:
+        return [_run(*part) for part in work]
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _one_of_many)
+    try:
+        return list(pool.map(_run, *zip(*work, strict=True)))
+    except BaseException:
+        for child in multiprocessing.active_children():
+            child.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _one_of_many() -> None:
+    """Make this process one that takes a core, and lives no longer than its parent."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to answer
+    parent = multiprocessing.parent_process()
+    assert parent
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def _run(ids: Sequence[str], seed: int, directory: Path, names: Sequence[str] | None) -> bool:
+    """All arms of some proofs with one seed; whether they came out as they should."""
+    every = [(proof, arm) for proof in proofs() if proof.id in ids for arm in proof.arms]
+    chosen = [(proof, arm) for proof, arm in every if not names or arm.name in names]
+    return all([_judged(proof, arm, seed, Results(directory)) for proof, arm in chosen])  # noqa: C419 - run them all
+
+
+def _judged(proof: Proof, arm: Arm, seed: int, results: Results) -> bool:
+    """Whether an arm comes out as it should, from its result, which is made where there is none; says so."""
+    known = results.read(proof, arm, seed)
+    if known is None:
+        start = time.perf_counter()
+        numbers = proof.run(seed, arm.name)
+        known = results.write(proof, arm, seed, numbers, time.perf_counter() - start)
+    passed = arm.passes(known["numbers"])
+    said = ", ".join(f"{n} {v:.5g}" for n, v in known["numbers"].items() if isinstance(v, int | float))
+    kind = "control" if arm.control else "arm"
+    verdict = "as it should" if passed else "NOT AS IT SHOULD"
+    print(f"{proof.id} {kind} '{arm.name}' seed {seed}: {verdict} ({known['seconds']:.0f} s): {said}", flush=True)
+    return passed
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from proofs.__main__ import main as importable  # by other processes, as `__main__` is not
+
+    sys.exit(importable())

@@ -115,9 +115,11 @@ class Results:
         path = self.path(proof, arm, seed)
         return json.loads(path.read_text()) if path.exists() else None
 
-    def write(self, proof: Proof, arm: Arm, seed: int, numbers: Numbers, seconds: float) -> None:
+    def write(self, proof: Proof, arm: Arm, seed: int, numbers: Numbers, seconds: float) -> dict[str, Any]:
+        """Keep a result, and return it as `read` does."""
         known = {"proof": proof.id, "arm": arm.name, "seed": seed, "seconds": round(seconds, 1), "numbers": numbers}
         atomic_json(self.path(proof, arm, seed), known)
+        return known
 
 
 _TREES: dict[str, str] = {}

@@ -1,5 +1,6 @@
 """The harness of the proofs, and the cheapest of them with one seed, some at half their steps."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -84,6 +85,17 @@ def test_a_result_is_kept_until_what_made_it_changes(tmp_path, capsys, monkeypat
     assert "0.6667" in text
     assert "divided by the spread misses" in text
     assert text.count("not run") > 10
+
+
+@pytest.mark.slow
+def test_two_processes_find_what_one_finds(tmp_path, monkeypatch):
+    for workers in "12":
+        command = ["proofs", "G2", "--seeds", "2", "--workers", workers, "--results", str(tmp_path / workers)]
+        monkeypatch.setattr("sys.argv", command)
+        assert main() == 0
+    one, two = ({f.name: json.loads(f.read_text())["numbers"] for f in (tmp_path / w).iterdir()} for w in "12")
+    assert len(one) == 6
+    assert one == two
 
 
 def test_every_proof_has_a_control_and_names_of_its_own():
