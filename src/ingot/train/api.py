@@ -85,6 +85,8 @@ class Objective:
     """Columns of a row that frozen companions alone decide, and that `annotate` gives."""
     only_annotates: bool = False
     """Whether companions are read for `overlays` alone, so that they may go once those are written."""
+    minibatches: int = 1
+    """Into how many updates one pass over a step's rows is cut; replayed rows are dealt out over them."""
     fresh: Mapping[str, Any] = {}
     """What `Context.state` holds before the first step: all that the objective may keep there."""
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -133,8 +134,14 @@ class Engine:
         lr = self.plan.schedule.lr(step)
         context = self.context(step)
         expanded = enumerate(self._expanded(replace(raw, replay=None), context))
-        updates = [self._update(step, lr, replace(batch, replay=raw.replay), inner) for inner, batch in expanded]
+        again = dealt(raw.replay, self.objective.minibatches)
+        updates = [
+            self._update(step, lr, replace(batch, replay=again[inner % len(again)]), inner) for inner, batch in expanded
+        ]
         assert updates, "expand yielded no batch"
+        if raw.replay is not None:
+            seen = self._global_counts(raw)["replay_token"] * len(updates) / len(again)
+            context.notes["replay_share"] = seen / (seen + sum(u.tokens for u in updates))
         metrics = merged(updates, context.notes)
         self.state["step"], self.state["tokens"] = step, metrics.tokens_seen
         return metrics
@@ -321,6 +328,13 @@ class Engine:
         self.state = checkpoint.load(path, self.tensors())
         checkpoint.drop_after(self.checkpoints, self.state["step"])
         return True
+
+
+def dealt(replay: Batch | None, updates: int) -> list[Batch | None]:
+    """Replayed rows over the updates of one pass, so that a pass shows each once, as it does the objective's own."""
+    if replay is None or updates == 1:
+        return [replay]
+    return [replay.take(rows) if len(rows) else None for rows in np.array_split(np.arange(len(replay)), updates)]
 
 
 def normalised(terms: dict[str, Term], counts: dict[str, int]) -> dict[str, Tensor]:
