@@ -16,6 +16,13 @@ from ingot.corpus import clean, dedup, pii
 from ingot.corpus.documents import dump_document, messages_of
 from ingot.corpus.settings import CorpusSettings
 
+PROBLEMS = {
+    "empty": "found a question or an answer without a character, expected some",
+    "no_answer": "found no message of an assistant to learn, expected one",
+    "equal_sides": "found the same answer chosen and rejected, expected two that differ",
+}
+"""What is wrong with a row that goes already now."""
+
 
 class Cleaned(NamedTuple):
     """Documents after cleaning, row for row."""
@@ -23,7 +30,7 @@ class Cleaned(NamedTuple):
     texts: pl.Series
     extras: pl.Series
     reasons: pl.Series
-    """Why a document goes already now: `empty`, `no_answer`, `equal_sides`; null where it does not."""
+    """Why a document goes already now, a key of `PROBLEMS`; null where it does not."""
     pii: dict[str, pl.Series]
     """`pii_KIND`: how many were masked."""
     keys: list[bytes]

@@ -101,6 +101,8 @@ class Funnel:
         self._stack = ExitStack()
         self.total = Counts()
         self.sources: dict[str, Counts] = defaultdict(Counts)
+        self.first: dict[str, tuple[str, int]] = {}
+        """Reason -> path and offset of the first document that was dropped for it."""
 
     def __enter__(self) -> "Funnel":
         with ExitStack() as stack:
@@ -131,12 +133,15 @@ class Funnel:
     def count(self, documents: pa.Table) -> None:
         """Count a batch whose fate (`drop_reason`, null: kept) is decided."""
         found = [f"pii_{kind}" for kind in KINDS]
-        frame = pl.from_arrow(documents.select(["source", "drop_reason", "raw_bytes", "bytes", *found]))
+        frame = pl.from_arrow(
+            documents.select(["source", "drop_reason", "path", "offset", "raw_bytes", "bytes", *found])
+        )
         assert isinstance(frame, pl.DataFrame)
         rows = frame.group_by("source", "drop_reason", maintain_order=True).agg(
-            pl.len(), pl.col("raw_bytes", "bytes", *found).sum()
+            pl.col("path", "offset").first(), pl.len(), pl.col("raw_bytes", "bytes", *found).sum()
         )
-        for source, reason, number, raw, clean, *masked in rows.iter_rows():
+        for source, reason, path, offset, number, raw, clean, *masked in rows.iter_rows():
+            self.first.setdefault(reason, (path, offset))
             for counts in (self.total, self.sources[source]):
                 fate = counts.kept if reason is None else counts.dropped[reason]
                 fate[0] += number

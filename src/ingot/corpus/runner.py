@@ -67,6 +67,9 @@ def build(settings: CorpusSettings, out: Path, display: Display, log: EventLog) 
     log.write("corpus", step=1, **result)
     log.flush()
     _say(display, funnel, result)
+    for reason, (number, _) in funnel.total.dropped.items():
+        if _is_wrong(settings, reason):
+            display.say(f"{_first(funnel, reason)}; {number:,} of this kind are left out, see dropped.parquet")
     return result
 
 
@@ -242,10 +245,19 @@ def _check_any(settings: CorpusSettings, funnel: Funnel) -> None:
     reasons = ", ".join(f"{reason} {pair['documents']}" for reason, pair in counts["dropped"].items())
     if counts["quarantined"]["documents"]:
         reasons += f", quarantined {counts['quarantined']['documents']}"
-    raise UserError(
-        f"sources: none of {counts['in']['documents']} documents is kept ({reasons}); add text, or loosen what "
-        'drops it: quality = "none" judges nothing'
-    )
+    wrong = "".join(f"; {_first(funnel, reason)}" for reason in counts["dropped"] if _is_wrong(settings, reason))
+    way = "mend them" if wrong else 'add text, or loosen what drops it: quality = "none" judges nothing'
+    raise UserError(f"sources: none of {counts['in']['documents']} documents is kept ({reasons}){wrong}; {way}")
+
+
+def _is_wrong(settings: CorpusSettings, reason: str) -> bool:
+    """Whether a row was dropped for what it is and not by somebody's choice."""
+    return settings.format != "text" and reason in contents.PROBLEMS
+
+
+def _first(funnel: Funnel, reason: str) -> str:
+    path, offset = funnel.first[reason]
+    return f"{path}, document at {offset:,}: {contents.PROBLEMS[reason]}"
 
 
 def _summary(funnel: Funnel) -> dict[str, int]:

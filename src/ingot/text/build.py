@@ -24,7 +24,7 @@ from ingot.core.errors import UserError
 from ingot.core.events import Display, EventLog
 from ingot.corpus.documents import read_documents
 from ingot.corpus.shapes import Format
-from ingot.text.chat import parse_conversation, render_batch, require_chat
+from ingot.text.chat import check_end, parse_conversation, render_batch, require_chat
 from ingot.text.store_writer import EXTRA, IDENTITY, ColumnSpec, StoreWriter
 from ingot.text.tokenizer import Tokenizer
 from ingot.text.train_tokenizer import check_lossless
@@ -65,11 +65,13 @@ def build_tokens(
         the tokens, where the vocabulary has an unknown one.
 
     Raises:
-        UserError: no train documents, text that the tokenizer cannot spell, a malformed conversation.
+        UserError: no train documents, text that the tokenizer cannot spell, a malformed conversation, a chat
+            template that does not end answers.
     """
     masked = format != "text"
     if masked:
         require_chat(tokenizer)
+        check_end(tokenizer)
     threads = workers or len(os.sched_getaffinity(0))
     result: dict[str, Any] = {}
     for split in SPLITS:

@@ -170,19 +170,35 @@ def stop_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*turn, *([] if tokenizer.eot is None else [tokenizer.eot]), *tokenizer.stops]))
 
 
+_PROBE = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "the end"}]  # " the": in any vocabulary
+
+
+def check_end(tokenizer: Tokenizer) -> None:
+    """Raise a UserError where an answer ends in no special token, so that no model would learn to stop.
+
+    A template that refuses the conversation which is tried is not judged.
+    """
+    try:
+        ids, mask = render(_PROBE, tokenizer)
+    except UserError:
+        return
+    if (last := ids[mask == 1][-1]) not in stop_ids(tokenizer):
+        raise UserError(
+            f"chat template: an answer ends in {tokenizer.decode([last])!r}, so a model would never learn to stop, "
+            f"expected a special token of the tokenizer, such as {END}; let the template write one after each answer, "
+            'or set another one (template = "turns" or "FILE.jinja") in the tokenizer stage'
+        )
+
+
 def check_template(tokenizer: Tokenizer) -> None:
     """Raise a UserError unless a template that somebody wrote marks answers, ends them, and parts them from the prompt.
 
-    An answer that ends in no special token teaches no model to stop. Where the end of the prompt and the start of the
-    answer share a token, a model is asked with other ids than those it was trained on.
+    Where the end of the prompt and the start of the answer share a token, a model is asked with other ids than those it
+    was trained on.
     """
-    asked = [{"role": "user", "content": "Why?"}]
-    whole, mask = render([*asked, {"role": "assistant", "content": "the end"}], tokenizer)  # " the": in any vocabulary
-    if (last := whole[mask == 1][-1]) not in stop_ids(tokenizer):
-        raise UserError(
-            f"chat template: an answer ends in {tokenizer.decode([last])!r}, so a model would never learn to stop; let "
-            f"a special token that ends the turn follow it, such as {END}"
-        )
+    asked = _PROBE[:1]
+    whole, _ = render(_PROBE, tokenizer)
+    check_end(tokenizer)
     prompt, _ = render(asked, tokenizer, generation_prompt=True)
     if not np.array_equal(whole[: len(prompt)], prompt):
         end = tokenizer.decode_bytes(prompt[-1:]).decode(errors="replace")

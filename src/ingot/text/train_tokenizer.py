@@ -73,7 +73,10 @@ def train(
             check_lossless(tokenizer, text, tokenizer.encode(text))
     if settings.template_file:
         tokenizer = with_template(tokenizer, read_text(settings.template_file))
-        check_template(tokenizer)
+        try:
+            check_template(tokenizer)
+        except UserError as error:
+            raise UserError(f"{settings.template_file}: {error}") from None
     elif settings.template == TURNS:
         tokenizer = with_template(tokenizer, TURNS)
     report = describe(tokenizer, sample_texts(sample, REPORT_BYTES), display)
