@@ -2,7 +2,7 @@
 
 A checkpoint directory appears whole or not at all. On loading, every file is checked against its digest, and a damaged
 checkpoint is passed over for the newest good one. Tensors go through torch's distributed checkpoint, so what one mesh
-saved another can load.
+saved another can load. It is imported where it is used: that takes a second, which a first step should not wait for.
 """
 
 import contextlib
@@ -14,9 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from ingot.core.artifact import atomic_directory, atomic_json, manifest_problem, write_manifest
 from ingot.core.errors import UserError
@@ -26,6 +23,9 @@ STATE, CONFIG = "state.json", "config.json"
 
 def save(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Write one checkpoint directory atomically: tensors, `state` and `config` (plain data), and their digests."""
+    from torch.distributed.checkpoint import state_dict_saver
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
     with atomic_directory(path) as directory:
         with warnings.catch_warnings(), _unwrapped():
             warnings.simplefilter("ignore")  # torch remarks that one process saves alone, as intended
@@ -40,6 +40,8 @@ def save(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], co
 @contextlib.contextmanager
 def _unwrapped() -> Iterator[None]:
     """A full disk stays an OSError: torch wraps what went wrong on each rank in an exception of its own."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
     try:
         yield
     except CheckpointException as error:
@@ -50,6 +52,9 @@ def _unwrapped() -> Iterator[None]:
 
 def load(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Fill the given tensors in place (only those: a model loads without its optimizer) and return the state."""
+    from torch.distributed.checkpoint import state_dict_loader
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         state_dict_loader.load(tensors, storage_reader=HuggingFaceStorageReader(str(path)))

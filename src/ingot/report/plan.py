@@ -21,12 +21,11 @@ from ingot.report import figures, reading
 from ingot.report.terminal import console, state_text, table
 from ingot.stages.forecast import UTILISATION, Known, forecast
 from ingot.stages.imports import read_shape
-from ingot.stages.job import MODEL, Input, read_config
+from ingot.stages.job import MODEL, TOKENIZER, Input, read_config
 from ingot.stages.layout import longest
 from ingot.stages.mixture import open_data
 from ingot.stages.sample_settings import GenerateSettings, LabelSettings
 from ingot.stages.settings import EvaluateStageSettings, ImportSettings, JudgeSettings, TrainSettings
-from ingot.stages.text import TOKENIZER
 from ingot.stages.timeline import Extents
 from ingot.text.settings import SMALLEST_VOCAB, TokenizerSettings
 from ingot.text.tokenizer import load_tokenizer

@@ -10,10 +10,9 @@ from ingot.dist import checkpoint
 from ingot.model import hf, peft
 from ingot.model.hf_config import Dtype
 from ingot.stages.imports import HF, directory_of
-from ingot.stages.job import Job, open_stage
+from ingot.stages.job import TOKENIZER, Job, open_stage
 from ingot.stages.load import adapter_of, base_of, describe, load_adapted, load_model
 from ingot.stages.settings import ImportSettings
-from ingot.stages.text import TOKENIZER
 from ingot.text.chat import stop_ids
 from ingot.text.hf_files import export_tokenizer
 from ingot.text.tokenizer import load_tokenizer

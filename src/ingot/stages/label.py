@@ -19,10 +19,9 @@ from ingot.core.functions import load_function
 from ingot.corpus.documents import SCHEMA, DocumentWriter, document_parts, dump_document, read_documents
 from ingot.objectives.scoring import ask
 from ingot.stages import people
-from ingot.stages.job import Job
+from ingot.stages.job import TOKENIZER, Job
 from ingot.stages.load import load_frozen, resolve_device
 from ingot.stages.sample_settings import LabelSettings
-from ingot.stages.text import TOKENIZER
 from ingot.text.chat import render
 from ingot.text.tokenizer import Tokenizer, load_tokenizer
 

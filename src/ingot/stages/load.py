@@ -16,9 +16,8 @@ from ingot.model.adapter import AdapterSettings
 from ingot.model.settings import ModelConfig
 from ingot.model.transformer import Transformer, empty
 from ingot.objectives.settings import OBJECTIVES
-from ingot.stages.job import MODEL, open_stage, read_config, read_result
+from ingot.stages.job import MODEL, TOKENIZER, open_stage, read_config, read_result
 from ingot.stages.settings import TrainSettings
-from ingot.stages.text import TOKENIZER
 from ingot.text.tokenizer import Tokenizer, load_tokenizer
 from ingot.train.api import Objective
 

@@ -6,13 +6,11 @@ from typing import Any
 from ingot.core.artifact import atomic_json
 from ingot.corpus import runner
 from ingot.corpus.settings import CorpusSettings
-from ingot.stages.job import Job
+from ingot.stages.job import TOKENIZER, Job
 from ingot.text.build import build_tokens
 from ingot.text.settings import TokenizerSettings, TokensSettings
 from ingot.text.tokenizer import load_tokenizer
 from ingot.text.train_tokenizer import train, training_texts
-
-TOKENIZER = "tokenizer.json"
 
 
 def corpus(job: Job) -> dict[str, Any]:

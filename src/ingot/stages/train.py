@@ -23,13 +23,12 @@ from ingot.objectives.replay import Replay
 from ingot.optim.groups import counts as decay_counts
 from ingot.plan.flops import training_flops_per_token
 from ingot.stages.columns import add_columns
-from ingot.stages.job import Job
+from ingot.stages.job import TOKENIZER, Job
 from ingot.stages.layout import longest, timeline
 from ingot.stages.load import describe, is_bare, load_frozen, load_model, objective_of
 from ingot.stages.mixture import Data, open_data, starting_shape
 from ingot.stages.penalties import penalties_of
 from ingot.stages.settings import TrainSettings
-from ingot.stages.text import TOKENIZER
 from ingot.stages.timeline import Timeline
 from ingot.text.tokenizer import Tokenizer, load_tokenizer
 from ingot.train.engine import Engine, Plan, StepMetrics
