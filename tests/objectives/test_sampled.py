@@ -174,6 +174,71 @@ def test_2_4_one_update_needs_no_second_forward(tmp_path):
     assert abs(float(engine.gradients(batch)[0])) < 0.05  # the loss says nothing
 
 
+# -- the parts of a loss -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kl", ["k1-reward", "k2-loss"])
+def test_2_3_the_loss_of_ppo_is_the_sum_of_its_parts(tmp_path, kl):
+    """Policy, value by its weight, entropy taken off, KL by beta: its gradient, written down from the logits."""
+    objective = PPO(max_new=6, beta=0.2, kl=kl, entropy=0.3, value_weight=0.7, temperature=0.8)
+    engine = play(objective, tmp_path, precision="fp64", reference=policy(5, torch.float64))
+    (batch, *_) = _expanded(engine, ragged_prompts())
+    with torch.no_grad():
+        for n, p in engine.trained.items():  # ratios and values on both sides of what is clipped
+            p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(len(n)), dtype=p.dtype))
+    rows = batch.to("cpu")
+    out, c, mask = engine.model(rows.ids_BT), rows.columns, rows.labels_BT != batch.ignore
+    logp_BTV = (engine.model.logits(out.hidden) / 0.8).log_softmax(-1)
+    logp = logp_BTV.gather(-1, rows.labels_BT.clamp(min=0)[..., None])[..., 0]
+    ratio, a = (logp - c["old_logps_BT"]).exp(), c["advantages_BT"]
+    parts = torch.maximum(-a * ratio, -a * ratio.clamp(0.8, 1.2))
+    v, old, returns = objective.value(out.hidden), c["old_values_BT"], c["returns_BT"]
+    near = old + (v - old).clamp(-0.2, 0.2)
+    parts = parts + 0.7 * 0.5 * torch.maximum((v - returns) ** 2, (near - returns) ** 2)
+    parts = parts + 0.3 * (logp_BTV.exp() * logp_BTV).sum(-1)
+    if kl == "k2-loss":
+        parts = parts + 0.2 * 0.5 * (logp - c["reference_logps_BT"]) ** 2
+    expected = parts[mask].mean()
+    assert 0 < float(((ratio < 0.8) | (ratio > 1.2))[mask].double().mean()) < 1
+    gradients = torch.autograd.grad(expected, list(engine.trained.values()))
+    loss, _, _ = engine.gradients(batch)
+    assert float(loss) == pytest.approx(expected.item(), rel=1e-10)
+    for (name, p), g in zip(engine.trained.items(), gradients, strict=True):
+        torch.testing.assert_close(p.grad, g, rtol=1e-9, atol=1e-14, msg=name)
+
+
+@pytest.mark.parametrize("method", ["ppo", "grpo"])
+def test_2_4_a_kl_in_the_reward_counts_from_each_token_on(tmp_path, method):
+    """A_t is the score above the baseline less beta times the sum of k1 from t to the end (lambda 1, values 0)."""
+    more = {"lam": 1.0, "whiten": False} if method == "ppo" else {"group": 4}
+    objective = {"ppo": PPO, "grpo": GRPO}[method](max_new=6, beta=0.3, **more)
+    engine = play(objective, tmp_path, precision="fp64", reference=policy(5, torch.float64))
+    raw = ragged_prompts(4)
+    (batch, *_) = _expanded(engine, raw)
+    c, mask = batch.columns, batch.labels_BT != batch.ignore
+    k1_BT = c["old_logps_BT"] - c["reference_logps_BT"]
+    scores = count_a(roll_out(raw, engine.context(1), samples=objective.samples, max_new=6, temperature=1.0), None)
+    if method == "grpo":
+        scores = (scores.view(-1, 4) - scores.view(-1, 4).mean(1, keepdim=True)).view(-1)
+    assert k1_BT.abs().max() > 0.1
+    for row, score in enumerate(scores.tolist()):
+        places = np.flatnonzero(mask[row])
+        for place in places:
+            expected = score - 0.3 * float(k1_BT[row, place : places[-1] + 1].sum())
+            assert float(c["advantages_BT"][row, place]) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(("target", "up"), [(1e-3, True), (1e3, False)])
+def test_2_3_beta_follows_the_kl_from_the_reference(tmp_path, target, up):
+    """Up where the policy is too far away, down where it might go farther, by a fifth of rows / horizon at most."""
+    objective = PPO(max_new=6, kl_target=target, kl_horizon=32)
+    engine = play(objective, tmp_path, reference=policy(5))
+    metrics = engine.step(ragged_prompts()).others
+    assert metrics["beta"] == 0.05
+    assert float(metrics["kl_nats"]) > 0.1
+    assert engine.state["objective"]["beta"] == pytest.approx(0.05 * (1 + (0.2 if up else -0.2) * 16 / 32))
+
+
 # -- replay ------------------------------------------------------------------------------------------------------------
 
 
