@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 OUT    ?= runs
 
-.PHONY: demo test check bench bench-full proofs soak setup setup-dev clean
+.PHONY: demo test check tune bench bench-full proofs soak setup setup-dev clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.base: pyproject.toml constraints.txt
@@ -35,6 +35,12 @@ check: $(VENV)/.dev
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports
 	@$(MAKE) --no-print-directory test
+
+# Which way of computing is fastest here, for a train stage of a recipe; the next run of it begins with that.
+RECIPE ?= src/ingot/recipes/stdlib.toml
+STAGE  ?= base
+tune: $(VENV)/.base
+	@$(BIN)/ingot tune $(RECIPE) --stage $(STAGE) --out $(OUT)
 
 # Speed and memory on this machine beside litgpt's and transformers', written to docs/BENCHMARKS.md. Peers are installed
 # in environments of their own below ~/.cache/ingot. bench-full adds a 124M model and fp32; interrupted, it goes on.

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ingot.cli_bench import bench_app
+from ingot.cli_bench import bench_app, tune
 from ingot.cli_inspect import inspect_app
 from ingot.cli_options import (
     BestOption,
@@ -40,6 +40,7 @@ app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench")
 app.add_typer(inspect_app, name="inspect")
+app.command()(tune)
 
 
 def main() -> None:

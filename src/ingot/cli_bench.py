@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ingot.cli_options import JsonOption, emit
+from ingot.cli_options import JsonOption, OutOption, RecipeArg, SetOption, emit
 from ingot.core.errors import UserError
 
 bench_app = typer.Typer(
@@ -195,3 +195,36 @@ def all_(
         write_page(data, to, target)
         _say(f"wrote {to}")
     emit(data, as_json, lambda: print(page(data, target)))
+
+
+def tune(
+    recipe: RecipeArg,
+    stage: Annotated[str, typer.Option(help="The train stage.")],
+    set: SetOption = [],  # noqa: B006
+    out: OutOption = Path("runs"),
+    steps: Annotated[int, typer.Option(help="Timed steps of a candidate.", min=3)] = 30,
+    as_json: JsonOption = False,
+) -> None:
+    """Try ways to compute a train stage on this machine, up to a minute each; `run` then begins with the fastest."""
+    from dataclasses import asdict
+
+    from ingot.bench.tables import print_rows
+    from ingot.pipeline.tune import described
+    from ingot.pipeline.tune import tune as tuned
+
+    trials, path = tuned(recipe, set, stage, out, steps, _say)
+    rows = [
+        {
+            "tried": described(trial.candidate),
+            "a step": f"{trial.step_s * 1e3:,.1f} ms",
+            "to the first": f"{trial.start_s:.1f} s",
+            "the whole run": f"{trial.total_s:,.0f} s",
+        }
+        for trial in trials
+    ]
+
+    def show() -> None:
+        print_rows(rows)
+        print(f"wrote {path}; next: ingot run {recipe}")
+
+    emit({"trials": [asdict(t) for t in trials], "execution": str(path)}, as_json, show)

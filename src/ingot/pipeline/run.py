@@ -77,18 +77,24 @@ def child_environment(threads: int | None = None) -> dict[str, str]:
     return environment
 
 
-def _run_child(root: Path, node: Node, recipe: Recipe, quiet: bool) -> None:
+def start_child(job: dict[str, Any]) -> subprocess.Popen[bytes]:
+    """The process that does a job."""
     child = subprocess.Popen(
         [sys.executable, "-m", "ingot.stages.child"],
         stdin=subprocess.PIPE,
         stdout=sys.stderr,
-        env=child_environment(getattr(getattr(node.settings, "loop", None), "threads", None)),
+        env=child_environment(job["settings"].get("loop", {}).get("threads")),
     )
     assert child.stdin
+    with contextlib.suppress(BrokenPipeError):  # a child that died at once is told by its exit code
+        child.stdin.write(json.dumps(job).encode())
+        child.stdin.close()
+    return child
+
+
+def _run_child(root: Path, node: Node, recipe: Recipe, quiet: bool) -> None:
+    child = start_child(job_of(root, node, recipe, quiet))
     try:
-        with contextlib.suppress(BrokenPipeError):  # a child that died at once is told by its exit code
-            child.stdin.write(json.dumps(_job(root, node, recipe, quiet)).encode())
-            child.stdin.close()
         code = child.wait()
     except KeyboardInterrupt:
         child.wait()
@@ -100,7 +106,8 @@ def _run_child(root: Path, node: Node, recipe: Recipe, quiet: bool) -> None:
         raise StageFailed(code if code in (2, 130) else 1)
 
 
-def _job(root: Path, node: Node, recipe: Recipe, quiet: bool) -> dict[str, Any]:
+def job_of(root: Path, node: Node, recipe: Recipe, quiet: bool) -> dict[str, Any]:
+    """What the process of a stage is told."""
     settings = settings_tree(node.settings)
     return {
         "name": node.name,

@@ -1,0 +1,86 @@
+"""`ingot tune` on a tiny stage: `run` begins with what was fastest, and plain torch was among what was tried."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ingot.core.errors import UserError
+from ingot.pipeline.graph import load_graph
+from ingot.pipeline.run import run
+from ingot.pipeline.status import stage_dir
+from ingot.pipeline.tune import Trial, _candidates, tune
+from ingot.stages.settings import TrainSettings
+
+RECIPE = """
+[run]
+name = "tiny"
+
+[stage.text]
+kind    = "corpus"
+sources = ["text.txt"]
+quality = "none"
+holdout = { share = 0.1, by = "tail" }
+
+[stage.chars]
+kind = "tokenizer"
+from = "text"
+type = "char"
+
+[stage.base]
+kind      = "train"
+data      = { text = 1.0 }
+tokenizer = "chars"
+model     = { depth = 1, width = 16, heads = 2, context = 16 }
+batch     = 4
+duration  = "12 steps"
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 200)
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    return tmp_path / "tiny.toml"
+
+
+def test_the_winner_is_what_run_begins_with(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tried = [{"precision": "fp32", "compile": False}, {"compile": False, "micro_batch": 2}]
+    monkeypatch.setattr("ingot.pipeline.tune._candidates", lambda settings, trials: iter(tried))
+    said: list[str] = []
+    trials, path = tune(recipe, [], "base", tmp_path / "runs", 5, said.append)
+    assert [t.total_s for t in trials] == sorted(t.total_s for t in trials)
+    assert sorted(str(t.candidate) for t in trials) == sorted(map(str, tried))
+    assert all(0 < t.step_s < t.start_s < t.total_s for t in trials)
+    chosen = json.loads(path.read_text())
+    assert chosen == trials[0].execution
+    assert said[0] == "trying precision fp32, compile false"
+
+    graph = load_graph(recipe, [], tmp_path / "runs")
+    run(graph, tmp_path / "runs", ["base"], lambda *_: None, quiet=True)
+    began = json.loads((stage_dir(tmp_path / "runs", graph.nodes["base"]) / "execution.json").read_text())
+    assert began == chosen
+    with pytest.raises(UserError, match=r"base: found that it ran already .*, expected a stage that has not begun"):
+        tune(recipe, [], "base", tmp_path / "runs", 5, said.append)
+
+
+def test_only_a_train_stage_is_tuned(recipe: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="stage: found 'chars', expected a train stage of the recipe: base"):
+        tune(recipe, [], "chars", tmp_path / "runs", 5, print)
+
+
+def test_candidates_begin_with_plain_torch_and_vary_the_best(recipe: Path, tmp_path: Path) -> None:
+    settings = load_graph(recipe, [], tmp_path / "runs").nodes["base"].settings
+    assert isinstance(settings, TrainSettings)
+    execution = {"micro_batch": 8, "threads": 2}
+    trials = [Trial({"compile": True}, 1.0, 9.0, 90.0, execution), Trial({"compile": False}, 2.0, 3.0, 80.0, execution)]
+    found = list(_candidates(settings, trials))
+    assert found[:3] == [{"precision": "fp32", "compile": False}, {"compile": False}, {"compile": True}]
+    assert found[3:] == [
+        {"compile": False, **more} for more in ({"micro_batch": 4}, {"micro_batch": 2}, {"threads": 1})
+    ]
+    exact = settings.model_copy(update={"precision": "fp32"})
+    assert list(_candidates(exact, [])) == [{"compile": False}, {"compile": True}]
