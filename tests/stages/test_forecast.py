@@ -291,6 +291,17 @@ def test_a_phase_of_shorter_rows_has_more_of_them_at_once() -> None:
     assert execution.rows(16) == batch["micro_batch"]
 
 
+@pytest.mark.parametrize(
+    ("objective", "rows"),
+    [({"kind": "grpo", "group": 6, "reward": "r.py:f"}, 48), ({"kind": "ppo", "reward": "r.py:f"}, 8), ("dpo", 16)],
+)
+def test_a_pass_holds_both_sides_of_a_pair_and_all_samples_of_a_prompt(objective: object, rows: int) -> None:
+    """8 are drawn a step; what they become is one pass, as long as it holds no more tokens than any other."""
+    batch = _told(_small(objective=objective))["batch"]
+    assert batch == {"rows": rows, "context": 64, "micro_batch": rows, "accumulation": 1, "ranks": 1}
+    assert _told(_small(objective=objective, loop={"micro_batch": 4}))["batch"]["accumulation"] == rows // 4
+
+
 def test_b9_c8_phases_and_a_ramp_have_their_own_figures() -> None:
     phases = [
         {"name": "first", "share": 0.75, "context": 32},

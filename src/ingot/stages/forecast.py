@@ -17,7 +17,7 @@ from ingot.plan.batch import accumulation
 from ingot.plan.flops import training_flops_per_token
 from ingot.plan.machine import Device, gpu_hours
 from ingot.plan.memory import Activations, Memory, adapter_activations, cache_bytes, engine_activations, state_bytes
-from ingot.stages.layout import longest, timeline
+from ingot.stages.layout import longest, rows_of_a_draw, timeline
 from ingot.stages.settings import TrainSettings
 from ingot.stages.timeline import Extents, Phase, Timeline, assumed
 
@@ -109,14 +109,15 @@ def _flops(config: ModelConfig, phase: Phase, adapter: int | None) -> int:
 def _at_once(settings: TrainSettings, line: Timeline, phase: Phase, ranks: int) -> int:
     """Rows of a forward pass in a phase: as set for the longest rows, of shorter ones as many more."""
     longest_rows = max(p.context for p in line.phases)
-    rows = settings.loop.rows_at_once(longest_rows, math.ceil(line.largest / ranks))
-    return min(math.ceil(line.rows(phase.last) / ranks), rows * (longest_rows // phase.context))
+    each = rows_of_a_draw(settings)
+    rows = settings.loop.rows_at_once(longest_rows, math.ceil(line.largest * each / ranks))
+    return min(math.ceil(line.rows(phase.last) * each / ranks), rows * (longest_rows // phase.context))
 
 
 def _batch(settings: TrainSettings, line: Timeline, ranks: int) -> dict[str, Any]:
     """How the step with the most tokens is split."""
     phase = max(line.phases, key=lambda p: line.rows(p.last) * p.context)
-    rows, micro = line.rows(phase.last), _at_once(settings, line, phase, ranks)
+    rows, micro = line.rows(phase.last) * rows_of_a_draw(settings), _at_once(settings, line, phase, ranks)
     passes = accumulation(rows, micro, ranks)
     return {"rows": rows, "context": phase.context, "micro_batch": micro, "accumulation": passes, "ranks": ranks}
 

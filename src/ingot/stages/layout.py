@@ -14,6 +14,7 @@ from ingot.core.errors import UserError
 from ingot.data.order import Order
 from ingot.data.ramp import Sizes, constant, ramp
 from ingot.model.settings import ModelConfig
+from ingot.objectives.settings import OBJECTIVES
 from ingot.optim.schedule import schedule
 from ingot.stages.settings import PhaseSettings, RampSettings, TrainSettings
 from ingot.stages.timeline import Assumed, Curve, Extent, Extents, Phase, Timeline
@@ -23,6 +24,12 @@ from ingot.train.duration import Duration
 def phases_of(settings: TrainSettings) -> tuple[PhaseSettings, ...]:
     """The phases of a stage; without any, one that is all of it."""
     return settings.phases or (PhaseSettings(name="all", share=1.0),)
+
+
+def rows_of_a_draw(settings: TrainSettings) -> int:
+    """Rows of forward passes that a drawn row becomes: both sides of a pair, all samples of a prompt."""
+    objective = settings.objective
+    return 2 if "pairs" in OBJECTIVES[objective.kind].formats else getattr(objective, "group", 1)
 
 
 def mixture(settings: TrainSettings, phase: PhaseSettings) -> Mapping[str, float]:

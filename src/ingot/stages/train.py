@@ -24,7 +24,7 @@ from ingot.optim.groups import counts as decay_counts
 from ingot.plan.flops import training_flops_per_token
 from ingot.stages.columns import add_columns
 from ingot.stages.job import TOKENIZER, Job
-from ingot.stages.layout import longest, timeline
+from ingot.stages.layout import longest, rows_of_a_draw, timeline
 from ingot.stages.load import describe, is_bare, load_frozen, load_model, objective_of
 from ingot.stages.mixture import Data, open_data, starting_shape
 from ingot.stages.penalties import penalties_of
@@ -112,7 +112,8 @@ def _execution(job: Job, settings: TrainSettings, config: ModelConfig, line: Tim
     """Sized for the longest rows that are trained on, which a model from elsewhere may exceed by far."""
     longest_rows = max(phase.context for phase in line.phases)
     work = {"depth": config.depth, "flops": _flops(settings, config, line)}
-    fresh = choose(settings.loop, settings.precision, longest_rows, line.largest, **work)
+    rows = line.largest * rows_of_a_draw(settings)
+    fresh = choose(settings.loop, settings.precision, longest_rows, rows, **work)
     execution = remembered(job.out / "execution.json", fresh, settings.loop)
     execution.prepare()
     return execution
