@@ -13,7 +13,7 @@ bench_app = typer.Typer(
     help="Measure speed and memory on this machine: ours, and other tools' on the same work, alternately.\n\n"
     "A peer lives in an environment of its own below ~/.cache/ingot/peers (INGOT_CACHE moves ~/.cache/ingot), which "
     "pip makes the first time the peer is asked for; that is the only use of the network. INGOT_PEER_LITGPT=PYTHON "
-    "(likewise _TRANSFORMERS, _DATATROVE) names one that is there already. Keep the machine quiet meanwhile.\n\n"
+    "(likewise _TRANSFORMERS, _TRL, _DATATROVE) names one that is there already. Keep the machine quiet meanwhile.\n\n"
     "Try: ingot bench train --shape S1 --against none",
     no_args_is_help=True,
 )
@@ -124,6 +124,31 @@ def generate(
     emit(data, as_json, lambda: _print(data, generate_rows(data["rows"])))
 
 
+@bench_app.command()
+def align(
+    shape: Annotated[str, typer.Option(help="The model: A1 (1.0M parameters); tiny, to try it out.")] = "A1",
+    method: Annotated[
+        list[str], typer.Option(help="dpo, grpo or ppo; may be repeated. Default: all three.", metavar="NAME")
+    ] = [],  # noqa: B006
+    against: AgainstOption = [],  # noqa: B006
+    repetitions: RepetitionsOption = 3,
+    seconds: SecondsOption = 3.0,
+    resume: ResumeOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Post-training: milliseconds of a step of dpo, grpo and ppo, generation, scoring and all updates included.
+
+    Both sides start from the same weights and read the same pairs or prompts. A ratio is printed only where parameters,
+    updates and learned tokens of a step agree, and of dpo the losses of the first steps; trl runs as it is shipped, and
+    tuned in the ways that make it faster on a CPU.
+    """
+    from ingot.bench.commands import bench_align
+    from ingot.bench.tables import align_rows
+
+    data = bench_align(shape, method, _options(against, repetitions, seconds, resume))
+    emit(data, as_json, lambda: _print(data, align_rows(data["methods"])))
+
+
 @bench_app.command("data")
 def data_(
     shape: ShapeOption = [],  # noqa: B006
@@ -177,7 +202,9 @@ def head(
 
 @bench_app.command("all")
 def all_(
-    full: Annotated[bool, typer.Option("--full", help="Also S4, ours in fp32, and data: about 40 minutes.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Also S4, ours in fp32, data, align: about an hour.")
+    ] = False,
     to: Annotated[Path | None, typer.Option("--to", help="Markdown page to write, such as docs/BENCHMARKS.md.")] = None,
     against: AgainstOption = [],  # noqa: B006
     repetitions: RepetitionsOption = 3,

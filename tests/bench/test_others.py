@@ -110,8 +110,19 @@ def test_head_command(ingot: Callable) -> None:
 
 def test_everything_becomes_a_page(monkeypatch, fake, tmp_path: Path) -> None:
     """The whole of `bench all` with contenders that only say what they measured."""
-    said = {**GENERATED, **RESULT, **MACHINE, "batch_s": 1e-5, "weights": "", "kept": 0, "masked": 0}
+    said = {
+        **GENERATED,
+        **RESULT,
+        **MACHINE,
+        "batch_s": 1e-5,
+        "weights": "",
+        "kept": 0,
+        "masked": 0,
+        "updates": 1,
+        "tokens": 64,
+    }
     monkeypatch.setattr("ingot.bench.commands.ours", lambda what, name="ingot", **c: fake(name, **said).told(name, **c))
+    monkeypatch.setattr("ingot.bench.align.ours", lambda what, name="ingot", **c: fake(name, **said).told(name, **c))
     monkeypatch.setattr("ingot.bench.train.ours", lambda what: fake("weights"))
     monkeypatch.setattr("ingot.bench.machine.ours", lambda what: fake("machine", **said))
     monkeypatch.setattr("ingot.bench.data.ours", lambda what: fake("ours", **said))
@@ -131,7 +142,7 @@ def test_everything_becomes_a_page(monkeypatch, fake, tmp_path: Path) -> None:
     assert "Test 9, 2 cores (avx2)" in text
 
 
-@pytest.mark.parametrize("command", ["train", "generate", "data", "startup", "head", "all"])
+@pytest.mark.parametrize("command", ["train", "generate", "align", "data", "startup", "head", "all"])
 def test_help_teaches(ingot: Callable, command: str) -> None:
     done = ingot("bench", command, "--help")
     assert done.returncode == 0

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ingot.bench import data, generate, machine, shapes, startup, train
+from ingot.bench import align, data, generate, machine, shapes, startup, train
 from ingot.bench.contenders import Contender, Say, ours, peers
 from ingot.bench.process import Kept, measure
 from ingot.core.errors import UserError
@@ -124,6 +124,24 @@ def bench_generate(
     return {"machine": about, "skipped": skipped, "shape": name, "prompt": prompt, "rows": found}
 
 
+def bench_align(name: str, methods: list[str], options: Options) -> Data:
+    """Steps of post-training, with generation."""
+    shape = shapes.named(name)
+    if name not in align.SIZES:
+        raise UserError(f"--shape: found '{name}', expected {' or '.join(align.SIZES)} for `bench align`")
+    for method in methods:
+        if method not in align.METHODS:
+            raise UserError(f"--method: found '{method}', expected one of {', '.join(align.METHODS)}")
+    theirs, skipped = peers("align", list(options.against), options.say)
+    about = options.described()
+    found = align.measured(
+        shape, methods or align.METHODS, theirs, options.repetitions, options.seconds, options.kept, options.say
+    )
+    options.finished()
+    rows = {method: align.summary(results) for method, results in found.items()}
+    return {"machine": about, "skipped": skipped, "shape": name, **align.SIZES[name], "methods": rows}
+
+
 def bench_data(names: list[str], options: Options, megabytes: float = CORPUS_MB) -> Data:
     """The loader beside the step, and the corpus chain."""
     wanted = [shapes.named(n) for n in names or LOADER_SHAPES]
@@ -160,7 +178,7 @@ def bench_head(sizes: Mapping[str, int] | None, options: Options) -> Data:
 
 
 def everything(options: Options, full: bool) -> Data:
-    """What docs/BENCHMARKS.md shows; `full` adds S4 and ours in fp32."""
+    """What docs/BENCHMARKS.md shows; `full` adds S4, ours in fp32, data and post-training."""
     part = replace(options, done=False)
     about = part.described()
     on_gpu = about["device"] != "cpu"
@@ -175,6 +193,7 @@ def everything(options: Options, full: bool) -> Data:
     }
     if full:
         found["data"] = bench_data([], part, CORPUS_MB)
+        found["align"] = bench_align("A1", [], part)
     if full and on_gpu:
         found["head"] = bench_head(None, part)
     options.finished()

@@ -49,6 +49,10 @@ PEERS: dict[str, Peer] = {
             "generate": {"transformers": "transformers_generate.py"},
         },
     ),
+    "trl": Peer(
+        (TORCH, "trl==1.10.0", "transformers==5.23.0", "accelerate==1.15.0", "datasets==5.2.0"),
+        {"align": {"trl": "trl_align.py"}},
+    ),
     "datatrove": Peer(("datatrove==0.10.1", "orjson", "regex"), {"data": {"datatrove": "datatrove_data.py"}}),
 }
 """By the name that `--against` takes; of several variants the better one counts."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from ingot.bench.ours_align import align
 from ingot.bench.ours_generate import generation
 from ingot.bench.peaks import best, gemm_flops, read_bytes
 from ingot.bench.peers.common import (
@@ -176,6 +177,7 @@ WHAT = {
     "generate": generate,
     "loader": loader,
     "head": head,
+    "align": align,
 }
 
 

@@ -44,9 +44,12 @@ def page(found: Mapping[str, Any], target: str) -> str:
     if "data" in found:
         parts.append(f"## Data\n\n{tables.markdown(tables.loader_rows(found['data']['loader']))}\n")
         parts.append(f"The corpus chain:\n\n{tables.markdown(tables.corpus_rows(found['data']['corpus']))}\n")
+    if "align" in found:
+        parts.append(f"## Post-training\n\n{tables.markdown(tables.align_rows(found['align']['methods']))}\n")
     if "head" in found:
         parts.append(f"## The head, in chunks and whole\n\n{tables.markdown(tables.head_rows(found['head']))}\n")
-    left_out = {name: why for part in ("train", "generate") for name, why in found[part]["skipped"].items()}
+    measured = [found[part] for part in ("train", "generate", "align") if part in found]
+    left_out = {name: why for part in measured for name, why in part["skipped"].items()}
     parts += [f"Left out: {why}.\n" for why in left_out.values()]
     return "\n".join(parts)
 

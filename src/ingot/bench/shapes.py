@@ -1,9 +1,10 @@
 """The shapes that are measured: one Llama-type decoder each, the same for us and for every peer.
 
-S1 to S4 are sizes for a CPU, G1 and G2 for a GPU; `tiny` is for trying a command out. All have RMSNorm, SwiGLU, rotary
-positions, no biases, no dropout and the embedding as head, because every peer can build exactly that, so that
-parameters, FLOPs and losses can be compared and not only tokens per second. S4 and G1 have GPT-2's 124M numbers (depth,
-width, heads, vocabulary) in that style. Rejected: each tool's own default model, which would measure the models.
+S1 to S4 are sizes for a CPU, G1 and G2 for a GPU; A1 is for post-training with short answers, `tiny` for trying a
+command out. All have RMSNorm, SwiGLU, rotary positions, no biases, no dropout and the embedding as head, because every
+peer can build exactly that, so that parameters, FLOPs and losses can be compared and not only tokens per second. S4 and
+G1 have GPT-2's 124M numbers (depth, width, heads, vocabulary) in that style. Rejected: each tool's own default model,
+which would measure the models.
 """
 
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ SHAPES = {
         Shape("S4", 50_257, 12, 768, 12, 256, 4, checked=3),
         Shape("G1", 50_257, 12, 768, 12, 1024, 16, device="cuda"),
         Shape("G2", 50_257, 20, 2048, 16, 1024, 8, device="cuda"),
+        Shape("A1", 1000, 4, 128, 4, 48, 64, checked=4),
         Shape("tiny", 61, 2, 32, 2, 16, 4, checked=4),
     )
 }

@@ -99,6 +99,27 @@ def _generate_row(who: str, numbers: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def align_rows(methods: Mapping[str, Any]) -> Rows:
+    """All contenders by method; beside a peer how many times as fast ours is, as shipped and in fp32."""
+    rows: Rows = []
+    for method, contenders in methods.items():
+        for who, numbers in contenders.items():
+            ratios = numbers.get("ratios", {})
+            differs = f"work differs: {numbers['differs']}" if "differs" in numbers else ""
+            rows.append(
+                {
+                    "method": method,
+                    "who": who,
+                    "ms a step": f"{numbers['step_ms']:,.0f}",
+                    "spread": f"{100 * numbers['spread']:.1f} %",
+                    "peak MB": f"{numbers['peak_bytes'] / 1e6:,.0f}",
+                    "ingot is": interval(ratios["ingot"]) if ratios else differs,
+                    "ingot fp32 is": interval(ratios["ingot fp32"]) if ratios else "",
+                }
+            )
+    return rows
+
+
 def loader_rows(found: Mapping[str, Any]) -> Rows:
     """What a batch costs."""
     return [

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 BETAS, EPS, WEIGHT_DECAY, CLIP, LR = (0.9, 0.95), 1e-8, 0.1, 1.0, 1e-3
 """The optimizer of every training that is measured, ours included."""
@@ -184,3 +185,23 @@ def timed_generation(job, generate):
     seconds, first_s = statistics.median(whole), statistics.median(first)
     token_s = (seconds - first_s) / max(1, job["new"] - 1)
     return {"seconds": seconds, "first_s": first_s, "token_s": token_s, "runs": len(whole), "tokens": tokens}
+
+
+def questions(job, rows):
+    """So many prompts of `prompt` ids each, as lists, without the last id of the vocabulary."""
+    ids = Rows(job).ids[: rows * job["prompt"]].clamp(max=job["shape"]["vocab"] - 2)
+    return ids.view(rows, -1).tolist()
+
+
+def preferences(job):
+    """`pairs` pairs of a chosen and a rejected conversation: a prompt, and `new` ids of which the last is the end."""
+    asked, new, end = questions(job, job["pairs"]), job["new"] - 1, job["shape"]["vocab"] - 1
+    answers = Rows(job).ids[-2 * len(asked) * new :].clamp(max=end - 1).view(-1, 2, new).tolist()
+    return [[prompt + answer + [end] for answer in pair] for prompt, pair in zip(asked, answers, strict=True)]
+
+
+def counted():
+    """A list that grows by one with every step that any optimizer makes from now on."""
+    steps = []
+    register_optimizer_step_post_hook(lambda *_: steps.append(1))
+    return steps

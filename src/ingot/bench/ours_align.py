@@ -1,0 +1,116 @@
+"""Our side of `ingot bench align`: the engine's steps with the objectives dpo, grpo and ppo, as a stage makes them."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from ingot.bench.peers.common import (
+    BETAS,
+    CLIP,
+    EPS,
+    LR,
+    WEIGHT_DECAY,
+    Clock,
+    counted,
+    peak_bytes,
+    preferences,
+    questions,
+    versions,
+)
+from ingot.data.batches import IGNORE, Batch, answered
+from ingot.dist.mesh import Mesh
+from ingot.model.settings import ModelConfig
+from ingot.model.transformer import build
+from ingot.objectives.grpo import GRPO
+from ingot.objectives.ppo import PPO
+from ingot.objectives.preference import Preference
+from ingot.objectives.reward import RewardHead, RewardModel
+from ingot.optim.schedule import Schedule
+from ingot.optim.settings import OptimSettings
+from ingot.text.tokenizer import Char
+from ingot.train.api import Objective
+from ingot.train.engine import Engine, Plan
+from ingot.train.execution import choose
+from ingot.train.settings import LoopSettings
+
+SEED = 1
+FIRST = 0x4E00
+"""An id is a character from here on, so that no tokenizer's speed is measured."""
+REWARD = f"""
+def share(prompts, completions):
+    return [text.count(chr({FIRST + 3})) / len(text) for text in completions]
+"""
+
+
+def align(job: dict[str, Any]) -> dict[str, Any]:
+    """Steps on one batch of pairs (dpo) or of prompts (grpo, ppo)."""
+    config, method = ModelConfig.model_validate(job["config"]), job["method"]
+    loop = LoopSettings.model_validate(job.get("loop", {}))
+    rows = 2 * job["pairs"] if method == "dpo" else job["rollouts"]
+    batch = _batch(job)
+    longest = batch.context if method == "dpo" else config.context
+    execution = choose(loop, job["precision"], longest, rows, depth=config.depth, flops=math.inf)
+    execution.prepare()
+    optim = OptimSettings(betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, clip=CLIP)
+    plan = Plan(10**6, SEED, Schedule("constant", LR, 0, 0, 1), optim, loop, 10**6)
+    model = build(config, SEED, dtype=execution.parameter_dtype).to(execution.device)
+    companions = {name: companion.to(execution.device) for name, companion in _companions(config).items()}
+    words = Char("".join(map(chr, range(FIRST, FIRST + config.vocab))))
+    engine = Engine(model, _objective(job), plan, execution, Mesh(), Path("."), companions, tokenizer=words)
+    if method == "dpo" and job.get("annotated", True):  # as a stage does that will see every row
+        columns = {f"{name}_B": column.numpy() for name, column in engine.annotate(batch).items()}
+        batch = replace(batch, columns={**batch.columns, **columns})
+    clock, updates, going, tokens = Clock(job), counted(), True, 0
+    while going:
+        metrics = engine.step(batch)
+        tokens, going = metrics.tokens, clock.tick(metrics.loss)
+    result, each = clock.result(), len(updates) / clock.steps
+    return {
+        **result,
+        "losses": result["losses"] if method == "dpo" else [],
+        "parameters": config.parameters,
+        "updates": each,
+        "tokens": tokens / each,
+        "peak_bytes": peak_bytes(),
+        "precision": execution.precision,
+        "execution": execution.line(),
+        "versions": versions(),
+    }
+
+
+def _objective(job: dict[str, Any]) -> Objective:
+    """As a recipe builds it; the reward of grpo is a function's in a file, that of ppo a reward model's."""
+    if job["method"] == "dpo":
+        return Preference()
+    if job["method"] == "ppo":
+        return PPO(max_new=job["new"], epochs=job["epochs"])
+    file = Path(job["directory"]) / "reward.py"
+    file.write_text(REWARD)
+    return GRPO(reward=f"{file}:share", group=job["group"], max_new=job["new"])
+
+
+def _companions(config: ModelConfig) -> dict[str, nn.Module]:
+    """A reference, which is the model at its start, and a reward model of the same shape."""
+    reference = build(config, SEED).eval().requires_grad_(False)
+    judge = RewardModel(build(config, SEED), RewardHead(config.width), 0.0, 1.0).eval().requires_grad_(False)
+    return {"reference": reference, "reward": judge}
+
+
+def _prompts(job: dict[str, Any], rows: int) -> Batch:
+    """Rows of one prompt each, as a store gives them."""
+    ids_BT = np.array(questions(job, rows), np.int64)
+    place_BT = np.broadcast_to(np.arange(ids_BT.shape[1]), ids_BT.shape).copy()
+    row_B, columns = np.arange(rows), {"lengths_B": np.full(rows, ids_BT.shape[1])}
+    return Batch(ids_BT, np.full_like(ids_BT, IGNORE), place_BT, None, np.zeros_like(row_B), row_B, columns=columns)
+
+
+def _batch(job: dict[str, Any]) -> Batch:
+    """What is drawn for a step."""
+    if job["method"] == "dpo":
+        answers = [np.array(side[job["prompt"] :]) for pair in preferences(job) for side in pair]
+        return replace(answered(_prompts(job, job["pairs"]), answers, 2), group=2)
+    return _prompts(job, job["rollouts"] // (job["group"] if job["method"] == "grpo" else 1))
