@@ -3,13 +3,16 @@
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from ingot.bench import align, tables
+from ingot.bench import align, ours_align, shapes, tables
+from ingot.bench.inputs import write_ids
+from ingot.core.recipe import settings_tree
 
 STEP = {
-    **{"step_s": 0.1, "losses": [0.6931, 0.5], "parameters": 981_120, "updates": 1.0, "tokens": 2048},
+    **{"step_s": 0.1, "losses": [0.6931, 0.5], "parameters": 981_120, "updates": 1.0, "learned": 2048},
     **{"precision": "fp32", "peak_bytes": 10**8, "versions": {"torch": "2.13.0+cpu"}},
 }
 
@@ -35,7 +38,7 @@ def test_a_ratio_to_each_of_ours_for_each_peer() -> None:
         ({"losses": [0.6931, 0.501]}, None),
         ({"losses": [0.6931, 0.6931]}, "loss of step 2: 0.6931 against our 0.5000"),
         ({"updates": 4.0}, "updates of a step: 4 against our 1"),
-        ({"tokens": 2040}, "tokens of a step: 2,040 against our 2,048"),
+        ({"learned": 2040}, "learned tokens of an update: 2,040 against our 2,048"),
         ({"parameters": 2 * 981_120}, "parameters: 1,962,240 against our 981,120"),
     ],
 )
@@ -49,19 +52,33 @@ def test_other_work_is_named_and_gets_no_ratio(changes: dict, words: str | None)
         assert words in tables.align_rows({"dpo": {"trl": row}})[0]["ingot is"]
 
 
+@pytest.mark.parametrize("method", align.METHODS)
+def test_our_steps_for_real(method: str, tmp_path: Path) -> None:
+    """On the tiny shape: so many updates and tokens as are told; dpo starts at ln 2, and learns."""
+    shape = shapes.named("tiny")
+    config = settings_tree(shape.config())
+    job = {
+        **{"shape": {**config, "rows": shape.rows, "checked": shape.checked}, "config": config, "method": method},
+        **{"directory": str(tmp_path), **write_ids(shape, tmp_path), **align.SIZES["tiny"]},
+        **{"precision": "fp32", "seconds": 0.0, "least": 1, "loop": {"compile": False, "threads": 1}},
+    }
+    for annotated in (True, False):
+        found = ours_align.align({**job, "annotated": annotated})
+        assert (found["updates"], found["learned"]) == (2 if method == "ppo" else 1, 64)
+        assert found["parameters"] == shape.config().parameters
+        if method == "dpo":
+            assert found["losses"][0] == pytest.approx(math.log(2), abs=1e-6)
+            assert found["losses"][-1] < found["losses"][0] - 0.01
+
+
 def test_command_prints_one_document(ingot: Callable) -> None:
-    """All three methods on the tiny shape, alone; dpo learns, and its first loss is ln 2."""
     options = ("--against", "none", "--repetitions", 1, "--seconds", 0, "--json")
-    done = ingot("bench", "align", "--shape", "tiny", *options)
+    done = ingot("bench", "align", "--shape", "tiny", "--method", "grpo", *options)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)["methods"]
-    assert list(found) == list(align.METHODS)
-    assert [found[m]["ingot"]["updates"] for m in align.METHODS] == [1, 1, 2]
-    assert [found[m]["ingot"]["tokens"] for m in align.METHODS] == [64, 64, 64]
-    for name in ("ingot fp32", "ingot, reference in the step"):
-        losses = found["dpo"][name]["losses"]
-        assert losses[0] == pytest.approx(math.log(2), abs=1e-3)
-        assert losses[-1] < losses[0] - 0.01
+    found = json.loads(done.stdout)
+    assert (found["rollouts"], found["group"]) == (8, 4)
+    assert found["methods"]["grpo"]["ingot"]["step_ms"] > 0
+    assert list(found["methods"]["grpo"]) == ["ingot", "ingot fp32"]
 
 
 def test_command_refuses_what_it_does_not_know(ingot: Callable) -> None:

@@ -110,17 +110,8 @@ def test_head_command(ingot: Callable) -> None:
 
 def test_everything_becomes_a_page(monkeypatch, fake, tmp_path: Path) -> None:
     """The whole of `bench all` with contenders that only say what they measured."""
-    said = {
-        **GENERATED,
-        **RESULT,
-        **MACHINE,
-        "batch_s": 1e-5,
-        "weights": "",
-        "kept": 0,
-        "masked": 0,
-        "updates": 1,
-        "tokens": 64,
-    }
+    said = {**GENERATED, **RESULT, **MACHINE, "batch_s": 1e-5, "weights": "", "kept": 0, "masked": 0}
+    said |= {"updates": 1, "learned": 64}
     monkeypatch.setattr("ingot.bench.commands.ours", lambda what, name="ingot", **c: fake(name, **said).told(name, **c))
     monkeypatch.setattr("ingot.bench.align.ours", lambda what, name="ingot", **c: fake(name, **said).told(name, **c))
     monkeypatch.setattr("ingot.bench.train.ours", lambda what: fake("weights"))
@@ -138,6 +129,7 @@ def test_everything_becomes_a_page(monkeypatch, fake, tmp_path: Path) -> None:
     assert list(found["train"]["modes"]["fp32"]) == ["S1", "S2", "S3", "S4"]
     assert "| S4 | litgpt autocast * |" in text
     assert "2.00x" in text
+    assert "| ppo | litgpt, activations kept |" in text
     assert "Left out: other: left out." in text
     assert "Test 9, 2 cores (avx2)" in text
 

@@ -85,9 +85,9 @@ def summary(found: Measured) -> dict[str, Any]:
 
 def difference(mine: Result, theirs: Result) -> str | None:
     """What makes the work of two steps another: model, updates, tokens, torch; where data are fixed, losses."""
-    for what in ("updates", "tokens"):
+    for what, words in (("updates", "updates of a step"), ("learned", "learned tokens of an update")):
         if mine[what] != theirs[what]:
-            return f"{what} of a step: {theirs[what]:,g} against our {mine[what]:,g}"
+            return f"{words}: {theirs[what]:,g} against our {mine[what]:,g}"
     flops = {"flops_per_token": 0}  # the same follows from parameters, updates and tokens
     both = (mine["precision"], theirs["precision"])
     band = compare.BAND_BF16 if "bf16" in both else compare.BAND_FP32
@@ -106,7 +106,7 @@ def _numbers(results: Sequence[Result]) -> dict[str, Any]:
         "step_ms": round(1000 * statistics.median(times), 2),
         "spread": round(compare.spread(times), 4),
         "updates": results[0]["updates"],
-        "tokens": results[0]["tokens"],
+        "learned": results[0]["learned"],
         "losses": [round(loss, 4) for loss in results[0]["losses"]],
         "precision": results[0]["precision"],
         "parameters": results[0]["parameters"],

@@ -74,7 +74,7 @@ def align(job: dict[str, Any]) -> dict[str, Any]:
         "losses": result["losses"] if method == "dpo" else [],
         "parameters": config.parameters,
         "updates": each,
-        "tokens": tokens / each,
+        "learned": tokens / each,
         "peak_bytes": peak_bytes(),
         "precision": execution.precision,
         "execution": execution.line(),

@@ -195,7 +195,7 @@ def main():
             "losses": result["losses"] if job["method"] == "dpo" else [],
             "parameters": sum(p.numel() for p in build(job).parameters()),
             "updates": len(updates) / timed.clock.steps,
-            "tokens": timed.tokens,
+            "learned": timed.tokens,
             "peak_bytes": peak_bytes(),
             "precision": "bf16" if trainer.args.bf16 else "fp32",
             "versions": versions("trl", "transformers", "accelerate"),
