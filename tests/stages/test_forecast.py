@@ -293,7 +293,11 @@ def test_a_phase_of_shorter_rows_has_more_of_them_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("objective", "rows"),
-    [({"kind": "grpo", "group": 6, "reward": "r.py:f"}, 48), ({"kind": "ppo", "reward": "r.py:f"}, 8), ("dpo", 16)],
+    [
+        ({"kind": "grpo", "group": 6, "reward": "r.py:f"}, 48),
+        ({"kind": "ppo", "beta": 0, "reward": "r.py:f"}, 8),
+        ("reward", 16),
+    ],
 )
 def test_a_pass_holds_both_sides_of_a_pair_and_all_samples_of_a_prompt(objective: object, rows: int) -> None:
     """8 are drawn a step; what they become is one pass, as long as it holds no more tokens than any other."""
