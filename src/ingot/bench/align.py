@@ -63,7 +63,8 @@ def measured(
         more = {"precision": "auto", "seconds": seconds, "least": LEAST, "loop": loop, **SIZES[shape.name]}
         for method in methods:
             everybody = contenders(method, theirs)
-            found[method] = alternate(everybody, {**job, **more, "method": method}, repetitions, kept, say)
+            told = {**job, **more, "method": method}
+            found[method] = alternate(everybody, told, repetitions, kept, lambda text: None)
             for name, results in found[method].items():
                 say(f"{method}, {name}: {1000 * statistics.median(r['step_s'] for r in results):,.0f} ms a step")
     return found
