@@ -202,9 +202,7 @@ def head(
 
 @bench_app.command("all")
 def all_(
-    full: Annotated[
-        bool, typer.Option("--full", help="Also S4, ours in fp32, data, align: about an hour.")
-    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="Also S4, ours in fp32, data, align: about an hour.")] = False,
     to: Annotated[Path | None, typer.Option("--to", help="Markdown page to write, such as docs/BENCHMARKS.md.")] = None,
     against: AgainstOption = [],  # noqa: B006
     repetitions: RepetitionsOption = 3,
