@@ -12,7 +12,7 @@ from ingot.core.errors import UserError
 from ingot.core.events import read_events
 from ingot.objectives.sampled_settings import GRPOSettings, PPOSettings
 from ingot.pipeline.graph import load_graph
-from ingot.pipeline.run import _job, link
+from ingot.pipeline.run import job_of, link
 from ingot.report.page import write_report
 from ingot.stages import child
 
@@ -103,7 +103,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(path)
         for node in load_graph(Path("small.toml"), [], Path("runs")).nodes.values():
             link(Path("runs"), "small", node)
-            child.run(_job(Path("runs"), node, load_graph(Path("small.toml"), [], Path("runs")).recipe, quiet=True))
+            child.run(job_of(Path("runs"), node, load_graph(Path("small.toml"), [], Path("runs")).recipe, quiet=True))
     return path
 
 
@@ -152,10 +152,10 @@ def test_the_content_of_a_reward_file_is_in_the_key(work):
 def test_prompts_leave_room_for_their_completions(work):
     graph = load_graph(Path("small.toml"), ["stage.polite.objective.max_new=64"], Path("runs"))
     with pytest.raises(UserError, match=r"objective.max_new: found 64, expected less than the context of 64"):
-        child.run(_job(Path("runs"), graph.nodes["polite"], graph.recipe, quiet=True))
+        child.run(job_of(Path("runs"), graph.nodes["polite"], graph.recipe, quiet=True))
     graph = load_graph(Path("small.toml"), ["stage.polite.objective.max_new=60"], Path("runs"))
     with pytest.raises(UserError, match=r"prompts are longer than the 4 tokens there are .* smaller objective.max_new"):
-        child.run(_job(Path("runs"), graph.nodes["polite"], graph.recipe, quiet=True))
+        child.run(job_of(Path("runs"), graph.nodes["polite"], graph.recipe, quiet=True))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from ingot.core.errors import UserError
 from ingot.core.events import VOLATILE, read_events, stable
 from ingot.objectives.reward import RewardModel
 from ingot.pipeline.graph import Graph, load_graph
-from ingot.pipeline.run import _job, link
+from ingot.pipeline.run import job_of, link
 from ingot.pipeline.status import stage_dir
 from ingot.stages import child, columns
 from ingot.stages.load import load_frozen, load_model
@@ -46,7 +46,7 @@ def _graph(*overrides: str) -> Graph:
 
 def _run(graph: Graph, name: str = "tuned", to: str | None = None) -> Path:
     node = graph.nodes[name]
-    job = _job(RUNS, node, graph.recipe, quiet=True)
+    job = job_of(RUNS, node, graph.recipe, quiet=True)
     if to:
         job["dir"] = str((stage_dir(RUNS, node).path.parent / to).absolute())
     child.run(job)

@@ -11,7 +11,7 @@ import pytest
 
 from ingot.core.errors import UserError
 from ingot.pipeline.graph import load_graph
-from ingot.pipeline.run import _job, link
+from ingot.pipeline.run import job_of, link
 from ingot.stages import child
 
 RECIPES = Path(str(files("ingot.recipes")))
@@ -47,7 +47,7 @@ def run(recipe: str, overrides: list[str] | None = None) -> dict[str, dict[str, 
     graph = load_graph(Path(recipe), overrides or [], Path("runs"))
     for node in graph.nodes.values():
         link(Path("runs"), graph.recipe.home, node)
-        child.run(_job(Path("runs"), node, graph.recipe, quiet=True))
+        child.run(job_of(Path("runs"), node, graph.recipe, quiet=True))
         path = Path("runs", graph.recipe.home, node.name, "result.json")
         results[node.name] = json.loads(path.read_text())
         print(node.name, results[node.name]["seconds"])

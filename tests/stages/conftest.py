@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ingot.pipeline.graph import load_graph
-from ingot.pipeline.run import _job
+from ingot.pipeline.run import job_of
 from ingot.stages import child
 
 RUNS = Path("runs")
@@ -124,7 +124,7 @@ def _world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(path)
         graph = load_graph(Path("grid.toml"), [], RUNS)
         for node in graph.needed(["rm", "worth"]):
-            child.run(_job(RUNS, node, graph.recipe, quiet=True))
+            child.run(job_of(RUNS, node, graph.recipe, quiet=True))
     return path
 
 

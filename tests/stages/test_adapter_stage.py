@@ -17,7 +17,7 @@ from ingot.model import hf, lora
 from ingot.model.settings import ModelSettings
 from ingot.pipeline.collect import orphans
 from ingot.pipeline.graph import import_graph, load_graph
-from ingot.pipeline.run import _job, link
+from ingot.pipeline.run import job_of, link
 from ingot.stages import child, train
 from ingot.stages.foreign import export_hf, export_peft
 from ingot.stages.layout import timeline
@@ -132,7 +132,7 @@ def _there(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _run(work: Path, name: str, to: str | None = None) -> Path:
     graph = load_graph(work / "small.toml", [], Path("runs"))
-    job = _job(Path("runs"), graph.nodes[name], graph.recipe, quiet=True)
+    job = job_of(Path("runs"), graph.nodes[name], graph.recipe, quiet=True)
     if to:
         job["dir"] = str((work / "runs" / "stages" / to).absolute())
     else:

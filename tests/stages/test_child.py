@@ -9,7 +9,7 @@ from ingot.core import sinks
 from ingot.core.artifact import StageDir
 from ingot.core.events import read_events
 from ingot.pipeline.graph import load_graph
-from ingot.pipeline.run import _job
+from ingot.pipeline.run import job_of
 from ingot.stages import child
 
 RECIPE = """
@@ -38,7 +38,7 @@ def test_a_dashboard_that_fails_costs_a_warning(
     if not works:
         monkeypatch.setitem(sinks.SINKS, "tensorboard", _broken)
     graph = load_graph(Path("r.toml"), [], Path("runs"))
-    job = json.loads(json.dumps(_job(Path("runs"), graph.nodes["clean"], graph.recipe, quiet=False)))
+    job = json.loads(json.dumps(job_of(Path("runs"), graph.nodes["clean"], graph.recipe, quiet=False)))
     child.run(job)
     out = StageDir(Path(job["dir"]))
     assert out.is_done()

@@ -15,7 +15,7 @@ from ingot.core.errors import UserError
 from ingot.core.recipe import load_recipe
 from ingot.evaluate.likelihood import divergence
 from ingot.pipeline.graph import Graph, load_graph
-from ingot.pipeline.run import _job, link
+from ingot.pipeline.run import job_of, link
 from ingot.pipeline.status import stage_dir
 from ingot.stages import child
 from ingot.stages.fisher import read_fisher
@@ -111,7 +111,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def _run(graph: Graph, name: str, to: str | None = None) -> Path:
     node = graph.nodes[name]
-    job = _job(Path("runs"), node, graph.recipe, quiet=True)
+    job = job_of(Path("runs"), node, graph.recipe, quiet=True)
     if to:
         job["dir"] = str((stage_dir(Path("runs"), node).path.parent / to).absolute())
     child.run(job)
@@ -205,7 +205,7 @@ def test_2_7_online_ewc_adds_what_is_left_of_the_tasks_before(graph: Graph) -> N
     """F = gamma F_old + F_new, at the newest weights."""
     _run(graph, "tuned") if not (_at(graph, "tuned") / "DONE").exists() else None
     online = _run(graph, "both")
-    job = _job(Path("runs"), graph.nodes["both"], graph.recipe, quiet=True)
+    job = job_of(Path("runs"), graph.nodes["both"], graph.recipe, quiet=True)
     job["settings"] |= {"previous": None, "gamma": 1.0}
     job["inputs"].pop("previous")
     job["dir"] = str((online.parent / "alone").absolute())

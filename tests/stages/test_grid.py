@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from ingot.core.events import VOLATILE, read_events, stable
 from ingot.objectives import rollout
 from ingot.pipeline.graph import load_graph
-from ingot.pipeline.run import _job, child_environment
+from ingot.pipeline.run import child_environment, job_of
 from ingot.stages import child
 from ingot.stages.load import load_adapted, load_model
 from ingot.stages.trace import open_trained
@@ -61,7 +61,7 @@ def _job_of(method: str, column: str) -> dict[str, Any]:
     own, objective = METHODS[method]
     changes = [f"objective = {objective}", f"data = {{ {own} = 1.0 }}", *COLUMNS[column]]
     graph = load_graph(Path("grid.toml"), [f"stage.tuned.{c.replace('OWN', own)}" for c in changes], RUNS)
-    *before, last = (_job(RUNS, node, graph.recipe, quiet=True) for node in graph.needed(["tuned"]))
+    *before, last = (job_of(RUNS, node, graph.recipe, quiet=True) for node in graph.needed(["tuned"]))
     for job in before:
         child.run(job)  # which returns at once where it is there
     return last

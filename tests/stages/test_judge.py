@@ -12,7 +12,7 @@ import torch
 
 from ingot.core.errors import UserError
 from ingot.pipeline.graph import Graph, load_graph
-from ingot.pipeline.run import _job, link
+from ingot.pipeline.run import job_of, link
 from ingot.pipeline.status import stage_dir
 from ingot.stages import child, judge
 from ingot.stages.job import Input
@@ -118,7 +118,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def _run(graph: Graph, name: str) -> Path:
     node = graph.nodes[name]
-    job = _job(Path("runs"), node, graph.recipe, quiet=True)
+    job = job_of(Path("runs"), node, graph.recipe, quiet=True)
     child.run(job)
     link(Path("runs"), "verdicts", node)
     return Path(job["dir"])

@@ -15,7 +15,7 @@ from ingot.core.errors import UserError
 from ingot.core.events import read_events, stable
 from ingot.dist import checkpoint
 from ingot.pipeline.graph import Graph, load_graph
-from ingot.pipeline.run import _job, link
+from ingot.pipeline.run import job_of, link
 from ingot.pipeline.status import stage_dir
 from ingot.report import panels_model, terminal
 from ingot.stages import child
@@ -116,7 +116,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def _run(graph: Graph, name: str, to: str | None = None, **settings: Any) -> Path:
     """Build one stage in this process, in its own directory or in another."""
     node = graph.nodes[name]
-    job = _job(Path("runs"), node, graph.recipe, quiet=True)
+    job = job_of(Path("runs"), node, graph.recipe, quiet=True)
     job["settings"] |= settings
     if to:
         job["dir"] = str((stage_dir(Path("runs"), node).path.parent / to).absolute())

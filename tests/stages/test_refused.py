@@ -11,7 +11,7 @@ import pytest
 
 from ingot.core.artifact import StageDir
 from ingot.pipeline.graph import load_graph
-from ingot.pipeline.run import _job
+from ingot.pipeline.run import job_of
 from ingot.stages import child
 from ingot.stages.text import TOKENIZER
 from ingot.text.hf_files import export_tokenizer
@@ -35,7 +35,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     def run(*changes: str, recipe: str = "grid.toml") -> str:
         graph = load_graph(Path(recipe), list(changes), RUNS)
         for node in graph.needed(["tuned"]):
-            job = _job(RUNS, node, graph.recipe, quiet=True)
+            job = job_of(RUNS, node, graph.recipe, quiet=True)
             capsys.readouterr()
             monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(job)))
             code = child.main()
@@ -89,7 +89,7 @@ def test_where_some_rows_are_wrong_the_first_of_each_kind_is_named(capsys: pytes
     rows = [*good, {**PAIR, "rejected": "the cat"}, {**PAIR, "chosen": "no"}, {**PAIR, "chosen": ""}]
     before = len("".join(json.dumps(row) + "\n" for row in good))
     graph = load_graph(Path("grid.toml"), [f'stage.preferences.sources=["{_rows("some.jsonl", *rows)}"]'], RUNS)
-    child.run(_job(RUNS, graph.nodes["preferences"], graph.recipe, quiet=False))
+    child.run(job_of(RUNS, graph.nodes["preferences"], graph.recipe, quiet=False))
     said = capsys.readouterr().err
     assert (
         f"some.jsonl, document at {before:,}: found the same answer chosen and rejected, expected two that differ; 2 "

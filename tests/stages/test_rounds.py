@@ -10,7 +10,7 @@ import pytest
 from ingot.core.errors import UserError
 from ingot.corpus.documents import read_documents
 from ingot.pipeline.graph import load_graph
-from ingot.pipeline.run import _job, link
+from ingot.pipeline.run import job_of, link
 from ingot.pipeline.status import status
 from ingot.plan.machine import GPUS
 from ingot.report.page import write_report
@@ -124,7 +124,7 @@ def _build(names: list[str], recipe: str = "rounds.toml", *overrides: str) -> No
     graph = _graph(recipe, *overrides)
     for node in graph.needed(names):
         link(ROOT, "rounds", node)
-        child.run(_job(ROOT, node, graph.recipe, quiet=True))
+        child.run(job_of(ROOT, node, graph.recipe, quiet=True))
 
 
 def _result(name: str) -> dict[str, Any]:
