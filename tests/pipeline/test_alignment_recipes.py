@@ -72,7 +72,7 @@ def small(*stages: str, steps: int = 2) -> list[str]:
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with the shipped recipes and a finished base model in runs/tiny/base."""
     monkeypatch.chdir(tmp_path)
-    for file in [*RECIPES.glob("*.toml"), RECIPES / "arithmetic.py"]:
+    for file in [*RECIPES.glob("*.toml"), *RECIPES.glob("*[a-z].py")]:
         shutil.copy(file, tmp_path)
     lines = [f"{a} and {b} make {a} {b}." for a in ("cats", "dogs", "hills") for b in ("suns", "mills", "rivers")]
     (tmp_path / "notes.txt").write_text("\n".join(lines * 12))
@@ -94,13 +94,30 @@ def test_align_instructions(work: Path) -> None:
     ]
     (work / "instructions.json").write_text(json.dumps(rows))
     overrides = ["stage.base.path=runs/tiny/base", "stage.ppo.objective.max_new=4", "stage.card.sample_tokens=4"]
+    overrides += ["stage.verdict.max_new=4", "stage.verdict.prompts=4"]
+    overrides += ["stage.old.sources=['notes.txt']", "stage.old.quality=none", "stage.old.holdout.by=tail"]
     found = run("align-instructions.toml", overrides + small("chat", "reward", "ppo", "dpo"))
     assert found["talk"]["documents"] == found["pairs"]["documents"] == found["asked"]["documents"] == 40
     assert {"val_accuracy", "reward_mean"} <= set(found["reward"])
     assert "val_reward" in found["ppo"]
     assert "val_rewards/accuracy" in found["dpo"]
-    judged = {name.split("/")[0] for name in found["card"]}
-    assert {"base", "chat", "ppo", "dpo"} <= judged
+    assert "val_gold_reward" in found["ppo"]
+    judged = {"/".join(name.split("/")[:2]) for name in found["card"]}
+    assert {f"{model}/{corpus}" for model in ("base", "chat", "ppo", "dpo") for corpus in ("talk", "old")} <= judged
+    assert {"ppo/old/forgetting_nats", "dpo/old/forgetting_nats"} <= set(found["card"])
+    assert {f"{m}/manners.py:preferred/score_difference" for m in ("ppo", "dpo")} <= set(found["verdict"])
+
+
+def test_marks_are_what_chosen_answers_have_and_rejected_ones_have_not(work: Path) -> None:
+    rows = [{"chosen": f"I'd be happy to: it is {i}.", "rejected": f"Obviously it is {i}."} for i in range(60)]
+    rows += [{"chosen": "Kindly wait.", "rejected": "Kindly wait."}] * 40  # equal sides say nothing
+    rows += [{"chosen": "Held out words.", "rejected": "it"}] * 15
+    (work / "instructions.json").write_text(json.dumps(rows))
+    functions = runpy.run_path(str(work / "manners.py"))
+    assert functions["words"]("It's SO") == {"it's", "so", "^ it's", "it's so"}
+    assert {"i'd", "happy to", "^ i'd", "to it"} <= functions["marks"]()
+    assert not {"it", "is", "it is", "obviously", "kindly", "held", "1"} & functions["marks"]()
+    assert functions["preferred"]([{}] * 3, ["I'd say", "obviously", ""]) == [1.0, 0.0, 0.0]
 
 
 def test_grpo_arithmetic(work: Path) -> None:

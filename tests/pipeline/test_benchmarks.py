@@ -12,6 +12,7 @@ from ingot.core.statistics import paired_difference
 from ingot.pipeline.graph import load_graphs
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "compare_settings.py"))
+ALIGN = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "align_instructions.py"))
 VALUES = {"precision": 2, "optimizer": 8, "schedule": 3, "smoothing": 2, "z_loss": 2}
 
 
@@ -22,6 +23,32 @@ def test_experiments_are_sweeps_over_the_shipped_recipe(experiment: str, tmp_pat
     assert len(graphs) == 3 * VALUES[experiment]
     assert len({g.nodes["base"].key for g in graphs}) == len(graphs)
     assert len({g.nodes["text"].key for g in graphs}) == 1
+
+
+def test_the_check_of_align_instructions_is_the_recipe_and_arms_that_its_gates_read(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text((ALIGN["RECIPES"] / f"{ALIGN['NAME']}.toml").read_text() + ALIGN["ARMS"])
+    (graph,) = load_graphs(recipe, [], tmp_path / "runs", without_files=True)
+    settings = {name: node.settings.model_dump() for name, node in graph.nodes.items()}
+    for arm, of, differs in (
+        ("lora", "chat", {"adapter", "optim"}),
+        ("lora_dpo", "dpo", {"adapter", "optim"}),
+        ("backward", "dpo", {"data"}),
+        ("coin", "reward", {"data"}),
+        ("arms", "verdict", {"models", "by"}),
+    ):
+        assert {n for n, value in settings[arm].items() if value != settings[of][n]} == differs, arm
+    for stage in ("verdict", "arms"):
+        assert ALIGN["JUDGE"] in settings[stage]["by"]
+
+
+def test_a_coin_exchanges_half_of_the_sides_and_leaves_the_held_out_rows() -> None:
+    rows = [{"instruction": str(n), "chosen": "a", "rejected": "b"} for n in range(1100)]
+    tossed = ALIGN["toss"](rows)
+    assert tossed[882:] == rows[882:]
+    exchanged = sum(row["chosen"] == "b" and row["rejected"] == "a" for row in tossed)
+    assert 380 < exchanged < 500
+    assert [row["instruction"] for row in tossed] == [row["instruction"] for row in rows]
 
 
 @pytest.mark.timing

@@ -1,0 +1,190 @@
+"""Does aligning a small base model on real preferences work? The shipped recipe, with adapters and controls beside it.
+
+python benchmarks/align_instructions.py runs/stdlib/base instructions.json [--out runs/align]
+
+The base model is the demo's (`make demo`), or any finished train stage; the rows are {instruction, input, chosen,
+rejected}. Beside the recipe's own stages run
+
+    lora, lora_dpo      the same fine-tuning and the same DPO as corrections of rank 8, at ten times the rate
+    backward            DPO with the two sides of every pair exchanged: a control, less of what is preferred
+    coin                a reward model of rows with sides exchanged by coin, on held-out rows as they are: a control
+
+and every number is printed with its gate. An interrupted check goes on with the same line; the exit code says whether
+all gates hold.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ingot
+
+RECIPES = Path(ingot.__file__).parent / "recipes"
+NAME, JUDGE, HELD_OUT = "align-instructions", "manners.py:preferred", 0.2
+ARMS = """
+[stage.lora]
+kind = "train"
+init = "base"
+adapter = { kind = "lora", rank = 8 }
+data = { talk = 1.0 }
+duration = "4 epochs"
+batch = 4
+optim = { lr = 1e-2, clip = 4.0 }
+evaluate = { every = 50, tokens = 16384 }
+
+[stage.lora_dpo]
+kind = "train"
+init = "chat"
+adapter = { kind = "lora", rank = 8 }
+data = { pairs = 1.0 }
+objective = { kind = "dpo", beta = 0.1 }
+duration = "1 epoch"
+batch = 16
+optim = { lr = 2e-3, clip = 4.0 }
+evaluate = { every = 25, tokens = 16384 }
+
+[stage.exchanged]
+kind = "corpus"
+sources = ["instructions.json"]
+format = "pairs"
+fields = { chosen = "rejected", rejected = "chosen" }
+holdout = { share = 0.2, by = "tail" }
+
+[stage.backward]
+kind = "train"
+init = "chat"
+data = { exchanged = 1.0 }
+objective = { kind = "dpo", beta = 0.1 }
+duration = "1 epoch"
+batch = 16
+optim = { lr = 2e-4, clip = 4.0 }
+evaluate = { every = 25, tokens = 16384 }
+
+[stage.tossed]
+kind = "corpus"
+sources = ["tossed.json"]
+format = "pairs"
+holdout = { share = 0.2, by = "tail" }
+
+[stage.coin]
+kind = "train"
+init = "chat"
+data = { tossed = 1.0 }
+objective = "reward"
+duration = "3 epochs"
+batch = 16
+optim = { lr = 1e-3 }
+evaluate = { every = 25, tokens = 16384 }
+
+[stage.arms]
+kind = "judge"
+models = ["lora_dpo", "backward"]
+against = "chat"
+data = "asked"
+by = ["manners.py:preferred"]
+prompts = 220
+max_new = 64
+"""
+"""What runs beside the recipe, with the lengths and rates of the stages that it is compared with."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A number that was measured, and what it has to be."""
+
+    claim: str
+    measured: str
+    holds: bool
+
+
+def toss(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows whose two sides are exchanged by coin, but for the held-out ones. A row is as long as before, so the border
+    between them is where it was."""
+    coin, shown = (
+        random.Random(0),
+        int((1 - HELD_OUT) * len(rows)) - 10,
+    )  # the border is by characters: rows near it stay
+    swap = {"chosen": "rejected", "rejected": "chosen"}
+    return [
+        {swap.get(name, name): value for name, value in row.items()} if n < shown and coin.random() < 0.5 else row
+        for n, row in enumerate(rows)
+    ]
+
+
+def gates(run: Path) -> list[Gate]:
+    """What a finished run shows."""
+    results = {p.parent.name: json.loads(p.read_text()) for p in run.glob("*/result.json")}
+    card, trained = results["card"], {n: r for n, r in results.items() if "trained_parameters" in r}
+    cells = {
+        (row["model"], row["task"], row["metric"]): row
+        for stage in ("verdict", "arms")
+        for row in map(json.loads, (run / stage / "table.jsonl").read_text().splitlines())
+    }
+
+    def interval(model: str, task: str, metric: str, holds: Callable[[dict[str, float]], bool], claim: str) -> Gate:
+        row = cells[model, task, metric]
+        return Gate(claim, f"{row['value']:.3f} ({row['low']:.3f} to {row['high']:.3f}, n = {row['n']})", holds(row))
+
+    before, after = card["base/talk/response_loss_nats"], card["chat/talk/response_loss_nats"]
+    lora = trained["lora"]["val_loss_nats"]
+    share, dpo_gain = (before - lora) / (before - after), 0.6931 - trained["dpo"]["val_loss_nats"]
+    dpo_share = (0.6931 - trained["lora_dpo"]["val_loss_nats"]) / dpo_gain
+    accuracy, tossed = results["reward"]["val_accuracy"], results["coin"]["val_accuracy"]
+    olds = {m: card[f"{m}/old/loss_nats"] for m in ("base", "chat", "ppo", "dpo")}
+    return [
+        Gate("SFT: held-out response loss falls by 2.5 nats", f"{before:.3f} to {after:.3f}", before - after > 2.5),
+        interval("chat", "answers", "stopped", lambda r: r["low"] > 0.9, "SFT: samples end with a stop token, > 90 %"),
+        Gate("reward model: held-out pairs >= 90 %", f"{100 * accuracy:.1f} %", accuracy >= 0.9),
+        Gate("control: sides by coin tell nothing", f"{100 * tossed:.1f} %", abs(tossed - 0.5) < 0.15),
+        interval("chat", JUDGE, "score", lambda r: True, "share of samples with a mark of the preferred: chat"),
+        *(
+            gate
+            for model in ("dpo", "ppo")
+            for gate in (
+                interval(model, JUDGE, "score", lambda r: True, f"the same: {model}"),
+                interval(model, JUDGE, "score_difference", lambda r: r["low"] > 0, f"{model}: more than chat"),
+                interval(model, "answers", "kl_nats", lambda r: r["high"] < 20, f"{model}: nats of KL from chat, < 20"),
+            )
+        ),
+        interval("backward", JUDGE, "score_difference", lambda r: r["high"] < 0, "control: exchanged sides, less"),
+        interval("lora_dpo", JUDGE, "score_difference", lambda r: r["low"] > 0, "DPO of rank 8: more than chat"),
+        Gate("DPO of rank 8: >= 90 % of the fall of the held-out loss", f"{100 * dpo_share:.0f} %", dpo_share >= 0.9),
+        Gate("SFT of rank 8: share of full fine-tuning's gain", f"{lora:.3f}: {100 * share:.0f} %", share >= 0.7),
+        Gate("old text, nats", ", ".join(f"{m} {nats:.3f}" for m, nats in olds.items()), True),
+    ]
+
+
+def main() -> None:
+    """Run the recipe with its arms, and say what it shows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("base", type=Path, help="a finished train stage, runs/stdlib/base say")
+    parser.add_argument("rows", type=Path, help="instructions with a chosen and a rejected answer, as JSON")
+    parser.add_argument("--out", type=Path, default=Path("runs/align_instructions"))
+    parser.add_argument("--set", action="append", default=[], help="further overrides of the recipe")
+    arguments = parser.parse_args()
+    out, base = arguments.out, arguments.base.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(arguments.rows, out / "instructions.json")
+    (out / "tossed.json").write_text(json.dumps(toss(json.loads(arguments.rows.read_text()))))
+    (out / "manners.py").write_text((RECIPES / "manners.py").read_text())
+    (out / "recipe.toml").write_text((RECIPES / f"{NAME}.toml").read_text() + ARMS)
+    sets = [f'stage.base.path="{base}"', *arguments.set]
+    command = [sys.executable, "-c", "from ingot.cli import main; main()", "run", "recipe.toml"]
+    command += [word for override in sets for word in ("--set", override)]
+    if code := subprocess.run(command, cwd=out).returncode:
+        sys.exit(code)
+    found = gates(out / "runs" / NAME)
+    for gate in found:
+        print(f"{'holds' if gate.holds else 'FAILS':6} {gate.claim}: {gate.measured}")
+    sys.exit(not all(gate.holds for gate in found))
+
+
+if __name__ == "__main__":
+    main()
