@@ -5,8 +5,8 @@ python benchmarks/align_instructions.py runs/stdlib/base instructions.json [--ou
 The base model is the demo's (`make demo`), or any finished train stage; the rows are {instruction, input, chosen,
 rejected}. Beside the recipe's own stages run
 
-    lora, lora_dpo      the same fine-tuning and the same DPO as corrections of rank 8, at ten times the rate
-    backward            DPO with the two sides of every pair exchanged: a control, less of what is preferred
+    lora, lora_dpo      the same fine-tuning and the same DPO as corrections of rank 8, at rates of their own
+    backward            DPO with the two sides of every pair exchanged: a control, no more of what is preferred
     coin                a reward model of rows with sides exchanged by coin, on held-out rows as they are: a control
 
 and every number is printed with its gate. An interrupted check goes on with the same line; the exit code says whether
@@ -47,7 +47,7 @@ data = { pairs = 1.0 }
 objective = { kind = "dpo", beta = 0.1 }
 duration = "1 epoch"
 batch = 16
-optim = { lr = 2e-3, clip = 4.0 }
+optim = { lr = 1e-3, clip = 4.0 }
 evaluate = { every = 25, tokens = 16384 }
 
 [stage.exchanged]
@@ -153,7 +153,7 @@ def gates(run: Path) -> list[Gate]:
                 interval(model, "answers", "kl_nats", lambda r: r["high"] < 20, f"{model}: nats of KL from chat, < 20"),
             )
         ),
-        interval("backward", JUDGE, "score_difference", lambda r: r["high"] < 0, "control: exchanged sides, less"),
+        interval("backward", JUDGE, "score_difference", lambda r: r["low"] < 0, "control: exchanged sides, no more"),
         interval("lora_dpo", JUDGE, "score_difference", lambda r: r["low"] > 0, "DPO of rank 8: more than chat"),
         Gate("DPO of rank 8: >= 90 % of the fall of the held-out loss", f"{100 * dpo_share:.0f} %", dpo_share >= 0.9),
         Gate("SFT of rank 8: share of full fine-tuning's gain", f"{lora:.3f}: {100 * share:.0f} %", share >= 0.7),
