@@ -75,12 +75,12 @@ holdout = { share = 0.2, by = "tail" }
 
 [stage.coin]
 kind = "train"
-init = "chat"
+init = "base"
 data = { tossed = 1.0 }
 objective = "reward"
 duration = "3 epochs"
 batch = 16
-optim = { lr = 1e-3 }
+optim = { lr = 1e-3, clip = 4.0 }
 evaluate = { every = 25, tokens = 16384 }
 
 [stage.arms]
