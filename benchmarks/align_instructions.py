@@ -47,7 +47,7 @@ data = { pairs = 1.0 }
 objective = { kind = "dpo", beta = 0.1 }
 duration = "1 epoch"
 batch = 16
-optim = { lr = 1e-3, clip = 4.0 }
+optim = { lr = 2e-3, clip = 4.0 }
 evaluate = { every = 25, tokens = 16384 }
 
 [stage.exchanged]
