@@ -127,6 +127,29 @@ def test_2_6_a_layer_is_its_formula(kind: str, bias: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_2_6_at_full_rank_it_can_be_any_step_of_the_whole_matrix(kind: str) -> None:
+    """The step that fine-tuning would make of a linear layer, written as a product; one rank less leaves a rest."""
+    torch.manual_seed(0)
+    frozen = nn.Linear(12, 10, bias=False, dtype=torch.float64)
+    x, wanted = torch.randn(40, 12, dtype=torch.float64), torch.randn(40, 10, dtype=torch.float64)
+    (frozen(x) - wanted).square().mean().backward()
+    assert frozen.weight.grad is not None
+    step = -0.5 * frozen.weight.grad
+    tuned = frozen.weight.detach() + step
+    u, sizes, v = torch.linalg.svd(step)
+    for rank, rest in ((10, 0.0), (9, float(sizes[-1]))):
+        layer = lora.Adapted(frozen, _settings(kind, rank=rank))
+        with torch.no_grad():
+            layer.lora_A.copy_(v[:rank])
+            layer.lora_B.copy_(u[:, :rank] * sizes[:rank] / layer.scale)
+            if layer.lora_magnitude is not None:
+                layer.lora_magnitude.copy_((tuned - (rank < 10) * sizes[-1] * u[:, -1:] * v[9:10]).norm(dim=1))
+            found = layer(torch.eye(12, dtype=torch.float64)).T
+        assert float(torch.linalg.matrix_norm(found - tuned, 2)) == pytest.approx(rest, abs=1e-12)
+    assert sizes[-1] > 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_2_6_dropout_is_seen_by_the_correction_alone(kind: str) -> None:
     """y = W x + b + (W' - W) drop(x): with everything dropped nothing but the frozen layer is left."""
     torch.manual_seed(0)
