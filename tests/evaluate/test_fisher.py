@@ -67,6 +67,14 @@ def _by_jacobian(model: Transformer, rows: list[Batch]) -> torch.Tensor:
     return total / places
 
 
+@pytest.mark.parametrize("labels", ["mixed", "sampled", "exact", "empirical"])
+def test_2_7_it_is_taken_without_dropout(labels: Labels) -> None:
+    shape = ModelSettings(depth=1, width=8, heads=1, context=T, dropout=0.5)
+    made, rows = build(shape.resolve(V), seed=2, dtype=torch.float64).train(), _rows(2)
+    plain = build(shape.model_copy(update={"dropout": 0.0}).resolve(V), seed=2, dtype=torch.float64)
+    assert torch.equal(_flat(_estimate(made, rows, labels).mean()), _flat(_estimate(plain, rows, labels).mean()))
+
+
 def test_2_7_exact_fisher_is_the_jacobians() -> None:
     model, rows = _model(), _rows(3)
     fisher = _estimate(model, rows, "exact")

@@ -1,6 +1,7 @@
 """Objectives over pairs inside the engine: one normalisation, canaries, what is read of a row, what is learned."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -243,6 +244,53 @@ def test_2_5_ktos_zero_is_of_the_whole_step_and_never_negative(tmp_path: Path) -
     made = engine(tmp_path, Unpaired(), companions={"reference": reference})
     with pytest.raises(UserError, match="objective kto: a step of one pair has no answer of another prompt"):
         made.step(pairs(1))
+
+
+# -- whole losses --------------------------------------------------------------------------------------------------
+
+
+def _log_odds(mean: torch.Tensor) -> torch.Tensor:
+    return mean - (1 - mean.exp()).log()
+
+
+WRITTEN: dict[str, Callable[..., torch.Tensor]] = {
+    "sigmoid": lambda w, r, m, n: -0.9 * F.logsigmoid(0.1 * (w - r)) - 0.1 * F.logsigmoid(0.1 * (r - w)) - 0.5 * m,
+    "robust": lambda w, r, m, n: (-0.8 * F.logsigmoid(0.1 * (w - r)) + 0.2 * F.logsigmoid(0.1 * (r - w))) / 0.6,
+    "hinge": lambda w, r, m, n: (1 - 0.1 * (w - r)).clamp(min=0),
+    "simpo": lambda w, r, m, n: -F.logsigmoid(2 * (m - n) - 0.5),
+    "orpo": lambda w, r, m, n: -0.1 * F.logsigmoid(_log_odds(m) - _log_odds(n)) - m,
+    "kto": lambda w, r, m, n: (torch.sigmoid(-0.1 * (w - 0.2)) + 1.3 * torch.sigmoid(0.1 * (r - 0.2))) / 2,
+}
+"""Loss of a pair from the ratios w and r and the mean log-probabilities m and n of its two answers."""
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_2_2_2_5_the_gradient_is_that_of_the_whole_loss_written_down(name: str, tmp_path: Path) -> None:
+    """With all that is trained on and not reported: centering, the chosen answer's own loss."""
+    batch = _ready(name, pairs(6, column=True))
+    made = engine(tmp_path, _made(name), micro=5)
+    ids, labels = torch.from_numpy(batch.ids_BT), torch.from_numpy(batch.labels_BT)
+    hidden = made.model(ids).hidden
+    logp_BTV = made.model.head(hidden).log_softmax(-1)
+    kept = labels != IGNORE
+    logp = torch.where(kept, logp_BTV.gather(-1, labels.clamp(min=0)[..., None])[..., 0], 0.0).sum(1)
+    reference, mean = torch.from_numpy(batch.columns["reference_logps_B"]), logp / kept.sum(1)
+    ratio = logp - reference
+    if name == "reward":
+        head, last = made.extra["reward"], torch.from_numpy(batch.columns["lengths_B"]) - 1
+        reward = hidden[torch.arange(12), last] @ head.weight[0] + head.bias
+        expected = -F.logsigmoid(reward[::2] - reward[1::2] - 0.3) + 0.05 * (reward[::2] + reward[1::2]) ** 2
+    elif name == "ipo":
+        by_token = ratio / kept.sum(1)
+        expected = (by_token[::2] - by_token[1::2] - 5) ** 2
+    elif name == "cpo":
+        expected = -F.logsigmoid(0.1 * (logp[::2] - logp[1::2])) - mean[::2]
+    else:
+        expected = WRITTEN[name](ratio[::2], ratio[1::2], mean[::2], mean[1::2])
+    weights = list(made.trained.values())
+    right = torch.cat([g.flatten() for g in torch.autograd.grad(expected.mean(), weights, materialize_grads=True)])
+    assert right.norm() > 1e-3
+    assert (gradient(made, batch) - right).norm() <= 1e-10 * right.norm()
 
 
 # -- replay ------------------------------------------------------------------------------------------------------------

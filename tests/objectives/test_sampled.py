@@ -60,6 +60,19 @@ def test_2_3_a_completion_ends_with_the_first_stop_token_which_is_learned(tmp_pa
     assert len({tuple(c.ids) for c in played.completions}) > 32  # samples of a prompt differ
 
 
+def test_2_3_draws_are_others_at_each_step_and_place_and_the_same_again(tmp_path):
+    engine = play(PPO(max_new=8), tmp_path)
+    raw = prompts([[1, 2]] * 12)
+
+    def drawn(step):
+        played = roll_out(raw, engine.context(step), samples=1, max_new=8, temperature=1.0)
+        return [tuple(c.ids.tolist()) for c in played.completions]
+
+    assert drawn(1) == drawn(1)
+    assert len(set(drawn(1))) > 6
+    assert sum(a == b for a, b in zip(drawn(1), drawn(2), strict=True)) < 6
+
+
 def test_2_3_answers_stand_behind_their_prompts():
     batch = answered(prompts([[5, 6], [7]]), [np.array(a) for a in ([1, 2], [3], [1, 0], [2, 2, 2])], 2)
     assert batch.columns["lengths_B"].tolist() == [4, 3, 3, 4]

@@ -10,6 +10,7 @@ import torch
 from ingot.core.events import read_events, stable
 from ingot.dist import checkpoint
 from ingot.model.transformer import build
+from ingot.objectives.replay import Replay
 from ingot.optim.grad_terms import Anchor
 from ingot.optim.settings import OptimSettings
 from ingot.train.engine import Engine
@@ -71,6 +72,18 @@ def test_2_7_the_gradient_is_the_losss_and_the_penalties(tmp_path: Path) -> None
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(total, list(engine.model.parameters()))])
     assert (difference - expected).norm() <= 1e-12 * expected.norm()
     assert engine.gradients(batch)[0] == plain.gradients(batch)[0]
+
+
+def test_2_7_replayed_rows_are_held_to_nothing(tmp_path: Path) -> None:
+    """They are old text: a KL to the old model is of the new rows alone, whatever is replayed beside them."""
+    batch = _ragged()
+    engine = _with(_engine(tmp_path), kl=2.0)
+    engine.replay = Replay()
+    alone = engine.gradients(batch)[2]["kl"]
+    beside = engine.gradients(replace(batch, replay=replace(batch, replayed=True)))[2]
+    assert float(alone) > 0
+    torch.testing.assert_close(beside["kl"], alone, rtol=1e-12, atol=0)
+    assert float(beside["replay"]) > 0
 
 
 def test_2_7_weight_zero_is_plain_training_to_the_bit(tmp_path: Path) -> None:
