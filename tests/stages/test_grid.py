@@ -56,15 +56,25 @@ pytestmark = pytest.mark.usefixtures("world")
 CELLS = [(m, c) for m in METHODS for c in COLUMNS if c != "dora" or m == "ppo"]
 
 
-def _job_of(method: str, column: str) -> dict[str, Any]:
-    """What the child of a cell's train stage is told, its other stages done."""
-    own, objective = METHODS[method]
-    changes = [f"objective = {objective}", f"data = {{ {own} = 1.0 }}", *COLUMNS[column]]
-    graph = load_graph(Path("grid.toml"), [f"stage.tuned.{c.replace('OWN', own)}" for c in changes], RUNS)
+def _job_with(*changes: str) -> dict[str, Any]:
+    """What the child of a train stage with other settings is told, its other stages done."""
+    graph = load_graph(Path("grid.toml"), [f"stage.tuned.{change}" for change in changes], RUNS)
     *before, last = (job_of(RUNS, node, graph.recipe, quiet=True) for node in graph.needed(["tuned"]))
     for job in before:
         child.run(job)  # which returns at once where it is there
     return last
+
+
+def _run_with(*changes: str) -> Path:
+    job = _job_with(*changes)
+    child.run(job)
+    return Path(job["dir"])
+
+
+def _job_of(method: str, column: str) -> dict[str, Any]:
+    own, objective = METHODS[method]
+    more = (change.replace("OWN", own) for change in COLUMNS[column])
+    return _job_with(f"objective = {objective}", f"data = {{ {own} = 1.0 }}", *more)
 
 
 def _run(method: str, column: str, to: str | None = None) -> Path:
@@ -153,6 +163,27 @@ def test_2_7_the_tokens_of_both_stores_are_in_the_share_asked_for(method: str) -
             follows = (index[:, 1:] >= 0) & ((document[:, 1:] == document[:, :-1]) | (not source.isolate))
             shown[source.name] += int(follows.sum())
     assert shown["notes"] / sum(shown.values()) == pytest.approx(0.4, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("shape", "less"),
+    [("clip = 0.5", True), ("clip = 1.0, floor = 10.0", False), ("clip = 1.0, normalise = true", False)],
+)
+def test_2_7_importances_are_shaped_as_the_settings_say(shape: str, less: bool) -> None:
+    penalty = 'penalties = [{{ kind = "ewc", fisher = "worth", weight = 1.0, {} }}]'
+    plain, other = (_steps(_run_with(penalty.format(s)))[1]["penalty/ewc"] for s in ("clip = 1.0", shape))
+    assert other != plain
+    assert (other < plain) == less
+
+
+def test_2_5_the_reference_is_asked_about_pairs_and_not_about_what_is_replayed() -> None:
+    """Also where both are seen whole."""
+    stage = _run_with(
+        'objective = "dpo"', "data = { preferences = 0.4, notes = 0.6 }", 'duration = "1 epochs"', "batch = 16"
+    )
+    result = json.loads((stage / "result.json").read_text())
+    assert min(result["epochs/preferences"], result["epochs/notes"]) >= 1, result
+    assert {p.name for p in (stage / "columns").iterdir()} == {"preferences-train", "preferences-val"}
 
 
 @pytest.mark.parametrize("method", METHODS)
