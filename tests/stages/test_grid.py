@@ -179,7 +179,7 @@ def test_2_7_importances_are_shaped_as_the_settings_say(shape: str, less: bool) 
 def test_2_5_the_reference_is_asked_about_pairs_and_not_about_what_is_replayed() -> None:
     """Also where both are seen whole."""
     stage = _run_with(
-        'objective = "dpo"', "data = { preferences = 0.4, notes = 0.6 }", 'duration = "1 epochs"', "batch = 16"
+        'objective = "dpo"', "data = { preferences = 0.4, notes = 0.6 }", 'duration = "2 epochs"', "batch = 16"
     )
     result = json.loads((stage / "result.json").read_text())
     assert min(result["epochs/preferences"], result["epochs/notes"]) >= 1, result
