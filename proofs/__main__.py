@@ -31,6 +31,8 @@ FILES = (
     "g1_arithmetic",
     "p1_frontier",
     "p2_estimators",
+    "p4_hacking",
+    "i1_rounds",
 )
 """The proofs, the quick ones first."""
 

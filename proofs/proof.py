@@ -87,7 +87,7 @@ class Proof:
     figure: Callable[[Mapping[str, Sequence[Numbers]]], str] | None = None
     """Results of the seeds by arm -> a picture (SVG)."""
     needs: Sequence[str] = field(default=())
-    """Further files of this directory whose code decides the result."""
+    """Further files, of this directory or of the product, whose code decides the result."""
 
     def key(self, arm: Arm, seed: int) -> str:
         """Of a result: changes with all that determines it. Gates do not: they judge."""
@@ -95,7 +95,7 @@ class Proof:
 
     def _code(self) -> dict[str, str]:
         here = Path(__file__).parent
-        files = [here / name for name in ("worlds.py", *self.needs)]
+        files = [here / name if (here / name).exists() else _ROOT / name for name in ("worlds.py", *self.needs)]
         for room in ROOMS:
             files += [_ROOT / room] if room.endswith(".py") else sorted((_ROOT / room).rglob("*.py"))
         return {str(file.relative_to(_ROOT if _ROOT in file.parents else here)): _syntax(file) for file in files}

@@ -4,12 +4,16 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from proofs.__main__ import main, proofs
 from proofs.d2_fixed_points import PROOF as D2
 from proofs.g2_groups import PROOF as G2
+from proofs.i1_rounds import Pairs, gold
 from proofs.p1_frontier import PROOF as P1
 from proofs.p1_frontier import best_reward, closed_form, figure
+from proofs.p4_hacking import closed_form as hacked
+from proofs.p4_hacking import judged
 from proofs.page import page
 from proofs.proof import Arm, Gate, Results
 from proofs.r1_reward import PROOF as R1
@@ -55,6 +59,41 @@ def test_P1_the_closed_form_is_the_table():
     for beta, known in table.items():
         assert closed_form(beta) == pytest.approx(known, abs=6e-3)
         assert best_reward(known[1]) == pytest.approx(known[0], abs=6e-3)
+
+
+def test_P4_the_closed_form_has_its_peak_where_the_note_says():
+    biased = [hacked(beta)[2] for beta in (1000, 0.25, 0.03)]
+    assert biased == pytest.approx([0.77, 3.727, 1.6], abs=2e-3)
+    honest = [hacked(beta, bias=0.0)[2] for beta in (1000, 1, 0.5, 0.25, 0.1, 0.03)]
+    assert honest == sorted(honest)  # by its own reward, more KL is never worse
+    # The best policy of a price has the most proxy less what its KL costs: those of other prices have less.
+    values = [hacked(beta)[1] - 0.25 * hacked(beta)[0] for beta in (0.2, 0.25, 0.3)]
+    assert max(values) == values[1]
+
+
+def test_P4_what_is_judged_is_the_fall_of_gold_and_when_it_was_told():
+    def log(gold):
+        flat = {"kl_nats": [1.0] * 100, "completion_tokens": [3.0] * 100}
+        return {"reward": [0.1 * t for t in range(100)], "gold_reward": gold, **flat}
+
+    falls = judged(log([min(t, 60 - t) * 0.1 for t in range(50)] + [1.0] * 50))
+    assert falls["proxy's largest fall"] == 0
+    assert falls["gold lost"] == pytest.approx(2 / 3, abs=0.1)
+    assert falls["peak"] == 30
+    assert 30 <= falls["steps without alarm"] <= 40
+    stays = judged(log([min(t, 30) * 0.1 for t in range(100)]))
+    assert (stays["gold lost"], stays["steps without alarm"]) == (0, 100)
+    assert stays["gold lost at the alarm"] == 1
+
+
+def test_I1_gold_and_the_accuracy_of_bayes():
+    answers = np.array([[0, 0, 0, 1, 1, 1, 2, 2], [0] * 8, [3] * 8, [1, 0, 2, 2, 2, 2, 2, 2]])
+    assert gold(answers).tolist() == [7.5, -3.0, 0.0, 2.5]
+    draw = np.random.default_rng(0)
+    pairs = Pairs.of(draw.integers(0, 8, (8000, 8)), draw)
+    chosen = gold(pairs.answers).reshape(-1, 2)
+    better = np.mean(chosen[:, 0] > chosen[:, 1]) + 0.5 * np.mean(chosen[:, 0] == chosen[:, 1])
+    assert better == pytest.approx(pairs.bayes, abs=0.02)
 
 
 def test_a_gate_holds_between_its_borders_and_never_for_a_nan():
