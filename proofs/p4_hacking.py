@@ -1,9 +1,9 @@
 """P4: a reward model whose labels were biased is gamed; the alarm comes in time, and a larger beta prevents it.
 
-Answers are of up to 16 letters out of seven, two of them good. Gold is 1.5 for each of the first three good letters,
-less 0.2 for each letter. Whoever compares answers likes them long, though: 0.3 a letter is added before Bradley and
-Terry's rule draws the choice, so to go on talking pays 0.1 a letter where it costs 0.2. The policy starts from a model
-of short answers (two in five of them end at each letter).
+Answers are of up to 16 letters out of seven, two of them good. Gold is 4 times the share of good letters, less 0.15 for
+each letter. Whoever compares answers likes them long, though: 0.3 a letter is added before Bradley and Terry's rule
+draws the choice, so to go on pays 0.15 where it costs 0.15. The policy starts from a model of short answers (two in
+five of them end after each letter), and its price of KL falls from step to step until it is 25 nats away, or stays.
 """
 
 import functools
@@ -31,8 +31,8 @@ PROMPTS = prompts([[START]] * 256)
 
 
 def gold(good: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """What is wanted, of the number of good letters and of all."""
-    return BONUS * good / length - COST * length
+    """What is wanted, of the number of good letters and of all; nothing of an empty answer."""
+    return BONUS * good / np.maximum(length, 1) - COST * length
 
 
 def closed_form(beta: float, bias: float = BIAS) -> tuple[float, float, float]:
@@ -53,7 +53,7 @@ def closed_form(beta: float, bias: float = BIAS) -> tuple[float, float, float]:
 
 def compared(pairs: int, bias: float, draw: np.random.Generator) -> list[np.ndarray]:
     """Answers of all lengths and any share of good letters, the chosen one of each pair first."""
-    length, share = draw.integers(1, LENGTH + 1, 2 * pairs), draw.random(2 * pairs)
+    length, share = draw.integers(0, LENGTH + 1, 2 * pairs), draw.random(2 * pairs)
     good = draw.random((2 * pairs, LENGTH)) < share[:, None]
     letters = np.where(good, draw.integers(1, 1 + GOOD, good.shape), draw.integers(1 + GOOD, V, good.shape))
     count = (good & (np.arange(LENGTH) < length[:, None])).sum(1)
@@ -93,7 +93,7 @@ def reward_model(seed: int, bias: float, steps: int = 200) -> RewardModel:
 def _asked(given: object, answers: Sequence[str]) -> list[float]:
     """Gold of texts: A and B are the good letters."""
     good = np.array([a.count("A") + a.count("B") for a in answers])
-    return gold(good, np.array([max(1, len(a)) for a in answers])).tolist()
+    return gold(good, np.array([len(a) for a in answers])).tolist()
 
 
 def optimised(seed: int, beta: float, target: float | None, bias: float, steps: int) -> Numbers:
@@ -202,8 +202,9 @@ PROOF = Proof(
         Arm("beta falls from 0.5", GAMED),
         Arm("beta stays 1", [Gate("gold lost", high=0.1)]),
         Arm("best of 16", [Gate("KL", 1.735, 1.935, "1.835, and 4 standard errors of 1,024 groups")]),
-        Arm("unbiased labels", GAMED, control=True),
+        Arm("unbiased labels", GAMED[1:2], control=True),
     ],
+    note="The monitor is asked after every step from the tenth on. Where gold stays, it may take noise for a fall.",
     figure=figure,
     needs=("evaluate/monitors.py",),
 )
