@@ -119,7 +119,7 @@ def run(seed: int, arm: str, rounds: int = ROUNDS) -> Numbers:
 
 
 GATES = [
-    Gate("least rise of gold", low=0.1, why="three standard errors of the difference"),
+    Gate("least rise of gold", low=0.04, why="three standard errors of the difference, of 20,480 answers each"),
     Gate("first model below Bayes", low=0.05),
     Gate("refreshed below Bayes", high=0.03),
 ]
@@ -133,5 +133,5 @@ PROOF = Proof(
         Arm("labels shuffled", GATES, control=True),
         Arm("stale model kept", GATES, control=True),
     ],
-    note="The first model is asked of the samples of the first round, which was optimised against it.",
+    note="The first model is asked of the samples of the first round, which was optimised against it. The least rise is the\nthird: .10 to .36 over the seeds.",
 )
