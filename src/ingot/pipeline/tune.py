@@ -24,9 +24,9 @@ from ingot.core.events import METRICS, read_events
 from ingot.pipeline.graph import Graph, Node, load_graph
 from ingot.pipeline.run import job_of, run, start_child
 from ingot.pipeline.status import stage_dir
+from ingot.stages.job import EXECUTION
 from ingot.stages.settings import TrainSettings
 
-EXECUTION = "execution.json"
 PATIENCE = 300.0
 """Seconds after which a candidate that has not made its steps is given up."""
 Candidate = dict[str, Any]

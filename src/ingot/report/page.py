@@ -22,6 +22,7 @@ from ingot.report import figures, reading
 from ingot.report.graph_picture import Box, draw
 from ingot.report.panels import panel
 from ingot.report.rendering import render
+from ingot.stages.job import EXECUTION
 from ingot.stages.kinds import KINDS
 
 STATES = {"HIT": "done", "RUNNING": "running", "RESUME": "interrupted", "FAILED": "failed", "RUN": "not run"}
@@ -141,7 +142,7 @@ def _environment(graph: Graph, root: Path) -> list[tuple[str, str]]:
         ("cores", f"{cores} usable"),
     ]
     for node in graph.nodes.values():
-        execution = reading.read_json(stage_dir(root, node) / "execution.json")
+        execution = reading.read_json(stage_dir(root, node) / EXECUTION)
         if execution:
             text = f"{figures.execution(execution)} ({execution.get('reason', 'as set')})"
             lines.append((f"{node.name} ran with", text))

@@ -11,6 +11,7 @@ from ingot.report.charts import Series, line_chart
 from ingot.report.panels_forgetting import chains, is_summary
 from ingot.report.panels_judge import alarms
 from ingot.report.rendering import render
+from ingot.stages.job import EXECUTION
 from ingot.train.guard import ADVICE, judge
 
 SHOWN = 12
@@ -132,7 +133,7 @@ def _loss_rows(evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _facts(stage: Path, facts: dict[str, Any], steps: list[dict[str, Any]]) -> list[tuple[str, str]]:
     if not facts:
         return []
-    result, execution = reading.result(stage), reading.read_json(stage / "execution.json")
+    result, execution = reading.result(stage), reading.read_json(stage / EXECUTION)
     done, rows = steps[-1]["step"] if steps else 0, figures.count(facts["batch_rows"])
     pairs = [
         ("parameters", figures.count(facts["parameters"])),

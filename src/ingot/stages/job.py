@@ -14,7 +14,7 @@ from ingot.core.events import Display, EventLog
 from ingot.core.recipe import Settings
 from ingot.model.settings import ModelConfig
 
-MODEL, TOKENIZER = "model.json", "tokenizer.json"
+MODEL, TOKENIZER, EXECUTION = "model.json", "tokenizer.json", "execution.json"
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from ingot.objectives.replay import Replay
 from ingot.optim.groups import counts as decay_counts
 from ingot.plan.flops import training_flops_per_token
 from ingot.stages.columns import add_columns
-from ingot.stages.job import TOKENIZER, Job
+from ingot.stages.job import EXECUTION, TOKENIZER, Job
 from ingot.stages.layout import longest, rows_of_a_draw, timeline
 from ingot.stages.load import describe, is_bare, load_frozen, load_model, objective_of
 from ingot.stages.mixture import Data, open_data, starting_shape
@@ -114,7 +114,7 @@ def _execution(job: Job, settings: TrainSettings, config: ModelConfig, line: Tim
     work = {"depth": config.depth, "flops": _flops(settings, config, line)}
     rows = line.largest * rows_of_a_draw(settings)
     fresh = choose(settings.loop, settings.precision, longest_rows, rows, **work)
-    execution = remembered(job.out / "execution.json", fresh, settings.loop)
+    execution = remembered(job.out / EXECUTION, fresh, settings.loop)
     execution.prepare()
     return execution
 
