@@ -82,13 +82,17 @@ def test_G2_any_combination_of_the_fields_decodes(settings):
     torch.testing.assert_close(found_BTV, expected_BTV, rtol=0, atol=1e-5 * float(expected_BTV.abs().max()))
 
 
-@pytest.mark.parametrize("kind", ["lora", "dora"])
-def test_G2_an_adapter_is_decoded_with_unless_it_is_off_or_merged(kind):
-    model = _model(depth=1)
-    lora.adapt(model, AdapterSettings(kind=kind, rank=3), seed=0)
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize(("kind", "whole"), [("lora", ()), ("dora", ()), ("lora", ("embedding", "head"))])
+def test_G2_an_adapter_is_decoded_with_unless_it_is_off_or_merged(kind, whole, family):
+    model = _model(family, depth=1)
+    frozen_BTV = _logits(model, _ids(2, 12))
+    lora.adapt(model, AdapterSettings(kind=kind, rank=3, modules_to_save=whole), seed=0)
     with torch.no_grad():
         for layer in lora.adapters(model):
             layer.lora_B.normal_(std=0.5, generator=torch.Generator().manual_seed(1))
+        for module in lora.whole(model):
+            module.weight.add_(torch.randn(module.weight.shape, generator=torch.Generator().manual_seed(2)) * 0.1)
     ids_BT = _ids(2, 12)
 
     def check():
@@ -100,6 +104,7 @@ def test_G2_an_adapter_is_decoded_with_unless_it_is_off_or_merged(kind):
     adapted = check()
     with lora.adapters_off(model):
         assert not torch.allclose(check(), adapted, atol=1e-2)
+        assert torch.equal(_logits(model, ids_BT), frozen_BTV)
     lora.merge(model)
     torch.testing.assert_close(check(), adapted, rtol=1e-3, atol=1e-3)
 

@@ -39,12 +39,37 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt2",
         {"r": 2, "lora_alpha": 4, "use_dora": True, "target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True},
     ),
+    "untied-whole": (
+        "mistral",
+        {"r": 2, "lora_alpha": 4, "target_modules": EVERY, "modules_to_save": ["embed_tokens", "lm_head"]},
+    ),
+    "untied-head": ("mistral", {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}),
+    "llama-whole": (
+        "llama",
+        {
+            "r": 2,
+            "target_modules": ["q_proj"],
+            "modules_to_save": ["model.embed_tokens"],
+            "ensure_weight_tying": True,
+        },
+    ),
+    "gpt2-whole": (
+        "gpt2",
+        {
+            "r": 2,
+            "target_modules": ["c_fc"],
+            "fan_in_fan_out": True,
+            "modules_to_save": ["lm_head"],
+            "ensure_weight_tying": True,
+        },
+    ),
 }
 """Case -> family, PEFT's settings."""
 
 
 def shape(family: str) -> ModelConfig:
-    table = {"family": family, "depth": 1, "width": 16, "heads": 2, "ffn": 24, "context": 16, "tied": True}
+    tied = family != "mistral"
+    table = {"family": family, "depth": 1, "width": 16, "heads": 2, "ffn": 24, "context": 16, "tied": tied}
     return ModelSettings.model_validate(table).resolve(24)
 
 
@@ -79,7 +104,7 @@ def adapted_by_peft(case: str) -> Any:
 
     family, settings = CASES[case]
     model = get_peft_model(in_transformers(frozen(family)), LoraConfig(task_type="CAUSAL_LM", **settings))
-    fill({n: p for n, p in model.named_parameters() if "lora_" in n})
+    fill({n: p for n, p in model.named_parameters() if "lora_" in n or "modules_to_save" in n})
     return model.eval()
 
 

@@ -9,11 +9,18 @@ from torch import nn
 from ingot.core.errors import UserError
 from ingot.model import lora
 from ingot.model.adapter import AdapterSettings, adapted_layers, adapter_parameters, linear_layers
+from ingot.model.ops import cross_entropy
 from ingot.model.settings import FAMILIES, ModelConfig, ModelSettings
 from ingot.model.transformer import Transformer, build
 from ingot.optim.grad_terms import Anchor
+from ingot.optim.groups import groups
+from ingot.optim.settings import OptimSettings
 
 KINDS = ("lora", "rslora", "dora")
+BOTH = ("embedding", "head")
+ALONE = (("embedding",), ("head",))
+WHOLE = (("llama", BOTH), *(("llama", m) for m in ALONE), *(("gpt2", m) for m in ALONE))
+"""Families, and what is trained whole; GPT-2's head is its embedding."""
 
 
 def _config(**changes: object) -> ModelConfig:
@@ -284,6 +291,84 @@ def test_a_pull_on_the_merged_weights_reaches_what_is_trained(kind: str) -> None
             assert torch.allclose(p.grad, expected[name], rtol=1e-12, atol=1e-14), name
 
 
+# -- embedding and head, trained whole ---------------------------------------------------------------------------------
+
+
+def _loss(model: Transformer) -> torch.Tensor:
+    """Of a head that is called in chunks of three positions."""
+    ids = torch.arange(24).view(2, 12)
+    out = model(ids)
+    return cross_entropy(out.hidden, out.head, (ids + 1) % 40, max_logits=3 * 40)[0] / 24
+
+
+def _trained(model: Transformer, steps: int = 3) -> None:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        _loss(model).backward()
+        optimizer.step()
+    assert all(p.grad is not None and p.grad.any() for p in trained)
+    assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
+
+
+@pytest.mark.parametrize(("family", "modules"), WHOLE)
+def test_2_6_what_is_trained_whole_starts_from_the_frozen_model_and_leaves_it_to_the_bit(
+    family: str, modules: tuple[str, ...]
+) -> None:
+    model, frozen = _pair("lora", family, modules_to_save=modules)
+    names = {"embedding.weight"} if family == "gpt2" else {f"{n}.weight" for n in modules}
+    assert {n for n, p in model.named_parameters() if p.requires_grad and "lora_" not in n} == names
+    assert torch.equal(_logits(model), _logits(frozen))
+    _loss(model).backward()
+    _loss(frozen).backward()
+    for name in names:  # as if all were trained
+        assert torch.equal(model.get_parameter(name).grad, frozen.get_parameter(name).grad), name  # type: ignore[arg-type]
+    before = lora.reference(model)
+    _trained(model)
+    tuned = _logits(model)
+    for n, p in frozen.named_parameters():
+        assert torch.equal(model.get_parameter(n.replace("weight", "frozen") if n in names else n), p), n
+    assert torch.equal(_logits(before), _logits(frozen))
+    assert torch.equal(_logits(lora.reference(model)), _logits(frozen))
+    with lora.adapters_off(model):
+        with lora.adapters_off(model):
+            pass
+        assert torch.equal(_logits(model), _logits(frozen))
+    assert torch.equal(_logits(model), tuned)
+    for layer in lora.adapters(model):
+        layer.on = False
+    assert (_logits(model) - _logits(frozen)).abs().max() > 1e-3, "the control: corrections alone switched off"
+
+
+@pytest.mark.parametrize(("family", "modules"), WHOLE)
+def test_2_6_what_is_trained_whole_is_merged_already(family: str, modules: tuple[str, ...]) -> None:
+    model, frozen = _pair("dora", family, modules_to_save=modules)
+    _trained(model)
+    tuned, tables = _logits(model), {n: p.clone() for n, p in model.named_parameters() if "layers" not in n}
+    lora.merge(model)
+    assert (_logits(model) - tuned).abs().max() < 1e-5 * max(1.0, float(tuned.abs().max()))
+    lora.unmerge(model)
+    assert torch.equal(_logits(model), tuned)
+    assert lora.weights(model).keys() == dict(frozen.named_parameters()).keys()
+    assert lora.weights(model)["embedding.weight"] is model.embedding.weight
+    lora.fold(model)
+    assert [n for n, _ in model.named_parameters()] == [n for n, _ in frozen.named_parameters()]
+    assert all(torch.equal(model.get_parameter(n), t) for n, t in tables.items() if "frozen" not in n)
+    assert (_logits(model) - tuned).abs().max() < 1e-5 * max(1.0, float(tuned.abs().max()))
+
+
+def test_what_is_trained_whole_decays_as_in_full_training_and_corrections_do_not() -> None:
+    model, frozen = _pair("lora", modules_to_save=BOTH)
+    for settings in (OptimSettings(lr=0.1, decay_embeddings=asked) for asked in (False, True)):
+        decayed, _ = groups(dict(model.named_parameters()), settings)
+        full, _ = groups(dict(frozen.named_parameters()), settings)
+        outside = [p for n, p in frozen.named_parameters() if n in ("embedding.weight", "head.weight")]
+        expected = [p.shape for p in full["params"] if any(p is o for o in outside)]
+        assert [p.shape for p in decayed["params"]] == expected
+        assert len(expected) == 1 + settings.decay_embeddings
+
+
 # -- which matrices, and how many numbers ------------------------------------------------------------------------------
 
 
@@ -330,6 +415,28 @@ def test_E6_under_1_percent_of_124m_at_rank_8_on_attention(targets: tuple[str, .
     assert count / gpt2.parameters == pytest.approx(matrices * 0.00118, abs=2e-5)
 
 
+def test_E6_what_is_trained_whole_counts_whole_and_a_tied_head_once() -> None:
+    gpt2 = ModelSettings(family="gpt2", depth=12, context=1024).resolve(50_257)
+    untied = gpt2.model_copy(update={"tied": False})
+    table, rank_8 = 50_257 * 768, 12 * 4 * 8 * (768 + 768)
+    for modules, tables, of in ((BOTH, 1, gpt2), (("head",), 1, gpt2), (BOTH, 2, untied), (("head",), 1, untied)):
+        settings = AdapterSettings(rank=8, targets=("attention.*",), modules_to_save=modules)  # type: ignore[arg-type]
+        assert adapter_parameters(settings, of) == rank_8 + tables * table
+    for family, modules in WHOLE:
+        model, frozen = _pair("dora", family, modules_to_save=modules)
+        settings = _settings("dora", modules_to_save=modules)
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        assert trained == adapter_parameters(settings, model.config)
+        assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in frozen.parameters()) + trained
+
+
+def test_only_embedding_and_head_are_trained_whole() -> None:
+    one, two = (AdapterSettings(modules_to_save=m) for m in (("head", "embedding", "head"), BOTH))  # type: ignore[arg-type]
+    assert one == two, "neither order nor repetition is part of a key"
+    with pytest.raises(ValueError, match=r"modules_to_save\.0\n *Input should be 'embedding' or 'head'"):
+        AdapterSettings.model_validate({"modules_to_save": ["norm"]})
+
+
 @pytest.mark.parametrize(
     ("targets", "found"),
     [
@@ -350,7 +457,7 @@ def test_patterns_name_matrices(targets: tuple[str, ...], found: set[str]) -> No
 
 @pytest.mark.parametrize(
     ("pattern", "says"),
-    [("q_proj", "here are attention|here are down"), ("head", "cannot, leave it out"), ("embed*", "cannot")],
+    [("q_proj", "here are attention|here are down"), ("head", "whole, by modules_to_save"), ("embed*", "whole")],
 )
 def test_a_pattern_that_fits_no_model_is_refused_with_the_recipe(pattern: str, says: str) -> None:
     with pytest.raises(ValueError, match=f"'{pattern.replace('*', '.')}.*{says}"):

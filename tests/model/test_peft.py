@@ -34,6 +34,10 @@ OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2, queries and values": ("gpt2", {"rank": 2, "targets": ["q", "v", "ffn.down"]}),
     "gpt2, rslora": ("gpt2", {"kind": "rslora", "rank": 2}),
     "gpt2, dora": ("gpt2", {"kind": "dora", "rank": 2, "targets": ["q", "v", "o"]}),
+    "whole": ("mistral", {"rank": 2, "modules_to_save": ["embedding", "head"]}),
+    "whole head": ("mistral", {"rank": 2, "modules_to_save": ["head"]}),
+    "whole, tied": ("llama", {"rank": 2, "targets": ["q"], "modules_to_save": ["head"]}),
+    "gpt2, whole": ("gpt2", {"rank": 2, "alpha": 3, "modules_to_save": ["embedding"]}),
 }
 """Adapters of ours: family, settings."""
 
@@ -49,7 +53,7 @@ def _adapted(name: str) -> tuple[Transformer, AdapterSettings]:
     settings = AdapterSettings.model_validate(table)
     model = frozen(family)
     lora.adapt(model, settings, 0)
-    fill({n: p for n, p in model.named_parameters() if "lora_" in n})
+    fill({n: p for n, p in model.named_parameters() if p.requires_grad})
     return model, settings
 
 
@@ -76,16 +80,22 @@ def test_2_6_what_is_written_is_read_as_the_merged_model(name: str, tmp_path: Pa
         assert torch.allclose(p, read.get_parameter(n), rtol=0, atol=1e-6), n
 
 
-@pytest.mark.parametrize(("case", "kind"), [("llama-rslora", "rslora"), ("qwen3-dora", "dora")])
+@pytest.mark.parametrize(
+    ("case", "kind"), [("llama-rslora", "rslora"), ("qwen3-dora", "dora"), ("untied-whole", "lora")]
+)
 def test_2_6_the_files_are_those_that_peft_writes(case: str, kind: str, tmp_path: Path) -> None:
     """The same adapter in our modules, written: names, numbers to the bit, and every field that both have."""
     family, table = CASES[case]
     theirs = load_file(GOLDEN / case / peft.WEIGHTS)
-    settings = AdapterSettings.model_validate({"kind": kind, "rank": table["r"], "alpha": table["lora_alpha"]})
+    more = {"modules_to_save": ["embedding", "head"]} if "modules_to_save" in table else {}
+    settings = AdapterSettings.model_validate({"kind": kind, "rank": table["r"], "alpha": table["lora_alpha"], **more})
     model = frozen(family)
     lora.adapt(model, settings, 0)
     names = {t.removeprefix("model.layers.0."): o for t, (o,) in peft.matrices(model.config).items()}
     for stored, tensor in theirs.items():
+        if whole := peft.tables(model.config).get(stored.removeprefix("base_model.model.").removesuffix(".weight")):
+            model.get_parameter(f"{whole}.weight").data = tensor
+            continue
         module, part = stored.removeprefix("base_model.model.model.layers.0.").split(".lora_")
         part = part.removesuffix(".weight").removesuffix("_vector")
         model.get_parameter(f"{names[module]}.lora_{part}").data = tensor
@@ -98,16 +108,22 @@ def test_2_6_the_files_are_those_that_peft_writes(case: str, kind: str, tmp_path
 
 
 def test_the_configuration_says_which_modules_briefly(tmp_path: Path) -> None:
-    found = {}
+    found, saved = {}, {}
     for name in OURS:
         peft.write(tmp_path / name, *_adapted(name))
         config = json.loads((tmp_path / name / peft.CONFIG).read_text())
         found[name] = (config["target_modules"], config["rank_pattern"], config["alpha_pattern"])
+        saved[name] = (config["modules_to_save"], config.get("ensure_weight_tying"))
     fused = "transformer.h.0.attn.c_attn"
     assert found["some layers"] == (["down_proj", "q_proj", "v_proj"], {}, {})
     assert found["gpt2"] == (["c_attn", "c_fc", "c_proj"], {fused: 6}, {fused: 9})
     assert found["gpt2, queries and values"] == ([fused, "transformer.h.0.mlp.c_proj"], {fused: 4}, {fused: 64})
     assert found["gpt2, rslora"][1:] == ({fused: 6}, {fused: pytest.approx(32 * 3**0.5)})
+    assert saved["lora"] == (None, None)
+    assert saved["whole"] == (["embed_tokens", "lm_head"], None)
+    assert saved["whole head"] == (["lm_head"], None)
+    assert saved["whole, tied"] == (["embed_tokens", "lm_head"], True)
+    assert saved["gpt2, whole"] == (["lm_head", "wte"], True)
 
 
 def _changed(tmp_path: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor | None]) -> Path:
@@ -122,6 +138,7 @@ def _changed(tmp_path: Path, config: dict[str, Any], tensors: dict[str, torch.Te
 
 _BASE = "base_model.model"
 _Q = f"{_BASE}.model.layers.0.self_attn.q_proj"
+_HEAD = f"{_BASE}.lm_head.weight"
 _ELSEWHERE = f"{_BASE}.model.layers.1.mlp.up_proj.lora_A.weight"
 
 
@@ -130,7 +147,11 @@ _ELSEWHERE = f"{_BASE}.model.layers.1.mlp.up_proj.lora_A.weight"
     [
         ({"peft_type": "IA3"}, {}, r'peft_type = "IA3", expected an adapter of matrices alone .*merge it with PEFT'),
         ({"bias": "all"}, {}, r'bias = "all"'),
-        ({"modules_to_save": ["lm_head"]}, {}, r'modules_to_save = \["lm_head"\]'),
+        ({"modules_to_save": ["lm_head", "norm"]}, {}, r'"norm" in modules_to_save, expected of .*tokens and lm_'),
+        ({"modules_to_save": ["lm_head"]}, {}, r"found no base_model\.model\.lm_head\.weight, expected it"),
+        ({"modules_to_save": ["lm_head"]}, {_HEAD: torch.zeros(20, 16)}, r"has shape \[20, 16\], expected \[24, 16\]"),
+        ({"modules_to_save": ["lm_head"]}, {_HEAD: torch.zeros(24, 16)}, r"found a head that is not the embedding"),
+        ({}, {_HEAD: torch.zeros(24, 16)}, r"found base_model\.model\.lm_head\.weight, expected"),
         ({"init_lora_weights": "pissa_niter_16"}, {}, r'init_lora_weights = "pissa_niter_16"'),
         ({"use_dora": True}, {}, r"without lora_magnitude_vector, expected it"),
         ({}, {f"{_Q}.lora_B.weight": None}, r"q_proj without lora_B\.weight, expected it"),

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from ingot.core.artifact import digest_json
 from ingot.core.errors import UserError
 from ingot.core.recipe import Settings, _Execution, _models, canonical
+from ingot.model.adapter import AdapterSettings
 from ingot.objectives.settings import OBJECTIVES
 from ingot.pipeline.graph import Graph, load_graph
 from ingot.stages.kinds import RECIPE_KINDS
@@ -144,6 +145,7 @@ CANDIDATES: list[Any] = [
     "empirical",
     *("rslora", ["q"]),
     *("keep", "chat"),
+    ["embedding", "head"],
 ]
 """Values to try on a field until one is valid and different."""
 
@@ -208,7 +210,7 @@ WITH = {
     ("fisher", "gamma"): {"model": "m", "data": {"a": 1.0}, "previous": "f"},
     **{
         ("train", *path): {"data": {"a": 1.0}, "duration": "5 steps", "init": "t", "adapter": {"rank": 8}}
-        for path in (("adapter",), *(("adapter", n) for n in ("kind", "rank", "alpha", "dropout", "targets")))
+        for path in (("adapter",), *(("adapter", name) for name in AdapterSettings.model_fields))
     },
     ("label", "least"): {"data": "s", "by": "rm", "format": "chat"},
     ("corpus", "fields"): {"sources": ["a"], "format": "pairs"},

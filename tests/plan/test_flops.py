@@ -51,6 +51,13 @@ def test_f1_a_second_table_is_looked_up_and_not_multiplied():
     assert training_flops_per_token(untied) == training_flops_per_token(GPT2)
 
 
+def test_e6_what_is_frozen_costs_two_thirds_and_what_is_trained_whole_costs_all_of_it():
+    """Corrections are products of their own; a head that is trained whole was multiplied with anyway."""
+    attention = attention_flops(12, 768, 1024)
+    assert training_flops_per_token(GPT2, 1000) == 4 * multiplied(GPT2) + 6 * 1000 + attention
+    assert training_flops_per_token(GPT2, 0, multiplied(GPT2)) == training_flops_per_token(GPT2)
+
+
 def test_f1_a_window_limits_what_attention_costs():
     windowed = GPT2.model_copy(update={"window": 256})
     saved = training_flops_per_token(GPT2) - training_flops_per_token(windowed)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from ingot.core.errors import UserError
 from ingot.core.events import read_events
-from ingot.model import hf, lora
+from ingot.model import hf, lora, peft
 from ingot.model.settings import ModelSettings
 from ingot.pipeline.collect import orphans
 from ingot.pipeline.graph import import_graph, load_graph
@@ -104,6 +104,15 @@ penalties = [
   {{ kind = "l2sp", weight = 0.1 }},
   {{ kind = "kl", weight = 0.5 }},
 ]
+evaluate = {{ sample = false, tokens = 64 }}
+loop = {{ threads = 1, log_every = 1 }}
+
+[stage.whole]
+{TRAIN}
+init = "base"
+adapter = {{ rank = 2, modules_to_save = ["embedding", "head"] }}
+duration = "4 steps"
+penalties = [{{ kind = "ewc", fisher = "worth", weight = 5.0 }}, {{ kind = "l2sp", weight = 0.1 }}]
 evaluate = {{ sample = false, tokens = 64 }}
 loop = {{ threads = 1, log_every = 1 }}
 """
@@ -238,6 +247,32 @@ def test_an_adapter_goes_out_and_comes_back_upon_its_model(tmp_path: Path, ingot
     assert max(float((ours[n] - back[n]).abs().max()) for n in ours) < 1e-6
     for n, t in _weights(_at("base")).items():
         assert torch.equal(t, ours[n]) == ("attention." not in n and "ffn." not in n)
+
+
+def test_embedding_and_head_are_trained_whole_beside_it(tmp_path: Path) -> None:
+    """Saved, counted, held by penalties, carried out and in as the corrections are; to the bit, for they are whole."""
+    tables, base = {"embedding.weight", "head.weight"}, _weights(_at("base"))
+    saved = _tensors(_at("whole") / "checkpoints" / "00000004")
+    assert {n for n in saved if "lora_" not in n} == {f"model.{n}" for n in tables} | {
+        f"optim.{n}.{m}" for n in tables for m in ("step", "exp_avg", "exp_avg_sq")
+    }
+    trained, count = _weights(_at("whole")), _result("whole")
+    corrections = 2 * sum(2 * (i + o) for i, o in [(16, 16)] * 4 + [(16, 64)] * 2 + [(64, 16)])
+    assert count["trained_parameters"] == corrections + 2 * 16 * count["vocab"]
+    assert count["parameters"] == _result("base")["parameters"] + count["trained_parameters"]
+    events = [e for e in read_events(_at("whole") / "metrics.jsonl") if e["event"] == "step"]
+    for name in ("penalty/ewc", "penalty/l2sp"):
+        assert events[0][name] == 0 < events[-1][name]
+    away = sum(float((trained[n] - base[n]).double().square().sum()) for n in base)
+    on_tables = sum(float((trained[n] - base[n]).double().square().sum()) for n in tables)
+    assert on_tables > 0.05 * away, "the control: the pull would be far less without them"
+    assert 0.1 / 2 * (away - on_tables) < events[-1]["penalty/l2sp"] < 0.1 / 2 * away * 1.5
+    export_peft(_at("whole"), tmp_path / "adapter", "float32", False, print)
+    model = load_model(_at("base"), print, device="cpu").model
+    peft.merge(tmp_path / "adapter", model)
+    for n, p in model.named_parameters():
+        assert torch.equal(p, trained[n]) if n in tables else torch.allclose(p, trained[n], rtol=0, atol=1e-6)
+        assert torch.equal(p, base[n]) == n.endswith("norm.weight")
 
 
 def test_an_adapter_upon_an_import_names_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

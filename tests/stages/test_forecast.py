@@ -25,6 +25,7 @@ from ingot.stages.timeline import Assumed
 from ingot.train.execution import Execution
 
 CPU = Device("CPU", 16 * 10**9, half="bf16")
+BOTH = ("embedding", "head")
 SMALL = {
     "data": {"text": 1.0},
     "tokenizer": "bpe",
@@ -92,11 +93,17 @@ def test_e6_7b_with_lora_fits_24_GB_and_all_of_it_does_not() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("kind", ["adamw", "sgd", "muon"])
-def test_e6_the_state_of_an_adapter_is_that_of_its_model_and_optimizer(kind: str, precision: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "tied", "whole"),
+    [("adamw", True, ()), ("sgd", True, ()), ("muon", True, ()), ("muon", True, BOTH), ("adamw", False, BOTH)],
+)
+def test_e6_the_state_of_an_adapter_is_that_of_its_model_and_optimizer(
+    kind: str, tied: bool, whole: tuple[str, ...], precision: str
+) -> None:
     """Bytes of parameters and moments of a real adapted model, as training holds them."""
-    config = ModelSettings(depth=2, width=64, family="gpt2", context=64).resolve(300)
-    adapter = AdapterSettings(kind="dora", rank=4, targets=("attention.*", "down"))
+    config = ModelSettings(depth=2, width=64, family="gpt2", context=64, tied=tied).resolve(300)
+    table = {"kind": "dora", "rank": 4, "targets": ("attention.*", "down"), "modules_to_save": whole}
+    adapter = AdapterSettings.model_validate(table)
     optim = OptimSettings.model_validate({"kind": kind, "lr": 0.1})
     told = _tuned(config, CPU, adapter=adapter, optim=optim, precision=precision)
     model = Transformer(config)
@@ -108,6 +115,11 @@ def test_e6_the_state_of_an_adapter_is_that_of_its_model_and_optimizer(kind: str
     assert told["memory"]["gradients"] == sum(p.nbytes for p in trained.values())
     assert told["memory"]["optimizer"] == sum(t.nbytes for t in kept.values() if t.dim() > 0)
     assert told["parameters"]["trained"] == sum(p.numel() for p in trained.values())
+    tables = 64 * 300 * (2 - tied) * bool(whole)
+    assert told["parameters"]["decayed"] == counts(trained, optim)["decayed_parameters"] == tables
+    bare = _tuned(config, CPU, adapter={**table, "modules_to_save": ()}, optim=optim, precision=precision)
+    flops = told["length"]["flops"] - bare["length"]["flops"]
+    assert flops == (2 * 64 * 300 * 100 * 16 * 64 if whole else 0), "the head's gradient; the embedding is looked up"
 
 
 def test_a_pattern_that_fits_nothing_is_said_by_the_plan() -> None:

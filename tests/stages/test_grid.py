@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from ingot.core.events import VOLATILE, read_events, stable
+from ingot.model import lora
 from ingot.objectives import rollout
 from ingot.pipeline.graph import load_graph
 from ingot.pipeline.run import child_environment, job_of
@@ -43,6 +44,7 @@ SAMPLED = ("ppo", "grpo", "rloo", "dr grpo")
 SEVERAL = [m for m, (_, objective) in METHODS.items() if "epochs" in objective]
 """Methods with several updates a step."""
 LORA, EWC = 'adapter = { kind = "lora", rank = 2 }', 'penalties = [{ kind = "ewc", fisher = "worth", weight = 100.0 }]'
+WHOLE = 'adapter = { rank = 2, modules_to_save = ["embedding", "head"] }'
 REPLAY = "data = { OWN = 0.6, notes = 0.4 }"
 COLUMNS = {
     "plain": (),
@@ -51,9 +53,13 @@ COLUMNS = {
     "replay": (REPLAY,),
     "all": (LORA, EWC, REPLAY),
     "dora": ('adapter = { kind = "dora", rank = 2 }',),
+    "whole": (WHOLE,),
+    "whole, all": (WHOLE, EWC, REPLAY),
 }
 pytestmark = pytest.mark.usefixtures("world")
-CELLS = [(m, c) for m in METHODS for c in COLUMNS if c != "dora" or m == "ppo"]
+RARE = {"dora": ("ppo",), "whole": ("lm", "dpo", "ppo"), "whole, all": ("lm", "dpo", "ppo")}
+CELLS = [(m, c) for m in METHODS for c in COLUMNS if m in RARE.get(c, METHODS)]
+STOPPED = [(m, c) for m, c in CELLS if c in ("all", "whole, all")]
 
 
 def _job_with(*changes: str) -> dict[str, Any]:
@@ -132,17 +138,21 @@ def test_every_method_goes_with_every_choice_by_settings_alone(method: str, colu
         assert math.isfinite(step["loss" if method in SAMPLED else "loss_nats"])
         assert step["grad_norm"] > 0
     final = _tensors(stage / "checkpoints" / f"{STEPS:08}")
-    if column in ("lora", "dora", "all"):
-        beside = dict(load_adapted(stage, print, device="cpu").model.named_parameters())
-        assert all(torch.equal(p, base[n]) for n, p in beside.items() if "lora_" not in n)
+    if column in ("lora", "dora", "all", "whole", "whole, all"):
+        model = load_adapted(stage, print, device="cpu").model
+        beside = dict(model.named_parameters())
+        trained = {"embedding.weight", "head.weight"} if "whole" in column else set()
         assert all(bool(p.any()) for n, p in beside.items() if "lora_B" in n)  # which start at 0
-        assert not {n for n in final if n.removeprefix("model.") in base}
+        assert {n.removeprefix("model.") for n in final} & base.keys() == trained
+        assert not any(torch.equal(beside[n], base[n]) for n in trained)
+        with lora.adapters_off(model):
+            assert all(torch.equal(p, base[n]) for n, p in model.named_parameters() if "lora_" not in n)
     assert any(not torch.equal(w, base[n]) for n, w in _weights(stage).items())
-    if column in ("ewc", "all"):
+    if column in ("ewc", "all", "whole, all"):
         assert (steps[0]["penalty/ewc"] == 0) == (method not in SEVERAL)
         assert all(step["penalty/ewc"] > 0 for step in steps[1:])
         assert steps[1]["penalty/ewc_grad_norm"] > 0
-    if column in ("replay", "all") and method != "lm":
+    if column in ("replay", "all", "whole, all") and method != "lm":
         for step in steps:
             assert 4 < step["replay_nats"] < 7  # of 280 tokens and a model that has seen four steps
             assert 0 < step["replay_share"] < 1
@@ -186,11 +196,11 @@ def test_2_5_the_reference_is_asked_about_pairs_and_not_about_what_is_replayed()
     assert {p.name for p in (stage / "columns").iterdir()} == {"preferences-train", "preferences-val"}
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_goes_on_to_the_bit(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("method", "column"), STOPPED)
+def test_every_method_goes_on_to_the_bit(method: str, column: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With adapter, EWC and replay: stopped in the middle of a rollout, and again between two updates of a step or
     between the gradient of one and its update."""
-    straight, to = _cell(method, "all"), f"stopped-{method.replace(' ', '-')}"
+    straight, to = _cell(method, column), f"stopped-{method}-{column}".replace(" ", "-").replace(",", "")
     moments = ["rollout", "update"] if method in SAMPLED else ["update"]
     generate, gradients = rollout.generate, Engine.gradients
 
@@ -213,8 +223,8 @@ def test_every_method_goes_on_to_the_bit(method: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Engine, "gradients", differentiated)
     while moments:
         with pytest.raises(InterruptedError):
-            _run(method, "all", to)
-    stopped = _run(method, "all", to)
+            _run(method, column, to)
+    stopped = _run(method, column, to)
     _same(straight, stopped)
     assert method != "ppo" or '"beta": 0.05' not in (straight / "checkpoints" / "00000002" / "state.json").read_text()
 

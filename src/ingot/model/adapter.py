@@ -3,7 +3,7 @@
 An adapter learns a correction of low rank to matrices that stay as they are (Hu et al. 2021, arXiv:2106.09685); the
 modules are in `lora.py`. Only matrices inside blocks can have one. The head and the embedding cannot: a correction to a
 tied head would silently change the embedding too, and one to an untied head would have to be known by every loss that
-calls the head in chunks.
+calls the head in chunks. These two can be trained whole beside the corrections, which is what new words need.
 
 Rejected: a pattern language of its own (shell patterns on names that `ingot inspect checkpoint` prints are enough), and
 targets that match nothing without a word (other tools train on and say nothing).
@@ -41,11 +41,19 @@ class AdapterSettings(Settings):
     targets: Literal["all-linear"] | tuple[str, ...] = ALL
     """Matrices to correct: all inside blocks, or patterns of their names such as "q", "attention.*", "layers.0.ffn.*";
     each pattern must match one."""
+    modules_to_save: tuple[Literal["embedding", "head"], ...] = ()
+    """What is trained whole beside the corrections. Where the head is tied, each of the two names means both."""
 
     @property
     def scale(self) -> float:
         """Factor of B A (rslora: Kalajdzievski 2023, arXiv:2312.03732)."""
         return self.alpha / (math.sqrt(self.rank) if self.kind == "rslora" else self.rank)
+
+    @field_validator("modules_to_save")
+    @classmethod
+    def _once(cls, modules: tuple[str, ...]) -> tuple[str, ...]:
+        """Neither order nor repetition means anything, so neither is part of a stage's key."""
+        return tuple(sorted(set(modules)))
 
     @field_validator("targets")
     @classmethod
@@ -95,7 +103,18 @@ def adapted_layers(settings: AdapterSettings, config: ModelConfig) -> dict[str, 
 
 
 def adapter_parameters(settings: AdapterSettings, config: ModelConfig) -> int:
-    """Numbers that are trained: r (inputs + outputs) a matrix, and its outputs once more for dora."""
+    """Numbers that are trained: those of the corrections, and of what is trained whole."""
+    return correction_parameters(settings, config) + sum(whole_modules(settings, config).values())
+
+
+def whole_modules(settings: AdapterSettings, config: ModelConfig) -> dict[str, int]:
+    """The modules that are trained whole, with their numbers; the head of a tied model is its embedding."""
+    names = {"embedding" if config.tied else name for name in settings.modules_to_save}
+    return dict.fromkeys(sorted(names), config.vocab * config.width)
+
+
+def correction_parameters(settings: AdapterSettings, config: ModelConfig) -> int:
+    """Numbers of the corrections: r (inputs + outputs) a matrix, and its outputs once more for dora."""
     magnitude = settings.kind == "dora"
     return sum(settings.rank * (i + o) + magnitude * o for i, o in adapted_layers(settings, config).values())
 
@@ -108,6 +127,6 @@ def _fits(name: str, pattern: str) -> bool:
 def _no_match(pattern: str, names: Mapping[str, Any] | tuple[str, ...]) -> str:
     found = f"'{pattern}' matches no matrix"
     if any(part in pattern for part in ("head", "embed")):
-        return f"{found} that can have an adapter; the head and the embedding cannot, leave it out"
+        return f"{found} that can have an adapter; head and embedding are trained whole, by modules_to_save"
     roles = sorted({name.rpartition(".")[2] for name in names})
     return f"{found}, expected a pattern of names such as layers.0.attention.q; here are {', '.join(roles)}"

@@ -168,6 +168,13 @@ def matrices(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     return {theirs.removesuffix(".weight"): parts for theirs, parts in found.items() if parts[0] in layers}
 
 
+def tables(config: ModelConfig) -> dict[str, str]:
+    """Their embedding and their head -> our module that each is: the same one where the head is tied."""
+    layout = _layout(config, _shapes(config))
+    found = {theirs.removesuffix(".weight"): e.parts[0].removesuffix(".weight") for theirs, e in layout.items()}
+    return {theirs: ours for theirs, ours in found.items() if ours in ("embedding", "head")}
+
+
 def _layout(config: ModelConfig, shapes: Mapping[str, torch.Size]) -> dict[str, _Entry]:
     """Their names -> what of ours they hold. A tied head is listed too: some write the copy."""
     gpt2 = config.positions == "learned"

@@ -12,6 +12,10 @@ An adapted layer is still an `nn.Linear` under its old name, holding the same pa
 `lora_B`, `lora_magnitude`): names in checkpoints, the mapping to other layouts and the rest of the model do not know
 adapters. The new ones are fp32 even where the frozen matrix is not (`hold`).
 
+An embedding or a head that is trained whole is a copy under the name of the original, which stays beside it as
+`frozen`. So whatever reads `embedding.weight` (losses that call the head in chunks, decoding, checkpoints, groups of an
+optimizer) reads what is trained, and without adapters the original takes its place.
+
 Merging keeps a copy of what it overwrites, and undoing it puts the copy back. Rejected: subtracting what was added,
 which leaves rounding behind.
 
@@ -27,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ingot.model.adapter import AdapterSettings, adapted_layers, linear_layers
+from ingot.model.adapter import AdapterSettings, adapted_layers, linear_layers, whole_modules
 from ingot.model.transformer import Transformer
 
 
@@ -138,7 +142,8 @@ def merged_weight(
 
 
 def adapt(model: Transformer, settings: AdapterSettings, seed: int) -> None:
-    """Freeze a model and give its matrices adapters, which alone are trained from then on.
+    """Freeze a model and give its matrices adapters, which alone are trained from then on, but for what the settings
+    say is trained whole: a copy of it is.
 
     Raises:
         UserError: a pattern of `targets` matches nothing.
@@ -151,6 +156,9 @@ def adapt(model: Transformer, settings: AdapterSettings, seed: int) -> None:
         frozen = model.get_submodule(name)
         assert type(frozen) is nn.Linear, f"{name} is {type(frozen).__name__}, expected a linear layer without adapter"
         setattr(model.get_submodule(parent), child, Adapted(frozen, settings, generator))
+    for name in whole_modules(settings, model.config):
+        module, original = model.get_submodule(name), model.get_parameter(f"{name}.weight")
+        module.weight, module.frozen = nn.Parameter(original.detach().clone()), original
 
 
 def hold(model: Transformer, dtype: torch.dtype) -> None:
@@ -171,38 +179,52 @@ def adapters(model: nn.Module) -> list[Adapted]:
     return [module for module in model.modules() if isinstance(module, Adapted)]
 
 
+def whole(model: nn.Module) -> list[nn.Module]:
+    """All modules that are trained whole."""
+    return [module for module in model.modules() if hasattr(module, "frozen")]
+
+
 @contextlib.contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
     """Within it the model is the frozen one, to the bit."""
-    found = adapters(model)
-    before = [layer.on for layer in found]
+    before = [(layer, layer.on) for layer in adapters(model)]
+    trained = [(module, module.get_parameter("weight")) for module in whole(model)]
     try:
-        for layer in found:
-            layer.on = False
+        _switch_off(model)
         yield
     finally:
-        for layer, on in zip(found, before, strict=True):
+        for layer, on in before:
             layer.on = on
+        for module, weight in trained:
+            module.weight = weight
 
 
 def reference(model: Transformer) -> Transformer:
     """The frozen model beside the adapted one: modules of its own, in eval mode, over the very same parameters."""
     view = copy.deepcopy(model, {id(p): p for p in model.parameters()}).eval()
-    for layer in adapters(view):
-        layer.on = False
+    _switch_off(view)
     return view
+
+
+def _switch_off(model: nn.Module) -> None:
+    for layer in adapters(model):
+        layer.on = False
+    for module in whole(model):
+        module.weight = module.frozen
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """What the model computes with, under the names of a model without adapters: parameters, or, where a matrix has a
     correction, both merged, a function of the correction that gradients go through."""
-    found: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if "lora_" not in n}
+    own = ((n, p) for n, p in model.named_parameters() if "lora_" not in n and not n.endswith(".frozen"))
+    found: dict[str, Tensor] = dict(own)
     merged = {f"{n}.weight": m.merged() for n, m in model.named_modules() if isinstance(m, Adapted)}
     return found | merged
 
 
 def merge(model: nn.Module) -> None:
-    """Write every correction into its matrix (for fast generation, say); `unmerge` undoes it."""
+    """Write every correction into its matrix (for fast generation, say); `unmerge` undoes it. What is trained whole is
+    in its place already, and stays there."""
     for layer in adapters(model):
         layer.merge()
 
@@ -224,4 +246,6 @@ def fold(model: nn.Module) -> None:
                 layer.weight.copy_(layer.merged())
                 plain.weight, plain.bias = layer.weight, layer.bias
                 setattr(parent, name, plain)
+    for module in whole(model):
+        del module.frozen
     model.requires_grad_(True)

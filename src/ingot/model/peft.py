@@ -4,19 +4,22 @@ A directory holds `adapter_config.json` and `adapter_model.safetensors`, whose n
 transformers: `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`, likewise `lora_B.weight`, and for DoRA
 `lora_magnitude_vector`. Which of ours a module of theirs holds is told by the table that exchanges models (`hf.py`).
 
+An embedding and a head that are trained whole are PEFT's `modules_to_save`: `base_model.model.lm_head.weight`. PEFT
+writes a tied head as a copy of the embedding, with `ensure_weight_tying`, and so do we.
+
 GPT-2 keeps queries, keys and values in one module, ours in three. Out: three corrections of rank r are one of rank 3 r,
 A's one below the other and B's along a diagonal, exactly; rank and strength of that module go into the patterns of the
 configuration. In: one correction with a common A is merged into the stacked matrices.
 
 Reading merges into the model: an adapter from elsewhere is a way to have its model, and what is trained from there on
-starts anew. Whatever would make the merged model another one than PEFT's (biases, whole modules, other methods, a start
-that changed the frozen weights) is refused by the name of its field.
+starts anew. Whatever would make the merged model another one than PEFT's (biases, other modules trained whole, other
+methods, a start that changed the frozen weights) is refused by the name of its field.
 """
 
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +29,8 @@ from torch import Tensor, nn
 
 from ingot.core.artifact import atomic_json
 from ingot.core.errors import UserError
-from ingot.model.adapter import PEFT_FILES, AdapterSettings, linear_layers
-from ingot.model.hf import matrices, opened
+from ingot.model.adapter import PEFT_FILES, AdapterSettings, linear_layers, whole_modules
+from ingot.model.hf import matrices, opened, tables
 from ingot.model.hf_config import Dtype
 from ingot.model.lora import Adapted, merged_weight
 from ingot.model.settings import ModelConfig
@@ -36,7 +39,6 @@ from ingot.model.transformer import Transformer
 CONFIG, WEIGHTS = PEFT_FILES
 _PREFIX, _PARTS = "base_model.model.", ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
 _OTHERS = (
-    "modules_to_save",
     "lora_bias",
     "layer_replication",
     "trainable_token_indices",
@@ -69,12 +71,14 @@ def write(
     """
     every = {theirs: [model.get_submodule(p) for p in parts] for theirs, parts in matrices(model.config).items()}
     modules = {theirs: parts for theirs, parts in every.items() if any(isinstance(p, Adapted) for p in parts)}
-    tensors: dict[str, Tensor] = {}
+    kind = getattr(torch, dtype)
+    whole = whole_modules(settings, model.config)
+    saved = {theirs: model.get_parameter(f"{n}.weight") for theirs, n in tables(model.config).items() if n in whole}
+    tensors = {f"{_PREFIX}{theirs}.weight": p.detach().to("cpu", kind, copy=True) for theirs, p in saved.items()}
     ranks: dict[str, int] = {}
     for theirs, parts in modules.items():
         a_RI, b_OR, magnitude_O = _stacked(parts)
         found = dict(zip(_PARTS, (a_RI, b_OR, magnitude_O), strict=True))
-        kind = getattr(torch, dtype)
         tensors |= {f"{_PREFIX}{theirs}.{n}": t.to("cpu", kind).contiguous() for n, t in found.items() if t is not None}
         if len(a_RI) != settings.rank:
             ranks[theirs] = len(a_RI)
@@ -96,9 +100,11 @@ def write(
         "init_lora_weights": True,
         "rank_pattern": ranks,
         "alpha_pattern": {n: _number(settings.scale * (math.sqrt(r) if rslora else r)) for n, r in ranks.items()},
-        "modules_to_save": None,
+        "modules_to_save": sorted(theirs.rpartition(".")[2] for theirs in saved) or None,
         "inference_mode": True,
     }
+    if saved and model.config.tied:
+        table["ensure_weight_tying"] = True
     atomic_json(directory / CONFIG, table)
 
 
@@ -111,7 +117,11 @@ def merge(directory: Path, model: Transformer) -> None:
     """
     file, weights = directory / CONFIG, directory / WEIGHTS
     config, held = _config(file), matrices(model.config)
-    for theirs, (a_RI, b_OR, magnitude_O) in _read(weights, model.config, bool(config.get("use_dora"))).items():
+    saved = _saved(file, config, model.config)
+    corrections, whole = _read(weights, model.config, saved, bool(config.get("use_dora")))
+    for theirs, tensor in whole.items():
+        model.get_parameter(f"{saved[theirs]}.weight").copy_(tensor)
+    for theirs, (a_RI, b_OR, magnitude_O) in corrections.items():
         parts_OI = [_weight(model.get_submodule(p)) for p in held[theirs]]
         scale = _scale(config, theirs, len(a_RI))
         merged_OI = merged_weight(torch.cat(parts_OI), a_RI, b_OR, scale, magnitude_O)
@@ -177,6 +187,20 @@ def _config(file: Path) -> dict[str, Any]:
     return config
 
 
+def _saved(file: Path, config: Mapping[str, Any], shape: ModelConfig) -> dict[str, str]:
+    """Their modules that are trained whole -> ours."""
+    known, named = tables(shape), config.get("modules_to_save") or []
+    found = {name: [theirs for theirs in known if theirs == name or theirs.endswith(f".{name}")] for name in named}
+    for name in (name for name, fitting in found.items() if not fitting):
+        raise UserError(
+            f"{file}: found {json.dumps(name)} in modules_to_save, expected of {' and '.join(known)} at most; "
+            "merge it with PEFT and import the whole model"
+        )
+    if named and shape.tied and config.get("ensure_weight_tying"):
+        return known
+    return {theirs: known[theirs] for fitting in found.values() for theirs in fitting}
+
+
 def _scale(config: Mapping[str, Any], module: str, rank: int) -> float:
     """Factor of B A; patterns are regular expressions for the end of a module's name, the first that fits counts."""
     patterns = config.get("alpha_pattern") or {}
@@ -185,12 +209,19 @@ def _scale(config: Mapping[str, Any], module: str, rank: int) -> float:
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
-def _read(file: Path, config: ModelConfig, dora: bool) -> dict[str, tuple[Tensor, Tensor, Tensor | None]]:
-    """Their module -> A, B, magnitude in fp32, names and shapes checked."""
+def _read(
+    file: Path, config: ModelConfig, saved: Collection[str], dora: bool
+) -> tuple[dict[str, tuple[Tensor, Tensor, Tensor | None]], dict[str, Tensor]]:
+    """Their module -> A, B, magnitude; their module -> what was trained whole. In fp32, names and shapes checked."""
     layers, known = linear_layers(config), matrices(config)
     found: dict[str, dict[str, Tensor]] = {}
+    names = {f"{_PREFIX}{theirs}.weight": theirs for theirs in saved}
+    whole: dict[str, Tensor] = {}
     with opened(file) as tensors:
         for name in tensors.keys():  # noqa: SIM118 (not a mapping)
+            if name in names:
+                whole[names[name]] = tensors.get_tensor(name).to(torch.float32)
+                continue
             module, part = _place(file, name)
             if module not in known:
                 raise UserError(f"{file}: found {name}, expected only matrices in blocks of the model it is made for")
@@ -208,7 +239,24 @@ def _read(file: Path, config: ModelConfig, dora: bool) -> dict[str, tuple[Tensor
                     f"{file}: {module}.{part} has shape {list(own[part].shape)}, expected {shape}; "
                     "name the model that it was made for"
                 )
-    return {module: (own[_PARTS[0]], own[_PARTS[1]], own.get(_PARTS[2])) for module, own in found.items()}
+    _check_whole(file, config, saved, whole)
+    return {module: (own[_PARTS[0]], own[_PARTS[1]], own.get(_PARTS[2])) for module, own in found.items()}, whole
+
+
+def _check_whole(file: Path, config: ModelConfig, saved: Collection[str], whole: Mapping[str, Tensor]) -> None:
+    """Each of them is there, of the model's shape, and one matrix where the model's head is its embedding."""
+    for theirs in saved:
+        if theirs not in whole:
+            raise UserError(f"{file}: found no {_PREFIX}{theirs}.weight, expected it; save the adapter again")
+        if (found := list(whole[theirs].shape)) != (expected := [config.vocab, config.width]):
+            raise UserError(
+                f"{file}: {theirs}.weight has shape {found}, expected {expected}; name the model that it was made for"
+            )
+    if config.tied and whole and (len(whole) < 2 or not torch.equal(*whole.values())):
+        raise UserError(
+            f"{file}: found a head that is not the embedding, expected one matrix for both, as the model has; train it "
+            "with ensure_weight_tying"
+        )
 
 
 def _place(file: Path, name: str) -> tuple[str, str]:

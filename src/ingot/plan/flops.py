@@ -37,13 +37,14 @@ def multiplied(shape: Shape) -> int:
     return sum(parts.values()) - looked_up
 
 
-def training_flops_per_token(shape: Shape, adapter: int | None = None) -> int:
+def training_flops_per_token(shape: Shape, adapter: int | None = None, whole: int = 0) -> int:
     """6 N + 12 L d T: what utilisation is measured with.
 
-    With an adapter of so many numbers 6 each of those and 4 N, since no gradients are made of what is frozen.
+    With an adapter of so many numbers 6 each of those and 4 N, since no gradients are made of what is frozen; of N,
+    the `whole` ones that are trained beside it cost 2 each more.
     """
     keys = min(shape.context, shape.window or shape.context)
     attention = attention_flops(shape.depth, shape.heads * shape.head_size, keys)
     if adapter is not None:
-        return 2 * forward_flops(multiplied(shape), 1) + training_flops(adapter, 1) + attention
+        return forward_flops(2 * multiplied(shape) + whole, 1) + training_flops(adapter, 1) + attention
     return training_flops(multiplied(shape), 1) + attention

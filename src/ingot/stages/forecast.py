@@ -10,7 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ingot.core.errors import UserError
-from ingot.model.adapter import AdapterSettings, adapted_layers, adapter_parameters
+from ingot.model.adapter import (
+    AdapterSettings,
+    adapted_layers,
+    adapter_parameters,
+    correction_parameters,
+    whole_modules,
+)
 from ingot.model.settings import MAX_LOGITS, PLAIN_BF16_KEYS, ModelConfig
 from ingot.optim.settings import OptimSettings
 from ingot.plan.batch import accumulation
@@ -49,8 +55,7 @@ def forecast(settings: TrainSettings, known: Known) -> dict[str, Any]:
         line = timeline(settings, known.config, known.extents or assumed)
     except UserError as error:
         return figures | {"unknown": str(error)}
-    adapter = adapter_parameters(settings.adapter, config) if settings.adapter else None
-    flops = sum(_flops(config, phase, adapter) for phase in line.phases)
+    flops = training_flops(settings, config, line)
     figures |= {
         "length": {
             "steps": line.steps,
@@ -68,13 +73,16 @@ def forecast(settings: TrainSettings, known: Known) -> dict[str, Any]:
 def parameters(config: ModelConfig, optim: OptimSettings, adapter: AdapterSettings | None = None) -> dict[str, Any]:
     """Counts by part, and how many of them decay: what has two dimensions does, tables only where asked.
 
-    Where an adapter is trained, it is the last part, the others are frozen, and nothing decays.
+    Where an adapter is trained, it is the last part, copies of what is trained whole among it; the others are frozen,
+    and corrections do not decay.
     """
     parts = config.parameters_by_part()
     if adapter:
         parts["adapter"] = trained = adapter_parameters(adapter, config)
+        whole = whole_modules(adapter, config)
+        decayed = sum(n for name, n in whole.items() if name == "head" or optim.decay_embeddings)
         total = config.parameters + trained
-        return {"total": total, "parts": parts, "trained": trained, "decayed": 0, "undecayed": trained}
+        return {"total": total, "parts": parts, "trained": trained, "decayed": decayed, "undecayed": trained - decayed}
     tables = parts["embedding"] + parts["positions"] if optim.decay_embeddings else 0
     decayed = _matrices(config) + parts["head"] + tables
     total = config.parameters
@@ -101,9 +109,19 @@ def _matrices(config: ModelConfig) -> int:
     return config.depth * d * (2 * features + (3 if config.activation == "swiglu" else 2) * config.ffn)
 
 
-def _flops(config: ModelConfig, phase: Phase, adapter: int | None) -> int:
-    at = config.model_copy(update={"context": phase.context})
-    return training_flops_per_token(at, adapter) * phase.rows * phase.context
+def training_flops(settings: TrainSettings, config: ModelConfig, line: Timeline) -> int:
+    """Of all steps."""
+    corrections, whole = None, 0
+    if settings.adapter:
+        corrections = correction_parameters(settings.adapter, config)
+        trained = whole_modules(settings.adapter, config)
+        whole = sum(n for name, n in trained.items() if name == "head" or config.tied)  # tables are looked up
+    return sum(
+        training_flops_per_token(config.model_copy(update={"context": p.context}), corrections, whole)
+        * p.rows
+        * p.context
+        for p in line.phases
+    )
 
 
 def _at_once(settings: TrainSettings, line: Timeline, phase: Phase, ranks: int) -> int:
@@ -182,7 +200,7 @@ def _pass(
         sizes, tokens = adapted_layers(adapter, config).values(), rows * config.context
         dora, dropout = adapter.kind == "dora", adapter.dropout > 0
         more = adapter_activations(sizes, adapter.rank, tokens, element, dora, dropout)
-        casts = adapter_parameters(adapter, config) * element if kept.casts else 0
+        casts = correction_parameters(adapter, config) * element if kept.casts else 0
         kept = replace(kept, layers=kept.layers + more, casts=casts)
     return "plain" if plain else "fused", kept
 

@@ -16,13 +16,12 @@ from ingot.dist import mesh
 from ingot.infer.generate import generate
 from ingot.infer.text import sampling_for
 from ingot.model import lora
-from ingot.model.adapter import adapter_parameters
 from ingot.model.settings import ModelConfig
 from ingot.model.transformer import Transformer, build
 from ingot.objectives.replay import Replay
 from ingot.optim.groups import counts as decay_counts
-from ingot.plan.flops import training_flops_per_token
 from ingot.stages.columns import add_columns
+from ingot.stages.forecast import training_flops
 from ingot.stages.job import EXECUTION, TOKENIZER, Job
 from ingot.stages.layout import longest, rows_of_a_draw, timeline
 from ingot.stages.load import describe, is_bare, load_frozen, load_model, objective_of
@@ -111,7 +110,7 @@ def _save_rows(job: Job, data: Data) -> None:
 def _execution(job: Job, settings: TrainSettings, config: ModelConfig, line: Timeline) -> Execution:
     """Sized for the longest rows that are trained on, which a model from elsewhere may exceed by far."""
     longest_rows = max(phase.context for phase in line.phases)
-    work = {"depth": config.depth, "flops": _flops(settings, config, line)}
+    work = {"depth": config.depth, "flops": training_flops(settings, config, line)}
     rows = line.largest * rows_of_a_draw(settings)
     fresh = choose(settings.loop, settings.precision, longest_rows, rows, **work)
     execution = remembered(job.out / EXECUTION, fresh, settings.loop)
@@ -161,15 +160,6 @@ def _annotate(job: Job, engine: Engine, data: Data, line: Timeline) -> None:
         engine.companions = {}
 
 
-def _flops(settings: TrainSettings, config: ModelConfig, line: Timeline) -> float:
-    """Of all steps."""
-    adapter = adapter_parameters(settings.adapter, config) if settings.adapter else None
-    return sum(
-        training_flops_per_token(config.model_copy(update={"context": p.context}), adapter) * p.rows * p.context
-        for p in line.phases
-    )
-
-
 def _facts(settings: TrainSettings, engine: Engine, config: ModelConfig, data: Data, line: Timeline) -> dict[str, Any]:
     """What the run is, in numbers known before its first step; of the batch, those of the last step."""
     sampled = engine.objective.judged_by == "reward"  # how many tokens a step samples is known when it has
@@ -195,7 +185,7 @@ def _sizes(settings: TrainSettings, config: ModelConfig, line: Timeline) -> dict
     return {
         "batch_tokens": round(line.rows(line.steps) * line.phase(line.steps).row_targets, 1),
         "planned_tokens": round(line.tokens(line.steps)),
-        "training_flops": _flops(settings, config, line),
+        "training_flops": training_flops(settings, config, line),
     }
 
 
