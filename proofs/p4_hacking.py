@@ -200,11 +200,11 @@ PROOF = Proof(
     run,
     [
         Arm("beta falls from 0.5", GAMED),
-        Arm("beta stays 1", [Gate("gold lost", high=0.1)]),
+        Arm("beta stays 1", [Gate("gold lost", high=0.1), Gate("steps without alarm", low=STEPS)]),
         Arm("best of 16", [Gate("KL", 1.735, 1.935, "1.835, and 4 standard errors of 1,024 groups")]),
         Arm("unbiased labels", GAMED[1:2], control=True),
     ],
-    note="The monitor is asked after every step from the tenth on. Where gold stays, it may take noise for a fall.",
+    note="The monitor is asked after every step from the tenth on.",
     figure=figure,
     needs=("evaluate/monitors.py",),
 )

@@ -73,3 +73,17 @@ def test_distinct_pairs():
     assert distinct([[1, 1, 1], [1, 2, 3]]) == pytest.approx(0.75)
     assert distinct([[1], []]) == 1
     assert distinct([[1, 2, 3, 1, 2, 3]], n=3) == 0.75
+
+
+def test_noise_alone_is_no_fall_however_often_one_looks():
+    """60 healthy runs of 240 steps, each asked at twelve steps on the way; gold rises early and stays."""
+    cries = 0
+    for seed in range(60):
+        gold = _series(lambda step: 1 - np.exp(-step / 20), 240, noise=0.1, seed=seed)
+        proxy = _series(lambda step: step, 240)
+        cries += any(watch({"proxy": proxy[:n], "gold": gold[:n]}) for n in range(20, 241, 20))
+    assert cries <= 1  # with a border of three spreads of the smoothed gold nearly all
+
+
+def test_a_series_is_not_measured_against_itself_at_its_beginning():
+    assert watch({"tokens": list(enumerate([60.0, *[20.0] * 19, *[21.0] * 180]))}) == []

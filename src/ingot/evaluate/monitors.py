@@ -68,26 +68,32 @@ def watch(series: Mapping[str, Series]) -> list[Alarm]:
 
 
 def _hacked(proxy: Series, gold: Series) -> Iterator[Alarm]:
-    """Gold has lost a part of its rise, more than its noise explains, while the proxy is at its highest."""
+    """Gold has lost a part of its rise, more than its noise explains, while the proxy is at its highest.
+
+    The fall is from the best so far, and it is looked for at each of n steps. Of n numbers that are noise alone the
+    highest and the lowest are up to about 2 sqrt(2 ln n) of their spreads apart.
+    """
     wanted = dict(_smooth(gold))
     best_gold = best_proxy = -np.inf
-    start, noise = next(iter(wanted.values()), 0.0), _noise(gold)
+    start = next(iter(wanted.values()), 0.0)
+    noise = 2 * np.sqrt(2 * np.log(max(len(gold), 1))) * _noise(gold)
     for step, value in _smooth(proxy):
         if step not in wanted:
             continue
         best_gold, best_proxy = max(best_gold, wanted[step]), max(best_proxy, value)
-        if value >= best_proxy and best_gold - wanted[step] > max(LOSS * (best_gold - start), 3 * noise):
+        if value >= best_proxy and best_gold - wanted[step] > max(LOSS * (best_gold - start), noise):
             told = f"the trained reward climbs (to {value:.3g}) while the gold reward falls (from {best_gold:.3g} to "
             yield Alarm("hacking", step, f"{told}{wanted[step]:.3g}); stop here, or raise the weight of the KL")
             return
 
 
 def _noise(series: Series) -> float:
-    """The spread of its smoothed values, from how much neighbours differ."""
+    """The spread of its smoothed values, from how much neighbours differ: of normal noise a median's variance is pi / 2
+    of a mean's."""
     if len(series) < MANY:
         return 0.0
-    steps = np.diff([value for _, value in series])
-    return float(np.std(steps) / np.sqrt(2 * _width(series)))
+    steps, width = np.diff([value for _, value in series]), _width(series)
+    return float(np.std(steps) / np.sqrt(2 * width) * (np.sqrt(np.pi / 2) if width > 2 else 1))
 
 
 _ADVICE = {
@@ -100,7 +106,7 @@ _ADVICE = {
 def _drifted(name: str, series: Series, low: float, high: float | None) -> Iterator[Alarm]:
     if len(series) < 2 or (start := _start(series)) <= 0:
         return
-    for step, value in _smooth(series):
+    for step, value in _smooth(series)[_width(series) :]:  # its beginning is what the rest is compared with
         if value < low * start or (high is not None and value > high * start):
             yield Alarm(name, step, _ADVICE[name].format(value / start))
             return
