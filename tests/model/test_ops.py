@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from ingot.model import ops
 from ingot.model.ops import IGNORE, cross_entropy, cross_entropy_parts, token_logps
 
 D, V = 5, 11
@@ -51,6 +52,36 @@ def test_D1_chunked_equals_whole(max_logits):
     chunked = _loss_and_gradients(*_case(), max_logits=max_logits)
     for a, b in zip(chunked, whole, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_D1_a_few_rows_at_a_time_equal_torchs_cross_entropy(dtype, monkeypatch):
+    """The gradient is in the logits' own precision, and neither depends on how many rows are widened at once."""
+    monkeypatch.setitem(ops._WIDENED, "cpu", 3 * V)
+    logits = (3 * torch.randn(20, V, generator=torch.Generator().manual_seed(1))).to(dtype).requires_grad_()
+    labels, weights = torch.arange(20) % V, torch.linspace(-1, 1, 20)
+    wide = logits.detach().to(torch.promote_types(dtype, torch.float32)).requires_grad_()
+    expected = torch.nn.functional.cross_entropy(wide, labels, reduction="none")
+    (expected * weights).sum().backward()
+    found = ops._nll(logits, labels)
+    (found * weights).sum().backward()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert logits.grad.dtype == dtype
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(logits.grad, wide.grad.to(dtype), rtol=4 * eps, atol=eps)
+
+
+def test_D1_logits_are_kept_once_and_in_the_heads_precision():
+    hidden, weight, labels = _case(ignored=0.0, dtype=torch.float32)
+    kept = []
+
+    def note(tensor):
+        kept.append((tensor.numel(), tensor.dtype))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t), torch.autocast("cpu", torch.bfloat16):
+        cross_entropy(hidden, lambda h: torch.nn.functional.linear(h, weight), labels)
+    assert [dtype for size, dtype in kept if size == labels.numel() * V] == [torch.bfloat16]
 
 
 def test_D1_logits_are_never_larger_than_the_budget():

@@ -25,7 +25,7 @@ _HEAD_SIZES = (64, 32, 16, 8)
 _UNITS = {"K": 10**3, "M": 10**6, "B": 10**9}
 _MAX_DEPTH = 256
 MAX_LOGITS = 1 << 26
-"""Elements of logits held at once: 256 MiB in fp32, and the backward pass holds about three such."""
+"""Elements of logits held at once: 128 MiB in bf16, and as much again in the backward pass for their gradient."""
 PLAIN_BF16_KEYS = 512
 """Up to this many keys, attention in bf16 on a CPU writes its scores out (`attention._faster` has the measurements)."""
 

@@ -92,7 +92,8 @@ def engine_activations(
         element: bytes of a number in the forward pass; below 4 the residual stream stays fp32, and each matrix that
             reads a norm's output keeps its own copy of it.
         plain: whether attention scores are written out.
-        max_logits: elements of logits held at once.
+        max_logits: elements of logits held at once, with their gradient (objectives that need more of them than the
+            labels' log-probabilities hold wider copies, too).
         masks: distinct T x T masks: none for plainly causal rows, one for a window, one a row for isolated documents.
             The fused kernel keeps them anew in every layer.
     """
@@ -114,7 +115,7 @@ def engine_activations(
         layers=tokens * (shape.depth * layer + norm + d * element),
         scores=shape.depth * squares * element,
         casts=matrices * element if element < stream else 0,
-        logits=3 * FP32 * min(tokens * shape.vocab, max(max_logits, shape.vocab)),
+        logits=2 * element * min(tokens * shape.vocab, max(max_logits, shape.vocab)),
     )
 
 
