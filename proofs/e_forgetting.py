@@ -89,7 +89,6 @@ PROOFS = [
             Arm("plain", FORGOTTEN),
             Arm("before B", FORGOTTEN, control=True),
         ],
-        needs=("letters.py",),
     ),
     Proof(
         "E2",
@@ -100,7 +99,6 @@ PROOFS = [
             Arm("replay", KEPT),
             Arm("plain", KEPT, control=True),
         ],
-        needs=("letters.py",),
     ),
     Proof(
         "E4",
@@ -111,7 +109,6 @@ PROOFS = [
             Arm("adapter", UNTOUCHED),
             Arm("no adapter", UNTOUCHED, control=True),
         ],
-        needs=("letters.py",),
     ),
     Proof(
         "E5",
@@ -122,6 +119,5 @@ PROOFS = [
             Arm("jointly", BOTH),
             Arm("plain", BOTH, control=True),
         ],
-        needs=("letters.py",),
     ),
 ]

@@ -41,5 +41,4 @@ PROOF = Proof(
     run,
     [*(Arm(name, NEAR) for name in RIGHT), *(Arm(name, NEAR, control=True) for name in WRONG)],
     figure=figure,
-    needs=("p1_frontier.py",),
 )

@@ -206,5 +206,4 @@ PROOF = Proof(
     ],
     note="The monitor is asked after every step from the tenth on.",
     figure=figure,
-    needs=("evaluate/monitors.py",),
 )

@@ -1,16 +1,17 @@
 """What a proof is, and the results that are kept of it.
 
-A result belongs to (proof, arm, seed) and to the code that made it: the proof's file, the worlds, and the rooms of the
-product that learn, as syntax trees without comments. It is a file of its own, written whole, so a run that was stopped
-goes on, and nothing that was shown with other code is shown again.
+A result belongs to (proof, arm, seed) and to the code that made it: the proof's file and all that it imports, of the
+product and of the proofs, as syntax trees without comments. It is a file of its own, written whole, so a run that was
+stopped goes on, and nothing that was shown with other code is shown again.
 """
 
 import ast
+import functools
 import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,9 @@ from ingot.core.artifact import atomic_json, digest_json
 
 Numbers = Mapping[str, Any]
 """What an arm measured: numbers by name, and lists of them where a figure needs curves."""
-_ROOT = Path(ingot.__file__).parent
-ROOMS = (
-    "data",
-    "infer",
-    "model",
-    "objectives",
-    "optim",
-    "text/base.py",
-    "text/store.py",
-    "train",
-    "evaluate/fisher.py",
-)
-"""Code of the product that decides what a proof measures."""
+_ROOTS = {"ingot": Path(ingot.__file__).parent, "proofs": Path(__file__).parent}
+_BESIDE = ("ingot.core.", "proofs.proof", "proofs.figures")
+"""What is imported, but decides no result: recipes and files, how a result is kept and shown."""
 
 
 @dataclass(frozen=True)
@@ -86,19 +77,11 @@ class Proof:
     """What a reader must know of the numbers: why a gate is where it is, what was seen."""
     figure: Callable[[Mapping[str, Sequence[Numbers]]], str] | None = None
     """Results of the seeds by arm -> a picture (SVG)."""
-    needs: Sequence[str] = field(default=())
-    """Further files, of this directory or of the product, whose code decides the result."""
 
     def key(self, arm: Arm, seed: int) -> str:
         """Of a result: changes with all that determines it. Gates do not: they judge."""
-        return digest_json([self.id, arm.name, seed, _syntax_of(inspect.getfile(self.run), "run"), self._code()])
-
-    def _code(self) -> dict[str, str]:
-        here = Path(__file__).parent
-        files = [here / name if (here / name).exists() else _ROOT / name for name in ("worlds.py", *self.needs)]
-        for room in ROOMS:
-            files += [_ROOT / room] if room.endswith(".py") else sorted((_ROOT / room).rglob("*.py"))
-        return {str(file.relative_to(_ROOT if _ROOT in file.parents else here)): _syntax(file) for file in files}
+        file = inspect.getfile(self.run)
+        return digest_json([self.id, arm.name, seed, _syntax_of(file, "run"), _imported(Path(file))])
 
 
 class Results:
@@ -122,14 +105,31 @@ class Results:
         return known
 
 
-_TREES: dict[str, str] = {}
+def _imported(file: Path) -> dict[str, str]:
+    """Module -> digest of its syntax tree, of all modules that a file imports, and those import, whenever they do."""
+    found: dict[str, str] = {}
+    waiting = [*_module(file)[1]]
+    while waiting:
+        name = waiting.pop()
+        root, *rest = name.split(".")
+        if name in found or name.startswith(_BESIDE) or root not in _ROOTS or not rest:
+            continue
+        module = _ROOTS[root].joinpath(*rest).with_suffix(".py")
+        if module.exists():
+            found[name], more = _module(module)
+            waiting += more
+    return found
 
 
-def _syntax(file: Path) -> str:
-    """Digest of a file's syntax tree without docstrings."""
-    if str(file) not in _TREES:
-        _TREES[str(file)] = digest_json(_bare(ast.parse(file.read_text())))
-    return _TREES[str(file)]
+@functools.cache
+def _module(file: Path) -> tuple[str, tuple[str, ...]]:
+    """Digest of a module's syntax tree, and what could be modules in its imports."""
+    tree = ast.parse(file.read_text())
+    nodes = list(ast.walk(tree))
+    whole = [alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names]
+    parts = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.module]
+    named = [f"{n.module}.{alias.name}" for n in parts for alias in n.names]
+    return digest_json(_bare(tree)), (*whole, *named, *(str(n.module) for n in parts))
 
 
 def _syntax_of(file: str, name: str) -> str:

@@ -15,5 +15,4 @@ PROOF = Proof(
     "Bayes: accuracy .725 at a standard deviation of 1; above .740 something tells the answer",
     run,
     [Arm("std 1", GATES), Arm("a mark tells", GATES, control=True)],
-    needs=("r1_reward.py",),
 )

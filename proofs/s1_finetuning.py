@@ -27,5 +27,4 @@ PROOF = Proof(
         Arm("answers of other rows", GATES, control=True),
         Arm("prompts learned too", GATES[2:], control=True),
     ],
-    needs=("letters.py",),
 )

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +17,8 @@ from proofs.page import page
 from proofs.proof import Arm, Gate, Results
 from proofs.r1_reward import PROOF as R1
 from proofs.r2_limits import PROOF as R2
+
+from proofs import proof as results
 
 
 def _judge(proof, names, **size):
@@ -116,14 +117,35 @@ def test_a_result_is_kept_until_what_made_it_changes(tmp_path, capsys, monkeypat
     assert main() == 0
     assert [file.stat().st_mtime_ns for file in sorted(tmp_path.glob("G2.*.json"))] == times
     arm = G2.arms[0]
-    others = {G2.key(arm, 2), G2.key(G2.arms[1], 1), replace(G2, needs=("r1_reward.py",)).key(arm, 1)}
-    assert G2.key(arm, 1) not in others
+    assert G2.key(arm, 1) not in {G2.key(arm, 2), G2.key(G2.arms[1], 1)}
     assert G2.key(Arm(arm.name, []), 1) == G2.key(arm, 1)  # gates judge, and decide no result
     text = (tmp_path / "PROOFS.md").read_text()
     assert "| G2 |" in text
     assert "0.6667" in text
     assert "divided by the spread misses" in text
     assert text.count("not run") > 10
+
+
+def test_a_result_belongs_to_all_code_that_its_proof_imports(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "_ROOTS", {"rooms": tmp_path})
+    monkeypatch.setattr(results, "_BESIDE", ("rooms.shown",))
+    files = {name: tmp_path / f"{name}.py" for name in ("start", "near", "far", "shown", "alone")}
+    files["start"].write_text("from rooms.near import x\nfrom rooms import shown\n")
+    files["near"].write_text("def x():\n    import rooms.far\n")
+    for name in ("far", "shown", "alone"):
+        files[name].write_text("y = 1\n")
+
+    def changed(name, text):
+        before = results._imported(files["start"])
+        files[name].write_text(text)
+        results._module.cache_clear()
+        return results._imported(files["start"]) != before
+
+    assert set(results._imported(files["start"])) == {"rooms.near", "rooms.far"}
+    assert changed("far", "y = 2\n")
+    assert not changed("far", "y = 2  # a comment\n")
+    assert not changed("shown", "y = 2\n")
+    assert not changed("alone", "y = 2\n")
 
 
 @pytest.mark.slow
