@@ -28,6 +28,7 @@ FILES = (
     "d1_reward_in_disguise",
     "s1_finetuning",
     "e_forgetting",
+    "e3_consolidation",
     "g1_arithmetic",
     "p1_frontier",
     "p2_estimators",

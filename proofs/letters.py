@@ -6,6 +6,7 @@ or two after the last, ln 2 nats), so that a model that was trained on prompts g
 Shapes: B rows, T positions.
 """
 
+import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -17,13 +18,16 @@ from ingot.infer.sampling import Sampling
 from ingot.model.transformer import Transformer
 from ingot.objectives.lm import LanguageModel
 from ingot.optim.grad_terms import Anchor
-from proofs.worlds import engine, logits, rows
+from proofs.worlds import engine, logits, model, rows
 
 REVERSE, SORT, SIGN, FIRST = 1, 2, 3, 4
 END = 0
 LETTERS, NOISE = 16, 4
 V = FIRST + LETTERS
 ROWS = 128
+LENGTH, STEPS, SHOWN = 4, 400, 100
+"""Letters, steps and rows of a step where an old task meets a new one."""
+WRONG = 0.01
 
 
 def strings(task: int, n: int, length: int, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -49,26 +53,45 @@ def learn(
     steps: int,
     seed: int,
     lr: float = 3e-3,
+    warmup: int = 20,
     anchor: Anchor | None = None,
+    wrong: float = 0.0,
     scrambled: bool = False,
     unmasked: bool = False,
 ) -> None:
     """Train a model on fresh rows of a mixture of tasks.
 
     Args:
+        wrong: the share of answers' letters that are replaced by any.
         scrambled: answers belong to other rows.
         unmasked: prompts are learned too.
     """
-    made = engine(start, LanguageModel(), steps, lr, seed, warmup=20, anchor=anchor)
+    made = engine(start, LanguageModel(), steps, lr, seed, warmup=warmup, anchor=anchor)
     draw = np.random.default_rng([seed, 1])
     for _ in range(steps):
         rows = batch(mix, length, draw)
+        if wrong:
+            hit = (rows.labels_BT >= FIRST) & (draw.random(rows.labels_BT.shape) < wrong)
+            rows.labels_BT[hit] = draw.integers(FIRST, V, hit.sum())
         if scrambled:
             answers = rows.labels_BT != IGNORE
             rows.labels_BT[answers] = np.roll(rows.labels_BT, 1, 0)[answers]
         if unmasked:
             rows.labels_BT[:, :-1] = rows.ids_BT[:, 1:]
         made.step(rows)
+
+
+@functools.cache
+def reverser(seed: int) -> Transformer:
+    """A model that has learned A, on which proofs of forgetting begin; not to be trained further, but copied.
+
+    One letter in a hundred was wrong, so that it is as sure as .99 of every letter, not as sure as it has had steps. It
+    is wide, since a new task finds a place beside the old one where there is room: at width 64 and depth 2 replay needs
+    from 300 to more than 1,200 steps to bring back five letters, by the seed, as B's first steps wipe out A.
+    """
+    made = model(V, 24, seed, depth=3, width=128)
+    learn(made, {REVERSE: SHOWN}, LENGTH, STEPS, seed, lr=2e-3, warmup=100, wrong=WRONG)
+    return made
 
 
 def score(model: Transformer, task: int, length: int, n: int = 1000) -> dict[str, float]:

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from proofs.__main__ import main, proofs
 from proofs.d2_fixed_points import PROOF as D2
+from proofs.e3_consolidation import PROOF as E3
+from proofs.e3_consolidation import at_equal
 from proofs.g2_groups import PROOF as G2
 from proofs.i1_rounds import Pairs, gold
 from proofs.p1_frontier import PROOF as P1
@@ -97,6 +99,15 @@ def test_I1_gold_and_the_accuracy_of_bayes():
     assert better == pytest.approx(pairs.bayes, abs=0.02)
 
 
+def test_E3_frontiers_are_compared_where_B_is_as_good():
+    points = [(0.9, 0.5), (0.5, 0.9), (0.1, 1.0)]  # A and B
+    assert at_equal(points, 0.7) == pytest.approx(0.7)
+    assert at_equal(points, 0.95) == pytest.approx(0.3)
+    assert at_equal(points, 0.4) == 0.9
+    assert at_equal(points[:2], 0.99) == 0.5  # no point is as good: the nearest, which is a favour to it
+    assert at_equal([(0.2, 0.8), (0.6, 0.95)], 0.8) == 0.6  # a better B is no handicap
+
+
 def test_a_gate_holds_between_its_borders_and_never_for_a_nan():
     gate = Gate("x", 1, 2)
     assert [gate.holds({"x": x}) for x in (0.9, 1, 2, 2.1, math.nan)] == [False, True, True, False, False]
@@ -172,5 +183,8 @@ def test_a_picture_is_an_svg_document(tmp_path):
 
     found = {arm.name: [{"kl": 0.5, "reward": 2.0}] for arm in P1.arms}
     assert ElementTree.fromstring(figure(found)).tag.endswith("svg")
+    sweeps = {"ewc": [(0.9, 0.5), (0.5, 0.9)], "l2sp": [(0.5, 0.5), (0.1, 0.9)]}
+    found = {arm.name: [{"A": 0.5, "B": 0.9} | (sweeps if arm.name == "ewc" else {})] * 2 for arm in E3.arms}
+    assert ElementTree.fromstring(E3.figure(found)).tag.endswith("svg")
     page([P1], Results(tmp_path), [1], tmp_path / "PROOFS.md")
     assert "beta 1: not run" in (tmp_path / "PROOFS.md").read_text()

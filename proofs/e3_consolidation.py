@@ -1,0 +1,137 @@
+"""E3: elastic weight consolidation keeps an old task that an anchor of the same force everywhere does not keep.
+
+As in `e_forgetting.py` task A writes letters backwards, task B sorts them, and a tag says which is asked; after A, B is
+learned from B's rows alone, with a penalty on leaving the weights that A was learned to. Weights do not decay, since
+decay fights the anchor.
+
+Steps are a quarter as large as there and their warmup is long, since a diagonal Fisher knows the neighbourhood of the
+old weights alone, and a way that leaves it does not lead back.
+"""
+
+import copy
+import functools
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from ingot.evaluate.fisher import Fisher, Labels
+from ingot.model.transformer import Transformer
+from ingot.optim.grad_terms import Anchor, mean_of, shaped
+from proofs.figures import chart
+from proofs.letters import LENGTH, REVERSE, SORT, batch, learn, reverser, score
+from proofs.proof import Arm, Gate, Numbers, Proof
+
+ROWS, REPLAYED, STEPS, SAMPLES = 40, 2, 600, 512
+EWC_WEIGHTS = (0.01, 0.03, 0.1, 0.3, 1.0)
+"""Of a Fisher of mean 1."""
+L2_WEIGHTS = (0.003, 0.01, 0.03, 0.1)
+LEARNED = 0.95
+"""Share of B that must be right."""
+Weights = dict[str, torch.Tensor]
+
+
+@functools.cache
+def _base(seed: int) -> tuple[Transformer, Mapping[Labels, Weights]]:
+    """A model that has learned A, and its Fishers on A's gold rows; to be copied."""
+    made = reverser(seed)
+    return made, {labels: _fisher(made, labels, seed) for labels in ("mixed", "empirical")}
+
+
+def _fisher(of: Transformer, labels: Labels, seed: int) -> Weights:
+    fisher, draw = Fisher(copy.deepcopy(of), labels, seed), np.random.default_rng([seed, 2])
+    for place in range(SAMPLES):
+        fisher.add(batch({REVERSE: 1}, LENGTH, draw).to("cpu"), place)
+    return fisher.mean()
+
+
+def _importance(seed: int, kind: str) -> Weights | None:
+    """What the anchor weighs each weight by, over the mean of the true Fisher."""
+    if kind == "l2sp":
+        return None
+    fishers = _base(seed)[1]
+    true = shaped(fishers["mixed"], clip=0.999, floor=0.03)
+    if kind == "empirical":
+        return {name: f / mean_of(true) for name, f in shaped(fishers["empirical"], clip=0.999, floor=0.03).items()}
+    true = shaped(true, normalise=True)
+    if kind != "permuted":
+        return true
+    values = torch.cat([f.flatten() for f in true.values()])
+    order = torch.randperm(len(values), generator=torch.Generator().manual_seed(seed))
+    parts = values[order].split([f.numel() for f in true.values()])
+    return {name: part.view_as(f) for (name, f), part in zip(true.items(), parts, strict=True)}
+
+
+@functools.cache
+def _after(seed: int, kind: str, weight: float = 0.0) -> tuple[float, float]:
+    """Shares of A and of B that are right after B was learned in some way."""
+    base, _ = _base(seed)
+    made = copy.deepcopy(base)
+    anchor = None
+    if weight:
+        center = {name: p.detach().clone() for name, p in base.named_parameters()}
+        anchor = Anchor(kind, weight, center, _importance(seed, kind))
+    mix = {SORT: ROWS - REPLAYED, REVERSE: REPLAYED} if kind == "replay" else {SORT: ROWS}
+    learn(made, mix, LENGTH, STEPS, seed + 100, lr=5e-4, warmup=150, anchor=anchor)
+    return score(made, REVERSE, LENGTH)["right"], score(made, SORT, LENGTH)["right"]
+
+
+def _sweep(seed: int, kind: str, weights: Sequence[float]) -> list[tuple[float, float]]:
+    return [_after(seed, kind, weight) for weight in weights]
+
+
+def _best(points: Sequence[tuple[float, float]]) -> int:
+    """Which point has the most of A among those that have learned B; where none has, the one that has most of B."""
+    return max(range(len(points)), key=lambda i: (min(points[i][1], LEARNED), points[i][0]))
+
+
+def at_equal(points: Sequence[tuple[float, float]], b: float) -> float:
+    """The most of A that a frontier, lines between its points, has where B is `b`; beyond its ends, theirs."""
+    found = [a for a, other in points if other >= b]
+    for (a0, b0), (a1, b1) in pairwise(points):
+        if b0 != b1 and min(b0, b1) <= b <= max(b0, b1):
+            found.append(a0 + (a1 - a0) * (b - b0) / (b1 - b0))
+    return max(found, default=min(points, key=lambda p: abs(p[1] - b))[0])
+
+
+def run(seed: int, arm: str) -> Numbers:
+    ewc, l2sp = _sweep(seed, "ewc", EWC_WEIGHTS), _sweep(seed, "l2sp", L2_WEIGHTS)
+    weight = EWC_WEIGHTS[_best(ewc)]
+    a, b = _after(seed, arm) if arm in ("plain", "replay") else _after(seed, arm.split()[0], weight)
+    numbers = {"A": a, "B": b, "A beyond L2-SP's": a - at_equal(l2sp, b)}
+    if arm != "ewc":
+        return numbers
+    base, fishers = _base(seed)
+    ratio = mean_of(fishers["mixed"]) / mean_of(fishers["empirical"])
+    before = score(base, REVERSE, LENGTH)["right"]
+    return {**numbers, "Fisher / empirical": ratio, "A before": before, "weight": weight, "ewc": ewc, "l2sp": l2sp}
+
+
+def figure(found: Mapping[str, Sequence[Numbers]]) -> str:
+    """What is left of A against what was learned of B: means over seeds as lines, every run as a dot."""
+    sweeps = {name: np.array([n[kind] for n in found["ewc"]]) for name, kind in (("EWC", "ewc"), ("L2-SP", "l2sp"))}
+    lines = {f"{name}, mean": [(b, a) for a, b in points.mean(0).tolist()] for name, points in sweeps.items()}
+    dots = {name: [(b, a) for a, b in points.reshape(-1, 2).tolist()] for name, points in sweeps.items()}
+    dots |= {arm: [(n["B"], n["A"]) for n in seeds] for arm, seeds in found.items() if arm != "ewc"}
+    return chart("What the old task pays for the new one", lines, dots, "B right", "A right")
+
+
+KEPT = [Gate("A", low=0.60), Gate("B", low=LEARNED)]
+BEYOND = Gate("A beyond L2-SP's", low=0.05)
+PROOF = Proof(
+    "E3",
+    "EWC keeps most of A without a row of it, for some weight; an anchor that knows no Fisher keeps less",
+    "of 5 weights one keeps 60 % of A with 95 % of B, 5 points of A beyond L2-SP where B is as good; a model sure by "
+    ".99 has an empirical Fisher of 1/99",
+    run,
+    [
+        Arm("ewc", [*KEPT, BEYOND, Gate("Fisher / empirical", low=100)]),
+        Arm("replay", KEPT),
+        Arm("plain", [*KEPT, BEYOND], control=True),
+        Arm("permuted Fisher", [*KEPT, BEYOND], control=True),
+        Arm("empirical Fisher", [*KEPT, BEYOND], control=True),
+    ],
+    figure=figure,
+    needs=("letters.py",),
+)
