@@ -113,7 +113,7 @@ def run(
 ) -> None:
     """Run a recipe: finished stages are kept, interrupted ones go on, changed ones are made anew."""
     from ingot.pipeline.points import run_all
-    from ingot.report.swept import Progress, print_any_end, write_any_report
+    from ingot.report.terminal import Progress
     from ingot.stages.job import read_result
 
     graphs = _graphs(recipe, set, out)
@@ -121,6 +121,8 @@ def run(
     try:
         done = run_all(graphs, out, only, progress.stage, progress.point, quiet=as_json)
     finally:  # a half-finished run has a report too
+        from ingot.report.swept import print_any_end, write_any_report
+
         page = write_any_report(graphs, out)
     results = {name: {"directory": str(path), "result": read_result(path)} for name, path in done.items()}
     emit(results, as_json, lambda: print_any_end(graphs, out, page))

@@ -13,8 +13,9 @@ import numpy as np
 import polars as pl
 
 from ingot.corpus import clean, dedup, pii
-from ingot.corpus.documents import dump_document, messages_of
+from ingot.corpus.documents import messages_of
 from ingot.corpus.settings import CorpusSettings
+from ingot.corpus.shapes import dump_document
 
 PROBLEMS = {
     "empty": "found a question or an answer without a character, expected some",

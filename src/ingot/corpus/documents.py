@@ -8,7 +8,6 @@ never by the batches that arrive: the same documents give the same bytes for any
 # pyright: reportAttributeAccessIssue=false
 # (pyarrow.compute makes its functions when it is imported)
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -38,11 +37,6 @@ SCHEMA = pa.schema(
 )
 
 _ROWS, _GROUP_BYTES, _PART_BYTES = 4096, 16 << 20, 128 << 20
-
-
-def dump_document(document: Any) -> str:
-    """The one spelling, in the `text` column, of a document that is no text."""
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
 
 
 def messages_of(document: Any) -> list[dict[str, Any]]:

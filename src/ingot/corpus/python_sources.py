@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ingot.core.errors import UserError
-from ingot.corpus.documents import dump_document
+from ingot.corpus.shapes import dump_document
 
 TOPICS = "pydoc_data/topics.py"
 ANSWER_CHARACTERS = 400

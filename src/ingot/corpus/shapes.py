@@ -21,7 +21,6 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from ingot.corpus.documents import dump_document
 from ingot.corpus.files import BadRow
 
 Format = Literal["text", "chat", "pairs", "prompts"]
@@ -62,6 +61,11 @@ class Document(NamedTuple):
     text: str
     extra: str | None = None
     """The row's other fields as a JSON object, for formats that keep them."""
+
+
+def dump_document(document: Any) -> str:
+    """The one spelling, in the `text` column, of a document that is no text."""
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
 
 
 def shape(format: Format, field: str | None, fields: Mapping[Role, str]) -> Callable[[Any], Document]:

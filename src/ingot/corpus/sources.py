@@ -18,7 +18,6 @@ from typing import Literal
 
 from ingot.core.artifact import FileHashes, atomic_open, digest_json
 from ingot.core.errors import UserError
-from ingot.corpus.filters import load_filters, user_files
 from ingot.corpus.python_sources import TOPICS, library_files
 from ingot.corpus.settings import DOCS, STDLIB, CorpusSettings, Source
 
@@ -97,8 +96,12 @@ def source_digest(settings: CorpusSettings, hashes: FileHashes) -> str:
     Raises:
         UserError: as `locate`; also for filters that do not load.
     """
-    load_filters(settings.filters)
-    filters = [hashes.digest(file) for file in user_files(settings.filters)]
+    filters = []
+    if settings.filters:
+        from ingot.corpus.filters import load_filters, user_files  # reads polars, which takes a while
+
+        load_filters(settings.filters)
+        filters = [hashes.digest(file) for file in user_files(settings.filters)]
     return digest_json([[_content(source, hashes) for source in settings.sources], filters])
 
 

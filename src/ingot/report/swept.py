@@ -7,16 +7,16 @@ from typing import Any
 from rich.text import Text
 
 from ingot.core.errors import UserError
-from ingot.pipeline.graph import Graph, Node
+from ingot.pipeline.graph import Graph
 from ingot.pipeline.points import label, seconds_left
-from ingot.pipeline.status import Status, stage_dir, status
+from ingot.pipeline.status import stage_dir, status
 from ingot.report import figures
 from ingot.report.compare import Comparison, compare
 from ingot.report.compare_page import write_comparison
 from ingot.report.compare_table import print_comparison
 from ingot.report.page import STATES, write_report
 from ingot.report.plan import print_plan
-from ingot.report.terminal import console, print_end, stage_line, state_text, table
+from ingot.report.terminal import console, print_end, state_text, table
 
 Rows = Callable[[Graph, Path], list[dict[str, Any]]]
 
@@ -59,27 +59,6 @@ def print_any_plan(graphs: list[Graph], root: Path, made: list[dict[str, Any]]) 
     left = seconds_left(graphs, graphs, root, [])
     guess = f", about {figures.duration(left)} left" if left else ""
     console().print(f"{done} of {len(graphs)} points are done{guess}")
-
-
-class Progress:
-    """Lines on standard error while a recipe runs; of a sweep also `point 3 of 6`, and what all share only once."""
-
-    def __init__(self, graphs: list[Graph], quiet: bool):
-        self._points, self._quiet = len(graphs), quiet
-        self._told: set[str] = set()
-
-    def point(self, number: int, graph: Graph, left: float | None) -> None:
-        """Before a point (the callback of `pipeline.points`)."""
-        if not self._quiet:
-            line = f"point {number} of {self._points}  {label(graph)}"
-            line += f"  about {figures.duration(left)} left" if left else ""
-            console(error=True).print(line, style="bold", soft_wrap=True)
-
-    def stage(self, node: Node, now: Status, seconds: float | None) -> None:
-        """Before a stage and after it (the callback of `pipeline.run`)."""
-        if not self._quiet and (now.state != "HIT" or node.key not in self._told):
-            stage_line(node, now, seconds)
-        self._told.add(node.key)
 
 
 def print_any_end(graphs: list[Graph], root: Path, page: Path) -> None:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ingot.pipeline.graph import Graph, Node
+from ingot.pipeline.points import label
 from ingot.pipeline.status import Status, stage_dir, status
 from ingot.report import figures, panels_forgetting, reading
 
@@ -198,3 +199,24 @@ def state_text(state: str) -> Text:
 
 def _clip(text: str, most: int) -> str:
     return text if len(text) <= most else text[:most] + " …"
+
+
+class Progress:
+    """Lines on standard error while a recipe runs; of a sweep also `point 3 of 6`, and what all share only once."""
+
+    def __init__(self, graphs: list[Graph], quiet: bool):
+        self._points, self._quiet = len(graphs), quiet
+        self._told: set[str] = set()
+
+    def point(self, number: int, graph: Graph, left: float | None) -> None:
+        """Before a point (the callback of `pipeline.points`)."""
+        if not self._quiet:
+            line = f"point {number} of {self._points}  {label(graph)}"
+            line += f"  about {figures.duration(left)} left" if left else ""
+            console(error=True).print(line, style="bold", soft_wrap=True)
+
+    def stage(self, node: Node, now: Status, seconds: float | None) -> None:
+        """Before a stage and after it (the callback of `pipeline.run`)."""
+        if not self._quiet and (now.state != "HIT" or node.key not in self._told):
+            stage_line(node, now, seconds)
+        self._told.add(node.key)

@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from ingot.core.artifact import atomic_json
 from ingot.core.errors import UserError
-from ingot.corpus.documents import SCHEMA, DocumentWriter, Split, document_parts, dump_document, read_documents
+from ingot.corpus.documents import SCHEMA, DocumentWriter, Split, document_parts, read_documents
+from ingot.corpus.shapes import dump_document
 from ingot.data.order import key_of, permute
 from ingot.infer.generate import generate
 from ingot.infer.text import sampling_for

@@ -16,7 +16,8 @@ import torch
 
 from ingot.core.errors import UserError
 from ingot.core.functions import load_function
-from ingot.corpus.documents import SCHEMA, DocumentWriter, document_parts, dump_document, read_documents
+from ingot.corpus.documents import SCHEMA, DocumentWriter, document_parts, read_documents
+from ingot.corpus.shapes import dump_document
 from ingot.objectives.scoring import ask
 from ingot.stages import people
 from ingot.stages.job import TOKENIZER, Job
