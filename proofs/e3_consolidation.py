@@ -133,5 +133,4 @@ PROOF = Proof(
         Arm("empirical Fisher", [*KEPT, BEYOND], control=True),
     ],
     figure=figure,
-    needs=("letters.py",),
 )
