@@ -9,6 +9,7 @@ from proofs.__main__ import main, proofs
 from proofs.d2_fixed_points import PROOF as D2
 from proofs.e3_consolidation import PROOF as E3
 from proofs.e3_consolidation import at_equal
+from proofs.e3_consolidation import figure as frontiers
 from proofs.g2_groups import PROOF as G2
 from proofs.i1_rounds import Pairs, gold
 from proofs.p1_frontier import PROOF as P1
@@ -185,6 +186,6 @@ def test_a_picture_is_an_svg_document(tmp_path):
     assert ElementTree.fromstring(figure(found)).tag.endswith("svg")
     sweeps = {"ewc": [(0.9, 0.5), (0.5, 0.9)], "l2sp": [(0.5, 0.5), (0.1, 0.9)]}
     found = {arm.name: [{"A": 0.5, "B": 0.9} | (sweeps if arm.name == "ewc" else {})] * 2 for arm in E3.arms}
-    assert ElementTree.fromstring(E3.figure(found)).tag.endswith("svg")
+    assert ElementTree.fromstring(frontiers(found)).tag.endswith("svg")
     page([P1], Results(tmp_path), [1], tmp_path / "PROOFS.md")
     assert "beta 1: not run" in (tmp_path / "PROOFS.md").read_text()
