@@ -84,3 +84,10 @@ def test_candidates_begin_with_plain_torch_and_vary_the_best(recipe: Path, tmp_p
     ]
     exact = settings.model_copy(update={"precision": "fp32"})
     assert list(_candidates(exact, [])) == [{"compile": False}, {"compile": True}]
+
+
+def test_what_the_recipe_sets_is_not_varied(recipe: Path, tmp_path: Path) -> None:
+    fixed = ["stage.base.loop={ compile = true, threads = 2, micro_batch = 8 }"]
+    settings = load_graph(recipe, fixed, tmp_path / "runs").nodes["base"].settings
+    trials = [Trial({"compile": True}, 1.0, 9.0, 90.0, {"micro_batch": 8, "threads": 2})]
+    assert list(_candidates(settings, trials)) == [{"precision": "fp32", "compile": True}, {"compile": True}]

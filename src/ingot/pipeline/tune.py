@@ -92,12 +92,16 @@ def _train_stage(graph: Graph, stage: str) -> Node:
 
 
 def _candidates(settings: Any, trials: list[Trial]) -> Iterator[Candidate]:
-    """Plain torch first, then the unasked choice, with and without compiling, then fewer rows at once with the best."""
+    """Plain torch first, then the unasked choice, with and without compiling, then fewer rows at once with the best.
+
+    What the recipe sets stays as it is: a run would not take another choice.
+    """
     assert isinstance(settings, TrainSettings)
+    asked = settings.loop.compile
+    ways = [{"compile": value} for value in (False, True) if asked in (None, value)]
     if settings.precision == "auto":
-        yield {"precision": "fp32", "compile": False}
-    yield {"compile": False}
-    yield {"compile": True}
+        yield {"precision": "fp32", **ways[0]}
+    yield from ways
     if not trials:
         return
     best = min(trials, key=lambda t: t.total_s)
