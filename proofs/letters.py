@@ -24,6 +24,8 @@ REVERSE, SORT, SIGN, FIRST = 1, 2, 3, 4
 END = 0
 LETTERS, NOISE = 16, 4
 V = FIRST + LETTERS
+SORT_CAPITALS, WITH_CAPITALS = -SORT, V + LETTERS
+"""Task B with letters of its own, which come after the others; and how many ids there are with them."""
 ROWS = 128
 LENGTH, STEPS, SHOWN = 4, 400, 100
 """Letters, steps and rows of a step where an old task meets a new one."""
@@ -32,11 +34,12 @@ WRONG = 0.01
 
 def strings(task: int, n: int, length: int, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Prompts and answers (with their end) of a task, B x ... each."""
+    tag, first = (SORT, V) if task == SORT_CAPITALS else (task, FIRST)
     start, hops = draw.integers(0, LETTERS, (n, 1)), draw.integers(1, 3, (n, NOISE))
-    noise = FIRST + (start + hops.cumsum(1)) % LETTERS
-    given = FIRST + draw.integers(0, LETTERS, (n, length))
+    noise = first + (start + hops.cumsum(1)) % LETTERS
+    given = first + draw.integers(0, LETTERS, (n, length))
     answer = given[:, ::-1] if task == REVERSE else np.sort(given, 1)
-    ends = [np.full((n, 1), id) for id in (task, SIGN, END)]
+    ends = [np.full((n, 1), id) for id in (tag, SIGN, END)]
     return np.concatenate([ends[0], noise, given, ends[1]], 1), np.concatenate([answer, ends[2]], 1)
 
 
@@ -82,14 +85,14 @@ def learn(
 
 
 @functools.cache
-def reverser(seed: int) -> Transformer:
+def reverser(seed: int, vocab: int = V) -> Transformer:
     """A model that has learned A, on which proofs of forgetting begin; not to be trained further, but copied.
 
     One letter in a hundred was wrong, so that it is as sure as .99 of every letter, not as sure as it has had steps. It
     is wide, since a new task finds a place beside the old one where there is room: at width 64 and depth 2 replay needs
     from 300 to more than 1,200 steps to bring back five letters, by the seed, as B's first steps wipe out A.
     """
-    made = model(V, 24, seed, depth=3, width=128)
+    made = model(vocab, 24, seed, depth=3, width=128)
     learn(made, {REVERSE: SHOWN}, LENGTH, STEPS, seed, lr=2e-3, warmup=100, wrong=WRONG)
     return made
 
