@@ -9,6 +9,7 @@ rejected}. Beside the recipe's own stages run
                         English, the former trains embedding and head beside them
     lora_blocks         the former without these two
     backward            DPO with the two sides of every pair exchanged: a control, no more of what is preferred
+    reward_2, reward_3  the recipe's reward model with two more seeds: the gate is on the mean of the three
     coin                a reward model of rows with sides exchanged by coin, on held-out rows as they are: a control
 
 and every number is printed with its gate. An interrupted check goes on with the same line; the exit code says whether
@@ -19,6 +20,7 @@ import argparse
 import json
 import random
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -59,7 +61,7 @@ data = { pairs = 1.0 }
 objective = { kind = "dpo", beta = 0.1 }
 duration = "1 epoch"
 batch = 16
-optim = { lr = 2e-3, clip = 4.0 }
+optim = { lr = 2.5e-3, clip = 4.0 }
 evaluate = { every = 25, tokens = 16384 }
 
 [stage.exchanged]
@@ -94,6 +96,28 @@ duration = "3 epochs"
 batch = 16
 optim = { lr = 1e-3, clip = 4.0 }
 evaluate = { every = 25, tokens = 16384 }
+
+[stage.reward_2]
+kind = "train"
+init = "base"
+data = { pairs = 1.0 }
+objective = "reward"
+duration = "3 epochs"
+batch = 16
+optim = { lr = 1e-3, clip = 4.0 }
+evaluate = { every = 25, tokens = 16384 }
+seed = 2
+
+[stage.reward_3]
+kind = "train"
+init = "base"
+data = { pairs = 1.0 }
+objective = "reward"
+duration = "3 epochs"
+batch = 16
+optim = { lr = 1e-3, clip = 4.0 }
+evaluate = { every = 25, tokens = 16384 }
+seed = 3
 
 [stage.arms]
 kind = "judge"
@@ -150,12 +174,14 @@ def gates(run: Path) -> list[Gate]:
     gain = {arm: f"{loss:.3f}: {100 * shares[arm]:.0f} %" for arm, loss in loras.items()}
     dpo_gain = 0.6931 - trained["dpo"]["val_loss_nats"]
     dpo_share = (0.6931 - trained["lora_dpo"]["val_loss_nats"]) / dpo_gain
-    accuracy, tossed = results["reward"]["val_accuracy"], results["coin"]["val_accuracy"]
+    seeds = [results[name]["val_accuracy"] for name in ("reward", "reward_2", "reward_3")]
+    accuracy, tossed = statistics.fmean(seeds), results["coin"]["val_accuracy"]
+    each = ", ".join(f"{100 * seed:.1f}" for seed in seeds)
     olds = {m: card[f"{m}/old/loss_nats"] for m in ("base", "chat", "ppo", "dpo")}
     return [
         Gate("SFT: held-out response loss falls by 2.5 nats", f"{before:.3f} to {after:.3f}", before - after > 2.5),
         interval("chat", "answers", "stopped", lambda r: r["low"] > 0.9, "SFT: samples end with a stop token, > 90 %"),
-        Gate("reward model: held-out pairs >= 90 %", f"{100 * accuracy:.1f} %", accuracy >= 0.9),
+        Gate("reward model: held-out pairs, mean >= 90 %", f"{100 * accuracy:.2f} % ({each})", accuracy >= 0.9),
         Gate("control: sides by coin tell nothing", f"{100 * tossed:.1f} %", abs(tossed - 0.5) < 0.15),
         interval("chat", JUDGE, "score", lambda r: True, "share of samples with a mark of the preferred: chat"),
         *(

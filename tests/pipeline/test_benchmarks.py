@@ -34,6 +34,8 @@ def test_the_check_of_align_instructions_is_the_recipe_and_arms_that_its_gates_r
         ("lora", "chat", {"adapter", "optim"}),
         ("lora_dpo", "dpo", {"adapter", "optim"}),
         ("backward", "dpo", {"data"}),
+        ("reward_2", "reward", {"seed"}),
+        ("reward_3", "reward", {"seed"}),
         ("coin", "reward", {"data"}),
         ("arms", "verdict", {"models", "by"}),
     ):
