@@ -195,7 +195,7 @@ def gates(run: Path) -> list[Gate]:
         ),
         interval("backward", JUDGE, "score_difference", lambda r: r["low"] < 0, "control: exchanged sides, no more"),
         interval("lora_dpo", JUDGE, "score_difference", lambda r: r["low"] > 0, "DPO of rank 8: more than chat"),
-        Gate("DPO of rank 8: >= 90 % of the fall of the held-out loss", f"{100 * dpo_share:.0f} %", dpo_share >= 0.9),
+        Gate("DPO of rank 8: >= 90 % of the fall of the held-out loss", f"{100 * dpo_share:.1f} %", dpo_share >= 0.9),
         Gate("SFT of rank 8, embedding, head: >= 90 % of all weights' gain", gain["lora"], shares["lora"] >= 0.9),
         Gate("SFT of rank 8 alone, share of that gain", gain["lora_blocks"], True),
         Gate("old text, nats", ", ".join(f"{m} {nats:.3f}" for m, nats in olds.items()), True),
