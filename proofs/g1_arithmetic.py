@@ -107,7 +107,7 @@ def run(seed: int, arm: str, steps: int = STEPS) -> Numbers:
     steps = steps // 3 if arm == "sign flipped" else steps
     policy, draw = copy.deepcopy(_base(seed)), np.random.default_rng([seed, 1])
     before, eight = sampled(policy, seed)
-    objective = GRPO(max_new=LONGEST, group=GROUP, epochs=2, minibatches=4)
+    objective = GRPO(max_new=LONGEST, group=GROUP, epochs=3, minibatches=4)
     objective.scorer = _checked(arm, np.random.default_rng([seed, 2]))  # pyright: ignore
     learner = engine(policy, objective, steps, 5e-4, seed, tokenizer=Letters(V), warmup=20)
     share, alike, expected = [], [], []
@@ -151,10 +151,11 @@ PROOF = Proof(
         Arm("sign flipped", [Gate("pass@1", high=0.01), ALIKE]),
         Arm("rewards shuffled", GATES, control=True),
     ],
-    note="Each step's 256 samples are learned from twice, in four parts, at 5e-4. From the same model, right in .42 of "
-    "its samples, seed 3 came to .71 with one update a step at 1e-3, to .80 with four at 5e-4, and comes to .90 with "
-    "these eight. It matters how the first model was trained, too. With one update a step at 1e-3, seed 1 came to .88 "
-    "from a model trained at 3e-3 and right in .39, but only to .69 (with a longer warmup) from one of 1e-3, "
-    "right in .47. With the sign flipped there are a third of the steps.",
+    note="Each step's 256 samples are learned from three times, in four parts, at 5e-4. From one start, right in .42 "
+    "of its samples, seed 3 came to .71 with one update a step at 1e-3, to .80 with four at 5e-4 and to .90 with "
+    "eight; from another, right in .39, to .8496 with eight and to .88 with these twelve, with which seeds 4 and "
+    "5, never used to choose, come to .91 and .92. With one update a step at 1e-3, seed 1 came to .88 from a "
+    "model trained at 3e-3 and right in .39, but only to .69 (with a longer warmup) from one of 1e-3, right in "
+    ".47. With the sign flipped there are a third of the steps.",
     figure=figure,
 )
