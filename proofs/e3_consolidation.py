@@ -121,6 +121,7 @@ def figure(found: Mapping[str, Sequence[Numbers]]) -> str:
 
 
 KEPT = [Gate("A", low=0.60), Gate("B", low=LEARNED)]
+BEYOND = Gate("A beyond L2-SP's", low=0.05)
 SURER = Gate(
     "Fisher / empirical",
     low=2,
@@ -133,11 +134,11 @@ PROOF = Proof(
     "by .99 has an empirical Fisher of 1/99",
     run,
     [
-        Arm("ewc", [*KEPT, Gate("A beyond L2-SP's", low=0.05), SURER]),
+        Arm("ewc", [*KEPT, BEYOND, SURER]),
         Arm("replay", KEPT),
-        Arm("plain", KEPT, control=True),
-        Arm("permuted Fisher", KEPT, control=True),
-        Arm("empirical Fisher", KEPT, control=True),
+        Arm("plain", [*KEPT, BEYOND], control=True),
+        Arm("permuted Fisher", [*KEPT, BEYOND], control=True),
+        Arm("empirical Fisher", [*KEPT, BEYOND], control=True),
     ],
     note="Each seed shows the best weight of its sweep; the permuted and the empirical Fisher have the same weight. B "
     "has letters of its own here. With A's letters EWC kept .65, .69 and .98 of A with seeds 1, 2 and 3, where L2-SP "
