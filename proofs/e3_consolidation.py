@@ -7,7 +7,7 @@ B has letters of its own. EWC can do no more than tell weights that A needs from
 the same letters it was beyond an anchor of the same strength everywhere with two seeds of three, and so were the same
 importances in a random order.
 
-Steps are a quarter as large as there and their warmup is long, since a diagonal Fisher knows the neighbourhood of the
+Steps are half as large as there and their warmup is long, since a diagonal Fisher knows the neighbourhood of the
 old weights alone, and a way that leaves it does not lead back.
 """
 
@@ -76,7 +76,7 @@ def _after(seed: int, kind: str, weight: float = 0.0) -> tuple[float, float]:
         center = {name: p.detach().clone() for name, p in base.named_parameters()}
         anchor = Anchor(kind, weight, center, _importance(seed, kind))
     mix = {SORT_CAPITALS: ROWS - REPLAYED, REVERSE: REPLAYED} if kind == "replay" else {SORT_CAPITALS: ROWS}
-    learn(made, mix, LENGTH, STEPS, seed + 100, lr=5e-4, warmup=150, anchor=anchor)
+    learn(made, mix, LENGTH, STEPS, seed + 100, lr=1e-3, warmup=150, anchor=anchor)
     return score(made, REVERSE, LENGTH)["right"], score(made, SORT_CAPITALS, LENGTH)["right"]
 
 
