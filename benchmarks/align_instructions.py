@@ -9,7 +9,8 @@ rejected}. Beside the recipe's own stages run
                         English, the former trains embedding and head beside them
     lora_blocks         the former without these two
     backward            DPO with the two sides of every pair exchanged: a control, no more of what is preferred
-    reward_2, reward_3  the recipe's reward model with two more seeds: the gate is on the mean of the three
+    reward_1 to _4      the recipe's reward model with another fifth of the rows held out: with the recipe's own, each
+                        row is held out once, and the gate is on the mean of the five
     coin                a reward model of rows with sides exchanged by coin, on held-out rows as they are: a control
 
 and every number is printed with its gate. An interrupted check goes on with the same line; the exit code says whether
@@ -17,6 +18,7 @@ all gates hold.
 """
 
 import argparse
+import itertools
 import json
 import random
 import shutil
@@ -97,28 +99,6 @@ batch = 16
 optim = { lr = 1e-3, clip = 4.0 }
 evaluate = { every = 25, tokens = 16384 }
 
-[stage.reward_2]
-kind = "train"
-init = "base"
-data = { pairs = 1.0 }
-objective = "reward"
-duration = "3 epochs"
-batch = 16
-optim = { lr = 1e-3, clip = 4.0 }
-evaluate = { every = 25, tokens = 16384 }
-seed = 2
-
-[stage.reward_3]
-kind = "train"
-init = "base"
-data = { pairs = 1.0 }
-objective = "reward"
-duration = "3 epochs"
-batch = 16
-optim = { lr = 1e-3, clip = 4.0 }
-evaluate = { every = 25, tokens = 16384 }
-seed = 3
-
 [stage.arms]
 kind = "judge"
 models = ["lora_dpo", "backward"]
@@ -129,6 +109,25 @@ prompts = 220
 max_new = 64
 """
 """What runs beside the recipe, with the lengths and rates of the stages that it is compared with."""
+FOLD = """
+[stage.fold_{k}]
+kind = "corpus"
+sources = ["fold_{k}.json"]
+format = "pairs"
+holdout = {{ share = 0.2, by = "tail" }}
+
+[stage.reward_{k}]
+kind = "train"
+init = "base"
+data = {{ fold_{k} = 1.0 }}
+objective = "reward"
+duration = "3 epochs"
+batch = 16
+optim = {{ lr = 1e-3, clip = 4.0 }}
+evaluate = {{ every = 25, tokens = 16384 }}
+"""
+"""The recipe's reward model on other rows."""
+FOLDS = 5
 
 
 @dataclass(frozen=True)
@@ -154,6 +153,12 @@ def toss(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def folds(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The rows with each fifth of them moved to the end, where what is held out stands; the last one is there."""
+    borders = [round(len(rows) * k / FOLDS) for k in range(FOLDS)]
+    return [rows[:start] + rows[end:] + rows[start:end] for start, end in itertools.pairwise(borders)]
+
+
 def gates(run: Path) -> list[Gate]:
     """What a finished run shows."""
     results = {p.parent.name: json.loads(p.read_text()) for p in run.glob("*/result.json")}
@@ -174,14 +179,14 @@ def gates(run: Path) -> list[Gate]:
     gain = {arm: f"{loss:.3f}: {100 * shares[arm]:.0f} %" for arm, loss in loras.items()}
     dpo_gain = 0.6931 - trained["dpo"]["val_loss_nats"]
     dpo_share = (0.6931 - trained["lora_dpo"]["val_loss_nats"]) / dpo_gain
-    seeds = [results[name]["val_accuracy"] for name in ("reward", "reward_2", "reward_3")]
-    accuracy, tossed = statistics.fmean(seeds), results["coin"]["val_accuracy"]
-    each = ", ".join(f"{100 * seed:.1f}" for seed in seeds)
+    fifths = [results[name]["val_accuracy"] for name in (*(f"reward_{k}" for k in range(1, FOLDS)), "reward")]
+    accuracy, tossed = statistics.fmean(fifths), results["coin"]["val_accuracy"]
+    each = ", ".join(f"{100 * fifth:.1f}" for fifth in fifths)
     olds = {m: card[f"{m}/old/loss_nats"] for m in ("base", "chat", "ppo", "dpo")}
     return [
         Gate("SFT: held-out response loss falls by 2.5 nats", f"{before:.3f} to {after:.3f}", before - after > 2.5),
         interval("chat", "answers", "stopped", lambda r: r["low"] > 0.9, "SFT: samples end with a stop token, > 90 %"),
-        Gate("reward model: held-out pairs, mean >= 90 %", f"{100 * accuracy:.2f} % ({each})", accuracy >= 0.9),
+        Gate("reward model: pairs, each held out once, >= 90 %", f"{100 * accuracy:.2f} % ({each})", accuracy >= 0.9),
         Gate("control: sides by coin tell nothing", f"{100 * tossed:.1f} %", abs(tossed - 0.5) < 0.15),
         interval("chat", JUDGE, "score", lambda r: True, "share of samples with a mark of the preferred: chat"),
         *(
@@ -204,7 +209,7 @@ def gates(run: Path) -> list[Gate]:
 
 def main() -> None:
     """Run the recipe with its arms, and say what it shows."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("base", type=Path, help="a finished train stage, runs/stdlib/base say")
     parser.add_argument("rows", type=Path, help="instructions with a chosen and a rejected answer, as JSON")
     parser.add_argument("--out", type=Path, default=Path("runs/align_instructions"))
@@ -213,9 +218,13 @@ def main() -> None:
     out, base = arguments.out, arguments.base.resolve()
     out.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(arguments.rows, out / "instructions.json")
-    (out / "tossed.json").write_text(json.dumps(toss(json.loads(arguments.rows.read_text()))))
+    rows = json.loads(arguments.rows.read_text())
+    (out / "tossed.json").write_text(json.dumps(toss(rows)))
+    for k, fold in enumerate(folds(rows), start=1):
+        (out / f"fold_{k}.json").write_text(json.dumps(fold))
     (out / "manners.py").write_text((RECIPES / "manners.py").read_text())
-    (out / "recipe.toml").write_text((RECIPES / f"{NAME}.toml").read_text() + ARMS)
+    others = "".join(FOLD.format(k=k) for k in range(1, FOLDS))
+    (out / "recipe.toml").write_text((RECIPES / f"{NAME}.toml").read_text() + ARMS + others)
     sets = [f'stage.base.path="{base}"', *arguments.set]
     command = [sys.executable, "-c", "from ingot.cli import main; main()", "run", "recipe.toml"]
     command += [word for override in sets for word in ("--set", override)]

@@ -1,9 +1,9 @@
 """I1: sample from the policy, have the samples labelled, learn the reward model anew, optimise; three times.
 
-Answers are eight of eight letters, all equally likely at the start. Each of the first three a's is worth 1.5 and each
-further one costs as much; likewise b's, for 1. Almost no answer of the first policy has four of a
-letter, so the first reward model believes that more is better; the policy goes where that is wrong, and what is learned
-from its samples there says so.
+Answers are eight of twelve letters, all equally likely at the start. Each of the first three a's is worth 1.5 and each
+further one costs as much; likewise b's, for 1. Almost no answer of the first policy has four of a letter, so the first
+reward model believes that more is better; the policy goes where that is wrong, and what is learned from its samples
+there says so.
 """
 
 import itertools
@@ -19,9 +19,9 @@ from ingot.objectives.rollout import roll_out
 from proofs.proof import Arm, Gate, Numbers, Proof
 from proofs.worlds import Letters, chances, engine, frozen, model, prompts, rows
 
-V, LENGTH, START, ROUNDS = 8, 8, 7, 3
+V, LENGTH, START, ROUNDS = 12, 8, 11, 3
 WORTH, MOST, BETA = (1.5, 1.0), 3, 0.5
-PAIRS, TEST, LEARN, OPTIMISE = 6144, 4096, 400, 60
+PAIRS, TEST, LEARN, OPTIMISE = 24576, 4096, 1200, 30
 
 
 def gold(answers: np.ndarray) -> np.ndarray:
@@ -119,7 +119,7 @@ def run(seed: int, arm: str, rounds: int = ROUNDS) -> Numbers:
 
 
 GATES = [
-    Gate("least rise of gold", low=0.04, why="three standard errors of the difference, of 20,480 answers each"),
+    Gate("least rise of gold", low=0.1),
     Gate("first model below Bayes", low=0.05),
     Gate("refreshed below Bayes", high=0.03),
 ]
@@ -134,5 +134,6 @@ PROOF = Proof(
         Arm("stale model kept", GATES, control=True),
     ],
     note="The first model is asked of the samples of the first round, which was optimised against it.\n"
-    "The least rise of gold is the third round's, where little is left to win.",
+    "With eight letters, a quarter of the pairs and twice the steps of PPO a round, the third had little left to win\n"
+    "(.002 with one seed), and one of three refreshed models stayed .033 below Bayes.",
 )

@@ -338,7 +338,7 @@ def test_D10_a_compiled_step_is_the_same_step_and_sampling_stays_as_it_is(
     execution = replace(plain.execution, compile=what, **shape)
     engine = Engine(plain.model, plain.objective, plain.plan, execution, plain.mesh, tmp_path)
     blocks = list(engine.model.layers.values())  # type: ignore[operator, union-attr]
-    assert compiled == ([engine.model] if what == "whole" else blocks)
+    assert compiled == ([engine.model.stack] if what == "whole" else blocks)
     assert torch.equal(_gradient(engine, batch), _gradient(plain, batch))
     assert engine.evaluate([batch]) == plain.evaluate([batch])
     assert not any(isinstance(m, torch._dynamo.OptimizedModule) for m in engine.model.modules())

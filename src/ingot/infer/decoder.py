@@ -33,6 +33,7 @@ from ingot.infer.product import FULL, head_product, packs, product
 from ingot.model.attention import causal_mask
 from ingot.model.feedforward import SwiGLU
 from ingot.model.norms import LayerNorm, RMSNorm
+from ingot.model.precision import autocast_dtype
 from ingot.model.rotary import rotation
 from ingot.model.transformer import Block, Transformer
 
@@ -67,7 +68,7 @@ class Decoder:
     def __init__(self, model: Transformer, dtype: torch.dtype | None = None):
         self.config, self.device = model.config, model.embedding.weight.device
         stored = model.embedding.weight.dtype
-        self.dtype = dtype or _autocast(self.device) or stored
+        self.dtype = dtype or autocast_dtype(self.device) or stored
         self.stream = torch.promote_types(stored, torch.float32)
         with torch.autocast(self.device.type, enabled=False):
             self.embedding = model.embedding.weight.detach()
@@ -278,11 +279,6 @@ class Rows:
             return None
         bias_BC = torch.zeros(hole_BC.shape, dtype=self.keys_LBKCD.dtype, device=hole_BC.device)
         return bias_BC.masked_fill_(hole_BC, -torch.inf)
-
-
-def _autocast(device: torch.device) -> torch.dtype | None:
-    on = torch.is_autocast_enabled(device.type)
-    return torch.get_autocast_dtype(device.type) if on else None
 
 
 def _rms(gain: Tensor, eps: Tensor, x: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ _MAX_DEPTH = 256
 MAX_LOGITS = 1 << 26
 """Elements of logits held at once: 128 MiB in bf16, and as much again in the backward pass for their gradient."""
 PLAIN_BF16_KEYS = 512
-"""Up to this many keys, attention in bf16 on a CPU writes its scores out (`attention._faster` has the measurements)."""
+"""Up to this many keys, attention in bf16 on a CPU writes its scores out (`attention.faster` has the measurements)."""
 
 Family = Literal["llama", "gpt2", "mistral", "qwen2", "qwen3"]
 Positions = Literal["rope", "learned"]

@@ -15,15 +15,17 @@ Shapes: B rows, T positions, S keys, W width, V vocabulary, H heads.
 import math
 import re
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ingot.model.attention import Attention, Path, causal_mask, document_mask
+from ingot.model.attention import Attention, Path, bias, causal_mask, document_mask, faster
 from ingot.model.feedforward import make_feedforward
 from ingot.model.norms import make_norm
+from ingot.model.precision import autocast_dtype
 from ingot.model.rotary import Rotation, rotation
 from ingot.model.settings import ModelConfig
 
@@ -108,6 +110,17 @@ class Transformer(nn.Module):
             if self.position_embedding is not None and documents_BT is not None:
                 positions_BT = positions_BT - _starts(documents_BT)
         x_BTW, turn = self._embed(ids_BT, positions_BT)
+        hidden_BTW, found = self.stack(x_BTW, turn, mask_BTS, wanted)
+        return ModelOut(hidden_BTW, self.logits, found)
+
+    def stack(
+        self, x_BTW: Tensor, turn: Rotation | None, mask_BTS: Tensor | None, wanted: AbstractSet[tuple[str, int]]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """All blocks and the last norm, and the taps: what torch.compile is applied to as a whole.
+
+        Embedding, angles and mask are made outside of it, since a compiler computes cosines anew in every kernel that
+        reads them and adds an embedding's gradients up atomically.
+        """
         found: dict[str, Tensor] = {}
         for i, block in enumerate(self.layers.values()):
             if ("hidden", i) in wanted:
@@ -118,16 +131,19 @@ class Transformer(nn.Module):
                 found[f"attention.{i}"] = p_BHTS
         if ("hidden", self.config.depth) in wanted:
             found[f"hidden.{self.config.depth}"] = x_BTW
-        return ModelOut(self.norm(x_BTW), self.logits, found)
+        return self.norm(x_BTW), found
 
     def _mask(self, ids_BT: Tensor, documents_BT: Tensor | None) -> Tensor | None:
-        """What every query may see; None where that is all before it."""
-        T, window = ids_BT.shape[1], self.config.window
+        """What every query may see, as blocks read it fastest; None: all before it, which the fused kernel knows."""
+        (_, T), window, device = ids_BT.shape, self.config.window, ids_BT.device
         if window is not None and window >= T:
             window = None
-        if documents_BT is not None:
-            return document_mask(documents_BT, window)
-        return None if window is None else causal_mask(T, window, ids_BT.device)[None]
+        dtype = autocast_dtype(device) or self.norm.weight.dtype
+        path = faster(device, dtype, T) if self.attention_path == "auto" else self.attention_path
+        if documents_BT is None and window is None and path == "sdpa":
+            return None
+        mask_BTS = causal_mask(T, window, device)[None] if documents_BT is None else document_mask(documents_BT, window)
+        return bias(mask_BTS, dtype) if path == "plain" else mask_BTS
 
     def _embed(self, ids_BT: Tensor, positions_BT: Tensor) -> tuple[Tensor, Rotation | None]:
         """The stream before the first block, and the angles of this forward where positions are rotary."""

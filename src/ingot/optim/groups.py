@@ -43,12 +43,12 @@ def global_norm(gradients: Iterable[Tensor], total: Callable[[Tensor], Tensor] =
     gradients = list(gradients)
     if not gradients:
         return torch.zeros(())
-    squares = [torch.linalg.vector_norm(g).double().square() for g in gradients]
-    return total(torch.stack(squares).sum()).sqrt()
+    norms = torch.stack(torch._foreach_norm(gradients))  # pyright: ignore[reportPrivateImportUsage]
+    return total(norms.double().square().sum()).sqrt()
 
 
 def clip_(gradients: list[Tensor], limit: float, norm: Tensor) -> None:
     """Scale gradients in place by min(1, limit / norm); `norm` is the one before clipping (Pascanu et al. 2013)."""
-    factor = torch.clamp(limit / norm, max=1.0)
-    for gradient in gradients:
-        gradient.mul_(factor.to(gradient.dtype))
+    if gradients:
+        factor = torch.clamp(limit / norm, max=1.0).to(gradients[0].dtype)
+        torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateImportUsage]

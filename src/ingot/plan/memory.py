@@ -89,8 +89,7 @@ def engine_activations(
     Args:
         shape: the model.
         rows: rows of a micro-batch.
-        element: bytes of a number in the forward pass; below 4 the residual stream stays fp32, and each matrix that
-            reads a norm's output keeps its own copy of it.
+        element: bytes of a number in the forward pass; below 4 the residual stream stays fp32.
         plain: whether attention scores are written out.
         max_logits: elements of logits held at once, with their gradient (objectives that need more of them than the
             labels' log-probabilities hold wider copies, too).
@@ -99,14 +98,13 @@ def engine_activations(
     """
     tokens, d = rows * shape.context, shape.width
     stream, gated = max(element, FP32), shape.activation == "swiglu"
-    readers = (3, 2 if gated else 1) if element < stream else (1, 1)
     copies = 2 if shape.norm == "rms" else 1  # RMSNorm also keeps the normalised input
     norm = copies * d * stream
     heads = (shape.heads + shape.kv_heads) * shape.head_size
     attention = 2 * heads * element + (copies * heads * stream if shape.qk_norm else 0)  # queries, keys, values, output
     ffn = (4 if gated else 2) * shape.ffn * element
     dropped = 2 * d * element if shape.dropout else 0
-    layer = 2 * norm + sum(readers) * d * element + attention + ffn + dropped
+    layer = 2 * norm + 2 * d * element + attention + ffn + dropped
     squares = score_elements(shape.heads, shape.context, rows) * (3 if shape.dropout else 1) if plain else 0
     squares = squares or score_elements(1, shape.context, masks)
     parts = shape.parameters_by_part()

@@ -122,14 +122,17 @@ def compiled(model: nn.Module, what: Compile) -> Callable[..., Any]:
     Blocks are alike, so a deep model's are compiled once for all; that costs a few Python calls a block, which is too
     much for small ones.
     """
+    if not what:
+        return model
+    twin: Any = copy.copy(model)
     if what == "blocks":
         blocks: dict[str, Any] = {
             n: torch.compile(b, dynamic=False) for n, b in model.get_submodule("layers").named_children()
         }
-        twin = copy.copy(model)
         twin._modules = {**model._modules, "layers": nn.ModuleDict(blocks)}
-        return twin
-    return torch.compile(model, dynamic=False) if what else model
+    else:
+        twin.stack = torch.compile(model.stack, dynamic=False)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    return twin
 
 
 def remembered(path: Path, fresh: Execution, settings: LoopSettings) -> Execution:
