@@ -128,6 +128,7 @@ evaluate = {{ every = 25, tokens = 16384 }}
 """
 """The recipe's reward model on other rows."""
 FOLDS = 5
+ARMS += "".join(FOLD.format(k=k) for k in range(1, FOLDS))
 
 
 @dataclass(frozen=True)
@@ -223,8 +224,7 @@ def main() -> None:
     for k, fold in enumerate(folds(rows), start=1):
         (out / f"fold_{k}.json").write_text(json.dumps(fold))
     (out / "manners.py").write_text((RECIPES / "manners.py").read_text())
-    others = "".join(FOLD.format(k=k) for k in range(1, FOLDS))
-    (out / "recipe.toml").write_text((RECIPES / f"{NAME}.toml").read_text() + ARMS + others)
+    (out / "recipe.toml").write_text((RECIPES / f"{NAME}.toml").read_text() + ARMS)
     sets = [f'stage.base.path="{base}"', *arguments.set]
     command = [sys.executable, "-c", "from ingot.cli import main; main()", "run", "recipe.toml"]
     command += [word for override in sets for word in ("--set", override)]

@@ -34,14 +34,21 @@ def test_the_check_of_align_instructions_is_the_recipe_and_arms_that_its_gates_r
         ("lora", "chat", {"adapter", "optim"}),
         ("lora_dpo", "dpo", {"adapter", "optim"}),
         ("backward", "dpo", {"data"}),
-        ("reward_2", "reward", {"seed"}),
-        ("reward_3", "reward", {"seed"}),
+        ("reward_1", "reward", {"data"}),
+        ("reward_4", "reward", {"data"}),
         ("coin", "reward", {"data"}),
         ("arms", "verdict", {"models", "by"}),
     ):
         assert {n for n, value in settings[arm].items() if value != settings[of][n]} == differs, arm
     for stage in ("verdict", "arms"):
         assert ALIGN["JUDGE"] in settings[stage]["by"]
+
+
+def test_every_row_is_held_out_by_one_fold() -> None:
+    rows = [{"instruction": str(n)} for n in range(1100)]
+    ends = [row["instruction"] for fold in [*ALIGN["folds"](rows), rows] for row in fold[-220:]]
+    assert sorted(ends) == sorted(row["instruction"] for row in rows)
+    assert all(sorted(fold, key=str) == sorted(rows, key=str) for fold in ALIGN["folds"](rows))
 
 
 def test_a_coin_exchanges_half_of_the_sides_and_leaves_the_held_out_rows() -> None:
