@@ -50,7 +50,7 @@ PEERS: dict[str, Peer] = {
         },
     ),
     "trl": Peer(
-        (TORCH, "trl==1.10.0", "transformers==5.23.0", "accelerate==1.15.0", "datasets==5.2.0"),
+        (TORCH, "trl==1.10.0", "transformers==5.23.0", "accelerate==1.15.0", "datasets==5.2.0", "requests"),
         {"align": {"trl": "trl_align.py"}},
     ),
     "datatrove": Peer(("datatrove==0.10.1", "orjson", "regex"), {"data": {"datatrove": "datatrove_data.py"}}),
