@@ -108,6 +108,15 @@ def test_head_command(ingot: Callable) -> None:
     assert all(rows[way]["peak_bytes"] > 0 for way in ("chunked", "whole"))
 
 
+def test_a_peer_that_cannot_generate_is_told(fake) -> None:
+    broken, said = fake("broken"), list[str]()
+    Path(broken.command[1]).write_text("raise SystemExit('no such kernel')")
+    how = {"prompt": 2, "new": 2, "repetitions": 1, "seconds": 0.0, "kept": Kept(None), "say": said.append}
+    found = generate.measured({"shape": {}}, [fake("ingot", **GENERATED), broken], 1, "float32", **how)
+    assert list(found) == ["ingot"]
+    assert "broken: its process ended without a result: no such kernel; it is left out" in said
+
+
 def test_everything_becomes_a_page(monkeypatch, fake, tmp_path: Path) -> None:
     """The whole of `bench all` with contenders that only say what they measured."""
     said = {**GENERATED, **RESULT, **MACHINE, "batch_s": 1e-5, "weights": "", "kept": 0, "masked": 0}

@@ -64,7 +64,7 @@ def measured(
         for method in methods:
             everybody = contenders(method, theirs)
             told = {**job, **more, "method": method}
-            found[method] = alternate(everybody, told, repetitions, kept, lambda text: None)
+            found[method] = alternate(everybody, told, repetitions, kept, say)
             for name, results in found[method].items():
                 say(f"{method}, {name}: {1000 * statistics.median(r['step_s'] for r in results):,.0f} ms a step")
     return found

@@ -33,9 +33,7 @@ def measured(
 ) -> Measured:
     """All contenders on one batch and precision of a prepared shape."""
     more = {"dtype": dtype, "prompt": prompt, "new": new, "seconds": seconds, "seed": 1}
-    results = alternate(
-        contenders, {**job, **more, "shape": {**job["shape"], "rows": rows}}, repetitions, kept, lambda text: None
-    )
+    results = alternate(contenders, {**job, **more, "shape": {**job["shape"], "rows": rows}}, repetitions, kept, say)
     for name, found in results.items():
         seconds = statistics.median(r["seconds"] for r in found)
         say(f"{rows} rows, {dtype}, {name}: {rows * new / seconds:,.0f} tok/s")

@@ -45,7 +45,7 @@ def alternate(
 ) -> Measured:
     """Every contender once in each repetition; every other repetition goes through them backwards.
 
-    A peer that fails is told, and left out from then on.
+    A peer that fails is told, and left out from then on; training steps are told where there is a label.
     """
     results: Measured = {c.name: [] for c in contenders}
     for repetition in range(repetitions):
@@ -61,7 +61,7 @@ def alternate(
                 del results[contender.name]
                 continue
             results[contender.name].append(result)
-            if "shape" in job and "step_s" in result:
+            if label:
                 tok_s = job["shape"]["rows"] * job["shape"]["context"] / result["step_s"]
                 say(f"{label} {repetition + 1}/{repetitions} {contender.name}: {tok_s:,.0f} tok/s")
     return results
