@@ -13,6 +13,7 @@ from ingot.model import lora
 from ingot.model.adapter import AdapterSettings
 from ingot.model.settings import FAMILIES, ModelConfig, ModelSettings
 from ingot.model.transformer import Transformer
+from ingot.optim.average import Average
 from ingot.optim.groups import counts
 from ingot.optim.optimizers import build
 from ingot.optim.settings import OptimSettings
@@ -104,13 +105,13 @@ def test_e6_the_state_of_an_adapter_is_that_of_its_model_and_optimizer(
     config = ModelSettings(depth=2, width=64, family="gpt2", context=64, tied=tied).resolve(300)
     table = {"kind": "dora", "rank": 4, "targets": ("attention.*", "down"), "modules_to_save": whole}
     adapter = AdapterSettings.model_validate(table)
-    optim = OptimSettings.model_validate({"kind": kind, "lr": 0.1})
+    optim = OptimSettings.model_validate({"kind": kind, "lr": 0.1, "ema": 0.9 * tied})
     told = _tuned(config, CPU, adapter=adapter, optim=optim, precision=precision)
     model = Transformer(config)
     lora.adapt(model, adapter, 0)
     lora.hold(model, torch.bfloat16 if precision == "bf16" else torch.float32)
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    kept = build(trained, optim, 0.1).tensors()
+    kept = build(trained, optim, 0.1).tensors() | Average(trained, optim.ema).tensors()
     assert told["memory"]["weights"] == sum(p.nbytes for p in model.parameters())
     assert told["memory"]["gradients"] == sum(p.nbytes for p in trained.values())
     assert told["memory"]["optimizer"] == sum(t.nbytes for t in kept.values() if t.dim() > 0)

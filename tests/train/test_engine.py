@@ -258,14 +258,14 @@ def test_D12_resume_is_never_having_stopped_to_the_bit(tmp_path: Path, make_stor
     assert sorted(map(str, logs[0])) == sorted(map(str, logs[1]))
 
 
-@pytest.mark.parametrize("kind", ["adam", "sgd", "muon", "lion"])
-def test_D12_every_optimizer_goes_on_to_the_bit(tmp_path: Path, make_store, kind: str) -> None:
-    """All its moments are in the checkpoint by name; AdamW is the test above."""
+@pytest.mark.parametrize(("kind", "ema"), [("adam", 0), ("sgd", 0), ("muon", 0), ("lion", 0), ("adamw", 0.8)])
+def test_D12_every_optimizer_goes_on_to_the_bit(tmp_path: Path, make_store, kind: str, ema: float) -> None:
+    """All its moments are in the checkpoint by name, the average's too; AdamW alone is the test above."""
     source = _text(make_store)
 
     def engine(name: str) -> Engine:
         made = _engine(tmp_path / name, "fp32", micro=8, steps=7, save_every=3)
-        plan = replace(made.plan, optim=OptimSettings(kind=kind, lr=1e-2))
+        plan = replace(made.plan, optim=OptimSettings(kind=kind, lr=1e-2, ema=ema))
         return Engine(made.model, made.objective, plan, made.execution, made.mesh, tmp_path / name)
 
     straight = engine("a")
@@ -278,6 +278,27 @@ def test_D12_every_optimizer_goes_on_to_the_bit(tmp_path: Path, make_store, kind
     assert {n.rpartition(".")[0].removeprefix("optim.") for n in moments} == set(straight.trained)
     for (name, a), b in zip(straight.tensors().items(), again.tensors().values(), strict=True):
         assert torch.equal(a, b), name
+
+
+def test_an_averaged_run_trains_the_same_and_hands_on_the_average(tmp_path: Path, make_store) -> None:
+    """Averaging moves no step; evaluations and the model of every checkpoint are the average's."""
+    source = _text(make_store)
+
+    def trained(name: str, ema: float) -> tuple[Engine, dict[str, float]]:
+        made = _engine(tmp_path / name, "fp32", micro=8, steps=9, save_every=3)
+        plan = replace(made.plan, optim=OptimSettings(lr=1e-2, ema=ema))
+        engine = Engine(made.model, made.objective, plan, made.execution, made.mesh, tmp_path / name)
+        return engine, _run(engine, source, tmp_path / name)
+
+    (plain, last), (averaged, found) = trained("plain", 0), trained("averaged", 0.8)
+    assert all(torch.equal(p, averaged.named[n]) for n, p in plain.named.items())
+    assert found["val_loss_nats"] != last["val_loss_nats"]
+    reader = _engine(tmp_path / "reader", "fp32", micro=8)
+    for name in ("00000009", "best"):
+        checkpoint.load(tmp_path / "averaged" / "checkpoints" / name, reader.tensors(moments=False))
+        assert not torch.equal(reader.named["norm.weight"], averaged.named["norm.weight"])
+        if name != "best":
+            assert reader.evaluate(all_rows(source, 8))[0] == found["val_loss_nats"]
 
 
 def test_D12_a_run_goes_on_from_the_last_good_checkpoint(tmp_path: Path, make_store) -> None:

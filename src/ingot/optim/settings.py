@@ -56,6 +56,9 @@ class OptimSettings(Settings):
     """Whether embedding tables decay too (they have two dimensions, so by the rule dim >= 2 they do)."""
     clip: float = Field(default=1.0, gt=0)
     """Largest global gradient norm; a longer gradient is scaled down to it."""
+    ema: float = Field(default=0.0, ge=0, lt=1)
+    """Decay of an exponential moving average of the weights, a step: .97 remembers about 33 steps, 0 is none. The
+    average is what is evaluated, saved as the model and used by later stages."""
     schedule: ScheduleKind = "cosine"
     """What follows the warmup; wsd holds the peak and decays over its last part."""
     warmup: float = Field(default=0.02, ge=0)

@@ -285,13 +285,14 @@ class _Evaluation:
     def _sample(self, step: int) -> dict[str, str]:
         prompt, shown = self._prompt()
         sampling = sampling_for(self.tokenizer, max_new=self.settings.evaluate.sample_tokens, temperature=0.8)
-        (completion,) = generate(
-            self.engine.model,  # type: ignore[arg-type]
-            [prompt],
-            sampling,
-            seed=self.job.seed,
-            step=step,
-        )
+        with self.engine.judged():
+            (completion,) = generate(
+                self.engine.model,  # type: ignore[arg-type]
+                [prompt],
+                sampling,
+                seed=self.job.seed,
+                step=step,
+            )
         return {"prompt": shown, "text": self.tokenizer.decode(completion.ids)}
 
     def _prompt(self) -> tuple[np.ndarray, str]:

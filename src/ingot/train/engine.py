@@ -12,6 +12,7 @@ and the objective's small declared dict; resuming repeats nothing and skips noth
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +26,7 @@ from ingot.data.order import key_of
 from ingot.dist import checkpoint
 from ingot.dist.mesh import Mesh
 from ingot.optim import optimizers
+from ingot.optim.average import Average
 from ingot.optim.groups import clip_, global_norm
 from ingot.optim.settings import OptimSettings
 from ingot.text.tokenizer import Tokenizer
@@ -122,6 +124,7 @@ class Engine:
         self.named = dict(model.named_parameters()) | {f"extra.{n}": p for n, p in self.extra.named_parameters()}
         self.trained = {n: p for n, p in self.named.items() if p.requires_grad}
         self.optimizer = optimizers.build(self.trained, plan.optim, plan.schedule.peak)
+        self.average = Average(self.trained, plan.optim.ema)
         self.state = {**copy.deepcopy(FRESH), "objective": dict(objective.fresh)}
         if execution.precision == "fp16":
             self.state["loss_scale"] = scaling.START
@@ -143,6 +146,7 @@ class Engine:
             seen = self._global_counts(raw)["replay_token"] * len(updates) / len(again)
             context.notes["replay_share"] = seen / (seen + sum(u.tokens for u in updates))
         metrics = merged(updates, context.notes)
+        self.average.update(step)
         self.state["step"], self.state["tokens"] = step, metrics.tokens_seen
         return metrics
 
@@ -258,23 +262,22 @@ class Engine:
 
         Penalties are no part of it. A note counts by the rows of its batch.
         """
-        self.model.eval()
         sums: dict[str, tuple[Tensor, Term]] = {}
         counts: dict[str, int] = {}
         notes: dict[str, float] = {}
         rows = 0
-        for raw in batches:
-            context = self.context(0)
-            for batch in self._expanded(raw, context):
-                for unit, n in self._global_counts(batch).items():
-                    counts[unit] = counts.get(unit, 0) + n
-                for name, term in self._terms(batch).items():
-                    before = sums[name][0] if name in sums else 0
-                    sums[name] = (before + term.sum.double(), term)
-            rows += len(raw)
-            for name, value in context.notes.items():
-                notes[name] = notes.get(name, 0.0) + float(value) * len(raw)
-        self.model.train(self.objective.dropout)
+        with self.judged():
+            for raw in batches:
+                context = self.context(0)
+                for batch in self._expanded(raw, context):
+                    for unit, n in self._global_counts(batch).items():
+                        counts[unit] = counts.get(unit, 0) + n
+                    for name, term in self._terms(batch).items():
+                        before = sums[name][0] if name in sums else 0
+                        sums[name] = (before + term.sum.double(), term)
+                rows += len(raw)
+                for name, value in context.notes.items():
+                    notes[name] = notes.get(name, 0.0) + float(value) * len(raw)
         parts = {n: float(self.mesh.sum(s) * t.weight / max(1, counts[t.unit])) for n, (s, t) in sums.items()}
         loss = sum(part for name, part in parts.items() if reported(sums[name][1]))
         metrics = {name: part for name, part in parts.items() if sums[name][1].metric}
@@ -288,10 +291,16 @@ class Engine:
     @torch.no_grad()
     def conclude(self, batches: Iterable[Batch]) -> dict[str, float]:
         """What the objective has to say of the trained model on held-out rows."""
+        with self.judged():
+            return self.objective.conclude(batches, self.context(0))
+
+    @contextmanager
+    def judged(self) -> Iterator[None]:
+        """The model as it is evaluated and handed on: without dropout, and averaged where that is asked for."""
         self.model.eval()
-        found = self.objective.conclude(batches, self.context(0))
+        with self.average.applied():
+            yield
         self.model.train(self.objective.dropout)
-        return found
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -299,12 +308,15 @@ class Engine:
         """Checkpoint names to tensors (shared memory: loading fills the running model).
 
         What is frozen under an adapter is not among them: it is the model that the stage started from, whose own
-        checkpoint holds it.
+        checkpoint holds it. The model of a checkpoint is what it is worth to others: where weights are averaged, the
+        average; training's own weights are then among the moments.
         """
-        kept = {n: p for n, p in self.named.items() if n in self.trained or n.startswith("extra.")}
-        out = {f"model.{n}": p.detach() for n, p in kept.items()}
+        kept = {n: p.detach() for n, p in self.named.items() if n in self.trained or n.startswith("extra.")}
+        averages = self.average.tensors()
+        out = {f"model.{n}": t for n, t in (kept | averages).items()}
         if moments:
             out |= {f"optim.{n}": t for n, t in self.optimizer.tensors().items()}
+            out |= {f"optim.{n}.weight": kept[n] for n in averages}
         return out
 
     def save(self) -> None:
