@@ -94,9 +94,9 @@ kind = "train"
 init = "base"
 data = { tossed = 1.0 }
 objective = "reward"
-duration = "3 epochs"
+duration = "4 epochs"
 batch = 16
-optim = { lr = 1e-3, clip = 4.0 }
+optim = { lr = 1e-3, clip = 4.0, ema = 0.99 }
 evaluate = { every = 25, tokens = 16384 }
 
 [stage.arms]
@@ -121,9 +121,9 @@ kind = "train"
 init = "base"
 data = {{ fold_{k} = 1.0 }}
 objective = "reward"
-duration = "3 epochs"
+duration = "4 epochs"
 batch = 16
-optim = {{ lr = 1e-3, clip = 4.0 }}
+optim = {{ lr = 1e-3, clip = 4.0, ema = 0.99 }}
 evaluate = {{ every = 25, tokens = 16384 }}
 """
 """The recipe's reward model on other rows."""

@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ingot.infer.product import FULL, head_product, packs, product
+from ingot.infer.product import fill, head_product, product
 from ingot.model.attention import causal_mask
 from ingot.model.feedforward import SwiGLU
 from ingot.model.norms import LayerNorm, RMSNorm
@@ -77,7 +77,7 @@ class Decoder:
             self.layers = [self._layer(block) for block in model.layers.values() if isinstance(block, Block)]
             self.norm = self._norm(model.norm)
             self.head = head_product(self.embedding if model.head is None else model.head.weight, self.dtype)
-        self.full = FULL if packs(self.device, self.dtype) else 1
+        self.full = fill(self.device, self.dtype)
 
     def _layer(self, block: Block) -> _Layer:
         attention, ffn = block.attention, block.ffn

@@ -11,7 +11,9 @@ GB/s of weights read, 2 cores with AVX-512 bf16 whose dot product of a long vect
     32 rows, 4,096 out (GFLOP/s)         90            176
 
 The greater figures of a range are of rows filled up to `FULL`: the kernels for 4 and 6 rows read faster than those for
-1 and 2.
+1 and 2. On a CPU with matrix tiles it is the other way round (two cores of a Sapphire Rapids, 50,257 out: one row of
+bf16 25 GB/s, six 14; fp32 23 and 18), so nothing is filled up there; and 32 rows gain little over `F.linear` (bf16 8
+to 14 GB/s against 7 to 11).
 
 Rejected: `torch.mv` (fp32 as `F.linear`, bf16 slower), weights stored transposed (fp32 1.5 times as fast as `F.linear`
 with one row, no faster with 32), one row as bags of `torch.embedding_bag` (bf16 1.0 to 1.25 times as fast as here, fp32
@@ -61,6 +63,12 @@ def _product(weight_OI: Tensor, bias_O: Tensor | None) -> Callable[[Tensor], Ten
     packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), FULL)
     multiply = torch.ops.mkldnn._linear_pointwise.default
     return lambda x_MI: multiply(x_MI, packed, bias_O, "none", [], "")
+
+
+def fill(device: torch.device, dtype: torch.dtype) -> int:
+    """Rows that a product should have at least: `FULL` where that is faster than fewer, else 1."""
+    tiles = torch.cpu._is_amx_tile_supported()  # whose CPUs read no faster for it
+    return FULL if packs(device, dtype) and not tiles else 1
 
 
 def packs(device: torch.device, dtype: torch.dtype) -> bool:
