@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ingot.core.artifact import atomic_write
-from proofs.proof import Arm, Numbers, Proof, Results
+from proofs.proof import Arm, Gate, Numbers, Proof, Results
 
 HEAD = """# Proofs
 
@@ -31,13 +31,19 @@ def page(proofs: Sequence[Proof], results: Results, seeds: Sequence[int], to: Pa
         counts = sorted({len(n) for n in found.values()})
         said = "–" if not run else "-".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
         table.append(f"| {proof.id} | {proof.claim} | {proof.answer} | {cells[0]} | {cells[1]} | {said} |")
-        if proof.note or (proof.figure and whole):
-            below.append(f"## {proof.id}\n\n{proof.note}".rstrip())
+        notes = [proof.note, *dict.fromkeys(_why(gate) for arm in proof.arms for gate in arm.gates)]
+        if any(notes) or (proof.figure and whole):
+            below.append("\n\n".join((f"## {proof.id}", *filter(None, notes))))
         if proof.figure and whole:
             picture = to.parent / "proofs" / f"{proof.id}.svg"
             atomic_write(picture, proof.figure(found))
             below.append(f"![{proof.claim}](proofs/{proof.id}.svg)")
     atomic_write(to, HEAD + "\n".join(table) + "\n" + "".join(f"\n{part}\n" for part in below))
+
+
+def _why(gate: Gate) -> str:
+    """Why a gate is where it is, where it says."""
+    return f"{gate}: {gate.why}." if gate.why else ""
 
 
 def _cell(arms: Sequence[Arm], found: Mapping[str, Sequence[Numbers]]) -> str:

@@ -187,5 +187,10 @@ def test_a_picture_is_an_svg_document(tmp_path):
     sweeps = {"ewc": [(0.9, 0.5), (0.5, 0.9)], "l2sp": [(0.5, 0.5), (0.1, 0.9)]}
     found = {arm.name: [{"A": 0.5, "B": 0.9} | (sweeps if arm.name == "ewc" else {})] * 2 for arm in E3.arms}
     assert ElementTree.fromstring(frontiers(found)).tag.endswith("svg")
-    page([P1], Results(tmp_path), [1], tmp_path / "PROOFS.md")
-    assert "beta 1: not run" in (tmp_path / "PROOFS.md").read_text()
+
+
+def test_the_page_says_what_was_not_run_and_why_a_gate_is_where_it_is(tmp_path):
+    page([P1, E3], Results(tmp_path), [1], tmp_path / "PROOFS.md")
+    written = (tmp_path / "PROOFS.md").read_text()
+    assert "beta 1: not run" in written
+    assert "\n2 <= Fisher / empirical: few wrong answers have most of the empirical Fisher.\n" in written
