@@ -193,4 +193,4 @@ def test_the_page_says_what_was_not_run_and_why_a_gate_is_where_it_is(tmp_path):
     page([P1, E3], Results(tmp_path), [1], tmp_path / "PROOFS.md")
     written = (tmp_path / "PROOFS.md").read_text()
     assert "beta 1: not run" in written
-    assert "\n2 <= Fisher / empirical: few wrong answers have most of the empirical Fisher.\n" in written
+    assert "\n30 <= Fisher / empirical: 99 where every letter is as sure as .99, and some are less.\n" in written
