@@ -150,3 +150,14 @@ def test_layers_of_one_input_are_one_product(rows, dtype):
 def test_only_what_onednn_knows_is_laid_out_for_it():
     assert not packs(torch.device("cpu"), torch.float64)
     assert not packs(torch.device("cuda"), torch.bfloat16)
+
+
+@pytest.mark.parametrize("tiles", [False, True])
+def test_few_rows_are_filled_up_except_on_a_cpu_with_matrix_tiles(tiles, monkeypatch):
+    """Whatever this machine has, both ways give the logits of the full forward."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
+    model, ids_BT = _model(), _ids(2, 12)
+    assert Decoder(model).full == (FULL if packs(torch.device("cpu"), torch.float32) and not tiles else 1)
+    expected_BTV = _logits(model, ids_BT)[:, 3:]
+    atol = 1e-5 * float(expected_BTV.abs().max())
+    torch.testing.assert_close(_decoded(model, ids_BT, [4, 4]), expected_BTV, rtol=0, atol=atol)

@@ -22,15 +22,15 @@ class Average:
 
     def __init__(self, named: Named, decay: float):
         self._decay = decay
-        self._weights = [p.detach() for p in named.values()] if decay else []
-        self._averages = [w.clone() for w in self._weights]
-        self._names = list(named)
+        self._weights = {name: p.detach() for name, p in named.items()} if decay else {}
+        self._averages = {name: weight.clone() for name, weight in self._weights.items()}
 
     def update(self, step: int) -> None:
         """Take in the weights as they are after this step, counted from 1."""
         if self._weights:
             share = max(1 - self._decay, 1 / step)
-            torch._foreach_lerp_(self._averages, self._weights, share)  # pyright: ignore[reportPrivateImportUsage]
+            averages, weights = list(self._averages.values()), list(self._weights.values())
+            torch._foreach_lerp_(averages, weights, share)  # pyright: ignore[reportPrivateImportUsage]
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -43,11 +43,11 @@ class Average:
 
     def _exchange(self) -> None:
         # By content: compiled code and optimizers hold on to the tensors.
-        for weight, average in zip(self._weights, self._averages, strict=True):
+        for name, weight in self._weights.items():
             held = weight.clone()
-            weight.copy_(average)
-            average.copy_(held)
+            weight.copy_(self._averages[name])
+            self._averages[name].copy_(held)
 
     def tensors(self) -> dict[str, Tensor]:
         """The averages by their parameters' names."""
-        return dict(zip(self._names, self._averages, strict=False))
+        return dict(self._averages)

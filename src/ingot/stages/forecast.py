@@ -92,16 +92,16 @@ def parameters(config: ModelConfig, optim: OptimSettings, adapter: AdapterSettin
 def moments(config: ModelConfig, optim: OptimSettings, adapter: int | None = None) -> int:
     """Numbers that the optimizer keeps between steps; where an adapter of so many numbers is trained, of that alone."""
     trained = config.parameters if adapter is None else adapter
-    average = trained if optim.ema else 0
     match optim.kind:
         case "sgd":
-            return average + (trained if optim.momentum else 0)
+            each = 1 if optim.momentum else 0
         case "lion":
-            return average + trained
-        case "muon":  # one for a matrix inside a block, AdamW's two for all else
-            return average + 2 * trained - (_matrices(config) if adapter is None else 0)
+            each = 1
         case _:
-            return average + 2 * trained
+            each = 2
+    # Muon keeps one for a matrix inside a block, AdamW's two for all else.
+    fewer = _matrices(config) if optim.kind == "muon" and adapter is None else 0
+    return (each + bool(optim.ema)) * trained - fewer
 
 
 def _matrices(config: ModelConfig) -> int:
