@@ -1,5 +1,6 @@
 """Every optimizer a recipe may name, by the sources' numbers and by the papers' formulas (D2, D3)."""
 
+import subprocess
 import sys
 from typing import Any, get_args
 
@@ -9,6 +10,8 @@ from pydantic import ValidationError
 
 from ingot.core.errors import UserError
 from ingot.core.recipe import settings_tree
+from ingot.optim.adam import Adam
+from ingot.optim.groups import groups
 from ingot.optim.optimizers import Optimizer, build, hidden_matrix
 from ingot.optim.settings import Kind, OptimSettings
 
@@ -89,13 +92,60 @@ def test_D2_adam(kind: str) -> None:
         assert weight.item() == pytest.approx(after, rel=1e-12)
 
 
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("kind", ["adam", "adamw"])
+def test_adam_is_torchs_to_the_bit(kind: str, fused: bool) -> None:
+    """Weights and moments after steps of which some have no gradient, or another rate."""
+    theirs, ours = ({f"w{n}": _drawn(n) for n in range(3)} for _ in range(2))
+    if not fused:  # a frozen parameter of another type beside them
+        ours["frozen"] = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16), requires_grad=False)
+    settings = OptimSettings(kind=kind, weight_decay=0.1)
+    assert settings.betas
+    of = torch.optim.AdamW if kind == "adamw" else torch.optim.Adam
+    oracle = of(groups(theirs, settings), lr=0.0, betas=settings.betas, eps=settings.eps, fused=fused)
+    optimizer = build(ours, settings, 0.0)
+    assert isinstance(optimizer.parts[0], Adam)
+    assert optimizer.parts[0].fused == fused
+    for step in range(6):
+        for n, name in enumerate(theirs):
+            gradient = None if (step + n) % 3 == 0 else _drawn(10 * step + n).detach()
+            theirs[name].grad, ours[name].grad = gradient, gradient
+        for group in oracle.param_groups:
+            group["lr"] = 0.01 * (step + 1)
+        oracle.step()
+        optimizer.step(0.01 * (step + 1))
+    found = optimizer.tensors()
+    for name, parameter in theirs.items():
+        assert torch.equal(parameter, ours[name])
+        for moment, value in oracle.state[parameter].items():
+            assert torch.equal(found[f"{name}.{moment}"], value)
+            assert found[f"{name}.{moment}"].dtype == value.dtype
+
+
+def _drawn(seed: int) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.randn(3 + seed % 10 % 3, 4, generator=torch.Generator().manual_seed(seed)))
+
+
+def test_adam_does_not_import_torchs_compiler() -> None:
+    code = (
+        "import sys, torch; from ingot.optim.optimizers import build; from ingot.optim.settings import OptimSettings\n"
+        "w = torch.nn.Parameter(torch.ones(2, 2)); o = build({'w': w}, OptimSettings(), 1.0); o.tensors()\n"
+        "w.grad = torch.ones(2, 2); o.step(1.0); o.clear(); assert w.grad is None\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_D2_defaults() -> None:
     settings = OptimSettings()
     assert (settings.kind, settings.betas, settings.eps, settings.weight_decay) == ("adamw", (0.9, 0.95), 1e-8, 0.1)
     assert (settings.min_ratio, settings.clip) == (0.1, 1.0)
-    for kind in ("adamw", "adam", "sgd"):
+    for kind in ("adamw", "adam"):
         (part,) = build({"w": _weight(1.0, 2, 2)}, OptimSettings(kind=kind, lr=1.0), 1.0).parts
-        assert part.defaults["fused"], kind
+        assert isinstance(part, Adam)
+        assert part.fused, kind
+    (part,) = build({"w": _weight(1.0, 2, 2)}, OptimSettings(kind="sgd", lr=1.0), 1.0).parts
+    assert part.param_groups[0]["fused"]
 
 
 @pytest.mark.parametrize("kind", ["adamw", "lion", "muon"])
@@ -184,7 +234,7 @@ def test_muon_takes_the_matrices_inside_blocks_and_adamw_the_rest() -> None:
     named = dict(model.named_parameters()) | {"layers.0.attention.q.lora_a": _weight(1.0, 4, 2)}
     muon, adamw = build(named, OptimSettings(kind="muon", weight_decay=0.3), 1e-3).parts
     assert isinstance(muon, torch.optim.Muon)
-    assert isinstance(adamw, torch.optim.AdamW)
+    assert isinstance(adamw, Adam)
     names = {p: n for n, p in named.items()}
     of = [{names[p] for g in part.param_groups for p in g["params"]} for part in (muon, adamw)]
     assert of[0] == {n for n, p in named.items() if hidden_matrix(n, p)}

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-
 from ingot.core.errors import UserError
 
 BLOCK = 1 << 20
@@ -63,7 +61,9 @@ def blocks(file: Path) -> Iterator[bytes]:
         if file.name.endswith(".gz"):
             yield from _gunzip(file)
         elif file.name.endswith(".zst"):
-            with pa.OSFile(str(file)) as packed, pa.CompressedInputStream(packed, "zstd") as stream:
+            from pyarrow import CompressedInputStream, OSFile  # whoever reads a recipe imports this file
+
+            with OSFile(str(file)) as packed, CompressedInputStream(packed, "zstd") as stream:
                 while block := stream.read(BLOCK):
                     yield block
         else:

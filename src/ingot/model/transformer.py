@@ -77,9 +77,9 @@ class Transformer(nn.Module):
         self.config = config
         self.attention_path: Path = "auto"
         """How attention is computed, not what: an execution choice that tests and `execution` may set."""
-        self.embedding = nn.Embedding(config.vocab, config.width)
+        self.embedding = _embedding(config.vocab, config.width)
         learned = config.positions == "learned"
-        self.position_embedding = nn.Embedding(config.context, config.width) if learned else None
+        self.position_embedding = _embedding(config.context, config.width) if learned else None
         self.layers = nn.ModuleDict({str(i): Block(config) for i in range(config.depth)})
         self.norm = make_norm(config, config.width)
         self.head = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
@@ -206,7 +206,11 @@ def empty(config: ModelConfig, device: torch.device | str, dtype: torch.dtype) -
     """A model of that shape with memory but no values."""
     with torch.device("meta"):
         model = Transformer(config)
-    return model.to(dtype).to_empty(device=device)
+    for module in model.modules():  # `to_empty` does it by code that imports sympy
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            memory = torch.empty(parameter.shape, dtype=dtype, device=device)
+            setattr(module, name, nn.Parameter(memory, parameter.requires_grad))
+    return model
 
 
 def build(
@@ -216,6 +220,11 @@ def build(
     model = empty(config, device, dtype)
     model.init_weights(torch.Generator().manual_seed(seed))
     return model
+
+
+def _embedding(rows: int, width: int) -> nn.Embedding:
+    """Without values: `nn.Embedding` draws some, on the meta device by code that imports torch's compiler (1 s)."""
+    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
 
 
 def _starts(documents_BT: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """The optimizers a recipe may name, behind one small class: one `step`, and every moment by name.
 
-torch's own, fused where it has that. Its conventions hold: momentum is v = m v + g with the rate outside (a "moving
-average" (1 - m) g is 1 / (1 - m) smaller in effect), Adam corrects its bias, decoupled decay is 1 - lr * weight_decay.
+torch's own, fused where it has that; of Adam and AdamW its kernels (`adam.py`). Its conventions hold: momentum is
+v = m v + g with the rate outside (a "moving average" (1 - m) g is 1 / (1 - m) smaller in effect), Adam corrects its
+bias, decoupled decay is 1 - lr * weight_decay.
 
 Muon (Jordan et al. 2024) replaces a matrix's momentum by its nearest orthogonal matrix, so it is for the matrices
 inside blocks; the embedding, the head, vectors and adapters are AdamW's. We choose torch's `match_rms_adamw` (Liu et
@@ -11,21 +12,33 @@ decay serve both parts. Rejected: Jordan's own scale sqrt(max(1, rows / columns)
 about 30 times the first. torch orthogonalises in bf16, in an fp64 run too.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ingot.core.errors import UserError
+from ingot.optim.adam import Adam
 from ingot.optim.groups import Named, groups
 from ingot.optim.settings import OptimSettings
 
 
-class Optimizer:
-    """One torch optimizer, or several that share the parameters out, stepped as one."""
+class Part(Protocol):
+    """What is used of a torch optimizer."""
 
-    def __init__(self, parts: Sequence[torch.optim.Optimizer], named: Named):
+    @property
+    def param_groups(self) -> list[dict[str, Any]]: ...
+    @property
+    def state(self) -> defaultdict[Tensor, Any]: ...
+    def step(self) -> Any: ...
+
+
+class Optimizer:
+    """One optimizer, or several that share the parameters out, stepped as one."""
+
+    def __init__(self, parts: Sequence[Part], named: Named):
         self.parts = parts
         self._names = {parameter: name for name, parameter in named.items()}
 
@@ -38,8 +51,8 @@ class Optimizer:
 
     def clear(self) -> None:
         """Drop all gradients."""
-        for part in self.parts:
-            part.zero_grad(set_to_none=True)
+        for parameter in self._names:
+            parameter.grad = None
 
     def tensors(self) -> dict[str, Tensor]:
         """The moments by name, for a checkpoint; they are made (as zeros) where no step was taken yet."""
@@ -72,25 +85,29 @@ def _fused(named: Named) -> bool:
     return all(p.dtype in (torch.float32, torch.float64) for p in named.values())
 
 
-def _adamw(named: Named, settings: OptimSettings, lr: float) -> list[torch.optim.Optimizer]:
+def _adamw(named: Named, settings: OptimSettings, lr: float) -> list[Part]:
     """Loshchilov and Hutter 2019, algorithm 2."""
-    options: dict[str, Any] = {"betas": settings.betas, "eps": settings.eps, "fused": _fused(named)}
-    return [torch.optim.AdamW(groups(named, settings), lr=lr, **options)]
+    return [_adams(named, settings, lr, decoupled=True)]
 
 
-def _adam(named: Named, settings: OptimSettings, lr: float) -> list[torch.optim.Optimizer]:
+def _adam(named: Named, settings: OptimSettings, lr: float) -> list[Part]:
     """Kingma and Ba 2015, algorithm 1; a weight decay would be part of the gradient."""
+    return [_adams(named, settings, lr, decoupled=False)]
+
+
+def _adams(named: Named, settings: OptimSettings, lr: float, *, decoupled: bool) -> Adam:
+    assert settings.betas
     options: dict[str, Any] = {"betas": settings.betas, "eps": settings.eps, "fused": _fused(named)}
-    return [torch.optim.Adam(groups(named, settings), lr=lr, **options)]
+    return Adam(groups(named, settings), lr, decoupled=decoupled, **options)
 
 
-def _sgd(named: Named, settings: OptimSettings, lr: float) -> list[torch.optim.Optimizer]:
+def _sgd(named: Named, settings: OptimSettings, lr: float) -> list[Part]:
     """Sutskever et al. 2013, with the rate outside the velocity."""
     options: dict[str, Any] = {"momentum": settings.momentum, "nesterov": settings.nesterov}
     return [torch.optim.SGD(groups(named, settings), lr=lr, fused=_fused(named), **options)]
 
 
-def _muon(named: Named, settings: OptimSettings, lr: float) -> list[torch.optim.Optimizer]:
+def _muon(named: Named, settings: OptimSettings, lr: float) -> list[Part]:
     hidden = {n: p for n, p in named.items() if hidden_matrix(n, p)}
     rest = {n: p for n, p in named.items() if n not in hidden}
     options: dict[str, Any] = {"momentum": settings.momentum, "nesterov": settings.nesterov}
@@ -98,7 +115,7 @@ def _muon(named: Named, settings: OptimSettings, lr: float) -> list[torch.optim.
     return [muon, *_adamw(rest, settings, lr)]
 
 
-def _lion(named: Named, settings: OptimSettings, lr: float) -> list[torch.optim.Optimizer]:
+def _lion(named: Named, settings: OptimSettings, lr: float) -> list[Part]:
     """Chen et al. 2023, algorithm 2."""
     try:
         from lion_pytorch import Lion
@@ -108,7 +125,7 @@ def _lion(named: Named, settings: OptimSettings, lr: float) -> list[torch.optim.
     return [Lion(groups(named, settings), lr=lr, betas=settings.betas)]
 
 
-_PARTS: dict[str, Callable[[Named, OptimSettings, float], list[torch.optim.Optimizer]]] = {
+_PARTS: dict[str, Callable[[Named, OptimSettings, float], list[Part]]] = {
     "adamw": _adamw,
     "adam": _adam,
     "sgd": _sgd,
@@ -117,15 +134,14 @@ _PARTS: dict[str, Callable[[Named, OptimSettings, float], list[torch.optim.Optim
 }
 
 
-def _fresh(part: torch.optim.Optimizer, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+def _fresh(part: Part, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
     """The state that a first step finds, spelled out: zeros, and no velocity without momentum."""
 
     def zeros() -> Tensor:
         return torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
-    if isinstance(part, torch.optim.Adam):  # AdamW is one
-        count = torch.zeros((), dtype=torch.float32, device=parameter.device if group["fused"] else "cpu")
-        return {"step": count, "exp_avg": zeros(), "exp_avg_sq": zeros()}
+    if isinstance(part, Adam):
+        return part.fresh(parameter)
     if isinstance(part, torch.optim.SGD | torch.optim.Muon):
         return {"momentum_buffer": zeros()} if group["momentum"] else {}
     return {"exp_avg": zeros()}

@@ -16,7 +16,6 @@ import numpy as np
 from ingot.data.batches import Source, all_rows
 from ingot.data.packing import Whole
 from ingot.text.store import MANIFEST
-from ingot.text.store_writer import ColumnSpec, OverlayWriter
 from ingot.train.engine import Engine
 from ingot.train.settings import rows_per_pass
 
@@ -32,6 +31,8 @@ def add_columns(engine: Engine, source: Source, directory: Path, advance: Callab
     """
     assert isinstance(source.plan, Whole), "columns per document are read where a row is one document"
     if not (directory / MANIFEST).exists():
+        from ingot.text.store_writer import ColumnSpec, OverlayWriter  # reads pyarrow, which few runs need
+
         values = {name: np.full(source.store.documents, np.nan) for name in engine.objective.overlays}
         for batch in all_rows(source, rows_per_pass(source.plan.context)):
             document_B = source.plan.index(batch.row_B[:: batch.group])[1][:, 0]

@@ -23,8 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ingot.core.artifact import digest_json
 from ingot.core.errors import UserError
@@ -148,26 +146,30 @@ class Store:
             raise UserError(f"{self.path}: no document {document:,}; it has {self.documents:,}, numbered from 0")
         number, row = divmod(document, IDENTITY_ROWS)
         if self._row_group[0] != number:
-            self._identities.verify()
-            rows = pq.ParquetFile(self._identities.path).read_row_group(number).to_pylist()
-            self._row_group = (number, rows)
+            self._row_group = (number, self._table.read_row_group(number).to_pylist())
         return self._row_group[1][row]
 
     def extra(self, documents: np.ndarray) -> np.ndarray:
         """Further fields of the rows that prompts or pairs came from: JSON objects or None, an array of objects."""
         found = np.empty(len(documents), object)
-        found[:] = self._extra.take(pa.array(documents)).to_pylist()
+        found[:] = self._extra.take(documents).to_pylist()
         return found
 
     @cached_property
     def _extra(self) -> Any:
+        return self._table.read(columns=["extra"])["extra"]
+
+    @cached_property
+    def _table(self) -> Any:
+        """`documents.parquet`, verified. Pretraining never asks for it, so it does not read pyarrow (24 MB) either."""
+        from pyarrow.parquet import ParquetFile
+
         self._identities.verify()
-        return pq.read_table(self._identities.path, columns=["extra"])["extra"]
+        return ParquetFile(self._identities.path)
 
     def paths(self) -> list[str]:
         """Where each document is from, in order."""
-        self._identities.verify()
-        return pq.read_table(self._identities.path, columns=["path"])["path"].to_pylist()
+        return self._table.read(columns=["path"])["path"].to_pylist()
 
     def find(self, path: str) -> list[int]:
         """Documents from a path, or from one that ends in it."""
