@@ -15,7 +15,6 @@ from ingot.bench.peers.common import (
     LR,
     WEIGHT_DECAY,
     Clock,
-    counted,
     peak_bytes,
     preferences,
     questions,
@@ -29,6 +28,7 @@ from ingot.objectives.grpo import GRPO
 from ingot.objectives.ppo import PPO
 from ingot.objectives.preference import Preference
 from ingot.objectives.reward import RewardHead, RewardModel
+from ingot.optim.optimizers import Optimizer
 from ingot.optim.schedule import Schedule
 from ingot.optim.settings import OptimSettings
 from ingot.text.tokenizer import Char
@@ -64,7 +64,7 @@ def align(job: dict[str, Any]) -> dict[str, Any]:
     if method == "dpo" and job.get("annotated", True):  # as a stage does that will see every row
         columns = {f"{name}_B": column.numpy() for name, column in engine.annotate(batch).items()}
         batch = replace(batch, columns={**batch.columns, **columns})
-    clock, updates, going, tokens = Clock(job), counted(), True, 0
+    clock, updates, going, tokens = Clock(job), _counted(engine.optimizer), True, 0
     while going:
         metrics = engine.step(batch)
         tokens, going = metrics.tokens, clock.tick(metrics.loss)
@@ -80,6 +80,18 @@ def align(job: dict[str, Any]) -> dict[str, Any]:
         "execution": execution.line(),
         "versions": versions(),
     }
+
+
+def _counted(optimizer: Optimizer) -> list[float]:
+    """A list that grows by the learning rate of every update from now on."""
+    rates, update = [], optimizer.step
+
+    def step(lr: float) -> None:
+        update(lr)
+        rates.append(lr)
+
+    optimizer.step = step
+    return rates
 
 
 def _objective(job: dict[str, Any]) -> Objective:
