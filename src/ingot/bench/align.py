@@ -111,7 +111,7 @@ def _numbers(results: Sequence[Result]) -> dict[str, Any]:
         "losses": [round(loss, 4) for loss in results[0]["losses"]],
         "precision": results[0]["precision"],
         "parameters": results[0]["parameters"],
-        "peak_bytes": max(r["peak_bytes"] for r in results),
+        "peak_bytes": round(statistics.median(r["peak_bytes"] for r in results)),
         "repetitions": len(results),
         "versions": results[0]["versions"],
     }

@@ -88,7 +88,7 @@ def _numbers(rows: int, new: int, results: Sequence[Result]) -> dict[str, Any]:
         "spread": round(compare.spread(speeds), 4),
         "token_ms": round(1000 * statistics.median(r["token_s"] for r in results), 3),
         "first_ms": round(1000 * statistics.median(r["first_s"] for r in results), 2),
-        "peak_bytes": max(r["peak_bytes"] for r in results),
+        "peak_bytes": round(statistics.median(r["peak_bytes"] for r in results)),
         "repetitions": len(results),
         "versions": results[0]["versions"],
     }

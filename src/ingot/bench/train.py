@@ -128,7 +128,7 @@ def _numbers(
         "repetitions": len(results),
         "gflop_s": round(gflop_s, 1),
         "of_peak": compare.rounded(gflop_s / peak if peak else None),
-        "peak_bytes": max(r["peak_bytes"] for r in results),
+        "peak_bytes": round(statistics.median(r["peak_bytes"] for r in results)),
         "parameters": results[0]["parameters"],
         "loss": round(results[0]["losses"][-1], 5),
         "versions": results[0]["versions"],
