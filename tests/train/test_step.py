@@ -1,5 +1,7 @@
 """One step, by row of the specification: padding, masks, ranks, the logged norm, the best weights."""
 
+import subprocess
+import sys
 from dataclasses import fields, replace
 
 import numpy as np
@@ -143,3 +145,14 @@ def test_E1_the_loss_is_that_of_the_responses_alone(tmp_path, make_store):
     learned = torch.tensor(mask[1:])
     expected = -(logp * learned).sum() / learned.sum()
     assert engine.gradients(batch)[0].item() == pytest.approx(expected.item(), rel=1e-12)
+
+
+def test_a_step_that_is_not_compiled_imports_no_compiler() -> None:
+    """Nor what it brings along, nor what reads tables: seconds and 100 MB of every process that trains."""
+    code = (
+        "import sys, pathlib, ingot.stages.train; from tests.train.test_engine import _engine, _ragged\n"
+        "engine = _engine(pathlib.Path('nowhere'), 'fp32'); engine.step(_ragged()); engine.tensors()\n"
+        "assert engine.state['step'] == 1\n"
+        "assert not {'torch._dynamo', 'sympy', 'pyarrow'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
