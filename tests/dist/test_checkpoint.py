@@ -1,7 +1,11 @@
 """Checkpoints: whole or absent, checked on loading, the newest good one wins."""
 
+import contextlib
 import json
 import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +31,53 @@ def test_round_trip_to_the_bit(tmp_path: Path) -> None:
     back = {n: torch.zeros_like(t) for n, t in tensors.items()}
     assert checkpoint.load(checkpoint.step_path(tmp_path, 7), back) == {"step": 7}
     assert all(torch.equal(back[n], tensors[n]) for n in tensors)
+
+
+def test_equal_tensors_are_equal_files(tmp_path: Path) -> None:
+    tensors = {f"w{n}": torch.full((2,), float(n)) for n in range(20)}
+    for name in ("a", "b"):
+        checkpoint.save(tmp_path / name, tensors, {}, {})
+    a, b = ((tmp_path / name / checkpoint.WHOLE).read_bytes() for name in ("a", "b"))
+    assert a == b
+
+
+def test_what_a_process_saves_ranks_load_and_the_other_way_round(tmp_path: Path) -> None:
+    """Through torch's distributed checkpoint, in a group of one rank; alone, without it."""
+    tensors = _save(tmp_path, 1)
+    back = {n: torch.zeros_like(t) for n, t in tensors.items()}
+    with _group(tmp_path):
+        assert checkpoint.load(checkpoint.step_path(tmp_path, 1), back) == {"step": 1}
+        assert all(torch.equal(back[n], tensors[n]) for n in tensors)
+        tensors = _save(tmp_path, 2)
+    assert not (checkpoint.step_path(tmp_path, 2) / checkpoint.WHOLE).exists()
+    assert checkpoint.load(checkpoint.step_path(tmp_path, 2), back) == {"step": 2}
+    assert all(torch.equal(back[n], tensors[n]) for n in tensors)
+
+
+@contextlib.contextmanager
+def _group(directory: Path) -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{directory}/store", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_tensor_of_another_shape_does_not_load(tmp_path: Path) -> None:
+    """Not even one that could be stretched to it."""
+    checkpoint.save(tmp_path / "c", {"w": torch.ones(1)}, {}, {})
+    with pytest.raises(AssertionError, match=r"w is .*1.*, expected .*3"):
+        checkpoint.load(tmp_path / "c", {"w": torch.zeros(3)})
+
+
+def test_saving_and_loading_alone_import_no_compiler() -> None:
+    code = (
+        "import sys, tempfile, pathlib, torch; from ingot.dist import checkpoint\n"
+        "path = pathlib.Path(tempfile.mkdtemp()) / 'c'; checkpoint.save(path, {'w': torch.ones(3)}, {}, {})\n"
+        "w = torch.zeros(3); checkpoint.load(path, {'w': w}); assert w.sum() == 3\n"
+        "assert not {'torch._dynamo', 'sympy', 'torch.distributed.checkpoint'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_D12_the_config_is_inside(tmp_path: Path) -> None:
