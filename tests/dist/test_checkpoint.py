@@ -3,8 +3,6 @@
 import contextlib
 import json
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch
 
 from ingot.core.errors import UserError
 from ingot.dist import checkpoint
+from tests.imports import assert_not_imported
 
 
 def _save(root: Path, step: int) -> dict[str, torch.Tensor]:
@@ -70,14 +69,13 @@ def test_a_tensor_of_another_shape_does_not_load(tmp_path: Path) -> None:
         checkpoint.load(tmp_path / "c", {"w": torch.zeros(3)})
 
 
-def test_saving_and_loading_alone_import_no_compiler() -> None:
+def test_saving_and_loading_alone_import_no_compiler(tmp_path: Path) -> None:
     code = (
-        "import sys, tempfile, pathlib, torch; from ingot.dist import checkpoint\n"
-        "path = pathlib.Path(tempfile.mkdtemp()) / 'c'; checkpoint.save(path, {'w': torch.ones(3)}, {}, {})\n"
-        "w = torch.zeros(3); checkpoint.load(path, {'w': w}); assert w.sum() == 3\n"
-        "assert not {'torch._dynamo', 'sympy', 'torch.distributed.checkpoint'} & sys.modules.keys()"
+        "import pathlib, torch; from ingot.dist import checkpoint\n"
+        "path = pathlib.Path(sys.argv[1]) / 'c'; checkpoint.save(path, {'w': torch.ones(3)}, {}, {})\n"
+        "w = torch.zeros(3); checkpoint.load(path, {'w': w}); assert w.sum() == 3"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert_not_imported(code, "torch._dynamo", "sympy", "torch.distributed.checkpoint", argument=str(tmp_path))
 
 
 def test_D12_the_config_is_inside(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from ingot.model import hf
 from ingot.model.hf_config import config_from_hf, config_to_hf, read_config
 from ingot.model.settings import ModelSettings, RopeScaling
 from ingot.model.transformer import build
+from tests.imports import assert_not_imported
 
 TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 SIZES = {
@@ -504,11 +505,7 @@ def test_resized_embeddings(name):
 
 
 def test_config_reading_needs_no_torch():
-    import subprocess
-    import sys
-
-    code = "import sys, ingot.model.hf_config; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert_not_imported("import ingot.model.hf_config", "torch")
 
 
 def test_ids_of_numpy_prompts_are_plain(tmp_path):

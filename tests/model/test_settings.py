@@ -1,14 +1,12 @@
 """The dial: what follows from a depth, and what is refused."""
 
-import subprocess
-import sys
-
 import pytest
 from pydantic import ValidationError
 
 from ingot.core.errors import UserError
 from ingot.core.recipe import settings_tree
 from ingot.model.settings import FAMILIES, ModelConfig, ModelSettings
+from tests.imports import assert_not_imported
 
 SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_context": 64}
 
@@ -81,8 +79,7 @@ def test_a_size_that_cannot_be_met_is_the_users_error(table):
 
 
 def test_settings_do_not_import_torch():
-    code = "import sys, ingot.model.settings, ingot.plan.flops; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert_not_imported("import ingot.model.settings, ingot.plan.flops", "torch")
 
 
 def test_a_family_is_a_row_of_defaults():

@@ -1,12 +1,11 @@
 """What the commands print, and the data behind it."""
 
 import json
-import subprocess
-import sys
 
 from ingot.pipeline.status import status
 from ingot.report import figures, terminal
 from ingot.report.page import write_report
+from tests.imports import assert_not_imported
 
 
 def test_stage_lines_go_to_standard_error(finished, capsys):
@@ -59,8 +58,7 @@ def test_trace(capsys):
 
 
 def test_no_torch():
-    code = "import sys; import ingot.report.terminal, ingot.report.inspect; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert_not_imported("import ingot.report.terminal, ingot.report.inspect", "torch")
 
 
 def test_d6_status_and_page_tell_a_changed_verdict(tmp_path):
