@@ -13,14 +13,15 @@ bench_app = typer.Typer(
     help="Measure speed and memory on this machine: ours, and other tools' on the same work, alternately.\n\n"
     "A peer lives in an environment of its own below ~/.cache/ingot/peers (INGOT_CACHE moves ~/.cache/ingot), which "
     "pip makes the first time the peer is asked for; that is the only use of the network. INGOT_PEER_LITGPT=PYTHON "
-    "(likewise _TRANSFORMERS, _TRL, _DATATROVE) names one that is there already. Keep the machine quiet meanwhile.\n\n"
+    "(likewise _TRANSFORMERS, _NANOGPT, _TRL, _DATATROVE) names one that is there already. Keep the machine quiet "
+    "meanwhile.\n\n"
     "Try: ingot bench train --shape S1 --against none",
     no_args_is_help=True,
 )
 
 SHAPES = (
     "S1 (0.9M parameters, 64 rows of 64), S2 (12 rows), S3 (11M, 16 rows of 256), S4 (124M, 4 rows of 256); for a GPU "
-    "G1 (124M, 16 rows of 1,024), G2 (1.1B, 8 rows of 1,024); tiny, to try it out"
+    "GPT2 (124M, 16 rows of 1,024), G1 (the same in Llama's style), G2 (1.1B, 8 rows); tiny, tiny-gpt2, to try it out"
 )
 ShapeOption = Annotated[list[str], typer.Option("--shape", help=f"{SHAPES}. May be repeated.", metavar="NAME")]
 AgainstOption = Annotated[
@@ -85,7 +86,7 @@ def train(
     FLOPs and the losses of the first steps agree; it is formed in each repetition, to the fastest peer (marked *), with
     a 95 % interval over the repetitions. GFLOP/s are beside the best matrix product measured in the same run.
 
-    Without --shape: S1, S2, S3; on a GPU G1.
+    Without --shape: S1, S2, S3; on a GPU GPT2 and G1.
     """
     from ingot.bench.commands import bench_train
     from ingot.bench.tables import refusals, train_rows

@@ -110,7 +110,7 @@ def test_a_peer_that_cannot_be_installed_is_left_out_with_one_line(tmp_path: Pat
     assert found == []
     assert said[0].startswith("odd: installing no-such-package==1.0 into")
     assert said[1] == (
-        "odd: left out, since pip could not install it (ERROR: No matching distribution); or name it by INGOT_PEER_ODD"
+        "odd: left out, since it could not be installed (ERROR: No matching distribution); or name it by INGOT_PEER_ODD"
     )
     assert list(skipped) == ["odd"]
 

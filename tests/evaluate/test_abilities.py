@@ -12,6 +12,7 @@ from ingot.core.statistics import wilson
 from ingot.evaluate.abilities import Examinee, rows, sit
 from ingot.evaluate.continuations import score
 from ingot.evaluate.tasks import load_task
+from ingot.model.head import Head
 from ingot.model.settings import ModelSettings
 from ingot.model.transformer import ModelOut, build
 from ingot.text.tokenizer import Char
@@ -29,7 +30,7 @@ class Rule(torch.nn.Module):
     def forward(self, ids_BT, **_):
         found = [[self.next_token(row[: t + 1]) for t in range(len(row))] for row in ids_BT.tolist()]
         logits = torch.stack([F.one_hot(torch.tensor(r), self.vocab + 1)[:, :-1] for r in found]).double() * 9
-        return ModelOut(logits, lambda hidden: hidden, {})
+        return ModelOut(logits, Head(torch.eye(self.vocab, dtype=logits.dtype)), {})
 
 
 def goes_on(row: list[int], vocab: int) -> int:
@@ -71,12 +72,12 @@ def test_scores_are_sums_of_log_probabilities_in_any_batch():
     for (prompt, answer), one in zip(requests, scored, strict=True):
         row = torch.from_numpy(np.concatenate([prompt, answer])[-33:])  # what is too long loses its beginning
         with torch.no_grad():
-            logp = torch.log_softmax(model.logits(model(row[None, :-1]).hidden)[0].double(), -1)[-len(answer) :]
+            logp = torch.log_softmax(model(row[None, :-1]).logits[0].double(), -1)[-len(answer) :]
         expected = logp.gather(1, row[-len(answer) :, None]).sum()
         assert one.logp == pytest.approx(expected.item(), rel=1e-5)
         assert one.tokens == len(answer)
         assert one.greedy == bool((logp.argmax(-1) == row[-len(answer) :]).all())
-    likeliest = int(model.logits(model(torch.tensor([[1, 2]])).hidden)[0, -1].argmax())
+    likeliest = int(model(torch.tensor([[1, 2]])).logits[0, -1].argmax())
     assert score(model, [([1, 2], [likeliest])])[0].greedy
     with pytest.raises(UserError, match="an answer has 33 tokens, more than the model's context of 32"):
         score(model, [([1], [1] * 33)])
@@ -97,7 +98,7 @@ def sums(tmp_path_factory):
     ids = torch.tensor([[*tokenizer.encode(f"{p}{a}." + "." * (2 - len(a))).tolist()] for p, a in SUMS])
     optimizer = torch.optim.AdamW(knows.parameters(), 1e-2)
     for _ in range(80):
-        logits = knows.logits(knows(ids[:, :-1]).hidden)
+        logits = knows(ids[:, :-1]).logits
         F.cross_entropy(logits[:, 3:].flatten(0, 1), ids[:, 4:].flatten()).backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -46,7 +46,7 @@ def _logps(harness, ids):
     """ln p of every id after the first, one forward of the whole row."""
     row = torch.tensor([list(map(int, ids))])
     with torch.no_grad():
-        logp = torch.log_softmax(harness._model.logits(harness._model(row[:, :-1]).hidden)[0], -1)
+        logp = torch.log_softmax(harness._model(row[:, :-1]).logits[0], -1)
     return logp.gather(1, row[0, 1:, None])[:, 0].double().numpy(), logp.argmax(-1).numpy() == row[0, 1:].numpy()
 
 
@@ -88,7 +88,7 @@ def test_generation_stops_at_its_text_and_is_greedy(harness, bpe):
     ids = prompt_ids(bpe, "a b")
     for _ in range(5):
         with torch.no_grad():
-            logits = harness._model.logits(harness._model(torch.tensor([ids])).hidden)[0, -1, : bpe.vocab]
+            logits = harness._model(torch.tensor([ids])).logits[0, -1, : bpe.vocab]
         ids.append(int(logits.argmax()))
     whole = bpe.decode_bytes(np.array(ids[-5:])).decode(errors="replace")
     assert texts[0] == whole

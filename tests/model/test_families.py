@@ -55,9 +55,9 @@ def test_G1_a_changed_future_token_leaves_earlier_logits_bit_identical(family, p
     model.attention_path = path
     ids = _ids(2, 40)
     with torch.no_grad():
-        before = model.logits(model(ids).hidden)
+        before = model(ids).logits
         ids[:, 25] = (ids[:, 25] + 1) % 65
-        after = model.logits(model(ids).hidden)
+        after = model(ids).logits
     assert torch.equal(before[:, :25], after[:, :25])
     assert not torch.equal(before[:, 25], after[:, 25])
 

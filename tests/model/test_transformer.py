@@ -63,9 +63,9 @@ def test_G1_a_changed_future_token_leaves_earlier_logits_bit_identical(path, dty
     model.attention_path = path
     ids = _ids(65, 2, 40)
     with torch.no_grad():
-        before = model.logits(model(ids).hidden)
+        before = model(ids).logits
         ids[:, 25] = (ids[:, 25] + 1) % 65
-        after = model.logits(model(ids).hidden)
+        after = model(ids).logits
     assert torch.equal(before[:, :25], after[:, :25])
     assert not torch.equal(before[:, 25:], after[:, 25:])
 
@@ -76,10 +76,10 @@ def test_D8_a_changed_token_in_one_document_leaves_another_bit_identical(path):
     model.attention_path = path
     ids, documents = _ids(65, 2, 40), torch.tensor([[0] * 15 + [1] * 25, [3] * 30 + [7] * 10])
     with torch.no_grad():
-        before = model.logits(model(ids, documents_BT=documents).hidden)
+        before = model(ids, documents_BT=documents).logits
         ids[:, 5] = (ids[:, 5] + 1) % 65
-        after = model.logits(model(ids, documents_BT=documents).hidden)
-        leaky = model.logits(model(ids).hidden)
+        after = model(ids, documents_BT=documents).logits
+        leaky = model(ids).logits
     assert torch.equal(before[0, 15:], after[0, 15:])
     assert torch.equal(before[1, 30:], after[1, 30:])
     assert not torch.equal(before[0, 5:15], after[0, 5:15])

@@ -45,7 +45,7 @@ def reached(engine) -> tuple[float, float]:
     played = roll_out(PROMPTS, engine.context(10**6), samples=4, max_new=LENGTH, temperature=1.0)
     rows = played.batch.to("cpu")
     with torch.no_grad():
-        logp = engine.model.logits(engine.model(rows.ids_BT).hidden).log_softmax(-1)[rows.labels_BT != rows.ignore]
+        logp = engine.model(rows.ids_BT).logits.log_softmax(-1)[rows.labels_BT != rows.ignore]
     kl = (logp.exp() * (logp + math.log(8))).sum(-1)
     return LENGTH * logp[:, 1].exp().mean().item(), LENGTH * kl.mean().item()
 

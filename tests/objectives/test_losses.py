@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ingot.data.batches import IGNORE, Batch
+from ingot.model.head import Head
 from ingot.model.transformer import ModelOut
 from ingot.objectives.preference import LOSSES, Options, Preference, Unpaired, kto, log1mexp
 from ingot.objectives.reward import bradley_terry, judged
@@ -51,7 +52,8 @@ def test_2_5_every_loss_and_its_gradient_equal_trl(case) -> None:
         objective = Preference(**options)
     batch, counts = batch.to("cpu"), batch.counts()
     logits.requires_grad_(True)
-    term = objective.loss(ModelOut(logits[order], lambda x: x, {}), batch)["preference"]
+    head = Head(torch.eye(logits.shape[-1], dtype=logits.dtype))
+    term = objective.loss(ModelOut(logits[order], head, {}), batch)["preference"]
     loss = term.sum / counts[term.unit]
     loss.backward()
     tight = 1e-5 if case.get("loss") == "orpo" else 1e-12

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from ingot.core.errors import UserError
 from ingot.data.batches import IGNORE, Batch
+from ingot.model.head import Head
 from ingot.model.ops import cross_entropy
 from ingot.model.transformer import ModelOut
 from ingot.objectives.preference import Preference, Unpaired, answer_logps, mismatched
@@ -189,7 +190,8 @@ def test_2_2_a_frozen_trunk_is_logistic_regression(tmp_path: Path) -> None:
     for _ in range(30):
         p = 1 / (1 + np.exp(-x @ w))
         w += np.linalg.solve((x * (p * (1 - p))[:, None]).T @ x + 1e-9 * np.eye(len(w)), x.T @ (1 - p))
-    head, out, ready = made.objective._head, ModelOut(hidden, net.logits, {}), batch.to("cpu")  # type: ignore
+    out = ModelOut(hidden, Head(net.embedding.weight), {})
+    head, ready = made.objective._head, batch.to("cpu")  # type: ignore
     slopes = []
     for at in (w, 1.01 * w):
         head.weight.data = torch.from_numpy(at)[None]

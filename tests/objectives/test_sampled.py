@@ -201,7 +201,7 @@ def test_2_3_the_loss_of_ppo_is_the_sum_of_its_parts(tmp_path, kl):
             p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(len(n)), dtype=p.dtype))
     rows = batch.to("cpu")
     out, c, mask = engine.model(rows.ids_BT), rows.columns, rows.labels_BT != batch.ignore
-    logp_BTV = (engine.model.logits(out.hidden) / 0.8).log_softmax(-1)
+    logp_BTV = (out.logits / 0.8).log_softmax(-1)
     logp = logp_BTV.gather(-1, rows.labels_BT.clamp(min=0)[..., None])[..., 0]
     ratio, a = (logp - c["old_logps_BT"]).exp(), c["advantages_BT"]
     parts = torch.maximum(-a * ratio, -a * ratio.clamp(0.8, 1.2))
@@ -289,7 +289,7 @@ def test_2_7_replayed_rows_are_dealt_out_over_the_updates_of_a_pass(tmp_path, mo
     """Each once an epoch, as each completion is; otherwise more minibatches would mean a larger share."""
     engine, seen = play(PPO(max_new=6, epochs=2, minibatches=3), tmp_path), []
     engine.replay, gradients = Replay(), engine.gradients
-    monkeypatch.setattr(engine, "gradients", lambda batch, inner: (seen.append(batch), gradients(batch, inner))[1])
+    monkeypatch.setattr(engine, "gradients", lambda batch, *more: (seen.append(batch), gradients(batch, *more))[1])
     text = _running_text(replayed)
     metrics = engine.step(replace(ragged_prompts(9), replay=text))
     rows = [batch.replay.row_B.tolist() if batch.replay else [] for batch in seen]
@@ -546,7 +546,7 @@ def test_2_3_entropy_is_that_of_the_distribution():
     ids = torch.randint(0, 8, (3, 9))
     labels = torch.where(torch.rand(3, 9) < 0.5, torch.randint(0, 8, (3, 9)), -100)
     out = model(ids)
-    logits = model.logits(out.hidden) / 0.7
+    logits = out.logits / 0.7
     expected = torch.distributions.Categorical(logits=logits).entropy() * (labels != -100)
     for chunk in (8 * 4, 10_000):
         logp, entropy = token_logps_and_entropies(out.hidden, out.head, labels, temperature=0.7, max_logits=chunk)

@@ -56,7 +56,7 @@ def _kept(config: ModelConfig, path: str, bf16: bool, isolated: bool, adapter: A
 def test_f2_activations_are_what_autograd_keeps(name: str, path: str, bf16: bool) -> None:
     config, isolated = SHAPES[name].resolve(64), name == "isolated"
     masks = 1 if config.window else ROWS if isolated else 0
-    told = engine_activations(config, ROWS, 2 if bf16 else 4, path == "plain", MAX_LOGITS, masks)
+    told = engine_activations(config, ROWS, 2 if bf16 else 4, path == "plain", MAX_LOGITS["cpu"], masks)
     kept = _kept(config, path, bf16, isolated)
     assert told.layers + told.scores + told.casts == pytest.approx(kept, rel=0.03)
 
@@ -71,7 +71,7 @@ def test_f2_e6_activations_under_an_adapter_are_at_most_what_the_plan_says(
     config = SHAPES["llama"].resolve(64)
     adapter = AdapterSettings.model_validate({"kind": kind, "rank": 8, "dropout": dropout})
     element = 2 if bf16 else 4
-    whole = engine_activations(config, ROWS, element, False, MAX_LOGITS)
+    whole = engine_activations(config, ROWS, element, False, MAX_LOGITS["cpu"])
     sizes, tokens = linear_layers(config).values(), ROWS * config.context
     told = whole.layers + adapter_activations(sizes, 8, tokens, element, kind == "dora", dropout > 0)
     casts = adapter_parameters(adapter, config) * element if bf16 else 0
@@ -82,12 +82,14 @@ def test_f2_e6_activations_under_an_adapter_are_at_most_what_the_plan_says(
 def test_d7_source_error_16_bits_do_not_halve_even_what_a_layer_keeps() -> None:
     """The residual stream stays fp32 under autocast: 16 bits keep more than half of it, and copies of the weights."""
     config = SHAPES["llama"].resolve(64)
-    full, half = (engine_activations(config, ROWS, b, plain=False, max_logits=MAX_LOGITS) for b in (4, 2))
+    full, half = (engine_activations(config, ROWS, b, plain=False, max_logits=MAX_LOGITS["cpu"]) for b in (4, 2))
     assert 0.5 * full.layers < half.layers < 0.75 * full.layers
     assert half.casts > 0 == full.casts
 
 
 def test_f2_logits_are_bounded_whatever_the_batch() -> None:
     config = ModelSettings(depth=1, context=1024).resolve(50_257)
-    sizes = [engine_activations(config, rows, 2, plain=False, max_logits=MAX_LOGITS).logits for rows in (1, 8, 64)]
-    assert sizes[0] < sizes[1] == sizes[2] == 2 * 2 * MAX_LOGITS
+    sizes = [
+        engine_activations(config, rows, 2, plain=False, max_logits=MAX_LOGITS["cpu"]).logits for rows in (1, 8, 64)
+    ]
+    assert sizes[0] < sizes[1] == sizes[2] == 2 * MAX_LOGITS["cpu"]

@@ -214,8 +214,8 @@ def test_every_method_goes_on_to_the_bit(method: str, column: str, monkeypatch: 
         stop("rollout", options["step"])
         return found
 
-    def differentiated(self: Engine, batch: Any, inner: int = 0) -> Any:
-        found = gradients(self, batch, inner)
+    def differentiated(self: Engine, batch: Any, inner: int = 0, counts: Any = None) -> Any:
+        found = gradients(self, batch, inner, counts)
         stop("update", self.state["step"] + 1, inner == (method in SEVERAL))
         return found
 

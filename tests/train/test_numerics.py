@@ -13,6 +13,7 @@ import torch
 
 from ingot.core.errors import UserError
 from ingot.core.events import read_events, stable
+from ingot.data.batches import Batch
 from ingot.objectives.lm import LanguageModel
 from ingot.optim.groups import clip_, global_norm
 from ingot.optim.settings import OptimSettings
@@ -164,10 +165,16 @@ def _tiny(path: Path, precision: str, scale: float | None = None) -> Engine:
     return engine
 
 
+def _of_matrices(engine: Engine, batch: Batch) -> list[torch.Tensor]:
+    """Gradients of the matrices in blocks; embedding and norms get one through the stream, which is fp32."""
+    engine.gradients(batch)
+    return [p.grad for n, p in engine.named.items() if n.startswith("layers.") and p.dim() == 2 and p.grad is not None]
+
+
 def test_D7_an_underflow_that_scaling_cures(tmp_path: Path) -> None:
-    """Unscaled, the backward pass in fp16 is all zeros and nothing is learned; scaled, it is fp32's to rounding."""
+    """Unscaled, no matrix gets a gradient in fp16, so little is learned; scaled, it is fp32's to rounding."""
     batch = _ragged()
-    assert not _gradient(_tiny(tmp_path, "fp16", scale=1.0), batch).any()
+    assert not any(g.any() for g in _of_matrices(_tiny(tmp_path, "fp16", scale=1.0), batch))
     right = _gradient(_tiny(tmp_path, "fp32"), batch)
     for scale in (1024.0 * 64, 1024.0 * 1024):
         found = _gradient(_tiny(tmp_path, "fp16", scale), batch)
@@ -178,7 +185,7 @@ def test_D7_an_underflow_that_scaling_cures(tmp_path: Path) -> None:
         losses[name] = [1e8 * float(engine.step(batch).loss) for _ in range(25)]
     assert losses["fp32"][-1] < losses["fp32"][0] - 0.5
     assert losses["scaled"][-1] == pytest.approx(losses["fp32"][-1], abs=0.05)
-    assert set(losses["unscaled"]) == {losses["unscaled"][0]}
+    assert losses["unscaled"][-1] > losses["scaled"][-1] + 0.1
 
 
 def test_D7_source_error_bf16_needs_no_scaler(tmp_path: Path) -> None:
@@ -196,7 +203,7 @@ def test_D7_a_scale_of_1024(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(_Tiny, "weight", 2e-6)
     batch = _ragged()
     right = _gradient(_tiny(tmp_path, "fp32"), batch)
-    assert not _gradient(_tiny(tmp_path, "fp16", scale=1.0), batch).any()
+    assert not any(g.any() for g in _of_matrices(_tiny(tmp_path, "fp16", scale=1.0), batch))
     assert (_gradient(_tiny(tmp_path, "fp16", scale=1024.0), batch) - right).norm() < 0.05 * right.norm()
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from ingot.core.events import read_events
 from ingot.data.batches import IGNORE, Source, all_rows, make_batch
 from ingot.data.packing import BestFit, Windows
+from ingot.model.head import Head
 from ingot.model.ops import cross_entropy
 from ingot.model.transformer import build
 from ingot.objectives.lm import LanguageModel
@@ -49,9 +50,7 @@ def test_D1_source_error_labels_shifted_twice(make_store) -> None:
     source = Source("s", store, Windows(np.asarray(store.ends), T), isolate=False)
     batch = make_batch([source], np.zeros(4, int), np.arange(4)).to("cpu")
 
-    def oracle(hidden_ND: torch.Tensor) -> torch.Tensor:
-        return 50.0 * F.one_hot((5 * hidden_ND.argmax(-1) + 3) % V, V)
-
+    oracle = Head(50.0 * F.one_hot((5 * torch.arange(V) + 3) % V, V).T.float())
     ids = F.one_hot(batch.ids_BT, V).float()
     ours, n = cross_entropy(ids, oracle, batch.labels_BT)
     assert ours / n < 1e-6

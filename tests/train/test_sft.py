@@ -37,7 +37,7 @@ def _packed(make_store, documents, masks) -> Batch:
 def _logits(model: Transformer, batch: Batch) -> torch.Tensor:
     b = batch.to("cpu")
     with torch.no_grad():
-        return model.logits(model(b.ids_BT, positions_BT=b.positions_BT, documents_BT=b.documents_BT).hidden)
+        return model(b.ids_BT, positions_BT=b.positions_BT, documents_BT=b.documents_BT).logits
 
 
 def _alone(model: Transformer, documents, masks) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,7 +47,7 @@ def _alone(model: Transformer, documents, masks) -> tuple[torch.Tensor, torch.Te
     """
     total, count = torch.zeros((), dtype=torch.float64), 0
     for ids, mask in zip(documents, masks, strict=True):
-        logits = model.logits(model(torch.tensor([ids[:-1]])).hidden)[0].double()
+        logits = model(torch.tensor([ids[:-1]])).logits[0].double()
         labels, learned = torch.tensor(ids[1:]), torch.tensor(mask[1:]).bool()
         total = total + F.cross_entropy(logits[learned], labels[learned], reduction="sum")
         count += int(learned.sum())
@@ -82,7 +82,7 @@ def test_2_1_ii_packed_documents_are_documents_run_alone(tmp_path, make_store, p
     packed = _logits(engine.model, batch)
     for d, ids in enumerate(documents):
         with torch.no_grad():
-            alone = engine.model.logits(engine.model(torch.tensor([ids])).hidden)[0]
+            alone = engine.model(torch.tensor([ids])).logits[0]
         here = torch.from_numpy(batch.documents_BT == d)
         torch.testing.assert_close(packed[here], alone[: int(here.sum())], rtol=tolerance, atol=tolerance)
     mixed = replace(batch, documents_BT=None)

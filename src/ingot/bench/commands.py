@@ -13,7 +13,7 @@ from ingot.bench.process import Kept, measure
 from ingot.core.errors import UserError
 
 Data = dict[str, Any]
-CPU_SHAPES, GPU_SHAPES = ("S1", "S2", "S3"), ("G1",)
+CPU_SHAPES, GPU_SHAPES = ("S1", "S2", "S3"), ("GPT2", "G1")
 LOADER_SHAPES = ("S1", "S2", "S3")
 CORPUS_MB = 40.0
 HEAD = {"vocab": 131_072, "width": 2048, "tokens": 8192}
@@ -54,12 +54,15 @@ def bench_train(
     """Training steps, ours in one precision against peers in one mode."""
     for name in names:
         shapes.named(name)
-    theirs, skipped = peers("train", list(options.against), options.say, autocast=autocast)
     about = options.described()
+    wanted = _shapes(names, about)
+    families = {shape.family for shape in wanted}
+    theirs, skipped = peers("train", list(options.against), options.say, families, autocast=autocast)
     mine = ours("train", precision=precision, profile=profile)
     rows = {}
-    for shape in _shapes(names, about):
-        found = train.measured(shape, [mine, *theirs], options.repetitions, options.seconds, options.kept, options.say)
+    for shape in wanted:
+        able = [c for c in theirs if shape.family in c.families]
+        found = train.measured(shape, [mine, *able], options.repetitions, options.seconds, options.kept, options.say)
         rows[shape.name] = train.summary(shape, found.pop(mine.name), found, about, autocast)
     options.finished()
     return {"machine": about, "peers": _mode(autocast), "skipped": skipped, "shapes": rows}
@@ -70,14 +73,16 @@ def bench_train_modes(names: list[str], options: Options, forced: bool) -> Data:
 
     All alternate within one repetition, so ours is measured once for all comparisons.
     """
-    theirs, skipped = peers("train", list(options.against), options.say)
-    mine, fp32 = ours("train"), ours("train", "ingot fp32", precision="fp32")
-    plain = [c for c in theirs if forced or "Trainer" not in c.name]  # whose autocast is the plain loop's
-    cast = [c.told(f"{c.name} autocast", autocast=True) for c in plain]
     about = options.described()
+    wanted = _shapes(names, about)
+    theirs, skipped = peers("train", list(options.against), options.say, {shape.family for shape in wanted})
+    mine, fp32 = ours("train"), ours("train", "ingot fp32", precision="fp32")
+    on_gpu = about["device"] != "cpu"
+    plain = [c for c in theirs if forced or on_gpu or "Trainer" not in c.name]  # on a CPU it is the plain loop
+    cast = [c.told(f"{c.name} autocast", autocast=True) for c in plain]
     modes: dict[str, Data] = {"as shipped": {}, "autocast": {}, **({"fp32": {}} if forced else {})}
-    for shape in _shapes(names, about):
-        contenders = [mine, *([fp32] if forced else []), *theirs, *cast]
+    for shape in wanted:
+        contenders = [c for c in (mine, *([fp32] if forced else []), *theirs, *cast) if shape.family in c.families]
         found = train.measured(shape, contenders, options.repetitions, options.seconds, options.kept, options.say)
         shipped = {c.name: found[c.name] for c in theirs if c.name in found}
         by_hand = {c.name: found[c.name] for c in cast if c.name in found}

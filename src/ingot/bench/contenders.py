@@ -2,7 +2,8 @@
 
 Peers cannot be installed together (their dependencies exclude each other), so a peer is a directory below the cache
 with its own Python, made by pip the first time it is asked for, and some small scripts (`peers/`) that run in it. An
-environment that is there already is named by INGOT_PEER_LITGPT=/path/to/python, INGOT_PEER_TRANSFORMERS and so on.
+environment that is there already is named by INGOT_PEER_LITGPT=/path/to/python, INGOT_PEER_TRANSFORMERS and so on, and
+the checkout of a peer that is no package by INGOT_PEER_NANOGPT_SOURCE=/path/to/nanoGPT.
 Peers run as they are shipped; the allocator settings that a stage's process gets are for ours alone.
 
 Rejected: peers as extras of ours (no set of versions satisfies all), and a container (needs more than Python).
@@ -13,7 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,10 @@ class Peer:
 
     requirements: tuple[str, ...]
     scripts: Mapping[str, Mapping[str, str]]
+    families: tuple[str, ...] = ("llama",)
+    """Whose blocks it can build."""
+    checkout: tuple[str, ...] = ()
+    """URL and commit of what is no package: cloned into `source` in its environment."""
 
 
 PEERS: dict[str, Peer] = {
@@ -48,6 +53,13 @@ PEERS: dict[str, Peer] = {
             },
             "generate": {"transformers": "transformers_generate.py"},
         },
+        families=("llama", "gpt2"),
+    ),
+    "nanogpt": Peer(
+        (TORCH, "numpy>=2,<3"),
+        {"train": {"nanoGPT": "nanogpt_train.py"}},
+        families=("gpt2",),
+        checkout=("https://github.com/karpathy/nanoGPT", "3adf61e154c3fe3fca428ad6bc3818b27a3b8291"),
     ),
     "trl": Peer(
         (TORCH, "trl==1.10.0", "transformers==5.23.0", "accelerate==1.15.0", "datasets==5.2.0", "requests"),
@@ -69,6 +81,8 @@ class Contender:
     """What its job says besides what all jobs say."""
     ours: bool = False
     """Without it there is nothing to measure; a peer that fails is left out."""
+    families: tuple[str, ...] = ("llama", "gpt2")
+    """Whose blocks it can build."""
 
     def told(self, name: str, **changes: Any) -> "Contender":
         """The same under another name, with more to its job."""
@@ -80,11 +94,14 @@ def ours(what: str, name: str = "ingot", **changes: Any) -> Contender:
     return Contender(name, (sys.executable, "-m", "ingot.bench.ours", what), child_environment(), changes, ours=True)
 
 
-def peers(what: str, against: list[str], say: Say, **changes: Any) -> tuple[list[Contender], dict[str, str]]:
+def peers(
+    what: str, against: list[str], say: Say, families: Collection[str] = ("llama",), **changes: Any
+) -> tuple[list[Contender], dict[str, str]]:
     """Every variant of the named peers that has a script for this command, and why others are left out.
 
     Args:
         against: names of peers; empty for all, ["none"] for none.
+        families: of the shapes that are measured; a peer that builds none of them is not asked for.
 
     Raises:
         UserError: a name that no peer has, or one that cannot do `what`.
@@ -100,6 +117,11 @@ def peers(what: str, against: list[str], say: Say, **changes: Any) -> tuple[list
     found: list[Contender] = []
     skipped: dict[str, str] = {}
     for name in against or able:
+        if not set(families) & set(PEERS[name].families):
+            if name in against:
+                skipped[name] = f"{name}: left out, since it has blocks of {' and '.join(PEERS[name].families)} alone"
+                say(skipped[name])
+            continue
         try:
             python = interpreter(name, say)
         except UserError as error:
@@ -107,7 +129,8 @@ def peers(what: str, against: list[str], say: Say, **changes: Any) -> tuple[list
             skipped[name] = str(error)
             continue
         for variant, script in PEERS[name].scripts[what].items():
-            found.append(Contender(variant, (python, str(SCRIPTS / script)), shipped(), changes))
+            command = (python, str(SCRIPTS / script))
+            found.append(Contender(variant, command, shipped(), changes, families=PEERS[name].families))
     return found, skipped
 
 
@@ -133,21 +156,27 @@ def interpreter(name: str, say: Say) -> str:
         if shutil.which(given) is None:
             raise UserError(f"{variable}: found '{given}', which is no program, expected the Python that {name} is in")
         return given
-    home, wanted = cache() / "peers" / name, list(PEERS[name].requirements)
+    peer, home = PEERS[name], cache() / "peers" / name
+    wanted = [*peer.requirements, *peer.checkout]
     python, stamp = home / "bin" / "python", home / STAMP
     if stamp.exists() and json.loads(stamp.read_text()) == wanted:
         return str(python)
-    say(f"{name}: installing {', '.join(wanted)} into {home} with pip, once (network)")
+    say(f"{name}: installing {', '.join(wanted)} into {home}, once (network)")
     shutil.rmtree(home, ignore_errors=True)
-    for command in (
+    commands = [
         [sys.executable, "-m", "venv", str(home)],
-        [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted],
-    ):
+        [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *peer.requirements],
+    ]
+    if peer.checkout:
+        url, commit = peer.checkout
+        commands.append(["git", "clone", "--quiet", url, str(home / "source")])
+        commands.append(["git", "-C", str(home / "source"), "checkout", "--quiet", commit])
+    for command in commands:
         done = subprocess.run(command, capture_output=True, text=True, env=shipped(), check=False)
         if done.returncode:
             why = next((line for line in done.stderr.splitlines() if line.startswith("ERROR")), done.stderr[-200:])
             raise UserError(
-                f"{name}: left out, since pip could not install it ({why.strip()}); or name it by {variable}"
+                f"{name}: left out, since it could not be installed ({why.strip()}); or name it by {variable}"
             )
     atomic_json(stamp, wanted)
     return str(python)

@@ -7,12 +7,13 @@ import math
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from torch import Tensor
 
 from ingot.bench.peaks import best, gemm_flops, read_bytes
 from ingot.bench.peers.common import (
@@ -31,6 +32,7 @@ from ingot.bench.peers.common import (
 from ingot.data.batches import Batch, Loader, Source, make_batch
 from ingot.data.packing import Windows
 from ingot.dist.mesh import Mesh
+from ingot.model.head import Head
 from ingot.model.hf import write
 from ingot.model.ops import cross_entropy
 from ingot.model.settings import MAX_LOGITS, ModelConfig
@@ -38,7 +40,7 @@ from ingot.model.transformer import build
 from ingot.objectives.lm import LanguageModel
 from ingot.optim.schedule import Schedule
 from ingot.optim.settings import OptimSettings
-from ingot.plan.flops import training_flops, training_flops_per_token
+from ingot.plan.flops import attention_flops, training_flops
 from ingot.text.store import Store
 from ingot.train.engine import Engine, Plan
 from ingot.train.execution import choose
@@ -84,7 +86,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     return {
         **clock.result(),
         "parameters": sum(p.numel() for p in engine.named.values()),
-        "flops_per_token": linear_flops(config),
+        "flops_per_token": linear_flops(config, engine.named),
         "peak_bytes": peak_bytes(),
         "execution": execution.line(),
         "precision": execution.precision,
@@ -92,9 +94,12 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def linear_flops(config: ModelConfig) -> int:
-    """6 N + 12 L d T with N of the matrices alone, as the peers count: gains of norms are no matrix products."""
-    return training_flops_per_token(config) - training_flops(config.parameters_by_part()["norms"], 1)
+def linear_flops(config: ModelConfig, named: Mapping[str, Tensor]) -> int:
+    """6 N + 12 L d T with N of the matrices alone, as the peers count: gains and biases are no matrix products."""
+    looked_up = {"position_embedding.weight", *(() if config.tied else ("embedding.weight",))}
+    multiplied = sum(p.numel() for name, p in named.items() if p.dim() == 2 and name not in looked_up)
+    attention = attention_flops(config.depth, config.heads * config.head_size, config.context)
+    return training_flops(multiplied, 1) + attention
 
 
 def batches(store: str, context: int, rows: int) -> Any:
@@ -167,11 +172,11 @@ def head(job: dict[str, Any]) -> dict[str, Any]:
     hidden_ND = torch.randn(job["tokens"], job["width"], device=where, dtype=dtype, requires_grad=True)
     weight_VD = torch.randn(job["vocab"], job["width"], device=where, dtype=dtype, requires_grad=True)
     labels_N = torch.randint(job["vocab"], (job["tokens"],), device=where)
-    limit = MAX_LOGITS if job["chunked"] else job["tokens"] * job["vocab"]
+    limit = MAX_LOGITS["cpu"] if job["chunked"] else job["tokens"] * job["vocab"]
 
     def step() -> None:
         hidden_ND.grad = weight_VD.grad = None
-        loss, _ = cross_entropy(hidden_ND, lambda h: F.linear(h, weight_VD), labels_N, max_logits=limit)
+        loss, _ = cross_entropy(hidden_ND, Head(weight_VD), labels_N, max_logits=limit)
         loss.backward()
 
     return {"seconds": best(step, job["seconds"]), "peak_bytes": peak_bytes()}

@@ -14,7 +14,8 @@ Written by `make {target}`. Ours and the peers alternate, {repetitions} repetiti
 own; a number is the median, `spread` is (largest - smallest) / median of the repetitions. `ingot is` is the ratio of
 tokens per second, ours to theirs, with its 95 % interval (Student's t over the logarithms of the repetitions' ratios);
 it is given only where parameters, FLOPs and the losses of the first steps agree. The fastest peer is marked *. What a
-shape is and how to measure one yourself: [bench.md](bench.md). Quote ratios: absolute figures are of this machine.
+shape is and how to measure one yourself: [bench.md](bench.md). Quote ratios: absolute figures are of this machine. An
+H100: [BENCHMARKS-GPU.md](BENCHMARKS-GPU.md).
 
 Machine: {machine}.
 """

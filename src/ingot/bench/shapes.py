@@ -1,16 +1,17 @@
 """The shapes that are measured: one Llama-type decoder each, the same for us and for every peer.
 
 S1 to S4 are sizes for a CPU, G1 and G2 for a GPU; A1 is for post-training with short answers, `tiny` for trying a
-command out. All have RMSNorm, SwiGLU, rotary positions, no biases, no dropout and the embedding as head, because every
-peer can build exactly that, so that parameters, FLOPs and losses can be compared and not only tokens per second. S4 and
-G1 have GPT-2's 124M numbers (depth, width, heads, vocabulary) in that style. Rejected: each tool's own default model,
-which would measure the models.
+command out. They have RMSNorm, SwiGLU, rotary positions, no biases, no dropout and the embedding as head, because most
+peers can build exactly that, so that parameters, FLOPs and losses can be compared and not only tokens per second. S4
+and G1 have GPT-2's 124M numbers (depth, width, heads, vocabulary) in that style. GPT2 is that model itself, for peers
+that know nothing else: LayerNorm, GELU, learned positions, biases, and the vocabulary filled up to a multiple of 64 as
+nanoGPT does. Rejected: each tool's own default model, which would measure the models.
 """
 
 from dataclasses import dataclass
 
 from ingot.core.errors import UserError, nearest
-from ingot.model.settings import ModelConfig, ModelSettings
+from ingot.model.settings import Family, ModelConfig, ModelSettings
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,21 @@ class Shape:
     """Where it is meant to be measured; the others can be measured anywhere."""
     checked: int = 6
     """Steps before the clock starts: they warm up, and their losses are compared."""
+    family: Family = "llama"
+    """Whose blocks it has; GPT-2's with the exact GELU, which every peer has."""
 
     def config(self, context: int | None = None) -> ModelConfig:
         """The model, with this context or its own."""
         context = context or self.context
-        settings = ModelSettings(depth=self.depth, width=self.width, heads=self.heads, context=context, tied=True)
+        settings = ModelSettings(
+            depth=self.depth,
+            width=self.width,
+            heads=self.heads,
+            context=context,
+            tied=True,
+            family=self.family,
+            activation="gelu" if self.family == "gpt2" else None,
+        )
         return settings.resolve(self.vocab)
 
     @property
@@ -49,10 +60,12 @@ SHAPES = {
         Shape("S2", 65, 4, 128, 4, 64, 12),
         Shape("S3", 65, 6, 384, 6, 256, 16, checked=3),
         Shape("S4", 50_257, 12, 768, 12, 256, 4, checked=3),
+        Shape("GPT2", 50_304, 12, 768, 12, 1024, 16, device="cuda", family="gpt2"),
         Shape("G1", 50_257, 12, 768, 12, 1024, 16, device="cuda"),
         Shape("G2", 50_257, 20, 2048, 16, 1024, 8, device="cuda"),
         Shape("A1", 1000, 4, 128, 4, 48, 64, checked=4),
         Shape("tiny", 61, 2, 32, 2, 16, 4, checked=4),
+        Shape("tiny-gpt2", 61, 2, 32, 2, 16, 4, checked=4, family="gpt2"),
     )
 }
 """By the name that `--shape` takes."""

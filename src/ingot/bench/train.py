@@ -92,7 +92,8 @@ def summary(
     row |= {"ratio": None, "low": None, "high": None, "peer": None, "peer_tok_s": None, "peers": {}}
     best = 0.0
     for name, results in theirs.items():
-        numbers = _numbers(shape, results, peaks, "bf16" if low_precision else "fp32")
+        told = results[0].get("precision") or ("bf16" if low_precision else "fp32")
+        numbers = _numbers(shape, results, peaks, told)
         row["peers"][name] = numbers
         if differs := next((d for r in results if (d := compare.difference(mine[0], r, band))), None):
             numbers["differs"] = differs

@@ -84,9 +84,10 @@ class Batch:
         of no more tokens."""
         rows = max(1, rows // self.group) * self.group
         alone = replace(self, replay=None)
-        for start in range(0, len(self), rows):
+        starts = range(0, len(self), rows)
+        for start in starts:
             part = slice(start, start + rows)
-            yield alone._map(lambda array, part=part: array[part])
+            yield alone if len(starts) == 1 else alone._map(lambda array, part=part: array[part])
         if self.replay is not None:
             yield from self.replay.micro(max(1, rows * self.context // self.replay.context))
 
@@ -102,6 +103,8 @@ class Batch:
         import torch
 
         pin = torch.device(device).type == "cuda"
+        if pin and isinstance(self.ids_BT, torch.Tensor) and self.ids_BT.is_cuda:
+            return self
 
         def move(array: Any) -> Any:
             if array.dtype == object:
@@ -109,7 +112,16 @@ class Batch:
             tensor = array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
             return (tensor.pin_memory() if pin and tensor.device.type == "cpu" else tensor).to(device, non_blocking=pin)
 
-        return self._map(move)
+        moved = self._map(move)
+        if pin:  # what can be asked without waiting for the device
+            moved.labels_BT.on_host = torch.as_tensor(self.labels_BT)
+        return moved
+
+    def arrays(self) -> list[Any]:
+        """All of them, in one order."""
+        found: list[Any] = []
+        self._map(found.append)
+        return found
 
     def _map(self, function: Callable[[Any], Any]) -> "Batch":
         """The same batch with a function applied to every array."""

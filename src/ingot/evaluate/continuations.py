@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ingot.core.errors import UserError
-from ingot.model.settings import MAX_LOGITS
+from ingot.model.head import chunk
 from ingot.model.transformer import Transformer
 from ingot.train.settings import rows_per_pass
 
@@ -80,7 +80,7 @@ def _score(model: Transformer, rows: list[np.ndarray], lengths: list[int]) -> li
     labels_N = torch.from_numpy(np.concatenate([row[-n:] for row, n in zip(rows, lengths, strict=True)])).to(device)
     out = model(ids_BT.to(device))
     hidden_ND = out.hidden[asked_BT.to(device)]
-    size = max(1, MAX_LOGITS // int(model.config.vocab))
+    size = chunk(int(model.config.vocab), hidden_ND.device, kept=False)
     logps, best = [], []
     for hidden_nD, labels_n in zip(hidden_ND.split(size), labels_N.split(size), strict=True):
         logp_nV = torch.log_softmax(out.head(hidden_nD).float(), -1)

@@ -37,8 +37,8 @@ from ingot.data.batches import Batch
 from ingot.data.order import key_of
 from ingot.evaluate.likelihood import ratio
 from ingot.infer.sampling import pick, uniforms
+from ingot.model.head import Head, chunk
 from ingot.model.ops import random_scores, token_logps
-from ingot.model.settings import MAX_LOGITS
 from ingot.model.transformer import Transformer
 
 Labels = Literal["mixed", "sampled", "exact", "empirical"]
@@ -109,8 +109,8 @@ class Fisher:
 
 
 @torch.no_grad()
-def _drawn(hidden_NW: Tensor, head: Any, uniform_N: Tensor) -> Tensor:
+def _drawn(hidden_NW: Tensor, head: Head, uniform_N: Tensor) -> Tensor:
     """The model's own draw at every place, in chunks of the head."""
-    size = max(1, MAX_LOGITS // head(hidden_NW[:1]).shape[-1])
+    size = chunk(len(head.weight), hidden_NW.device, kept=False)
     chunks = zip(hidden_NW.split(size), uniform_N.split(size), strict=True)
     return torch.cat([pick(head(hidden_nW).float(), uniform_n) for hidden_nW, uniform_n in chunks])

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ingot.model.norms import make_norm
-from ingot.model.precision import rounded
+from ingot.model.precision import products
 from ingot.model.rotary import Rotation, rotate
 from ingot.model.settings import PLAIN_BF16_KEYS, ModelConfig
 
@@ -145,9 +145,7 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Output B x T x W, and on the plain path the probabilities B x H x T x S."""
         heads = (*x_BTW.shape[:2], -1, self.head_size)
-        x_BTW = rounded(x_BTW)
-        q_BTHD, k_BTKD = self.q(x_BTW).view(heads), self.k(x_BTW).view(heads)
-        v_BTKD = self.v(x_BTW).view(heads)
+        q_BTHD, k_BTKD, v_BTKD = (part.view(heads) for part in products(x_BTW, (self.q, self.k, self.v)))
         if self.q_norm is not None and self.k_norm is not None:  # under autocast a norm returns float32
             q_BTHD = self.q_norm(q_BTHD).to(v_BTKD.dtype)
             k_BTKD = self.k_norm(k_BTKD).to(v_BTKD.dtype)

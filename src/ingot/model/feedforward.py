@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ingot.model.precision import rounded
+from ingot.model.precision import products
 from ingot.model.settings import ModelConfig
 
 
@@ -18,8 +18,8 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(config.ffn, config.width, bias=bias)
 
     def forward(self, x_BTW: Tensor) -> Tensor:
-        x_BTW = rounded(x_BTW)
-        return self.down(F.silu(self.gate(x_BTW)) * self.up(x_BTW))
+        gate_BTF, up_BTF = products(x_BTW, (self.gate, self.up))
+        return self.down(F.silu(gate_BTF) * up_BTF)
 
 
 class GELU(nn.Module):

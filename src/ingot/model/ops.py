@@ -2,45 +2,31 @@
 
 Logits are the largest tensor of training (64 rows x 1,024 x 50,257 in fp32 are 13 GB), and only one number per position
 is kept of them. So positions without a label are dropped first (they then contribute exactly nothing, to the loss or to
-a gradient), the rest is cut into chunks of at most `MAX_LOGITS` elements, and where there is more than one chunk its
-logits are computed again in the backward pass instead of kept. One chunk costs nothing extra.
+a gradient), and the rest is cut into chunks of at most `MAX_LOGITS` elements. Where a loss needs labels' probabilities
+alone, as nearly all do, `head.nll` keeps one copy of the logits; for others, where there is more than one chunk, logits
+are computed again in the backward pass instead of kept. One chunk costs nothing extra.
 
-What the loss of language models keeps of a chunk are its logits as the head gave them, in 16 bits under autocast. Both
-passes work through them a few rows at a time, so that the wider copies which a softmax needs never leave a core's cache
-(1,024 x 50,257 logits in bf16, one core, forward and backward: 132 ms; `F.cross_entropy` of an fp32 copy: 507).
-
-Rejected: computing gradients in the forward pass (saves the recomputation, but asks of every loss that it be a fixed
-multiple of these numbers), and masking instead of dropping (prompts and padding would pay for the head).
+Rejected: masking instead of dropping (prompts and padding would pay for the head).
 
 Shapes: B rows, T positions, N labelled positions, D features, V vocabulary.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from ingot.model.settings import MAX_LOGITS
+from ingot.model.head import Head, chunk, nll, wide
 
 IGNORE = -100
-_UNKEPT = 1 << 20
-"""Elements of logits held at once where none are kept for a backward pass: 4 MiB in fp32, which stay in a cache."""
-_WIDENED = {"cpu": 1 << 19, "cuda": 1 << 24}
-"""Elements of logits that are widened at once: what a core's cache holds; what fills a GPU."""
-_FEWEST = 256
-"""Positions below which a matrix product of a large vocabulary would mostly wait for its weights."""
 _SIZES = 16
 """In how many sizes labelled positions come."""
 
-Head = Callable[[Tensor], Tensor]
-
 
 def cross_entropy(
-    hidden_BTD: Tensor, head: Head, labels_BT: Tensor, ignore: int = IGNORE, max_logits: int = MAX_LOGITS
+    hidden_BTD: Tensor, head: Head, labels_BT: Tensor, ignore: int = IGNORE, max_logits: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Sum over labelled positions of -ln p(label), in nats, and their number: never a mean, the engine divides.
 
@@ -48,6 +34,7 @@ def cross_entropy(
         hidden_BTD: hidden states, already aligned with the labels (the shift happens in `data`).
         head: ... x D to ... x V.
         labels_BT: ids, `ignore` where there is nothing to predict.
+        max_logits: elements of logits held at once; None: what suits the device.
 
     Returns:
         The sum, fp32 (fp64 for an fp64 model; 0 with zero gradients where all is ignored), and the count, int64.
@@ -57,7 +44,7 @@ def cross_entropy(
 
 
 def cross_entropy_parts(
-    hidden_BTD: Tensor, head: Head, labels_BT: Tensor, ignore: int = IGNORE, max_logits: int = MAX_LOGITS
+    hidden_BTD: Tensor, head: Head, labels_BT: Tensor, ignore: int = IGNORE, max_logits: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What regularised losses are made of, summed over labelled positions, from one pass over the logits.
 
@@ -68,12 +55,15 @@ def cross_entropy_parts(
     """
 
     def parts(logits_nV: Tensor, labels_n: Tensor) -> Tensor:
-        logits_nV = _wide(logits_nV)
+        logits_nV = wide(logits_nV)
         z_n = logits_nV.logsumexp(-1)
-        return torch.stack([_nll(logits_nV, labels_n), z_n - logits_nV.mean(-1), z_n.square()], dim=-1)
+        nll_n = F.cross_entropy(logits_nV, labels_n, reduction="none")
+        return torch.stack([nll_n, z_n - logits_nV.mean(-1), z_n.square()], dim=-1)
 
-    nll, uniform, z_squared = _where_labelled(parts, hidden_BTD, head, labels_BT, labels_BT, ignore, max_logits)
-    return nll.sum(), uniform.sum(), z_squared.sum()
+    of_label, uniform, z_squared = _where_labelled(
+        _in_chunks(parts, head, max_logits), hidden_BTD, labels_BT, labels_BT, ignore
+    )
+    return of_label.sum(), uniform.sum(), z_squared.sum()
 
 
 def token_logps(
@@ -83,14 +73,18 @@ def token_logps(
     *,
     temperature: float = 1.0,
     ignore: int = IGNORE,
-    max_logits: int = MAX_LOGITS,
+    max_logits: int | None = None,
 ) -> Tensor:
     """ln p(label) at every position, B x T, 0 where the label is `ignore`; the softmax is in fp32 or better."""
 
-    def logps(logits_nV: Tensor, labels_n: Tensor) -> Tensor:
-        return -_nll(_wide(logits_nV) / temperature if temperature != 1.0 else logits_nV, labels_n)[:, None]
+    def logps(hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
+        return -nll(hidden_ND, head, labels_N, max_logits)[:, None]
 
-    return _where_labelled(logps, hidden_BTD, head, labels_BT, labels_BT, ignore, max_logits)[0]
+    def sharpened(logits_nV: Tensor, labels_n: Tensor) -> Tensor:
+        return -F.cross_entropy(wide(logits_nV) / temperature, labels_n, reduction="none")[:, None]
+
+    measure = logps if temperature == 1.0 else _in_chunks(sharpened, head, max_logits)
+    return _where_labelled(measure, hidden_BTD, labels_BT, labels_BT, ignore)[0]
 
 
 def divergences(
@@ -101,7 +95,7 @@ def divergences(
     labels_BT: Tensor,
     *,
     ignore: int = IGNORE,
-    max_logits: int = MAX_LOGITS,
+    max_logits: int | None = None,
 ) -> Tensor:
     """KL(reference || model) of the next token at every labelled position, B x T in nats, 0 elsewhere.
 
@@ -111,11 +105,12 @@ def divergences(
 
     def divergence(logits_nV: Tensor, reference_nD: Tensor) -> Tensor:
         with torch.no_grad():
-            expected_nV = _wide(reference_head(reference_nD)).log_softmax(-1)
-        kl_nV = F.kl_div(_wide(logits_nV).log_softmax(-1), expected_nV, reduction="none", log_target=True)
+            expected_nV = wide(reference_head(reference_nD)).log_softmax(-1)
+        kl_nV = F.kl_div(wide(logits_nV).log_softmax(-1), expected_nV, reduction="none", log_target=True)
         return kl_nV.sum(-1, keepdim=True)
 
-    return _where_labelled(divergence, hidden_BTD, head, reference_BTD, labels_BT, ignore, max_logits)[0]
+    measure = _in_chunks(divergence, head, max_logits)
+    return _where_labelled(measure, hidden_BTD, reference_BTD, labels_BT, ignore)[0]
 
 
 def token_logps_and_entropies(
@@ -125,20 +120,21 @@ def token_logps_and_entropies(
     *,
     temperature: float = 1.0,
     ignore: int = IGNORE,
-    max_logits: int = MAX_LOGITS,
+    max_logits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`token_logps`, and the entropy in nats of the distribution that each label is drawn from, both B x T."""
 
     def measured(logits_nV: Tensor, labels_n: Tensor) -> Tensor:
-        logp_nV = F.log_softmax(_wide(logits_nV) / temperature, dim=-1)
+        logp_nV = F.log_softmax(wide(logits_nV) / temperature, dim=-1)
         chosen_n1 = logp_nV.gather(1, labels_n[:, None])
         return torch.cat((chosen_n1, -(logp_nV.exp() * logp_nV).sum(1, keepdim=True)), dim=1)
 
-    logp_BT, entropy_BT = _where_labelled(measured, hidden_BTD, head, labels_BT, labels_BT, ignore, max_logits)
+    measure = _in_chunks(measured, head, max_logits)
+    logp_BT, entropy_BT = _where_labelled(measure, hidden_BTD, labels_BT, labels_BT, ignore)
     return logp_BT, entropy_BT
 
 
-def random_scores(hidden_ND: Tensor, head: Head, key: int, max_logits: int = MAX_LOGITS) -> Tensor:
+def random_scores(hidden_ND: Tensor, head: Head, key: int, max_logits: int | None = None) -> Tensor:
     """N numbers whose gradients in the logits are random, of mean zero and covariance diag(p) - p p'.
 
     That is the covariance of d ln p(y) for y drawn from p, so their squared gradients have the Fisher information for
@@ -147,7 +143,7 @@ def random_scores(hidden_ND: Tensor, head: Head, key: int, max_logits: int = MAX
     """
 
     def scores(logits_nV: Tensor, place_n: Tensor) -> Tensor:
-        logits_nV = _wide(logits_nV)
+        logits_nV = wide(logits_nV)
         with torch.no_grad():
             first = int(place_n[0]) if len(place_n) else 0
             generator = torch.Generator(logits_nV.device).manual_seed((key + first) % 2**63)
@@ -157,19 +153,18 @@ def random_scores(hidden_ND: Tensor, head: Head, key: int, max_logits: int = MAX
             s_nV = root_nV - p_nV * root_nV.sum(-1, keepdim=True)
         return (logits_nV * s_nV).sum(-1)
 
-    return _chunked(hidden_ND, head, torch.arange(len(hidden_ND), device=hidden_ND.device), scores, max_logits)
+    place_N = torch.arange(len(hidden_ND), device=hidden_ND.device)
+    return _in_chunks(scores, head, max_logits)(hidden_ND, place_N)
 
 
 def _where_labelled(
     measure: Callable[[Tensor, Tensor], Tensor],
     hidden_BTD: Tensor,
-    head: Head,
     beside_BT: Tensor,
     labels_BT: Tensor,
     ignore: int,
-    max_logits: int,
 ) -> tuple[Tensor, ...]:
-    """`measure` (see `_chunked`; it gives n x K numbers) at positions with a label, K tensors B x T, 0 elsewhere.
+    """`measure` (N x D and N of what is beside them to N x K) at positions with a label; K tensors B x T, 0 elsewhere.
 
     Their number differs from batch to batch, and blocks of memory of ever-different sizes fill a heap with holes that
     the next one just misses. So positions are rounded up to a whole sixteenth of all, by measuring the last one again
@@ -177,82 +172,45 @@ def _where_labelled(
     """
     M = labels_BT.numel()
     hidden_MD, beside_M = hidden_BTD.reshape(M, -1), beside_BT.reshape(M, *beside_BT.shape[2:])
-    index_N = (labels_BT.reshape(M) != ignore).nonzero().squeeze(1)
+    # A batch keeps its labels on the host too: to ask a GPU for a number is to wait for all that it has to do.
+    known_BT = getattr(labels_BT, "on_host", labels_BT)
+    index_N = (known_BT.reshape(M) != ignore).nonzero().squeeze(1)
     N = len(index_N)
     if N == M:
-        return _chunked(hidden_MD, head, beside_M, measure, max_logits).view(*labels_BT.shape, -1).unbind(-1)
+        return measure(hidden_MD, beside_M).view(*labels_BT.shape, -1).unbind(-1)
+    index_N = index_N.to(labels_BT.device, non_blocking=True)
     step = -(-M // _SIZES)
     some_P = torch.cat((index_N, index_N[-1:].expand(-N % step))) if N else index_N
-    found_NK = _chunked(hidden_MD[some_P], head, beside_M[some_P], measure, max_logits)[:N]
+    found_NK = measure(hidden_MD[some_P], beside_M[some_P])[:N]
     found_MK = found_NK.new_zeros(M, found_NK.shape[1]).index_put((index_N,), found_NK)
     return found_MK.view(*labels_BT.shape, -1).unbind(-1)
 
 
-def _wide(x: Tensor) -> Tensor:
-    """In fp32 or better."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _nll(logits_nV: Tensor, labels_n: Tensor) -> Tensor:
-    """-ln p(label), n, in fp32 or better."""
-    return _NLL.apply(logits_nV, labels_n)  # type: ignore[no-any-return]
-
-
-class _NLL(torch.autograd.Function):
-    """Cross-entropy that keeps nothing but the logits; its gradient is p - 1(label), in the logits' own precision."""
-
-    @staticmethod
-    def forward(ctx: Any, logits_nV: Tensor, labels_n: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.save_for_backward(logits_nV, labels_n)
-        few = _few(logits_nV)
-        parts = zip(logits_nV.split(few), labels_n.split(few), strict=True)
-        return torch.cat([F.cross_entropy(_wide(some), labels, reduction="none") for some, labels in parts])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, nll_grad_n: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        logits_nV, labels_n = ctx.saved_tensors
-        found_nV, few = torch.empty_like(logits_nV), _few(logits_nV)
-        rows = (x.split(few) for x in (logits_nV, labels_n[:, None], nll_grad_n[:, None], found_nV))
-        for some, labels_n1, grad_n1, into in zip(*rows, strict=True):
-            p_nV = torch.softmax(some, dim=-1, dtype=nll_grad_n.dtype)
-            into.copy_(p_nV.mul_(grad_n1).scatter_add_(1, labels_n1, -grad_n1))
-        return found_nV, None
-
-
-def _few(logits_nV: Tensor) -> int:
-    """Rows that are widened at once."""
-    return max(1, _WIDENED.get(logits_nV.device.type, MAX_LOGITS) // logits_nV.shape[1])
-
-
-def _chunked(
-    hidden_ND: Tensor, head: Head, beside_N: Tensor, measure: Callable[[Tensor, Tensor], Tensor], max_logits: int
-) -> Tensor:
-    """`measure` at all positions, in chunks.
+def _in_chunks(
+    measure: Callable[[Tensor, Tensor], Tensor], head: Head, max_logits: int | None
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """A measure of hidden states from one of logits.
 
     Args:
-        hidden_ND: hidden states.
+        measure: (logits n x V as the head gives them, n of what else is known of each position) to n or n x K numbers.
         head: ... x D to ... x V.
-        beside_N: what else is known of each position, N (x any): its label, or a reference's hidden state.
-        measure: (logits n x V as the head gives them, n of `beside_N`) to n or n x K numbers.
         max_logits: elements of a chunk's logits.
     """
 
     def measured(hidden_nD: Tensor, beside_n: Tensor) -> Tensor:
         return measure(head(hidden_nD), beside_n)
 
-    with torch.no_grad():
-        vocab = head(hidden_ND[:0]).shape[-1]
-    size = max(1, max_logits // vocab)
-    if not torch.is_grad_enabled():  # nothing is kept and nothing computed twice, so small chunks are free
-        size = min(size, max(_FEWEST, _UNKEPT // vocab))
-    if len(beside_N) <= size:
-        return measured(hidden_ND, beside_N)
-    parts = []
-    for h_nD, b_n in zip(hidden_ND.split(size), beside_N.split(size), strict=True):
-        if torch.is_grad_enabled():
-            # The head draws no random numbers, so none need to be replayed.
-            parts.append(checkpoint(measured, h_nD, b_n, use_reentrant=False, preserve_rng_state=False))
-        else:
-            parts.append(measured(h_nD, b_n))
-    return torch.cat(parts)
+    def chunked(hidden_ND: Tensor, beside_N: Tensor) -> Tensor:
+        kept = torch.is_grad_enabled()
+        size = chunk(len(head.weight), hidden_ND.device, max_logits, kept)
+        if len(beside_N) <= size:
+            return measured(hidden_ND, beside_N)
+        parts = []
+        for h_nD, b_n in zip(hidden_ND.split(size), beside_N.split(size), strict=True):
+            if kept:  # the head draws no random numbers, so none need to be replayed
+                parts.append(checkpoint(measured, h_nD, b_n, use_reentrant=False, preserve_rng_state=False))
+            else:
+                parts.append(measured(h_nD, b_n))
+        return torch.cat(parts)
+
+    return chunked

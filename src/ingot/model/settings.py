@@ -24,8 +24,8 @@ WIDTH_PER_LAYER = 64
 _HEAD_SIZES = (64, 32, 16, 8)
 _UNITS = {"K": 10**3, "M": 10**6, "B": 10**9}
 _MAX_DEPTH = 256
-MAX_LOGITS = 1 << 26
-"""Elements of logits held at once: 128 MiB in bf16, and as much again in the backward pass for their gradient."""
+MAX_LOGITS = {"cpu": 1 << 26, "cuda": 1 << 30}
+"""Elements of logits held at once: 128 MiB in bf16, on a GPU 2 GiB."""
 PLAIN_BF16_KEYS = 512
 """Up to this many keys, attention in bf16 on a CPU writes its scores out (`attention.faster` has the measurements)."""
 

@@ -14,7 +14,6 @@ Shapes: B rows, T positions, S keys, W width, V vocabulary, H heads.
 
 import math
 import re
-from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -24,8 +23,9 @@ from torch import Tensor, nn
 
 from ingot.model.attention import Attention, Path, bias, causal_mask, document_mask, faster
 from ingot.model.feedforward import make_feedforward
+from ingot.model.head import Head
 from ingot.model.norms import make_norm
-from ingot.model.precision import autocast_dtype
+from ingot.model.precision import autocast_dtype, rounded
 from ingot.model.rotary import Rotation, rotation
 from ingot.model.settings import ModelConfig
 
@@ -40,10 +40,15 @@ class ModelOut(NamedTuple):
 
     hidden: Tensor
     """B x T x W, after the final norm."""
-    head: Callable[[Tensor], Tensor]
+    head: Head
     """Hidden states ... x W to logits ... x V."""
     taps: dict[str, Tensor]
     """What the caller asked for by name."""
+
+    @property
+    def logits(self) -> Tensor:
+        """All of them at once, B x T x V: for looking at short rows."""
+        return self.head(self.hidden)
 
 
 class Block(nn.Module):
@@ -111,7 +116,8 @@ class Transformer(nn.Module):
                 positions_BT = positions_BT - _starts(documents_BT)
         x_BTW, turn = self._embed(ids_BT, positions_BT)
         hidden_BTW, found = self.stack(x_BTW, turn, mask_BTS, wanted)
-        return ModelOut(hidden_BTW, self.logits, found)
+        head = Head(self.embedding.weight if self.head is None else self.head.weight)
+        return ModelOut(hidden_BTW, head, found)
 
     def stack(
         self, x_BTW: Tensor, turn: Rotation | None, mask_BTS: Tensor | None, wanted: AbstractSet[tuple[str, int]]
@@ -154,11 +160,10 @@ class Transformer(nn.Module):
             x_BTW = x_BTW + self.position_embedding(positions_BT)
         else:
             turn = rotation(positions_BT, config.head_size, config.rope_theta, x_BTW.dtype, config.rope_scaling)
+        # On a GPU the stream is as wide as what is multiplied, so norms and sums move half as much (GPT-2's 124M, H100:
+        # 35.6 to 34.0 ms a step). On a CPU nothing is gained by that.
+        x_BTW = rounded(x_BTW) if x_BTW.is_cuda else x_BTW
         return F.dropout(x_BTW, config.dropout, self.training), turn
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The head: ... x W to ... x V."""
-        return F.linear(hidden, self.embedding.weight if self.head is None else self.head.weight)
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator) -> None:

@@ -22,6 +22,8 @@ class LanguageModel(Objective):
         z_loss: weight of ln(Z)^2 per token.
     """
 
+    recordable = True
+
     def __init__(self, label_smoothing: float = 0.0, z_loss: float = 0.0):
         self.label_smoothing, self.z_loss = label_smoothing, z_loss
 

@@ -42,8 +42,13 @@ class Optimizer:
         self.parts = parts
         self._names = {parameter: name for name, parameter in named.items()}
 
-    def step(self, lr: float) -> None:
-        """One update with this learning rate, from the gradients in `.grad`."""
+    @property
+    def recordable(self) -> bool:
+        """Whether a step only puts work on the device, and takes its learning rate from there."""
+        return all(isinstance(part, Adam) and part.fused for part in self.parts)
+
+    def step(self, lr: Any) -> None:
+        """One update with this learning rate, a number or a tensor of one, from the gradients in `.grad`."""
         for part in self.parts:
             for group in part.param_groups:
                 group["lr"] = lr

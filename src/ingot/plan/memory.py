@@ -82,22 +82,23 @@ class Activations:
 
 
 def engine_activations(
-    shape: Shape, rows: int, element: int, plain: bool, max_logits: int, masks: int = 0
+    shape: Shape, rows: int, element: int, plain: bool, max_logits: int, masks: int = 0, stream: int = FP32
 ) -> Activations:
     """What one micro-batch keeps, by the layout of our blocks.
 
     Args:
         shape: the model.
         rows: rows of a micro-batch.
-        element: bytes of a number in the forward pass; below 4 the residual stream stays fp32.
+        element: bytes of a number in the forward pass.
         plain: whether attention scores are written out.
-        max_logits: elements of logits held at once, with their gradient (objectives that need more of them than the
-            labels' log-probabilities hold wider copies, too).
+        max_logits: elements of logits held at once (objectives that need more of them than the labels'
+            log-probabilities hold gradients and wider copies, too).
         masks: distinct T x T masks: none for plainly causal rows, one for a window, one a row for isolated documents.
             The fused kernel keeps them anew in every layer.
+        stream: bytes of a number of the residual stream, where that is more than `element`.
     """
     tokens, d = rows * shape.context, shape.width
-    stream, gated = max(element, FP32), shape.activation == "swiglu"
+    stream, gated = max(element, stream), shape.activation == "swiglu"
     copies = 2 if shape.norm == "rms" else 1  # RMSNorm also keeps the normalised input
     norm = copies * d * stream
     heads = (shape.heads + shape.kv_heads) * shape.head_size
@@ -112,8 +113,8 @@ def engine_activations(
     return Activations(
         layers=tokens * (shape.depth * layer + norm + d * element),
         scores=shape.depth * squares * element,
-        casts=matrices * element if element < stream else 0,
-        logits=2 * element * min(tokens * shape.vocab, max(max_logits, shape.vocab)),
+        casts=matrices * element if element < FP32 else 0,
+        logits=element * min(tokens * shape.vocab, max(max_logits, shape.vocab)),
     )
 
 

@@ -196,7 +196,8 @@ def _pass(
     windowed = config.window is not None and config.window < config.context
     masks = rows if known.isolated else int(windowed)
     element = _ELEMENT[precision]
-    kept = engine_activations(config, rows, element, plain, MAX_LOGITS, masks)
+    device, stream = ("cuda", element) if known.device.is_gpu else ("cpu", _ELEMENT["fp32"])
+    kept = engine_activations(config, rows, element, plain, MAX_LOGITS[device], masks, stream)
     if adapter:
         sizes, tokens = adapted_layers(adapter, config).values(), rows * config.context
         dora, dropout = adapter.kind == "dora", adapter.dropout > 0

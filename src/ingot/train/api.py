@@ -81,6 +81,9 @@ class Objective:
     """Whether the model's dropout is on where it has one: not where a method compares the model with itself."""
     speaks: bool = True
     """Whether the model still predicts text, so that a sample of it says something."""
+    recordable: bool = False
+    """Whether `loss` only puts work on the device: it asks for no number, and all that differs between full batches of
+    one shape are their tensors. A GPU then replays updates (`graphs.py`)."""
     overlays: tuple[str, ...] = ()
     """Columns of a row that frozen companions alone decide, and that `annotate` gives."""
     only_annotates: bool = False

@@ -33,6 +33,7 @@ from ingot.text.tokenizer import Tokenizer
 from ingot.train import guard, scaling
 from ingot.train.api import Context, Objective, Term
 from ingot.train.execution import Execution, compiled
+from ingot.train.graphs import Learned, Recorder
 from ingot.train.penalties import Penalties
 from ingot.train.settings import LoopSettings
 
@@ -128,6 +129,7 @@ class Engine:
         self.state = {**copy.deepcopy(FRESH), "objective": dict(objective.fresh)}
         if execution.precision == "fp16":
             self.state["loss_scale"] = scaling.START
+        self._replayed = self._recorder()
 
     # -- one step --------------------------------------------------------------------------------------------------
 
@@ -163,18 +165,22 @@ class Engine:
             tokenizer=self.tokenizer,
         )
 
-    def gradients(self, batch: Batch, inner: int = 0) -> tuple[Tensor, dict[str, int], dict[str, Tensor]]:
+    def gradients(
+        self, batch: Batch, inner: int = 0, counts: Mapping[str, int] | None = None
+    ) -> tuple[Tensor, Mapping[str, int], dict[str, Tensor]]:
         """Leave the gradient of the whole batch in `.grad`; return (loss, unit counts, penalties and metrics by name).
 
         The generator is set anew for every forward pass, so what dropout draws is a function of (seed, step, update
-        within the step, micro-batch, rank) and a resumed run draws the same.
+        within the step, micro-batch, rank) and a resumed run draws the same; but not where an update is recorded, which
+        draws nothing.
         """
-        counts, scale = self._global_counts(batch), self.state["loss_scale"]
+        counts, scale = counts or self._global_counts(batch), self.state["loss_scale"]
         self.optimizer.clear()
         sums: dict[str, Tensor] = {}
         terms: dict[str, Term] = {}
         for number, micro in enumerate(batch.micro(self.execution.rows(batch.context))):
-            torch.manual_seed(key_of(self.plan.seed, self.state["step"] + 1, inner, number, self.mesh.rank))
+            if self.execution.device == "cpu" or not torch.cuda.is_current_stream_capturing():
+                torch.manual_seed(key_of(self.plan.seed, self.state["step"] + 1, inner, number, self.mesh.rank))
             found = self._terms(micro, self.penalties)
             parts = normalised(found, counts)
             (torch.stack([part for name, part in parts.items() if not found[name].metric]).sum() * scale).backward()
@@ -201,15 +207,30 @@ class Engine:
             yield batch
 
     def _update(self, step: int, lr: float, batch: Batch, inner: int) -> StepMetrics:
-        loss, counts, others = self.gradients(batch, inner)
+        counts = self._global_counts(batch)
+        learned = self._replayed(batch, counts, lr) if self._replayed else None
+        loss, others, norm, skipped = learned or self._learn(batch, counts, lr, inner)
+        seen = self.state["tokens"] + counts["token"]
+        return StepMetrics(step, loss, others, norm, lr, counts["token"], seen, skipped)
+
+    def _learn(self, batch: Batch, counts: Mapping[str, int], lr: Any, inner: int) -> Learned:
+        loss, _, others = self.gradients(batch, inner, counts)
         gradients = self._gradients()
         norm = global_norm(gradients)
         skipped = self._overflowed(loss, norm)
         if not skipped:
             clip_(gradients, self.plan.optim.clip, norm)
             self.optimizer.step(lr)
-        seen = self.state["tokens"] + counts["token"]
-        return StepMetrics(step, loss, others, norm, lr, counts["token"], seen, skipped)
+        return loss, others, norm, skipped
+
+    def _recorder(self) -> Recorder | None:
+        """What replays updates, where all that is part of one can be recorded."""
+        execution, penalties = self.execution, self.penalties
+        on_gpu = execution.device == "cuda" and execution.precision != "fp16"
+        drops = getattr(getattr(self.model, "config", None), "dropout", 1.0) > 0 or len(self.trained) < len(self.named)
+        more = penalties.losses or penalties.anchors or self.mesh.size > 1 or not self.optimizer.recordable
+        able = on_gpu and self.objective.recordable and not drops and not more
+        return Recorder(self._learn) if able else None
 
     def _overflowed(self, loss: Tensor, norm: Tensor) -> bool:
         """fp16: whether the loss scale was too large for this gradient. Adjusts it, and waits for the device.
@@ -349,7 +370,7 @@ def dealt(replay: Batch | None, updates: int) -> list[Batch | None]:
     return [replay.take(rows) if len(rows) else None for rows in np.array_split(np.arange(len(replay)), updates)]
 
 
-def normalised(terms: dict[str, Term], counts: dict[str, int]) -> dict[str, Tensor]:
+def normalised(terms: dict[str, Term], counts: Mapping[str, int]) -> dict[str, Tensor]:
     """What each term adds to the loss of a step with these global counts: weight * sum / count."""
     return {name: t.weight * t.sum / max(1, counts[t.unit]) for name, t in terms.items()}
 

@@ -30,9 +30,9 @@ from ingot.core.errors import UserError
 from ingot.train.settings import LoopSettings, Precision
 
 Compile = Literal["", "whole", "blocks"]
-WHOLE_DEPTH = 8
+WHOLE_DEPTH = {"cpu": 8, "cuda": 24}
 """Up to this many blocks a model is compiled as a whole."""
-PAYS_AFTER = 300.0
+PAYS_AFTER = {"cpu": 300.0, "cuda": 60.0}
 """Seconds of training from which compiling pays."""
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -120,7 +120,7 @@ def compiled(model: nn.Module, what: Compile) -> Callable[..., Any]:
     """A compiled forward beside the model, which keeps its names and its plain forward for every other shape.
 
     Blocks are alike, so a deep model's are compiled once for all; that costs a few Python calls a block, which is too
-    much for small ones.
+    much for small ones. Its rows have one shape, so on a GPU it is worth cuDNN's while to plan attention for them.
     """
     if not what:
         return model
@@ -132,7 +132,24 @@ def compiled(model: nn.Module, what: Compile) -> Callable[..., Any]:
         twin._modules = {**model._modules, "layers": nn.ModuleDict(blocks)}
     else:
         twin.stack = torch.compile(model.stack, dynamic=False)  # pyright: ignore[reportArgumentType, reportCallIssue]
-    return twin
+    return twin if not torch.cuda.is_available() else _with_cudnn(twin)
+
+
+def _with_cudnn(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, trying cuDNN's fused attention first.
+
+    On an H100 it needs 0.38 ms for 16 x 12 x 1024 x 64 forward and backward where the default takes 0.53 (bf16, torch
+    2.11). Every shape is planned anew, so this is not for rows of ever-different lengths.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+    def call(*args: Any, **options: Any) -> Any:
+        with sdpa_kernel(order, set_priority=True):
+            return forward(*args, **options)
+
+    return call
 
 
 def remembered(path: Path, fresh: Execution, settings: LoopSettings) -> Execution:
@@ -154,10 +171,10 @@ def remembered(path: Path, fresh: Execution, settings: LoopSettings) -> Executio
 def _compile(settings: LoopSettings, execution: Execution, depth: int, flops: float) -> Compile:
     """Whether compiling pays, and what of the model to compile.
 
-    It takes 20 to 40 s without a warm cache and makes steps 10 to 35 % faster. A step runs at about half the rate of
-    its matrix products, so a run that would take five minutes gains more than it pays.
+    It takes 20 to 40 s without a warm cache and makes steps 10 to 35 % faster on a CPU, 60 % on a GPU. A step runs at
+    about half the rate of its matrix products, so a run that would take five minutes (one) gains more than it pays.
     """
-    what = "blocks" if depth > WHOLE_DEPTH else "whole"
+    what = "blocks" if depth > WHOLE_DEPTH[execution.device] else "whole"
     able = any(map(shutil.which, ("c++", "g++", "clang++")))
     if settings.compile and not able:
         raise UserError(
@@ -165,7 +182,7 @@ def _compile(settings: LoopSettings, execution: Execution, depth: int, flops: fl
         )
     if settings.compile is not None:
         return what if settings.compile else ""
-    pays = able and flops > 0 and flops / (0.5 * _matmul_rate(execution)) > PAYS_AFTER
+    pays = able and flops > 0 and flops / (0.5 * _matmul_rate(execution)) > PAYS_AFTER[execution.device]
     return what if pays and execution.precision != "fp64" else ""
 
 

@@ -123,9 +123,10 @@ class Clock:
 def work(model, layers, attention_width, context):
     """What is trained: parameters (shared ones once), and FLOPs of a token by the 6 N + 12 L d T count.
 
-    N is read off the linear layers that the model has, the head among them.
+    N is read off the linear layers that the model has, the head among them; transformers' GPT-2 calls them otherwise.
     """
-    linear = {id(m.weight): m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear)}
+    names = ("Linear", "Conv1D")
+    linear = {id(m.weight): m.weight.numel() for m in model.modules() if type(m).__name__ in names}
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "flops_per_token": 6 * sum(linear.values()) + 12 * layers * attention_width * context,

@@ -1,13 +1,23 @@
-"""transformers' LlamaForCausalLM of a shape, with the weights given."""
+"""transformers' LlamaForCausalLM or GPT2LMHeadModel of a shape, with the weights given."""
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 
 def build(job):
     """The model, in fp32."""
-    shape = job["shape"]
-    model = LlamaForCausalLM(
+    weights = torch.load(job["weights"], weights_only=True)
+    if job["shape"]["positions"] == "learned":
+        model, embedding = gpt2(job["shape"]), weights["transformer.wte.weight"]
+    else:
+        model, embedding = llama(job["shape"]), weights["model.embed_tokens.weight"]
+    model.load_state_dict(weights | {"lm_head.weight": embedding})
+    return model
+
+
+def llama(shape):
+    """RMSNorm, SwiGLU, rotary positions."""
+    return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=shape["vocab"],
             hidden_size=shape["width"],
@@ -25,6 +35,24 @@ def build(job):
             pad_token_id=None,
         )
     )
-    weights = torch.load(job["weights"], weights_only=True)
-    model.load_state_dict(weights | {"lm_head.weight": weights["model.embed_tokens.weight"]})
-    return model
+
+
+def gpt2(shape):
+    """LayerNorm, the exact GELU, learned positions, biases."""
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=shape["vocab"],
+            n_positions=shape["context"],
+            n_embd=shape["width"],
+            n_layer=shape["depth"],
+            n_head=shape["heads"],
+            n_inner=shape["ffn"],
+            activation_function="gelu",
+            layer_norm_epsilon=shape["norm_eps"],
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
