@@ -35,7 +35,7 @@ def _batch(step: int, isolated: bool) -> Batch:
 
 def _engine(device: str, precision: str, compile: str, family: str = "llama") -> Engine:
     config = ModelSettings(depth=2, width=128, heads=2, context=T, family=family).resolve(VOCAB)
-    execution = Execution(device, precision, 1, B, "as set", T, compile)
+    execution = Execution(device, precision, 1, B, "as set", T, compile, replay=device == "cuda")
     plan = Plan(100, 1, Schedule("constant", 1e-3, 0, 0, 1), OptimSettings(), LoopSettings(), 100)
     return Engine(build(config, 1, device), LanguageModel(), plan, execution, Mesh(), Path("."))
 

@@ -2,6 +2,7 @@
 (`test_gpu.py`)."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from ingot.data.batches import IGNORE, Batch
 from ingot.train import graphs
 from ingot.train.graphs import WARM, Recorder
+from tests.train.test_engine import _engine, _ragged
 
 
 def _batch(rows: int = 2, ignored: int = 0) -> Batch:
@@ -78,3 +80,12 @@ def test_a_recording_that_fails_is_told_once_and_never_tried_again(made: list[fl
     with pytest.warns(UserWarning, match="updates are not replayed, since recording one failed: operation not perm"):
         assert not any(_ask(recorder, _batch(), 10))
     assert tried == [1]
+
+
+@pytest.mark.parametrize(("micro", "asked"), [(16, 1), (8, 0)])
+def test_an_update_of_several_micro_batches_is_made_plainly(tmp_path: Path, micro: int, asked: int) -> None:
+    engine, times = _engine(tmp_path, micro=micro), list[float]()
+    assert engine._replayed is None, "a CPU replays nothing"
+    engine._replayed = lambda batch, counts, lr: times.append(lr)  # type: ignore
+    engine.step(_ragged())
+    assert len(times) == asked

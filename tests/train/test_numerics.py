@@ -20,7 +20,7 @@ from ingot.optim.settings import OptimSettings
 from ingot.train import scaling
 from ingot.train.api import Term
 from ingot.train.engine import Engine
-from ingot.train.execution import choose
+from ingot.train.execution import choose, remembered
 from ingot.train.settings import LoopSettings
 from tests.train.test_engine import _engine, _gradient, _ragged, _run, _text
 
@@ -372,3 +372,15 @@ def test_D12_source_error_names_that_change_when_compiled() -> None:
     """003 puts the compiled model in the model's place, and a checkpoint loads only where it is compiled again."""
     theirs = torch.compile(torch.nn.Linear(2, 2), backend="eager").state_dict()
     assert set(theirs) == {"_orig_mod.weight", "_orig_mod.bias"}
+
+
+def test_replaying_is_a_choice_for_a_gpu_that_can_be_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert not choose(LoopSettings(), "fp32", 64, 8).replay
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    chosen = {p: choose(LoopSettings(compile=False), p, 64, 8) for p in ("bf16", "fp16")}
+    assert chosen["bf16"].replay
+    assert chosen["bf16"].line() == f"cuda, bf16 (as set), {torch.get_num_threads()} threads, micro-batch 8, replayed"
+    assert not chosen["fp16"].replay, "its loss scale is a number of the device"
+    assert not choose(LoopSettings(compile=False, replay=False), "bf16", 64, 8).replay
+    kept = remembered(tmp_path / "execution.json", chosen["bf16"], LoopSettings())
+    assert remembered(tmp_path / "execution.json", replace(kept, replay=False), LoopSettings()).replay

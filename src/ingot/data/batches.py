@@ -103,8 +103,6 @@ class Batch:
         import torch
 
         pin = torch.device(device).type == "cuda"
-        if pin and isinstance(self.ids_BT, torch.Tensor) and self.ids_BT.is_cuda:
-            return self
 
         def move(array: Any) -> Any:
             if array.dtype == object:
@@ -113,7 +111,7 @@ class Batch:
             return (tensor.pin_memory() if pin and tensor.device.type == "cpu" else tensor).to(device, non_blocking=pin)
 
         moved = self._map(move)
-        if pin:  # what can be asked without waiting for the device
+        if pin and moved.labels_BT is not self.labels_BT:  # what can be asked without waiting for the device
             moved.labels_BT.on_host = torch.as_tensor(self.labels_BT)
         return moved
 

@@ -208,7 +208,8 @@ class Engine:
 
     def _update(self, step: int, lr: float, batch: Batch, inner: int) -> StepMetrics:
         counts = self._global_counts(batch)
-        learned = self._replayed(batch, counts, lr) if self._replayed else None
+        at_once = len(batch) <= self.execution.rows(batch.context)
+        learned = self._replayed(batch, counts, lr) if self._replayed and at_once else None
         loss, others, norm, skipped = learned or self._learn(batch, counts, lr, inner)
         seen = self.state["tokens"] + counts["token"]
         return StepMetrics(step, loss, others, norm, lr, counts["token"], seen, skipped)
@@ -225,11 +226,10 @@ class Engine:
 
     def _recorder(self) -> Recorder | None:
         """What replays updates, where all that is part of one can be recorded."""
-        execution, penalties = self.execution, self.penalties
-        on_gpu = execution.device == "cuda" and execution.precision != "fp16"
+        penalties = self.penalties
         drops = getattr(getattr(self.model, "config", None), "dropout", 1.0) > 0 or len(self.trained) < len(self.named)
         more = penalties.losses or penalties.anchors or self.mesh.size > 1 or not self.optimizer.recordable
-        able = on_gpu and self.objective.recordable and not drops and not more
+        able = self.execution.replay and self.objective.recordable and not drops and not more
         return Recorder(self._learn) if able else None
 
     def _overflowed(self, loss: Tensor, norm: Tensor) -> bool:

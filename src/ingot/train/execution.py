@@ -50,6 +50,8 @@ class Execution:
     """What `micro_batch` is sized for: the longest rows."""
     compile: Compile = ""
     """What torch.compile is applied to: the whole model, each block of a deep one, or nothing."""
+    replay: bool = False
+    """Whether updates of the usual shape are recorded once and replayed, where nothing else speaks against it."""
 
     def rows(self, context: int) -> int:
         """Rows of a forward pass: `micro_batch` of the longest, of shorter ones as many more as hold no more tokens."""
@@ -83,7 +85,8 @@ class Execution:
 
     def line(self) -> str:
         compiled = f", {self.compile} compiled" if self.compile else ""
-        how = f"{self.threads} threads, micro-batch {self.micro_batch}{compiled}"
+        replayed = ", replayed" if self.replay else ""
+        how = f"{self.threads} threads, micro-batch {self.micro_batch}{compiled}{replayed}"
         return f"{self.device}, {self.precision} ({self.reason}), {how}"
 
 
@@ -112,7 +115,8 @@ def choose(
         )
     chosen, reason = (precision, "as set") if precision != "auto" else _precision(device)
     threads, micro_batch = settings.threads or torch.get_num_threads(), settings.rows_at_once(context, batch)
-    fresh = Execution(device, chosen, threads, micro_batch, reason, context)
+    replay = settings.replay is not False and device == "cuda" and chosen != "fp16"  # whose loss scale is asked for
+    fresh = Execution(device, chosen, threads, micro_batch, reason, context, replay=replay)
     return replace(fresh, compile=_compile(settings, fresh, depth, flops))
 
 
@@ -163,6 +167,8 @@ def remembered(path: Path, fresh: Execution, settings: LoopSettings) -> Executio
             keep["micro_batch"] = old["micro_batch"]
         if settings.compile is None:
             keep["compile"] = old["compile"]
+        if settings.replay is None:
+            keep["replay"] = old["replay"]
         fresh = Execution(**{**asdict(fresh), **keep})
     atomic_json(path, asdict(fresh))
     return fresh

@@ -108,6 +108,9 @@ class LoopSettings(Settings):
     compile: Annotated[bool | None, EXECUTION] = None
     """Compile the forward and backward pass (torch.compile): half a minute at first, then faster steps. Default: where
     there is a compiler and the run is long enough to pay for it."""
+    replay: Annotated[bool | None, EXECUTION] = None
+    """On a GPU, record an update and replay it, so that small models don't wait for its launches; false: never.
+    Default: where an update can be recorded."""
     device: Annotated[Literal["auto", "cpu", "cuda"], EXECUTION] = "auto"
     """Where to compute; `auto` takes a GPU if there is one."""
 
