@@ -104,7 +104,7 @@ def rows(prompt_ids: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], 
 def logits(of: Transformer, batch: Batch) -> torch.Tensor:
     """B x T x V."""
     there = batch.to("cpu")
-    return of.logits(of(there.ids_BT, positions_BT=there.positions_BT, documents_BT=there.documents_BT).hidden)
+    return of(there.ids_BT, positions_BT=there.positions_BT, documents_BT=there.documents_BT).logits
 
 
 def chances(win: np.ndarray, draw: np.random.Generator) -> np.ndarray:
