@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from ingot.bench.peers.common import (
     BETAS,
@@ -82,11 +82,12 @@ def align(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _counted(optimizer: Optimizer) -> list[float]:
+def _counted(optimizer: Optimizer) -> list[float | Tensor]:
     """A list that grows by the learning rate of every update from now on."""
-    rates, update = [], optimizer.step
+    rates: list[float | Tensor] = []
+    update = optimizer.step
 
-    def step(lr: float) -> None:
+    def step(lr: float | Tensor) -> None:
         update(lr)
         rates.append(lr)
 

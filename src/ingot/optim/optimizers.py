@@ -47,7 +47,7 @@ class Optimizer:
         """Whether a step only puts work on the device, and takes its learning rate from there."""
         return all(isinstance(part, Adam) and part.fused for part in self.parts)
 
-    def step(self, lr: Any) -> None:
+    def step(self, lr: float | Tensor) -> None:
         """One update with this learning rate, a number or a tensor of one, from the gradients in `.grad`."""
         for part in self.parts:
             for group in part.param_groups:

@@ -214,7 +214,7 @@ class Engine:
         seen = self.state["tokens"] + counts["token"]
         return StepMetrics(step, loss, others, norm, lr, counts["token"], seen, skipped)
 
-    def _learn(self, batch: Batch, counts: Mapping[str, int], lr: Any, inner: int) -> Learned:
+    def _learn(self, batch: Batch, counts: Mapping[str, int], lr: float | Tensor, inner: int) -> Learned:
         loss, _, others = self.gradients(batch, inner, counts)
         gradients = self._gradients()
         norm = global_norm(gradients)

@@ -136,7 +136,7 @@ def compiled(model: nn.Module, what: Compile) -> Callable[..., Any]:
         twin._modules = {**model._modules, "layers": nn.ModuleDict(blocks)}
     else:
         twin.stack = torch.compile(model.stack, dynamic=False)  # pyright: ignore[reportArgumentType, reportCallIssue]
-    return twin if not torch.cuda.is_available() else _with_cudnn(twin)
+    return _with_cudnn(twin) if next(model.parameters()).is_cuda else twin
 
 
 def _with_cudnn(forward: Callable[..., Any]) -> Callable[..., Any]:

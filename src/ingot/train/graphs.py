@@ -30,7 +30,7 @@ MOST = 0.25
 
 Learned = tuple[Tensor, dict[str, Tensor], Tensor, bool]
 """Loss, other numbers by name, gradient norm, and whether the update was skipped."""
-Learn = Callable[[Batch, Mapping[str, int], Any, int], Learned]
+Learn = Callable[[Batch, Mapping[str, int], float | Tensor, int], Learned]
 """(batch, its counts, learning rate, update within the step) -> an update made."""
 
 
