@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ingot.core.errors import UserError
+from ingot.infer.sampling import likeliest
 from ingot.model.head import chunk
 from ingot.model.transformer import Transformer
 from ingot.train.settings import rows_per_pass
@@ -85,7 +86,7 @@ def _score(model: Transformer, rows: list[np.ndarray], lengths: list[int]) -> li
     for hidden_nD, labels_n in zip(hidden_ND.split(size), labels_N.split(size), strict=True):
         logp_nV = torch.log_softmax(out.head(hidden_nD).float(), -1)
         logps.append(logp_nV.gather(1, labels_n[:, None])[:, 0].double())
-        best.append(logp_nV.argmax(-1) == labels_n)
+        best.append(likeliest(logp_nV) == labels_n)
     logp_N, best_N = torch.cat(logps).cpu(), torch.cat(best).cpu()
     return [
         Scored(float(logp.sum()), len(logp), bool(greedy.all()))

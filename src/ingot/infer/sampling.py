@@ -146,7 +146,7 @@ def min_p(logits_BV: Tensor, p: float) -> Tensor:
 
 
 def likeliest(logits_BV: Tensor) -> Tensor:
-    """The token with the greatest logit, of equal ones the lowest, ids [B] int64.
+    """The token with the greatest logit, ids [B] int64; of equal ones the lowest on a CPU, any on a GPU.
 
     On a CPU by numpy's search: 0.33 ms for 32 x 50,257 on two cores of a Sapphire Rapids, torch's 2.2.
     """
