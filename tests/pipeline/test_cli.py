@@ -235,11 +235,17 @@ def test_help_comes_without_torch() -> None:
 
 @pytest.mark.timing
 def test_help_is_quick() -> None:
-    """The quickest of seven: on a shared machine one and the same code took .26 to .37 s (medians .27, .32, .37)."""
-    command = [sys.executable, "-c", "from ingot.cli import main; main()", "--help"]
-    times = []
+    """Under .3 s, or 1.6 times what drawing any help takes where a machine is too slow for that.
+
+    One and the same code took .19 to .33 s within ten minutes of a shared machine, the quickest of seven each time;
+    beside importing what typer draws with it is 1.2 to 1.4 times as long. Importing pydantic too makes it 1.7 to 1.8.
+    """
+    commands = ("from ingot.cli import main; main()", "import typer.main, typer.rich_utils")
+    times: list[list[float]] = [[], []]
     for _ in range(7):
-        began = time.monotonic()
-        subprocess.run(command, capture_output=True, check=True)
-        times.append(time.monotonic() - began)
-    assert min(times) < 0.3
+        for command, taken in zip(commands, times, strict=True):
+            began = time.monotonic()
+            subprocess.run([sys.executable, "-c", command, "--help"], capture_output=True, check=True)
+            taken.append(time.monotonic() - began)
+    ours, drawing = map(min, times)
+    assert ours < max(0.3, 1.6 * drawing)

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ingot.model.halves import product
 from ingot.model.precision import autocast_dtype
 from ingot.model.settings import MAX_LOGITS
 
@@ -112,7 +113,7 @@ class _NLL(torch.autograd.Function):
             if not saved:
                 nll_(excess_nP, labels_n, ctx.vocab, True)
             if of_hidden:
-                hidden_grads.append(((excess_nP @ matrix_PD) * grad_n[:, None]).to(hidden_dtype))
+                hidden_grads.append((product(excess_nP, matrix_PD) * grad_n[:, None]).to(hidden_dtype))
             if of_weight:
                 found_PD = excess_nP.T @ (some_nD * grad_n[:, None]).to(some_nD.dtype)
                 weight_grad_PD = found_PD.to(weight_dtype) if weight_grad_PD is None else weight_grad_PD.add_(found_PD)

@@ -32,7 +32,8 @@ from ingot.optim.settings import OptimSettings
 from ingot.text.tokenizer import Tokenizer
 from ingot.train import guard, scaling
 from ingot.train.api import Context, Objective, Term
-from ingot.train.execution import Execution, compiled
+from ingot.train.compiling import compiled
+from ingot.train.execution import Execution
 from ingot.train.graphs import Learned, Recorder
 from ingot.train.penalties import Penalties
 from ingot.train.settings import LoopSettings

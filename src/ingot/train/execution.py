@@ -12,24 +12,21 @@ checkpoint and export never meet it. fp64 exists for proofs: there the parameter
 """
 
 import contextlib
-import copy
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import nn
 
 from ingot.core.artifact import atomic_json
 from ingot.core.errors import UserError
+from ingot.train.compiling import Compile
 from ingot.train.settings import LoopSettings, Precision
 
-Compile = Literal["", "whole", "blocks"]
 WHOLE_DEPTH = {"cpu": 8, "cuda": 24}
 """Up to this many blocks a model is compiled as a whole."""
 PAYS_AFTER = {"cpu": 300.0, "cuda": 60.0}
@@ -118,42 +115,6 @@ def choose(
     replay = settings.replay is not False and device == "cuda" and chosen != "fp16"  # whose loss scale is asked for
     fresh = Execution(device, chosen, threads, micro_batch, reason, context, replay=replay)
     return replace(fresh, compile=_compile(settings, fresh, depth, flops))
-
-
-def compiled(model: nn.Module, what: Compile) -> Callable[..., Any]:
-    """A compiled forward beside the model, which keeps its names and its plain forward for every other shape.
-
-    Blocks are alike, so a deep model's are compiled once for all; that costs a few Python calls a block, which is too
-    much for small ones. Its rows have one shape, so on a GPU it is worth cuDNN's while to plan attention for them.
-    """
-    if not what:
-        return model
-    twin: Any = copy.copy(model)
-    if what == "blocks":
-        blocks: dict[str, Any] = {
-            n: torch.compile(b, dynamic=False) for n, b in model.get_submodule("layers").named_children()
-        }
-        twin._modules = {**model._modules, "layers": nn.ModuleDict(blocks)}
-    else:
-        twin.stack = torch.compile(model.stack, dynamic=False)  # pyright: ignore[reportArgumentType, reportCallIssue]
-    return _with_cudnn(twin) if next(model.parameters()).is_cuda else twin
-
-
-def _with_cudnn(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, trying cuDNN's fused attention first.
-
-    On an H100 it needs 0.38 ms for 16 x 12 x 1024 x 64 forward and backward where the default takes 0.53 (bf16, torch
-    2.11). Every shape is planned anew, so this is not for rows of ever-different lengths.
-    """
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-
-    def call(*args: Any, **options: Any) -> Any:
-        with sdpa_kernel(order, set_priority=True):
-            return forward(*args, **options)
-
-    return call
 
 
 def remembered(path: Path, fresh: Execution, settings: LoopSettings) -> Execution:
