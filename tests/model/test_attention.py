@@ -146,7 +146,7 @@ def test_D8_dropout_leaves_out_that_share_and_keeps_the_mean(path):
     T, p = 64, 0.25
     q = k = torch.zeros(1, 1, T, T)  # uniform probabilities
     v = torch.eye(T)[None, None]  # the output is the probabilities
-    kept = attend(q, k, v, None, path, dropout=p)[0, 0]
+    kept = attend(q, k, v, None, path, p)[0, 0]
     expected = attend(q, k, v, None, path)[0, 0]
     lower = torch.ones(T, T).tril().bool()
     assert ((kept == 0) | torch.isclose(kept, expected / (1 - p))).all()

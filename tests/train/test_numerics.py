@@ -334,7 +334,7 @@ def test_D10_a_compiled_step_is_the_same_step_and_sampling_stays_as_it_is(
     """Traced, and run without generating code, which takes a minute: no break in the graph, the same gradient."""
     compiled = []
 
-    def traced(model, dynamic):
+    def traced(model, dynamic, options):
         compiled.append(model)
         return real(model, backend="eager", fullgraph=True, dynamic=dynamic)
 

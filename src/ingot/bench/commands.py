@@ -183,16 +183,17 @@ def bench_head(sizes: Mapping[str, int] | None, options: Options) -> Data:
 
 
 def everything(options: Options, full: bool) -> Data:
-    """What docs/BENCHMARKS.md shows; `full` adds S4, ours in fp32, data and post-training."""
+    """What docs/BENCHMARKS.md shows; `full` adds S4, ours in fp32, data and post-training, and takes its time."""
     part = replace(options, done=False)
     about = part.described()
     on_gpu = about["device"] != "cpu"
     names = [*(GPU_SHAPES if on_gpu else CPU_SHAPES), *((["G2"] if on_gpu else ["S4"]) if full else [])]
     brief = replace(part, repetitions=part.repetitions if full else 1, seconds=1.0)
+    steps = part if full else replace(part, seconds=part.seconds / 2)
     found = {
         "machine": about,
         "repetitions": part.repetitions,
-        "train": bench_train_modes(names, part, forced=full),
+        "train": bench_train_modes(names, steps, forced=full),
         "generate": bench_generate("G1" if on_gpu else "S4", [1, 32], [], brief),
         "startup": bench_startup(brief),
     }

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ingot.model.dropout import dropout
 from ingot.model.norms import make_norm
 from ingot.model.precision import products
 from ingot.model.rotary import Rotation, rotate
@@ -56,7 +57,7 @@ def attend(
     v_BKSD: Tensor,
     mask_BTS: Tensor | None = None,
     path: Path = "auto",
-    dropout: float = 0.0,
+    share: float = 0.0,
 ) -> Tensor:
     """Softmax(q k^T / sqrt(D)) v, B x H x T x D.
 
@@ -64,26 +65,26 @@ def attend(
         mask_BTS: True where a query may see a key, or its `bias`; every query must see one. None: causal, for which
             S = T.
         path: "sdpa" (fused), "plain" (scores written out) or "auto" (whichever is faster here).
-        dropout: share of the probabilities left out, the others scaled up.
+        share: of the probabilities, how many are left out, the others scaled up: dropout.
     """
     assert mask_BTS is not None or q_BHTD.shape[2] == k_BKSD.shape[2], "causal attention needs as many keys as queries"
     if path == "auto":
-        path = faster(q_BHTD.device, q_BHTD.dtype, k_BKSD.shape[2])
+        path = faster(q_BHTD.device, q_BHTD.dtype, k_BKSD.shape[2], share)
     if path == "plain":
-        return attend_plain(q_BHTD, k_BKSD, v_BKSD, mask_BTS, dropout)[0]
+        return attend_plain(q_BHTD, k_BKSD, v_BKSD, mask_BTS, share)[0]
     return F.scaled_dot_product_attention(
         q_BHTD,
         k_BKSD,
         v_BKSD,
         attn_mask=None if mask_BTS is None else mask_BTS[:, None],
-        dropout_p=dropout,
+        dropout_p=share,
         is_causal=mask_BTS is None,
         enable_gqa=q_BHTD.shape[1] != k_BKSD.shape[1],
     )
 
 
 def attend_plain(
-    q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask_BTS: Tensor | None = None, dropout: float = 0.0
+    q_BHTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask_BTS: Tensor | None = None, share: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """The reference: outputs B x H x T x D, and the probabilities B x H x T x S that the fused kernel never holds.
 
@@ -96,12 +97,11 @@ def attend_plain(
     q_BKRD = (q_BHTD * D**-0.5).reshape(B, K, H // K * T, D)
     score_BKGTS = (q_BKRD @ k_BKSD.transpose(2, 3)).view(B, K, H // K, T, S) + bias_BTS[:, None, None]
     p_BKGTS = torch.softmax(score_BKGTS, dim=-1)
-    used_BKGTS = F.dropout(p_BKGTS, dropout) if dropout else p_BKGTS
-    out_BKRD = used_BKGTS.view(B, K, H // K * T, S) @ v_BKSD
+    out_BKRD = dropout(p_BKGTS, share).view(B, K, H // K * T, S) @ v_BKSD
     return out_BKRD.view(B, H, T, D), p_BKGTS.view(B, H, T, S)
 
 
-def faster(device: torch.device, dtype: torch.dtype, keys: int) -> Path:
+def faster(device: torch.device, dtype: torch.dtype, keys: int, share: float = 0.0) -> Path:
     """In bfloat16 on a CPU the fused backward is slow; writing short rows' scores out beats it and fp32 kernels too.
 
     Forward + backward of one layer in ms, 2 cores with AVX-512 bf16, torch 2.13, with glibc returning pages / keeping
@@ -115,9 +115,11 @@ def faster(device: torch.device, dtype: torch.dtype, keys: int) -> Path:
 
     The bf16 softmax kernel computes in fp32 inside and rounds its result, so nothing is gained by the cast. In fp32
     the fused kernel wins at every length (9.1 against 14.7 ms in the first row), and past 512 keys its memory does.
+    With dropout there is no fused kernel on a CPU: torch would write scores out by itself, and draw every coin anew.
     """
-    slow_fused = device.type == "cpu" and dtype == torch.bfloat16
-    return "plain" if slow_fused and keys <= PLAIN_BF16_KEYS else "sdpa"
+    if device.type != "cpu":
+        return "sdpa"
+    return "plain" if share or (dtype == torch.bfloat16 and keys <= PLAIN_BF16_KEYS) else "sdpa"
 
 
 class Attention(nn.Module):
@@ -142,8 +144,9 @@ class Attention(nn.Module):
         turn: Rotation | None,
         mask_BTS: Tensor | None,
         path: Path,
+        tapped: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Output B x T x W, and on the plain path the probabilities B x H x T x S."""
+        """Output B x T x W, and where they are tapped the probabilities B x H x T x S."""
         heads = (*x_BTW.shape[:2], -1, self.head_size)
         q_BTHD, k_BTKD, v_BTKD = (part.view(heads) for part in products(x_BTW, (self.q, self.k, self.v)))
         if self.q_norm is not None and self.k_norm is not None:  # under autocast a norm returns float32
@@ -153,9 +156,9 @@ class Attention(nn.Module):
             q_BTHD, k_BTKD = rotate(q_BTHD, turn), rotate(k_BTKD, turn)
         k_BKSD, v_BKSD = k_BTKD.transpose(1, 2), v_BTKD.transpose(1, 2)
         q_BHTD, p_BHTS = q_BTHD.transpose(1, 2), None
-        dropout = self.dropout if self.training else 0.0
-        if path == "plain":
-            out_BHTD, p_BHTS = attend_plain(q_BHTD, k_BKSD, v_BKSD, mask_BTS, dropout)
+        share = self.dropout if self.training else 0.0
+        if tapped:
+            out_BHTD, p_BHTS = attend_plain(q_BHTD, k_BKSD, v_BKSD, mask_BTS, share)
         else:
-            out_BHTD = attend(q_BHTD, k_BKSD, v_BKSD, mask_BTS, path, dropout)
+            out_BHTD = attend(q_BHTD, k_BKSD, v_BKSD, mask_BTS, path, share)
         return self.o(out_BHTD.transpose(1, 2).flatten(2)), p_BHTS

@@ -32,6 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ingot.model.adapter import AdapterSettings, adapted_layers, linear_layers, whole_modules
+from ingot.model.dropout import dropout
 from ingot.model.transformer import Transformer
 
 
@@ -84,7 +85,7 @@ class Adapted(Held):
         plain = super().forward(x)
         if not self.on or self._original is not None:
             return plain
-        dropped = F.dropout(x, self.dropout, self.training)
+        dropped = dropout(x, self.dropout, self.training)
         change = F.linear(F.linear(dropped, self.lora_A), self.lora_B) * self.scale
         if self.lora_magnitude is None:
             return plain + change

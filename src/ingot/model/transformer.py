@@ -18,10 +18,10 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ingot.model.attention import Attention, Path, bias, causal_mask, document_mask, faster
+from ingot.model.dropout import dropout
 from ingot.model.feedforward import make_feedforward
 from ingot.model.head import Head
 from ingot.model.norms import make_norm
@@ -68,10 +68,11 @@ class Block(nn.Module):
         turn: Rotation | None,
         mask_BTS: Tensor | None,
         path: Path,
+        tapped: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        mixed_BTW, p_BHTS = self.attention(self.attention_norm(x_BTW), turn, mask_BTS, path)
-        x_BTW = x_BTW + F.dropout(mixed_BTW, self.dropout, self.training)
-        return x_BTW + F.dropout(self.ffn(self.ffn_norm(x_BTW)), self.dropout, self.training), p_BHTS
+        mixed_BTW, p_BHTS = self.attention(self.attention_norm(x_BTW), turn, mask_BTS, path, tapped)
+        x_BTW = x_BTW + dropout(mixed_BTW, self.dropout, self.training)
+        return x_BTW + dropout(self.ffn(self.ffn_norm(x_BTW)), self.dropout, self.training), p_BHTS
 
 
 class Transformer(nn.Module):
@@ -106,21 +107,27 @@ class Transformer(nn.Module):
             documents_BT: which document a token belongs to, any integers; tokens see their own document only. None:
                 the whole row is one document.
             taps: "hidden.N" (the stream before block N; N = depth is what the final norm reads), "attention.N" (the
-                probabilities of block N, B x H x T x S; takes the plain path there).
+                probabilities of block N, B x H x T x S; scores are written out there).
         """
         wanted = _parse_taps(taps, self.config.depth)
-        mask_BTS = self._mask(ids_BT, documents_BT)
+        path = self._path(ids_BT)
+        mask_BTS = self._mask(ids_BT, documents_BT, path)
         if positions_BT is None:
             positions_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device)[None]
             if self.position_embedding is not None and documents_BT is not None:
                 positions_BT = positions_BT - _starts(documents_BT)
         x_BTW, turn = self._embed(ids_BT, positions_BT)
-        hidden_BTW, found = self.stack(x_BTW, turn, mask_BTS, wanted)
+        hidden_BTW, found = self.stack(x_BTW, turn, mask_BTS, path, wanted)
         head = Head(self.embedding.weight if self.head is None else self.head.weight)
         return ModelOut(hidden_BTW, head, found)
 
     def stack(
-        self, x_BTW: Tensor, turn: Rotation | None, mask_BTS: Tensor | None, wanted: AbstractSet[tuple[str, int]]
+        self,
+        x_BTW: Tensor,
+        turn: Rotation | None,
+        mask_BTS: Tensor | None,
+        path: Path,
+        wanted: AbstractSet[tuple[str, int]],
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """All blocks and the last norm, and the taps: what torch.compile is applied to as a whole.
 
@@ -131,25 +138,32 @@ class Transformer(nn.Module):
         for i, block in enumerate(self.layers.values()):
             if ("hidden", i) in wanted:
                 found[f"hidden.{i}"] = x_BTW
-            path = "plain" if ("attention", i) in wanted else self.attention_path
-            x_BTW, p_BHTS = block(x_BTW, turn, mask_BTS, path)
+            x_BTW, p_BHTS = block(x_BTW, turn, mask_BTS, path, ("attention", i) in wanted)
             if ("attention", i) in wanted:
                 found[f"attention.{i}"] = p_BHTS
         if ("hidden", self.config.depth) in wanted:
             found[f"hidden.{self.config.depth}"] = x_BTW
         return self.norm(x_BTW), found
 
-    def _mask(self, ids_BT: Tensor, documents_BT: Tensor | None) -> Tensor | None:
+    def _dtype(self, device: torch.device) -> torch.dtype:
+        """Of what attention multiplies."""
+        return autocast_dtype(device) or self.norm.weight.dtype
+
+    def _path(self, ids_BT: Tensor) -> Path:
+        if self.attention_path != "auto":
+            return self.attention_path
+        device, share = ids_BT.device, self.config.dropout if self.training else 0.0
+        return faster(device, self._dtype(device), ids_BT.shape[1], share)
+
+    def _mask(self, ids_BT: Tensor, documents_BT: Tensor | None, path: Path) -> Tensor | None:
         """What every query may see, as blocks read it fastest; None: all before it, which the fused kernel knows."""
         (_, T), window, device = ids_BT.shape, self.config.window, ids_BT.device
         if window is not None and window >= T:
             window = None
-        dtype = autocast_dtype(device) or self.norm.weight.dtype
-        path = faster(device, dtype, T) if self.attention_path == "auto" else self.attention_path
         if documents_BT is None and window is None and path == "sdpa":
             return None
         mask_BTS = causal_mask(T, window, device)[None] if documents_BT is None else document_mask(documents_BT, window)
-        return bias(mask_BTS, dtype) if path == "plain" else mask_BTS
+        return bias(mask_BTS, self._dtype(device)) if path == "plain" else mask_BTS
 
     def _embed(self, ids_BT: Tensor, positions_BT: Tensor) -> tuple[Tensor, Rotation | None]:
         """The stream before the first block, and the angles of this forward where positions are rotary."""
@@ -163,7 +177,7 @@ class Transformer(nn.Module):
         # On a GPU the stream is as wide as what is multiplied, so norms and sums move half as much (GPT-2's 124M, H100:
         # 35.6 to 34.0 ms a step). On a CPU nothing is gained by that.
         x_BTW = rounded(x_BTW) if x_BTW.is_cuda else x_BTW
-        return F.dropout(x_BTW, config.dropout, self.training), turn
+        return dropout(x_BTW, config.dropout, self.training), turn
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator) -> None:

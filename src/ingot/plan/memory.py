@@ -104,15 +104,16 @@ def engine_activations(
     heads = (shape.heads + shape.kv_heads) * shape.head_size
     attention = 2 * heads * element + (copies * heads * stream if shape.qk_norm else 0)  # queries, keys, values, output
     ffn = (4 if gated else 2) * shape.ffn * element
-    dropped = 2 * d * element if shape.dropout else 0
+    dropped = 2 * d if shape.dropout else 0  # a byte for each coin
     layer = 2 * norm + 2 * d * element + attention + ffn + dropped
-    squares = score_elements(shape.heads, shape.context, rows) * (3 if shape.dropout else 1) if plain else 0
-    squares = squares or score_elements(1, shape.context, masks)
+    squares = score_elements(shape.heads, shape.context, rows) if plain else 0
+    coins = squares if shape.dropout else 0
+    squares = squares + coins or score_elements(1, shape.context, masks)
     parts = shape.parameters_by_part()
     matrices = parts["attention"] + parts["feed-forward"]
     return Activations(
         layers=tokens * (shape.depth * layer + norm + d * element),
-        scores=shape.depth * squares * element,
+        scores=shape.depth * (squares * element + coins),
         casts=matrices * element if element < FP32 else 0,
         logits=element * min(tokens * shape.vocab, max(max_logits, shape.vocab)),
     )

@@ -21,9 +21,13 @@ def compiled(model: nn.Module, what: Compile) -> Callable[..., Any]:
     if not what:
         return model
     device = next(model.parameters()).device
-    options: dict[str, Any] = {"dynamic": False}
+    choices: dict[str, Any] = {}
+    if device.type == "cpu":
+        choices["fallback_random"] = True  # `model/dropout.py` draws for four coins at once
+        choices["cpp.use_decompose_tanh"] = True  # by exp: GPT-2's GELU 4.6 to 2.2 ms forward, 5.3 to 3.2 backward
     if halves.concerned(device):
-        options["options"] = {"post_grad_custom_post_pass": _in_halves()}
+        choices["post_grad_custom_post_pass"] = _in_halves()
+    options: dict[str, Any] = {"dynamic": False, "options": choices}
     twin: Any = copy.copy(model)
     if what == "blocks":
         blocks: dict[str, Any] = {
