@@ -78,8 +78,8 @@ def bench_train_modes(names: list[str], options: Options, forced: bool) -> Data:
     theirs, skipped = peers("train", list(options.against), options.say, {shape.family for shape in wanted})
     mine, fp32 = ours("train"), ours("train", "ingot fp32", precision="fp32")
     on_gpu = about["device"] != "cpu"
-    plain = [c for c in theirs if forced or on_gpu or "Trainer" not in c.name]  # on a CPU it is the plain loop
-    cast = [c.told(f"{c.name} autocast", autocast=True) for c in plain]
+    theirs = [c for c in theirs if forced or on_gpu or "Trainer" not in c.name]  # on a CPU it is the plain loop
+    cast = [c.told(f"{c.name} autocast", autocast=True) for c in theirs]
     modes: dict[str, Data] = {"as shipped": {}, "autocast": {}, **({"fp32": {}} if forced else {})}
     for shape in wanted:
         contenders = [c for c in (mine, *([fp32] if forced else []), *theirs, *cast) if shape.family in c.families]
