@@ -29,6 +29,12 @@ def test_that_share_is_zero_and_the_mean_stays(share: float, dtype: torch.dtype)
     torch.testing.assert_close(out[kept].unique(), scale[None], rtol=2**-16 / (1 - share), atol=0.0)
 
 
+def test_a_share_of_nearly_all_is_less_than_all() -> None:
+    """Settings allow every share below 1; rounded up to 1, the scale would be a division by zero."""
+    out = dropout(torch.ones(1000, 1000), 1 - 1e-7)
+    assert set(out.unique().tolist()) <= {0.0, 65_536.0}
+
+
 @pytest.mark.parametrize("apart", [1, 2, 3, 4, 1001])
 def test_coins_know_nothing_of_each_other(apart: int) -> None:
     """Four come from one draw: the correlation of coins at any distance is that of noise."""

@@ -18,7 +18,7 @@ def dropout(x: Tensor, share: float, training: bool = True) -> Tensor:
         return x
     if x.device.type != "cpu":
         return F.dropout(x, share)
-    zeros = round(share * _LEVELS)
+    zeros = min(round(share * _LEVELS), _LEVELS - 1)  # less than all, as `share` is
     draws_n = torch.randint(-(2**63), 2**63 - 1, (-(-x.numel() // 4),))
     return x * torch.ops.ingot.coins(draws_n, x.shape, zeros) * (_LEVELS / (_LEVELS - zeros))
 
