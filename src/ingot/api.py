@@ -2,8 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -89,14 +88,21 @@ class LanguageModel:
     precision: str = "fp32"
     """Of the matrix products: "fp32", whose texts are the same on every machine up to rounding, or "bf16"."""
 
-    @cached_property
-    def decoder(self) -> "Decoder":
-        """The weights as generation needs them, laid out at the first use; later changes to the model do not count."""
+    _decoders: "list[Decoder]" = field(default_factory=list, repr=False, compare=False)
+
+    def decoder(self, rows: int) -> "Decoder":
+        """The weights as generation of so many rows needs them, copied at the first use; later changes don't count.
+
+        A copy for a single row gives way to one for several when those are asked for; that one serves both.
+        """
         import torch
 
         from ingot.infer.decoder import Decoder
 
-        return Decoder(self.loaded.model, torch.bfloat16 if self.precision == "bf16" else None)
+        if not self._decoders or (rows > 1 and self._decoders[0].single):
+            dtype = torch.bfloat16 if self.precision == "bf16" else None
+            self._decoders[:] = [Decoder(self.loaded.model, dtype, single=rows == 1)]
+        return self._decoders[0]
 
     @overload
     def generate(self, prompt: str = "", **options: Any) -> str: ...
@@ -166,4 +172,5 @@ class LanguageModel:
         settings = {"temperature": 0.8, **options}
         run = {name: settings.pop(name) for name in ("stop", "seed", "step") if name in settings}
         sampling = sampling_for(self.loaded.tokenizer, **settings)
-        return TextRun(self.decoder, self.loaded.tokenizer, prompts, sampling, samples=samples, keys=keys, **run)
+        decoder = self.decoder(len(prompts) * samples)
+        return TextRun(decoder, self.loaded.tokenizer, prompts, sampling, samples=samples, keys=keys, **run)

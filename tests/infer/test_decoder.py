@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from ingot.infer import product as products
 from ingot.infer.decoder import Decoder, Rows
 from ingot.infer.generate import generate
-from ingot.infer.product import FULL, packs, product
+from ingot.infer.product import FULL, packs
 from ingot.infer.sampling import Sampling
 from ingot.model import lora
 from ingot.model.adapter import AdapterSettings
@@ -36,14 +37,14 @@ def _logits(model, ids_BT):
         return out.head(out.hidden)
 
 
-def _decoded(model, ids_BT, lengths, dtype=None):
+def _decoded(model, ids_BT, lengths, dtype=None, single=False):
     """Logits after each token of rows, which read a first part as prompts and the rest token by token."""
     lengths_B = torch.tensor(lengths)
     new = ids_BT.shape[1] - int(lengths_B.max())
     prompts_BT = ids_BT[:, : int(lengths_B.max())].clone()
     prompts_BT[torch.arange(prompts_BT.shape[1]) >= lengths_B[:, None]] = 0
     with torch.inference_mode():
-        rows = Rows(Decoder(model, dtype), prompts_BT, lengths_B, new)
+        rows = Rows(Decoder(model, dtype, single=single), prompts_BT, lengths_B, new)
         found = [rows.logits_BV]
         for step in range(new):
             rows.run(ids_BT[torch.arange(len(ids_BT)), lengths_B + step])
@@ -128,7 +129,7 @@ def test_autocast_and_the_models_own_precision_choose_the_products():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert Decoder(model).dtype == torch.bfloat16
         inside = generate(model, [[1, 2, 3]], Sampling(max_new=5, temperature=0))
-    asked = generate(Decoder(model, torch.bfloat16), [[1, 2, 3]], Sampling(max_new=5, temperature=0))
+    asked = generate(Decoder(model, torch.bfloat16, single=True), [[1, 2, 3]], Sampling(max_new=5, temperature=0))
     assert inside[0].ids.tolist() == asked[0].ids.tolist()
     np.testing.assert_array_equal(inside[0].logps, asked[0].logps)
     assert Decoder(_model(dtype=torch.float64)).stream == torch.float64
@@ -136,14 +137,20 @@ def test_autocast_and_the_models_own_precision_choose_the_products():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("rows", [1, FULL, 33])
-def test_layers_of_one_input_are_one_product(rows, dtype):
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("single", [True, False])
+@pytest.mark.parametrize("tiles", [True, False])
+def test_layers_of_one_input_are_one_product(tiles, single, bias, rows, dtype, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
+    monkeypatch.setattr(products, "_SMALL", 0)
     torch.manual_seed(0)
-    layers = [torch.nn.Linear(48, out) for out in (50, 7)]
-    x_MI = torch.randn(rows, 48).to(dtype)
+    layers = [torch.nn.Linear(150, out, bias) for out in (50, 7)]
+    x_MI = torch.randn(rows, 150).to(dtype)
     with torch.inference_mode():
         expected = torch.cat([layer(x_MI.float()) for layer in layers], dim=1)
-        found = product(layers, dtype)(x_MI)
-    assert found.dtype == dtype
+        found = products.product(layers, dtype, single)(x_MI)
+    weighed = tiles and single and rows == 1 and packs(torch.device("cpu"), dtype)
+    assert found.dtype == (torch.float32 if weighed and dtype == torch.bfloat16 else dtype)
     torch.testing.assert_close(found.float(), expected, rtol=0, atol=2e-2 if dtype == torch.bfloat16 else 1e-5)
 
 
@@ -161,3 +168,16 @@ def test_few_rows_are_filled_up_except_on_a_cpu_with_matrix_tiles(tiles, monkeyp
     expected_BTV = _logits(model, ids_BT)[:, 3:]
     atol = 1e-5 * float(expected_BTV.abs().max())
     torch.testing.assert_close(_decoded(model, ids_BT, [4, 4]), expected_BTV, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tiles", [False, True])
+def test_a_single_row_has_the_logits_of_the_full_forward(tiles, family, monkeypatch):
+    """Its own layout of the weights, and several rows through that all the same."""
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
+    model, ids_BT = _model(family), _ids(3, 12)
+    expected_BTV = _logits(model, ids_BT)[:, 3:]
+    for rows in (1, 3):
+        for dtype, near in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):
+            found_BTV = _decoded(model, ids_BT[:rows], [4] * rows, dtype, single=True)
+            assert float((found_BTV - expected_BTV[:rows]).norm() / expected_BTV[:rows].norm()) < near

@@ -201,8 +201,18 @@ def test_a_prompt_begins_as_the_model_has_learned_texts(babbler):
 def test_the_precision_is_chosen_when_a_model_is_loaded(stage):
     for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         model = api.load(stage, device="cpu", precision=precision)
-        assert model.decoder.dtype == dtype
+        assert model.decoder(1).dtype == dtype
         assert len(next(model.complete(["a"], max_new=5)).completion.ids) <= 5
         assert model.loaded.model.embedding.weight.dtype == torch.float32
     with pytest.raises(UserError, match="fp8"):
         api.load(stage, precision="fp8")
+
+
+def test_weights_for_one_row_give_way_to_those_for_several_which_serve_both(babbler):
+    model = api.LanguageModel(babbler.loaded)
+    one = model.decoder(1)
+    assert one.single
+    assert model.decoder(1) is one
+    several = model.decoder(2)
+    assert not several.single
+    assert model.decoder(1) is model.decoder(3) is several

@@ -8,7 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ingot.model.attention import attend, attend_plain, causal_mask, document_mask
 from ingot.model.rotary import rotate, rotation, stretch
-from ingot.model.settings import RopeScaling
+from ingot.model.settings import ModelSettings, RopeScaling
+from ingot.model.transformer import build
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
@@ -62,11 +63,12 @@ def test_D8_plain_memory_is_quadratic_and_fused_linear():
     assert largest["sdpa", 2048] == 2 * largest["sdpa", 1024]
 
 
-def test_D8_auto_is_plain_only_for_short_bfloat16_rows_on_a_cpu():
+def test_D8_scores_are_written_out_only_for_short_bfloat16_rows_on_a_cpu():
     def writes_scores(T, dtype):
-        q, k, v = (x.detach() for x in _random(1, 1, 1, T, 8, dtype))
-        with _LargestTensor() as seen:
-            attend(q, k, v)
+        config = ModelSettings(depth=1, width=8, heads=1, ffn=16, context=T).resolve(5)
+        model, ids_BT = build(config, seed=0, dtype=dtype), torch.zeros(1, T, dtype=torch.long)
+        with _LargestTensor() as seen, torch.no_grad():
+            model(ids_BT)
         return seen.elements >= T * T
 
     assert writes_scores(64, torch.bfloat16)

@@ -16,8 +16,9 @@ from ingot.model.transformer import build
 def generation(job: dict[str, Any]) -> dict[str, Any]:
     """The job's continuations, in its dtype."""
     config = ModelConfig.model_validate(job["config"])
-    decoder = Decoder(build(config, job["seed"]).to(device(), getattr(torch, job["dtype"])))
     rows = list(prompts(job).numpy().astype(np.int64))
+    dtype = getattr(torch, job["dtype"])
+    decoder = Decoder(build(config, job["seed"]).to(device(), dtype), single=len(rows) == 1)
 
     def run(new: int) -> list[list[int]]:
         return [c.ids.tolist() for c in generate(decoder, rows, Sampling(max_new=new, temperature=0))]

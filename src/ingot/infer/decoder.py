@@ -62,10 +62,12 @@ class Decoder:
 
     Args:
         dtype: of the matrix products; None: autocast's where it is on, else the parameters'.
+        single: one row is to be continued at a time, as in a chat; several can be all the same, but slower.
     """
 
     @torch.inference_mode()
-    def __init__(self, model: Transformer, dtype: torch.dtype | None = None):
+    def __init__(self, model: Transformer, dtype: torch.dtype | None = None, *, single: bool = False):
+        self.single = single
         self.config, self.device = model.config, model.embedding.weight.device
         stored = model.embedding.weight.dtype
         self.dtype = dtype or autocast_dtype(self.device) or stored
@@ -76,22 +78,23 @@ class Decoder:
             self.position_embedding = None if learned is None else learned.weight.detach()
             self.layers = [self._layer(block) for block in model.layers.values() if isinstance(block, Block)]
             self.norm = self._norm(model.norm)
-            self.head = head_product(self.embedding if model.head is None else model.head.weight, self.dtype)
+            self.head = head_product(self.embedding if model.head is None else model.head.weight, self.dtype, single)
         self.full = fill(self.device, self.dtype)
 
     def _layer(self, block: Block) -> _Layer:
         attention, ffn = block.attention, block.ffn
         gated = isinstance(ffn, SwiGLU)
+        together = partial(product, dtype=self.dtype, single=self.single)
         return _Layer(
             attention_norm=self._norm(block.attention_norm),
-            qkv=product([attention.q, attention.k, attention.v], self.dtype),
+            qkv=together([attention.q, attention.k, attention.v]),
             q_norm=None if attention.q_norm is None else self._norm(attention.q_norm),
             k_norm=None if attention.k_norm is None else self._norm(attention.k_norm),
-            o=product([attention.o], self.dtype),
+            o=together([attention.o]),
             ffn_norm=self._norm(block.ffn_norm),
-            up=product([ffn.gate, ffn.up] if gated else [ffn.up], self.dtype),
+            up=together([ffn.gate, ffn.up] if gated else [ffn.up]),
             activation=_swiglu if gated else partial(F.gelu, approximate=ffn.approximate),
-            down=product([ffn.down], self.dtype),
+            down=together([ffn.down]),
         )
 
     def _norm(self, norm: RMSNorm | LayerNorm) -> Function:
@@ -144,7 +147,7 @@ class Decoder:
             mixed_MW = attend(index, qkv_BTND).view(B * T, -1)
             x_MW = x_MW.add_(layer.o(mixed_MW.to(self.dtype)))
             inner_MF = layer.activation(layer.up(layer.ffn_norm(x_MW).to(self.dtype)))
-            x_MW = x_MW.add_(layer.down(inner_MF))
+            x_MW = x_MW.add_(layer.down(inner_MF.to(self.dtype)))
         return x_MW.view(B, T, -1)
 
     def logits(self, hidden_BW: Tensor) -> Tensor:

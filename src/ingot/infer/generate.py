@@ -111,7 +111,9 @@ class Decoding:
         self.stop_ids = np.array(sorted(sampling.stop), np.int64)
         self.held_B, self.made = np.arange(len(self.start_R)), 0
         if len(prompts):
-            self._prefill(model if isinstance(model, Decoder) else Decoder(model), prompts, samples)
+            single = len(self.start_R) == 1
+            decoder = model if isinstance(model, Decoder) else Decoder(model, single=single)
+            self._prefill(decoder, prompts, samples)
 
     @property
     def going(self) -> bool:

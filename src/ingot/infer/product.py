@@ -11,13 +11,24 @@ GB/s of weights read, 2 cores with AVX-512 bf16 whose dot product of a long vect
     32 rows, 4,096 out (GFLOP/s)         90            176
 
 The greater figures of a range are of rows filled up to `FULL`: the kernels for 4 and 6 rows read faster than those for
-1 and 2. On a CPU with matrix tiles it is the other way round (two cores of a Sapphire Rapids, 50,257 out: one row of
-bf16 25 GB/s, six 14; fp32 23 and 18), so nothing is filled up there; and 32 rows gain little over `F.linear` (bf16 8
-to 14 GB/s against 7 to 11).
+1 and 2. On a CPU with matrix tiles nothing is gained by that, and oneDNN is slow with one row (its tiles hold 16) and
+with small weights (its call costs 40 us). There weights that meet one row, and small ones in fp32, are stored by input
+instead. us for the four products of a layer of 768 features, two cores of a Sapphire Rapids that read 21 GB/s:
 
-Rejected: `torch.mv` (fp32 as `F.linear`, bf16 slower), weights stored transposed (fp32 1.5 times as fast as `F.linear`
-with one row, no faster with 32), one row as bags of `torch.embedding_bag` (bf16 1.0 to 1.25 times as fast as here, fp32
-0.85), and the same kernel over weights as they are (fp32 with 32 rows 143 against 176, bf16 no faster than `F.linear`).
+                  fp32: laid out   by input    bf16: laid out   by input   by input, in bags
+    1 row                  2,290      1,860             1,190      1,630                 730
+    2 rows                 2,900      3,160             1,290      1,580               1,240
+    32 rows                5,150      5,440             1,390      1,560
+    1 row of 256             330        220               300        380                 230
+    32 rows of 256           700        570               370        380
+
+In bags: the product with one row is a weighted sum of the weights' rows, and `torch.embedding_bag` fetches rows ahead,
+which is what reading memory at its speed takes.
+
+Rejected without tiles: `torch.mv` (fp32 as `F.linear`, bf16 slower), weights by input (fp32 1.5 times as fast as
+`F.linear` with one row, no faster with 32), bags (bf16 1.0 to 1.25 times as fast as here, fp32 0.85), and the same
+kernel over weights as they are (fp32 with 32 rows 143 against 176, bf16 no faster than `F.linear`). With tiles: reading
+the weights into the cache before the product (from there it takes half as long, but the reading takes the other half).
 
 Shapes: M rows, I inputs, O outputs, all layers side by side.
 """
@@ -34,14 +45,23 @@ from ingot.model.lora import Held
 FULL = 6
 """Rows that a product should have at least; fewer are filled up by whoever calls it often."""
 _PACKED = (torch.float32, torch.bfloat16)
+_SMALL = 1 << 19
+"""Weights up to which calling oneDNN costs more than reading them in fp32."""
+_BAG = 64
+"""Inputs that a bag has at least: fewer are summed sooner than a thread is woken."""
+_SUM = 0
 
 
-def product(layers: Sequence[nn.Linear], dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """Several linear layers of one input as one product: M x I to M x O in that precision."""
+def product(layers: Sequence[nn.Linear], dtype: torch.dtype, single: bool) -> Callable[[Tensor], Tensor]:
+    """Several linear layers of one input as one product: M x I in that precision to M x O in that or in fp32.
+
+    Args:
+        single: one row at a time is to be fast, rather than several.
+    """
     weight_OI = torch.cat([matrix(layer).to(dtype) for layer in layers])
     biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
     assert len(biases) in (0, len(layers)), "layers with and without a bias side by side"
-    return _product(weight_OI, torch.cat(biases).to(dtype) if biases else None)
+    return _product(weight_OI, torch.cat(biases).to(dtype) if biases else None, single)
 
 
 def matrix(layer: nn.Linear) -> Tensor:
@@ -52,17 +72,38 @@ def matrix(layer: nn.Linear) -> Tensor:
     return layer.weight
 
 
-def head_product(weight_VW: Tensor, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+def head_product(weight_VW: Tensor, dtype: torch.dtype, single: bool) -> Callable[[Tensor], Tensor]:
     """The head: M x W to M x V."""
-    return _product(weight_VW.to(dtype), None)
+    return _product(weight_VW.to(dtype), None, single)
 
 
-def _product(weight_OI: Tensor, bias_O: Tensor | None) -> Callable[[Tensor], Tensor]:
-    if not packs(weight_OI.device, weight_OI.dtype):
+def _product(weight_OI: Tensor, bias_O: Tensor | None, single: bool) -> Callable[[Tensor], Tensor]:
+    device, dtype = weight_OI.device, weight_OI.dtype
+    if not packs(device, dtype):
         return lambda x_MI: F.linear(x_MI, weight_OI, bias_O)
+    small = dtype == torch.float32 and weight_OI.numel() <= _SMALL
+    if torch.cpu._is_amx_tile_supported() and (single or small):
+        return _by_input(weight_OI, bias_O)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), FULL)
     multiply = torch.ops.mkldnn._linear_pointwise.default
     return lambda x_MI: multiply(x_MI, packed, bias_O, "none", [], "")
+
+
+def _by_input(weight_OI: Tensor, bias_O: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """The product over weights stored by input, whose weighted sum one row of bf16 is: one bag of them a thread."""
+    weight_IO, inputs = weight_OI.t().contiguous(), weight_OI.shape[1]
+    inputs_I = torch.arange(inputs, dtype=torch.int32)
+    bags_P = torch.arange(0, inputs, max(_BAG, -(-inputs // torch.get_num_threads())), dtype=torch.int32)
+    weigh = torch.ops.aten._embedding_bag_forward_only.default
+
+    def multiply(x_MI: Tensor) -> Tensor:
+        if len(x_MI) > 1 or x_MI.dtype == torch.float32:
+            return F.linear(x_MI, weight_IO.t(), bias_O)
+        parts_PO = weigh(weight_IO, inputs_I, bags_P, False, _SUM, False, x_MI.view(-1))[0]
+        out_MO = parts_PO.sum(0, keepdim=True, dtype=torch.float32)
+        return out_MO if bias_O is None else out_MO.add_(bias_O)
+
+    return multiply
 
 
 def fill(device: torch.device, dtype: torch.dtype) -> int:

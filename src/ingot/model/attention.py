@@ -1,7 +1,7 @@
 """Causal self-attention: grouped keys, a sliding window, documents kept apart.
 
 Two ways to the same numbers. `plain` writes the scores out and is the readable reference; `sdpa` is PyTorch's fused
-kernel, whose memory grows with T instead of T^2. `auto` takes the fused one except where the plain one is measurably
+kernel, whose memory grows with T instead of T^2. A model takes the fused one except where the plain one is measurably
 faster (`faster`). Masks are built once per forward and shared by all layers, as booleans or as what is added to scores;
 no mask means plainly causal, which lets the fused kernel skip half of the work. A window that no row outgrows costs
 nothing; a smaller one costs a mask of T x T bits.
@@ -25,7 +25,7 @@ from ingot.model.precision import products
 from ingot.model.rotary import Rotation, rotate
 from ingot.model.settings import PLAIN_BF16_KEYS, ModelConfig
 
-Path = Literal["auto", "sdpa", "plain"]
+Path = Literal["sdpa", "plain"]
 
 
 def causal_mask(T: int, window: int | None, device: torch.device | str) -> Tensor:
@@ -55,8 +55,8 @@ def attend(
     q_BHTD: Tensor,
     k_BKSD: Tensor,
     v_BKSD: Tensor,
-    mask_BTS: Tensor | None = None,
-    path: Path = "auto",
+    mask_BTS: Tensor | None,
+    path: Path,
     share: float = 0.0,
 ) -> Tensor:
     """Softmax(q k^T / sqrt(D)) v, B x H x T x D.
@@ -64,12 +64,10 @@ def attend(
     Args:
         mask_BTS: True where a query may see a key, or its `bias`; every query must see one. None: causal, for which
             S = T.
-        path: "sdpa" (fused), "plain" (scores written out) or "auto" (whichever is faster here).
+        path: "sdpa" (fused) or "plain" (scores written out).
         share: of the probabilities, how many are left out, the others scaled up: dropout.
     """
     assert mask_BTS is not None or q_BHTD.shape[2] == k_BKSD.shape[2], "causal attention needs as many keys as queries"
-    if path == "auto":
-        path = faster(q_BHTD.device, q_BHTD.dtype, k_BKSD.shape[2], share)
     if path == "plain":
         return attend_plain(q_BHTD, k_BKSD, v_BKSD, mask_BTS, share)[0]
     return F.scaled_dot_product_attention(

@@ -81,8 +81,8 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
-        self.attention_path: Path = "auto"
-        """How attention is computed, not what: an execution choice that tests and `execution` may set."""
+        self.attention_path: Path | None = None
+        """How attention is computed, not what; None: as is faster here."""
         self.embedding = _embedding(config.vocab, config.width)
         learned = config.positions == "learned"
         self.position_embedding = _embedding(config.context, config.width) if learned else None
@@ -150,7 +150,7 @@ class Transformer(nn.Module):
         return autocast_dtype(device) or self.norm.weight.dtype
 
     def _path(self, ids_BT: Tensor) -> Path:
-        if self.attention_path != "auto":
+        if self.attention_path is not None:
             return self.attention_path
         device, share = ids_BT.device, self.config.dropout if self.training else 0.0
         return faster(device, self._dtype(device), ids_BT.shape[1], share)

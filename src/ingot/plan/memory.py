@@ -82,7 +82,14 @@ class Activations:
 
 
 def engine_activations(
-    shape: Shape, rows: int, element: int, plain: bool, max_logits: int, masks: int = 0, stream: int = FP32
+    shape: Shape,
+    rows: int,
+    element: int,
+    plain: bool,
+    max_logits: int,
+    masks: int = 0,
+    stream: int = FP32,
+    copied: bool = False,
 ) -> Activations:
     """What one micro-batch keeps, by the layout of our blocks.
 
@@ -96,6 +103,8 @@ def engine_activations(
         masks: distinct T x T masks: none for plainly causal rows, one for a window, one a row for isolated documents.
             The fused kernel keeps them anew in every layer.
         stream: bytes of a number of the residual stream, where that is more than `element`.
+        copied: matrices are frozen, so that what they read is not kept, but for the copies that corrections read
+            (`adapter_activations` counts those). Corrections without dropout read, and keep, what the matrices do.
     """
     tokens, d = rows * shape.context, shape.width
     stream, gated = max(element, stream), shape.activation == "swiglu"
@@ -103,9 +112,10 @@ def engine_activations(
     norm = copies * d * stream
     heads = (shape.heads + shape.kv_heads) * shape.head_size
     attention = 2 * heads * element + (copies * heads * stream if shape.qk_norm else 0)  # queries, keys, values, output
-    ffn = (4 if gated else 2) * shape.ffn * element
+    ffn = (3 if gated else 1) * shape.ffn * element
+    reads = 0 if copied else (2 * d + shape.ffn) * element  # of queries' projection, of the first matrix and the last
     dropped = 2 * d if shape.dropout else 0  # a byte for each coin
-    layer = 2 * norm + 2 * d * element + attention + ffn + dropped
+    layer = 2 * norm + attention + ffn + reads + dropped
     squares = score_elements(shape.heads, shape.context, rows) if plain else 0
     coins = squares if shape.dropout else 0
     squares = squares + coins or score_elements(1, shape.context, masks)
@@ -129,7 +139,7 @@ def adapter_activations(
         tokens: of a micro-batch.
         element: bytes of a number in the forward pass.
         dora: rows are scaled by learned lengths, so both products are kept.
-        dropout: the correction reads a copy of the input, with what was dropped noted by a byte.
+        dropout: the correction reads a copy of the input, with a byte for each coin.
     """
     layers = (rank + (2 * o if dora else 0) + (i if dropout else 0) for i, o in sizes)
     return tokens * (element * sum(layers) + (sum(i for i, _ in sizes) if dropout else 0))

@@ -197,11 +197,11 @@ def _pass(
     masks = rows if known.isolated else int(windowed)
     element = _ELEMENT[precision]
     device, stream = ("cuda", element) if known.device.is_gpu else ("cpu", _ELEMENT["fp32"])
-    kept = engine_activations(config, rows, element, plain, MAX_LOGITS[device], masks, stream)
+    copied = adapter is not None and adapter.dropout > 0
+    kept = engine_activations(config, rows, element, plain, MAX_LOGITS[device], masks, stream, copied)
     if adapter:
         sizes, tokens = adapted_layers(adapter, config).values(), rows * config.context
-        dora, dropout = adapter.kind == "dora", adapter.dropout > 0
-        more = adapter_activations(sizes, adapter.rank, tokens, element, dora, dropout)
+        more = adapter_activations(sizes, adapter.rank, tokens, element, adapter.kind == "dora", copied)
         casts = correction_parameters(adapter, config) * element if kept.casts else 0
         kept = replace(kept, layers=kept.layers + more, casts=casts)
     return "plain" if plain else "fused", kept
