@@ -32,6 +32,8 @@ class Options:
     kept: Kept = field(default_factory=lambda: Kept(None))
     done: bool = True
     """Nothing follows, so what was kept can go."""
+    about: Data | None = None
+    """The machine, where it has been described already."""
 
     def finished(self) -> None:
         """All of a command is measured."""
@@ -40,7 +42,7 @@ class Options:
 
     def described(self) -> Data:
         """The machine."""
-        return machine.described(self.kept, self.say)
+        return self.about or machine.described(self.kept, self.say)
 
 
 def _shapes(names: list[str], about: Mapping[str, Any]) -> list[shapes.Shape]:
@@ -184,8 +186,8 @@ def bench_head(sizes: Mapping[str, int] | None, options: Options) -> Data:
 
 def everything(options: Options, full: bool) -> Data:
     """What docs/BENCHMARKS.md shows; `full` adds S4, ours in fp32, data and post-training, and takes its time."""
-    part = replace(options, done=False)
-    about = part.described()
+    about = options.described()
+    part = replace(options, done=False, about=about)
     on_gpu = about["device"] != "cpu"
     names = [*(GPU_SHAPES if on_gpu else CPU_SHAPES), *((["G2"] if on_gpu else ["S4"]) if full else [])]
     brief = replace(part, repetitions=part.repetitions if full else 1, seconds=1.0)
