@@ -88,7 +88,8 @@ class LanguageModel:
     precision: str = "fp32"
     """Of the matrix products: "fp32", whose texts are the same on every machine up to rounding, or "bf16"."""
 
-    _decoders: "list[Decoder]" = field(default_factory=list, repr=False, compare=False)
+    _decoders: "list[Decoder]" = field(init=False, default_factory=list, repr=False, compare=False)
+    """The copy of the weights that generation reads, once there is one."""
 
     def decoder(self, rows: int) -> "Decoder":
         """The weights as generation of so many rows needs them, copied at the first use; later changes don't count.
