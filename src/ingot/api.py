@@ -94,7 +94,7 @@ class LanguageModel:
     def decoder(self, rows: int) -> "Decoder":
         """The weights as generation of so many rows needs them, copied at the first use; later changes don't count.
 
-        A copy for a single row gives way to one for several when those are asked for; that one serves both.
+        A copy for a single row alone gives way to one for several when those are asked for; that one serves both.
         """
         import torch
 
@@ -102,7 +102,8 @@ class LanguageModel:
 
         if not self._decoders or (rows > 1 and self._decoders[0].single):
             dtype = torch.bfloat16 if self.precision == "bf16" else None
-            self._decoders[:] = [Decoder(self.loaded.model, dtype, single=rows == 1)]
+            self._decoders.clear()  # before the next copy is made, so that there are never two
+            self._decoders.append(Decoder(self.loaded.model, dtype, single=rows == 1))
         return self._decoders[0]
 
     @overload

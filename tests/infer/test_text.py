@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ingot import api
 from ingot.core.errors import UserError
+from ingot.infer import decoder
 from ingot.infer.sampling import Sampling
 from ingot.infer.text import TextRun, TextStream, prompt_ids
 from ingot.text.tokenizer import Char
@@ -208,7 +209,8 @@ def test_the_precision_is_chosen_when_a_model_is_loaded(stage):
         api.load(stage, precision="fp8")
 
 
-def test_weights_for_one_row_give_way_to_those_for_several_which_serve_both(babbler):
+def test_weights_for_one_row_give_way_to_those_for_several_which_serve_both(babbler, monkeypatch):
+    monkeypatch.setattr(decoder, "tiled", lambda device, dtype: True)
     model = api.LanguageModel(babbler.loaded)
     one = model.decoder(1)
     assert one.single
@@ -216,3 +218,9 @@ def test_weights_for_one_row_give_way_to_those_for_several_which_serve_both(babb
     several = model.decoder(2)
     assert not several.single
     assert model.decoder(1) is model.decoder(3) is several
+
+
+def test_without_matrix_tiles_one_copy_of_the_weights_serves_one_row_and_several(babbler, monkeypatch):
+    monkeypatch.setattr(decoder, "tiled", lambda device, dtype: False)
+    model = api.LanguageModel(babbler.loaded)
+    assert model.decoder(1) is model.decoder(3)

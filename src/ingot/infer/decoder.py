@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ingot.infer.product import fill, head_product, product
+from ingot.infer.product import fill, head_product, product, tiled, weighed
 from ingot.model.attention import causal_mask
 from ingot.model.feedforward import SwiGLU
 from ingot.model.norms import LayerNorm, RMSNorm
@@ -39,7 +39,6 @@ from ingot.model.transformer import Block, Transformer
 
 _PREFILL_TOKENS = 4096
 """Tokens of prompts that are read at once: enough for full speed, few enough for little memory."""
-_SUM = 0
 
 Function = Callable[[Tensor], Tensor]
 
@@ -67,10 +66,10 @@ class Decoder:
 
     @torch.inference_mode()
     def __init__(self, model: Transformer, dtype: torch.dtype | None = None, *, single: bool = False):
-        self.single = single
         self.config, self.device = model.config, model.embedding.weight.device
         stored = model.embedding.weight.dtype
         self.dtype = dtype or autocast_dtype(self.device) or stored
+        self.single = single and tiled(self.device, self.dtype)  # elsewhere one layout serves both
         self.stream = torch.promote_types(stored, torch.float32)
         with torch.autocast(self.device.type, enabled=False):
             self.embedding = model.embedding.weight.detach()
@@ -78,7 +77,9 @@ class Decoder:
             self.position_embedding = None if learned is None else learned.weight.detach()
             self.layers = [self._layer(block) for block in model.layers.values() if isinstance(block, Block)]
             self.norm = self._norm(model.norm)
-            self.head = head_product(self.embedding if model.head is None else model.head.weight, self.dtype, single)
+            self.head = head_product(
+                self.embedding if model.head is None else model.head.weight, self.dtype, self.single
+            )
         self.full = fill(self.device, self.dtype)
 
     def _layer(self, block: Block) -> _Layer:
@@ -248,8 +249,7 @@ class Rows:
         if bags is None:
             out_BV = torch.bmm(p_RGS, values_BKCD.view(B * K, C, D)[:, : slot + 1]).view(B, -1)
         else:
-            table = values_BKCD.view(-1, D)
-            out_BV = torch.embedding_bag(table, *bags, False, _SUM, False, p_RGS.view(-1))[0].view(B, -1)
+            out_BV = weighed(values_BKCD.view(-1, D), *bags, p_RGS.view(-1)).view(B, -1)
         return F.pad(out_BV, (0, 0, 0, missing)) if missing else out_BV
 
     def _bags(self, slot: int) -> tuple[Tensor, Tensor] | None:

@@ -82,7 +82,7 @@ def _product(weight_OI: Tensor, bias_O: Tensor | None, single: bool) -> Callable
     if not packs(device, dtype):
         return lambda x_MI: F.linear(x_MI, weight_OI, bias_O)
     small = dtype == torch.float32 and weight_OI.numel() <= _SMALL
-    if torch.cpu._is_amx_tile_supported() and (single or small):
+    if tiled(device, dtype) and (single or small):
         return _by_input(weight_OI, bias_O)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), FULL)
     multiply = torch.ops.mkldnn._linear_pointwise.default
@@ -94,22 +94,34 @@ def _by_input(weight_OI: Tensor, bias_O: Tensor | None) -> Callable[[Tensor], Te
     weight_IO, inputs = weight_OI.t().contiguous(), weight_OI.shape[1]
     inputs_I = torch.arange(inputs, dtype=torch.int32)
     bags_P = torch.arange(0, inputs, max(_BAG, -(-inputs // torch.get_num_threads())), dtype=torch.int32)
-    weigh = torch.ops.aten._embedding_bag_forward_only.default
 
     def multiply(x_MI: Tensor) -> Tensor:
         if len(x_MI) > 1 or x_MI.dtype == torch.float32:
             return F.linear(x_MI, weight_IO.t(), bias_O)
-        parts_PO = weigh(weight_IO, inputs_I, bags_P, False, _SUM, False, x_MI.view(-1))[0]
-        out_MO = parts_PO.sum(0, keepdim=True, dtype=torch.float32)
+        out_MO = weighed(weight_IO, inputs_I, bags_P, x_MI.view(-1)).sum(0, keepdim=True, dtype=torch.float32)
         return out_MO if bias_O is None else out_MO.add_(bias_O)
 
     return multiply
 
 
+def weighed(table_NO: Tensor, places_I: Tensor, bags_P: Tensor, weights_I: Tensor) -> Tensor:
+    """Weighted sums of a table's rows, P x O, on a CPU at the memory's speed.
+
+    Args:
+        places_I: which rows, int32, bag after bag.
+        bags_P: where each bag begins among them, int32.
+    """
+    return torch.embedding_bag(table_NO, places_I, bags_P, False, _SUM, False, weights_I)[0]
+
+
 def fill(device: torch.device, dtype: torch.dtype) -> int:
     """Rows that a product should have at least: `FULL` where that is faster than fewer, else 1."""
-    tiles = torch.cpu._is_amx_tile_supported()  # whose CPUs read no faster for it
-    return FULL if packs(device, dtype) and not tiles else 1
+    return FULL if packs(device, dtype) and not tiled(device, dtype) else 1
+
+
+def tiled(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether matrix tiles multiply such weights, so that one row wants them laid out otherwise than several do."""
+    return packs(device, dtype) and torch.cpu._is_amx_tile_supported()
 
 
 def packs(device: torch.device, dtype: torch.dtype) -> bool:
