@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ingot.model.halves import product
+from ingot.model.multiply import product
 from ingot.model.precision import autocast_dtype
 from ingot.model.settings import MAX_LOGITS
 
@@ -91,7 +91,7 @@ class _NLL(torch.autograd.Function):
         at_once = kept and len(labels_N) <= size
         found, saved = [], []
         for some_nD, labels_n in zip(rounded_ND.split(size), labels_N.split(size), strict=True):
-            logits_nP = some_nD @ matrix_PD.T
+            logits_nP = product(some_nD, matrix_PD.T)
             found.append(nll_(logits_nP, labels_n, len(weight_VD), at_once))
             saved = [logits_nP] if at_once else []
         if kept:
@@ -109,7 +109,7 @@ class _NLL(torch.autograd.Function):
         weight_grad_PD = None
         chunks = (x.split(ctx.size) for x in (rounded_ND, labels_N, nll_grad_N))
         for some_nD, labels_n, grad_n in zip(*chunks, strict=True):
-            excess_nP = saved[0] if saved else some_nD @ matrix_PD.T
+            excess_nP = saved[0] if saved else product(some_nD, matrix_PD.T)
             if not saved:
                 nll_(excess_nP, labels_n, ctx.vocab, True)
             if of_hidden:

@@ -25,6 +25,8 @@ ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "4294967296",
     "MALLOC_TOP_PAD_": "67108864",
+    # and asks for pages of 2 MiB: the first touch of one of 4 KiB takes 1 to 6 us in a virtual machine
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 COMPILER = {
     # else torch's compiler tries each kind of vectors with four programs, before the first kernel and in every process;
