@@ -13,9 +13,10 @@ The cache has slots: all rows write slot n at the same time, so a row whose prom
 hole between prompt and continuation, which its mask hides. Keys are in fp32, values in `dtype`. On a CPU values are
 weighted and summed by `torch.embedding_bag`, whose kernel reads them at the memory's speed. One layer, 32 rows, 12
 heads of 64, 128 keys, 2 cores, in us, fp32 / bf16: scores as queries times keys 600 / 920, as keys times queries 60 %
-of that in fp32 (467 to 831 where reading the keys takes 413); values as a product 760 / 390, as bags 340 / 135; both by `F.scaled_dot_product_attention` 1,600 / 3,200; both as one product over all heads, with zeros
-between them, 2,120 / 2,250. Rejected besides: rows that write at their own positions (indexed writes, and a mask of
-each row's own all the same).
+of that in fp32 (467 to 831 where reading the keys takes 413); values as a product 760 / 390, as bags 340 / 135; both by
+`F.scaled_dot_product_attention` 1,600 / 3,200; both as one product over all heads, with zeros between them, 2,120 /
+2,250. Rejected besides: rows that write at their own positions (indexed writes, and a mask of each row's own all the
+same).
 
 Shapes: B rows, T positions, S slots, C slots of the cache, L layers, H query heads, K key heads, G = H / K, D features
 of a head, W width, V vocabulary.
