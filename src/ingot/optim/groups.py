@@ -13,8 +13,8 @@ from ingot.optim.settings import OptimSettings
 
 Named = Mapping[str, torch.nn.Parameter]
 
-_SPAN = 1 << 20
-"""Elements whose squares are added up in their own precision."""
+_SPAN = 1 << 18
+"""Elements whose squares are added up in their own precision; of 1 << 20 the sum is 1e-6 to 4e-6 short on a Zen 4."""
 
 
 def decays(name: str, parameter: Tensor, embeddings: bool = True) -> bool:
