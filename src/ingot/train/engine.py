@@ -180,8 +180,7 @@ class Engine:
         sums: dict[str, Tensor] = {}
         terms: dict[str, Term] = {}
         for number, micro in enumerate(batch.micro(self.execution.rows(batch.context))):
-            if self.execution.device == "cpu" or not torch.cuda.is_current_stream_capturing():
-                torch.manual_seed(key_of(self.plan.seed, self.state["step"] + 1, inner, number, self.mesh.rank))
+            self.execution.seed(key_of(self.plan.seed, self.state["step"] + 1, inner, number, self.mesh.rank))
             found = self._terms(micro, self.penalties)
             parts = normalised(found, counts)
             (torch.stack([part for name, part in parts.items() if not found[name].metric]).sum() * scale).backward()
