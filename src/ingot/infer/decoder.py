@@ -6,20 +6,16 @@ and up another (`product.py`), the rotation is three operations over queries and
 written with one copy, and the modules of the model are read, not called. That both give the same logits is tested for
 every family, against the full forward.
 
-Precision: the products are in `dtype`, everything between them (residual stream, norms, rotation, attention and its
-cache, softmax) in fp32, which is what the forward under autocast does, or in fp64 with a model of fp64.
+The two numbers of a pair that is turned lie side by side here, not half a head apart, which is one product of complex
+numbers in place of four operations: rows of the matrices of queries and keys are exchanged alike, and a score, which
+sums over all of them, does not change.
 
-The cache has slots: all rows write slot n at the same time, so a row whose prompt is shorter than the longest has a
-hole between prompt and continuation, which its mask hides. Keys are in fp32, values in `dtype`. On a CPU values are
-weighted and summed by `torch.embedding_bag`, whose kernel reads them at the memory's speed. One layer, 32 rows, 12
-heads of 64, 128 keys, 2 cores, in us, fp32 / bf16: scores as queries times keys 600 / 920, as keys times queries 60 %
-of that in fp32 (467 to 831 where reading the keys takes 413); values as a product 760 / 390, as bags 340 / 135; both by
-`F.scaled_dot_product_attention` 1,600 / 3,200; both as one product over all heads, with zeros between them, 2,120 /
-2,250. Rejected besides: rows that write at their own positions (indexed writes, and a mask of each row's own all the
-same).
+Precision: the products are in `dtype`, so are keys, scores and values on a CPU (`cache.py`); everything else between
+them (residual stream, norms, rotation) is in fp32, which is what the forward under autocast does, or in fp64 with a
+model of fp64.
 
-Shapes: B rows, T positions, S slots, C slots of the cache, L layers, H query heads, K key heads, G = H / K, D features
-of a head, W width, V vocabulary.
+Shapes: B rows, T positions, S slots, C slots of the cache, H query heads, K key heads, D features of a head, E = D / 2
+pairs of them, W width, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -30,7 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ingot.infer.product import fill, head_product, product, tiled, weighed
+from ingot.infer.cache import BagCache, Cache
+from ingot.infer.product import fill, head_product, product, tiled
 from ingot.model.attention import causal_mask
 from ingot.model.feedforward import SwiGLU
 from ingot.model.norms import LayerNorm, RMSNorm
@@ -70,6 +67,8 @@ class Decoder:
         self.config, self.device = model.config, model.embedding.weight.device
         stored = model.embedding.weight.dtype
         self.dtype = dtype or autocast_dtype(self.device) or stored
+        features_D = torch.arange(self.config.head_size, device=self.device)
+        self.pairs_D = features_D.view(2, -1).T.flatten() if self.config.positions == "rope" else features_D
         self.single = single and tiled(self.device, self.dtype)  # elsewhere one layout serves both
         self.stream = torch.promote_types(stored, torch.float32)
         with torch.autocast(self.device.type, enabled=False):
@@ -89,9 +88,9 @@ class Decoder:
         together = partial(product, dtype=self.dtype, single=self.single)
         return _Layer(
             attention_norm=self._norm(block.attention_norm),
-            qkv=together([attention.q, attention.k, attention.v]),
-            q_norm=None if attention.q_norm is None else self._norm(attention.q_norm),
-            k_norm=None if attention.k_norm is None else self._norm(attention.k_norm),
+            qkv=together([attention.q, attention.k, attention.v], order_O=self._order()),
+            q_norm=None if attention.q_norm is None else self._norm(attention.q_norm, self.pairs_D),
+            k_norm=None if attention.k_norm is None else self._norm(attention.k_norm, self.pairs_D),
             o=together([attention.o]),
             ffn_norm=self._norm(block.ffn_norm),
             up=together([ffn.gate, ffn.up] if gated else [ffn.up]),
@@ -99,35 +98,40 @@ class Decoder:
             down=together([ffn.down]),
         )
 
-    def _norm(self, norm: RMSNorm | LayerNorm) -> Function:
-        gain = norm.weight.detach().to(self.stream)
+    def _order(self) -> Tensor:
+        """Which rows of the matrices of queries, keys and values, side by side, give which feature."""
+        turned, kept = self.config.heads + self.config.kv_heads, self.config.kv_heads
+        row_ND = torch.arange((turned + kept) * len(self.pairs_D), device=self.device).view(-1, len(self.pairs_D))
+        return torch.cat((row_ND[:turned, self.pairs_D], row_ND[turned:])).view(-1)
+
+    def _norm(self, norm: RMSNorm | LayerNorm, order: Tensor | slice = slice(None)) -> Function:
+        gain = norm.weight.detach().to(self.stream)[order]
         if isinstance(norm, LayerNorm):
-            bias = None if norm.bias is None else norm.bias.detach().to(self.stream)
+            bias = None if norm.bias is None else norm.bias.detach().to(self.stream)[order]
             return partial(F.layer_norm, normalized_shape=gain.shape, weight=gain, bias=bias, eps=norm.eps)
         return partial(_rms, gain, torch.tensor(norm.eps, dtype=self.stream, device=self.device))
 
-    def tables(self, positions: int) -> tuple[Tensor, Tensor] | None:
-        """Cosines and signed sines of the first positions, each positions x 1 x D; None with learned positions."""
+    def table(self, positions: int) -> Tensor | None:
+        """What turns the pairs at the first positions: positions x 1 x E complex; None with learned positions."""
         config = self.config
         if config.positions != "rope":
             return None
         index_T = torch.arange(positions, device=self.device)[None]
         turn = rotation(index_T, config.head_size, config.rope_theta, self.stream, config.rope_scaling)
-        cos, sin = turn.cos_BT1E[0], turn.sin_BT1E[0]
-        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        return torch.complex(turn.cos_BT1E[0], turn.sin_BT1E[0])
 
     def forward(
         self,
         ids_BT: Tensor,
         positions_BT: Tensor,
-        turn: tuple[Tensor, Tensor] | None,
+        turn: Tensor | None,
         attend: Callable[[int, Tensor], Tensor],
     ) -> Tensor:
         """Hidden states B x T x W before the last norm.
 
         Args:
             positions_BT: of these tokens; read where positions are learned.
-            turn: cosines and signed sines of these positions, (B or 1) x T x 1 x D.
+            turn: what turns the pairs at these positions, (B or 1) x T x 1 x E complex.
             attend: layer and its queries, keys and values B x T x (H + 2K) x D to B x T x (H D).
         """
         config = self.config
@@ -143,9 +147,7 @@ class Decoder:
                 qkv_BTND[:, :, :q] = layer.q_norm(qkv_BTND[:, :, :q])
                 qkv_BTND[:, :, q:qk] = layer.k_norm(qkv_BTND[:, :, q:qk])
             if turn is not None:
-                turned = qkv_BTND[:, :, :qk]
-                swapped = turned.roll(config.head_size // 2, -1)
-                torch.addcmul(turned * turn[0], swapped, turn[1], out=turned)
+                torch.view_as_complex(qkv_BTND[:, :, :qk].unflatten(-1, (-1, 2))).mul_(turn)
             mixed_MW = attend(index, qkv_BTND).view(B * T, -1)
             x_MW = x_MW.add_(layer.o(mixed_MW.to(self.dtype)))
             inner_MF = layer.activation(layer.up(layer.ffn_norm(x_MW).to(self.dtype)))
@@ -169,12 +171,12 @@ class Rows:
 
     def __init__(self, decoder: Decoder, ids_BT: Tensor, length_B: Tensor, room: int, samples: int = 1):
         config, (B, T) = decoder.config, ids_BT.shape
-        self.decoder, self.scale = decoder, config.head_size**-0.5
+        self.decoder = decoder
         self.length_B, self.prompt, self.made = length_B.repeat_interleave(samples), T, 0
-        shape = (config.depth, B * samples, config.kv_heads, T + room, config.head_size)
-        self.keys_LBKCD = torch.empty(shape, dtype=decoder.stream, device=decoder.device)
-        self.values_LBKCD = torch.empty(shape, dtype=decoder.dtype, device=decoder.device)
-        self.turns = decoder.tables(min(T + room, config.context))
+        kind = BagCache if decoder.device.type == "cpu" else Cache
+        self.slots = T + room
+        self.cache = kind(config, B * samples, self.slots, decoder.stream, decoder.dtype, decoder.device)
+        self.turns = decoder.table(min(self.slots, config.context))
         self.bias_BC = self._holes()
         step = max(1, _PREFILL_TOKENS // T)
         chunks = [slice(i, i + step) for i in range(0, B, step)]
@@ -191,9 +193,10 @@ class Rows:
         ids_MT[:B, 0] = ids_B
         last = decoder.config.context - 1  # where a row stays that has ended with a full context
         positions_MT[:B, 0] = (self.length_B + self.made).clamp_(max=last)
-        turn = None if self.turns is None else (self.turns[0][positions_MT], self.turns[1][positions_MT])
+        turn = None if self.turns is None else self.turns[positions_MT]
         slot = self.prompt + self.made
-        attend = partial(self._attend, slot, self._bias(slot), self._bags(slot))
+        self.cache.grow(slot + 1)
+        attend = partial(self._attend, self._bias(slot))
         with torch.autocast(decoder.device.type, enabled=False):
             hidden_MTW = decoder.forward(ids_MT, positions_MT, turn, attend)
             self.logits_BV = decoder.logits(hidden_MTW[:, 0])[:B]
@@ -201,11 +204,7 @@ class Rows:
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these: indices, ascending."""
-        used = self.prompt + self.made
-        for kept_BKCD in (*self.keys_LBKCD, *self.values_LBKCD):
-            kept_BKCD[: len(rows), :, :used] = kept_BKCD[rows, :, :used]
-        self.keys_LBKCD = self.keys_LBKCD[:, : len(rows)]
-        self.values_LBKCD = self.values_LBKCD[:, : len(rows)]
+        self.cache.keep(rows)
         self.length_B = self.length_B[rows]
         self.bias_BC = None if self.bias_BC is None else self.bias_BC[rows]
 
@@ -219,8 +218,8 @@ class Rows:
 
         def attend(index: int, qkv_BTND: Tensor) -> Tensor:
             q_BHTD, k_BKTD, v_BKTD = qkv_BTND.transpose(1, 2).split(heads, dim=1)
-            self.keys_LBKCD[index, into, :, :T] = k_BKTD.repeat_interleave(samples, dim=0)
-            self.values_LBKCD[index, into, :, :T] = v_BKTD.repeat_interleave(samples, dim=0)
+            again = (part.repeat_interleave(samples, dim=0) for part in (k_BKTD, v_BKTD))
+            self.cache.read(index, into, *again)
             grouped, causal = heads[0] != heads[1], mask_TT is None
             out_BHTD = F.scaled_dot_product_attention(
                 q_BHTD, k_BKTD, v_BKTD, mask_TT, is_causal=causal, enable_gqa=grouped
@@ -228,41 +227,17 @@ class Rows:
             return out_BHTD.transpose(1, 2).flatten(2)
 
         positions_BT = torch.arange(T, device=decoder.device).expand(ids_BT.shape)
-        turn = None if self.turns is None else (self.turns[0][:T], self.turns[1][:T])
+        turn = None if self.turns is None else self.turns[:T]
         hidden_BTW = decoder.forward(ids_BT, positions_BT, turn, attend)
         return hidden_BTW[torch.arange(len(ids_BT), device=decoder.device), length_B - 1]
 
-    def _attend(
-        self, slot: int, bias_BS: Tensor | None, bags: tuple[Tensor, Tensor] | None, index: int, qkv_BTND: Tensor
-    ) -> Tensor:
+    def _attend(self, bias_BS: Tensor | None, index: int, qkv_BTND: Tensor) -> Tensor:
         """One new token a row against all slots up to its own; rows M >= B, of which the first B are real."""
-        heads = self.decoder.config.heads
-        keys_BKCD, values_BKCD = self.keys_LBKCD[index], self.values_LBKCD[index]
-        (B, K, C, D), missing = keys_BKCD.shape, len(qkv_BTND) - len(keys_BKCD)
-        qkv_BND = qkv_BTND[:B, 0]
-        keys_BKCD[:, :, slot] = qkv_BND[:, heads : heads + K]
-        values_BKCD[:, :, slot] = qkv_BND[:, heads + K :]
-        q_RGD = (qkv_BND[:, :heads] * self.scale).view(B * K, -1, D)
-        score_RSG = torch.bmm(keys_BKCD.view(B * K, C, D)[:, : slot + 1], q_RGD.transpose(1, 2))
-        score_RGS = score_RSG.transpose(1, 2).contiguous()  # which costs nothing where a head has keys of its own
-        if bias_BS is not None:
-            score_RGS.view(B, -1, slot + 1).add_(bias_BS[:, None])
-        p_RGS = score_RGS.softmax(-1).to(values_BKCD.dtype)
-        if bags is None:
-            out_BV = torch.bmm(p_RGS, values_BKCD.view(B * K, C, D)[:, : slot + 1]).view(B, -1)
-        else:
-            out_BV = weighed(values_BKCD.view(-1, D), *bags, p_RGS.view(-1)).view(B, -1)
+        B, config = len(self.length_B), self.decoder.config
+        q_BHD, k_BKD, v_BKD = qkv_BTND[:B, 0].split((config.heads, config.kv_heads, config.kv_heads), dim=1)
+        out_BV = self.cache.attend(index, q_BHD, k_BKD, v_BKD, bias_BS)
+        missing = len(qkv_BTND) - B
         return F.pad(out_BV, (0, 0, 0, missing)) if missing else out_BV
-
-    def _bags(self, slot: int) -> tuple[Tensor, Tensor] | None:
-        """Of every query head the places of its values in a layer's cache, and where each head's begin; on a CPU."""
-        if self.decoder.device.type != "cpu":
-            return None
-        _, B, K, C, _ = self.values_LBKCD.shape
-        H, S = self.decoder.config.heads, slot + 1
-        slots_S = torch.arange(S, dtype=torch.int32)
-        first_BH = torch.arange(0, B * K * C, C, dtype=torch.int32).repeat_interleave(H // K)
-        return (first_BH[:, None] + slots_S).view(-1), torch.arange(0, B * H * S, S, dtype=torch.int32)
 
     def _bias(self, slot: int) -> Tensor | None:
         """What is added to the scores of the slots up to this one: -inf at holes and before the window."""
@@ -273,16 +248,16 @@ class Rows:
         hole_B1 = self.prompt - self.length_B[:, None]
         before_BS = slots_S + torch.where(slots_S < self.prompt, hole_B1, 0) <= slot - window
         if bias_BS is None:
-            bias_BS = torch.zeros(before_BS.shape, dtype=self.keys_LBKCD.dtype, device=before_BS.device)
+            bias_BS = torch.zeros(before_BS.shape, dtype=self.cache.score_dtype, device=before_BS.device)
         return bias_BS.masked_fill(before_BS, -torch.inf)
 
     def _holes(self) -> Tensor | None:
         """-inf at the slots between a prompt's end and the longest prompt's; None where there are none."""
-        slots_C = torch.arange(self.keys_LBKCD.shape[3], device=self.length_B.device)
+        slots_C = torch.arange(self.slots, device=self.length_B.device)
         hole_BC = (slots_C >= self.length_B[:, None]) & (slots_C < self.prompt)
         if not hole_BC.any():
             return None
-        bias_BC = torch.zeros(hole_BC.shape, dtype=self.keys_LBKCD.dtype, device=hole_BC.device)
+        bias_BC = torch.zeros(hole_BC.shape, dtype=self.cache.score_dtype, device=hole_BC.device)
         return bias_BC.masked_fill_(hole_BC, -torch.inf)
 
 

@@ -52,16 +52,20 @@ _BAG = 64
 _SUM = 0
 
 
-def product(layers: Sequence[nn.Linear], dtype: torch.dtype, single: bool) -> Callable[[Tensor], Tensor]:
+def product(
+    layers: Sequence[nn.Linear], dtype: torch.dtype, single: bool, order_O: Tensor | None = None
+) -> Callable[[Tensor], Tensor]:
     """Several linear layers of one input as one product: M x I in that precision to M x O in that or in fp32.
 
     Args:
         single: one row at a time is to be fast, rather than several.
+        order_O: which output of the layers, side by side, stands where; None: as they are.
     """
-    weight_OI = torch.cat([matrix(layer).to(dtype) for layer in layers])
+    order = slice(None) if order_O is None else order_O
+    weight_OI = torch.cat([matrix(layer).to(dtype) for layer in layers])[order]
     biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
     assert len(biases) in (0, len(layers)), "layers with and without a bias side by side"
-    return _product(weight_OI, torch.cat(biases).to(dtype) if biases else None, single)
+    return _product(weight_OI, torch.cat(biases)[order].to(dtype) if biases else None, single)
 
 
 def matrix(layer: nn.Linear) -> Tensor:
