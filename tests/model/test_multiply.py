@@ -25,6 +25,7 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if this were a CPU with tiles for two threads, and one whose MKL keeps to AVX2."""
     monkeypatch.setattr(multiply, "tiles_for_two", lambda: True)
     monkeypatch.setattr(multiply, "mkl_keeps_to_avx2", lambda: True)
+    monkeypatch.setattr(multiply, "avx512_is_whole", lambda: True)
 
 
 @pytest.mark.usefixtures("everywhere")
@@ -47,8 +48,18 @@ def test_which_products(rows: int, inner: int, columns: int, halved: bool) -> No
     assert multiply.way(a.float(), b.float()) == "onednn"
     assert multiply.way(a[:8].float(), b[:, :8].float()) is None, "not worth a call"
     assert multiply.way(a.double(), b.double()) is None
-    lying = torch.empty(inner, rows, dtype=torch.bfloat16).T
-    assert multiply.way(lying, b) is multiply.way(lying.float(), b.float()) is None, "a weight's gradient"
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_gradients_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their first operand's rows lie as columns."""
+    a, b = torch.empty(1024, 768).T, torch.empty(1024, 768)
+    assert multiply.way(a, b) == "onednn"
+    assert multiply.way(a[:100], b[:, :100]) is None, "not worth a copy"
+    assert multiply.way(a.bfloat16(), b.bfloat16()) is None
+    assert multiply.way(torch.empty(1024, 2000)[:, ::2].T, b) is None, "neither rows nor columns lie together"
+    monkeypatch.setattr(multiply, "avx512_is_whole", lambda: False)
+    assert multiply.way(a, b) is None
 
 
 def test_none_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +78,9 @@ def test_none_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_whose_mkl_keeps_to_avx2(monkeypatch: pytest.MonkeyPatch, name: str, avx512: bool, keeps: bool) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": name, "avx512_f": avx512})
     assert multiply.mkl_keeps_to_avx2.__wrapped__() is keeps
+    assert not multiply.avx512_is_whole.__wrapped__()
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": name, "avx_vnni": True})
+    assert multiply.avx512_is_whole.__wrapped__()
 
 
 @pytest.mark.usefixtures("everywhere")
@@ -79,7 +93,10 @@ def test_they_are_the_product(dtype: torch.dtype, close: float) -> None:
                 _random(rows, 600, dtype=dtype)[:, :512],
                 _random(768, 512, dtype=dtype).T,
             ),  # rows with gaps, as weights lie
+            *((_random(rows, m, dtype=dtype).T, _random(rows, n, dtype=dtype)) for m, n in ((768, 512), (512, 768))),
         ):
+            if dtype == torch.bfloat16 and a.stride(1) != 1:
+                continue
             assert multiply.way(a, b)
             exact = a.double() @ b.double()
             assert multiply.product(a, b).shape == exact.shape
@@ -87,15 +104,16 @@ def test_they_are_the_product(dtype: torch.dtype, close: float) -> None:
 
 
 @pytest.mark.usefixtures("everywhere")
-@pytest.mark.parametrize(("dtype", "close"), [(torch.bfloat16, 2**-8), (torch.float32, 1e-6)])
+@pytest.mark.parametrize(("dtype", "close"), [(torch.bfloat16, 2**-8), (torch.float32, 2e-6)])
 def test_the_compilers_graph(dtype: torch.dtype, close: float) -> None:
+    """In fp32 sums over 1,025 rows are 1.6e-6 off where MKL's are 4e-7, so the bound is twice that of 512 features."""
     x, w, bias = (_random(*shape, dtype=dtype) for shape in ((1025, 512), (768, 512), (768,)))
     for function, replaced in (
         (lambda x, w, b: x @ w.T, 1),
         (lambda x, w, b: torch.addmm(b, x, w.T), 1),
         (lambda x, w, b: torch.addmm(x @ w.T, x, w.T), 1),  # what is added has rows of its own: left as it is
         (lambda x, w, b: torch.addmm(b, x, w.T, alpha=2), 0),
-        (lambda x, w, b: x.T @ x, 0),  # rows that lie as columns
+        (lambda x, w, b: x.T @ x.roll(1, 0), int(dtype == torch.float32)),  # rows that lie as columns
         (lambda x, w, b: x[:16] @ w.T, 0),
     ):
         graph = make_fx(function, tracing_mode="fake")(x, w, bias)
