@@ -2,13 +2,12 @@
 
 The forward of training (`model/transformer.py`) is written for gradients, masks and taps; here a token of one row costs
 some hundred operations whose price is their number, not their size. So queries, keys and values are one product, gate
-and up another (`product.py`), the rotation is three operations over queries and keys together, keys and values are
-written with one copy, and the modules of the model are read, not called. That both give the same logits is tested for
-every family, against the full forward.
+and up another (`product.py`), queries and keys are turned together, and the modules of the model are read, not called.
+That both give the same logits is tested for every family, against the full forward.
 
-The two numbers of a pair that is turned lie side by side here, not half a head apart, which is one product of complex
-numbers in place of four operations: rows of the matrices of queries and keys are exchanged alike, and a score, which
-sums over all of them, does not change.
+The two numbers of a pair that is turned lie side by side here, not half a head apart: turning is one product of complex
+numbers then, in place of three operations. The matrices of queries and keys have their rows exchanged alike, and a
+score, which sums over all features of a head, stays the same.
 
 Precision: the products are in `dtype`, so are keys, scores and values on a CPU (`cache.py`); everything else between
 them (residual stream, norms, rotation) is in fp32, which is what the forward under autocast does, or in fp64 with a
