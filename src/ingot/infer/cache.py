@@ -68,9 +68,7 @@ class Cache:
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these: indices, ascending."""
-        for kept_BKCD in self.values_LBKCD:
-            kept_BKCD[: len(rows), :, : self.used] = kept_BKCD[rows, :, : self.used]
-        self.values_LBKCD = self.values_LBKCD[:, : len(rows)]
+        self.values_LBKCD = _kept(self.values_LBKCD, rows, self.used)
         self._keep_keys(rows)
 
     @property
@@ -84,9 +82,7 @@ class Cache:
         self.keys_LBKCD[layer, rows, :, : k_BKTD.shape[2]] = k_BKTD
 
     def _keep_keys(self, rows: Tensor) -> None:
-        for kept_BKCD in self.keys_LBKCD:
-            kept_BKCD[: len(rows), :, : self.used] = kept_BKCD[rows, :, : self.used]
-        self.keys_LBKCD = self.keys_LBKCD[:, : len(rows)]
+        self.keys_LBKCD = _kept(self.keys_LBKCD, rows, self.used)
 
     def _scores(self, layer: int, q_BHD: Tensor, k_BKD: Tensor) -> Tensor:
         keys_BKCD = self.keys_LBKCD[layer]
@@ -109,10 +105,9 @@ class BagCache(Cache):
     def grow(self, used: int) -> None:
         super().grow(used)
         _, B, K, N, D, _ = self.keys_LBKNDP.shape
-        n, before = -(-used // _BLOCK), self.of_keys[1]
         self.of_values = self._bags(B * K, self.values_LBKCD.shape[3], used, 1)
-        if len(before) != B * self.query_heads * n:
-            self.of_keys = self._bags(B * K, N * D, D, n)
+        if self.bagged != (B, n := -(-used // _BLOCK)):
+            self.bagged, self.of_keys = (B, n), self._bags(B * K, N * D, D, n)
 
     def _bags(self, heads: int, stride: int, size: int, each: int) -> tuple[Tensor, Tensor]:
         """Rows of a layer's table: for every query head `each` bags of `size` rows, from its key head's first on.
@@ -132,17 +127,15 @@ class BagCache(Cache):
     def _make_keys(self) -> None:
         L, B, K, C, D = self.values_LBKCD.shape
         self.keys_LBKNDP = self.values_LBKCD.new_empty(L, B, K, -(-C // _BLOCK), D, _BLOCK)
-        self.of_keys = self.of_values = (torch.empty(0), torch.empty(0))
+        self.bagged = (0, 0)
+        """Rows and blocks that the bags of keys are of."""
 
     def _read_keys(self, layer: int, rows: slice, k_BKTD: Tensor) -> None:
         for block, some_BKtD in enumerate(k_BKTD.split(_BLOCK, dim=2)):
             self.keys_LBKNDP[layer, rows, :, block, :, : some_BKtD.shape[2]] = some_BKtD.transpose(2, 3)
 
     def _keep_keys(self, rows: Tensor) -> None:
-        n = -(-self.used // _BLOCK)
-        for kept_BKNDP in self.keys_LBKNDP:
-            kept_BKNDP[: len(rows), :, :n] = kept_BKNDP[rows, :, :n]
-        self.keys_LBKNDP = self.keys_LBKNDP[:, : len(rows)]
+        self.keys_LBKNDP = _kept(self.keys_LBKNDP, rows, -(-self.used // _BLOCK))
 
     def _scores(self, layer: int, q_BHD: Tensor, k_BKD: Tensor) -> Tensor:
         keys_BKNDP, (B, H, _) = self.keys_LBKNDP[layer], q_BHD.shape
@@ -154,3 +147,10 @@ class BagCache(Cache):
 
     def _mixed(self, layer: int, p_BHS: Tensor) -> Tensor:
         return weighed(self.values_LBKCD[layer].view(-1, self.values_LBKCD.shape[-1]), *self.of_values, p_BHS.view(-1))
+
+
+def _kept(table_LBKX: Tensor, rows: Tensor, used: int) -> Tensor:
+    """A table with these rows alone, moved to the front; of its slots or blocks those in use."""
+    for kept_BKX in table_LBKX:
+        kept_BKX[: len(rows), :, :used] = kept_BKX[rows, :, :used]
+    return table_LBKX[:, : len(rows)]

@@ -68,6 +68,7 @@ class Decoder:
         self.dtype = dtype or autocast_dtype(self.device) or stored
         features_D = torch.arange(self.config.head_size, device=self.device)
         self.pairs_D = features_D.view(2, -1).T.flatten() if self.config.positions == "rope" else features_D
+        self.order_O = self._order()
         self.single = single and tiled(self.device, self.dtype)  # elsewhere one layout serves both
         self.stream = torch.promote_types(stored, torch.float32)
         with torch.autocast(self.device.type, enabled=False):
@@ -87,7 +88,7 @@ class Decoder:
         together = partial(product, dtype=self.dtype, single=self.single)
         return _Layer(
             attention_norm=self._norm(block.attention_norm),
-            qkv=together([attention.q, attention.k, attention.v], order_O=self._order()),
+            qkv=together([attention.q, attention.k, attention.v], order_O=self.order_O),
             q_norm=None if attention.q_norm is None else self._norm(attention.q_norm, self.pairs_D),
             k_norm=None if attention.k_norm is None else self._norm(attention.k_norm, self.pairs_D),
             o=together([attention.o]),
