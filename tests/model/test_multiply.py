@@ -5,15 +5,13 @@ import statistics
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ingot.model import multiply
-from ingot.train import compiling
+from ingot.train import compiler
 
 
 def _random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -68,7 +66,7 @@ def test_none_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiply, "mkl_keeps_to_avx2", lambda: False)
     a, b = torch.empty(1024, 768), torch.empty(768, 768)
     assert multiply.way(a, b) is multiply.way(a.bfloat16(), b.bfloat16()) is None
-    assert not multiply.concerned(torch.device("cpu"))
+    assert not multiply.concerned()
 
 
 @pytest.mark.parametrize(
@@ -117,22 +115,17 @@ def test_the_compilers_graph(dtype: torch.dtype, close: float) -> None:
         (lambda x, w, b: x[:16] @ w.T, 0),
     ):
         graph = make_fx(function, tracing_mode="fake")(x, w, bias)
-        compiling._by_faster_ways()(graph.graph)
+        compiler.by_faster_ways()(graph.graph)
         graph.recompile()
         assert len(graph.graph.find_nodes(op="call_function", target=torch.ops.ingot.product.default)) == replaced
         exact = function(x.double(), w.double(), bias.double())
         assert (graph(x, w, bias).double() - exact).abs().max() < close * exact.abs().max()
 
 
-def test_a_compiled_model_asks_for_it_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(torch, "compile", lambda f, **options: asked.append(options) or f)
-    model = SimpleNamespace(stack=None, parameters=lambda: iter([torch.zeros(1)]))
+def test_the_compiler_is_told_of_it_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     for concerned in (True, False):
-        monkeypatch.setattr(multiply, "concerned", lambda device, concerned=concerned: concerned)
-        compiling.compiled(model, "whole")  # pyright: ignore[reportArgumentType]
-    assert "post_grad_custom_post_pass" in asked[0]["options"]
-    assert "post_grad_custom_post_pass" not in asked[1]["options"]
+        monkeypatch.setattr(multiply, "concerned", lambda concerned=concerned: concerned)
+        assert ("post_grad_custom_post_pass" in compiler.choices()) == concerned
 
 
 @pytest.mark.timing

@@ -6,7 +6,6 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -325,31 +324,6 @@ def test_D7_accumulation_is_the_same_in_fp16(tmp_path: Path) -> None:
 
 
 # -- compiled --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("what", ["whole", "blocks"])
-def test_D10_a_compiled_step_is_the_same_step_and_sampling_stays_as_it_is(
-    what: Any, tmp_path: Path, monkeypatch
-) -> None:
-    """Traced, and run without generating code, which takes a minute: no break in the graph, the same gradient."""
-    compiled = []
-
-    def traced(model, dynamic, options):
-        compiled.append(model)
-        return real(model, backend="eager", fullgraph=True, dynamic=dynamic)
-
-    real = torch.compile
-    monkeypatch.setattr(torch, "compile", traced)
-    batch, plain = _ragged(), _engine(tmp_path, "fp32")
-    shape = {"micro_batch": len(batch), "context": batch.context}
-    execution = replace(plain.execution, compile=what, **shape)
-    engine = Engine(plain.model, plain.objective, plain.plan, execution, plain.mesh, tmp_path)
-    blocks = list(engine.model.layers.values())  # type: ignore[operator, union-attr]
-    assert compiled == ([engine.model.stack] if what == "whole" else blocks)
-    assert torch.equal(_gradient(engine, batch), _gradient(plain, batch))
-    assert engine.evaluate([batch]) == plain.evaluate([batch])
-    assert not any(isinstance(m, torch._dynamo.OptimizedModule) for m in engine.model.modules())
-    assert engine.tensors().keys() == plain.tensors().keys()
 
 
 def test_compiling_is_chosen_where_a_run_is_long_enough_to_pay_and_there_is_a_compiler(monkeypatch) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ingot.core.artifact import atomic_json
+from ingot.core.artifact import atomic_json, cache
 from ingot.core.errors import UserError, nearest
 from ingot.pipeline.run import ALLOCATOR, QUIET, child_environment
 
@@ -138,11 +138,6 @@ def shipped() -> dict[str, str]:
     """The user's environment, without what is meant for our own processes."""
     own = {*ALLOCATOR, "PYTHONPATH", "VIRTUAL_ENV"}
     return QUIET | {name: value for name, value in os.environ.items() if name not in own}
-
-
-def cache() -> Path:
-    """Where peers and finished measurements are kept: INGOT_CACHE, else ~/.cache/ingot."""
-    return Path(os.environ.get("INGOT_CACHE") or "~/.cache/ingot").expanduser()
 
 
 def interpreter(name: str, say: Say) -> str:

@@ -78,13 +78,13 @@ def bench_startup(
         )
         if done.returncode:
             raise UserError(f"startup: the stages before training failed: {done.stderr.strip().splitlines()[-1]}")
-        first_step(work, work / "inductor-0", PLAIN)  # makes what is made once, such as the tokenized text
+        first_step(work, work / "cache-0", PLAIN)  # makes what is made once, such as the tokenized text
         rows: dict[str, Any] = {}
         for name, cache, told in WAYS:
             if told and rows.get("compiles_by_itself"):
                 continue
             _forget(work)
-            rows[f"first_step_{name}_s"] = seconds = round(first_step(work, work / f"inductor-{cache}", told), 2)
+            rows[f"first_step_{name}_s"] = seconds = round(first_step(work, work / f"cache-{cache}", told), 2)
             say(f"first step, {name.replace('_', ' to compile, ')}: {seconds} s")
             execution = json.loads((_stage(work) / EXECUTION).read_text())
             rows.setdefault("compiles_by_itself", bool(execution.get("compile")))
@@ -94,7 +94,7 @@ def bench_startup(
 
 def first_step(work: Path, cache: Path, more: tuple[str, ...] = ()) -> float:
     """Seconds from the command to its first finished training step; the run is then stopped."""
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "INGOT_CACHE": str(cache)}
     began, wall = time.monotonic(), time.time()
     process = subprocess.Popen(
         [*COMMAND, "run", "startup.toml", *more],

@@ -47,6 +47,11 @@ def digest_file(path: Path) -> str:
     return state.hexdigest()
 
 
+def cache() -> Path:
+    """Where is kept what can be made anew: INGOT_CACHE, else ~/.cache/ingot."""
+    return Path(os.environ.get("INGOT_CACHE") or "~/.cache/ingot").expanduser()
+
+
 @contextlib.contextmanager
 def atomic_open(path: Path) -> Iterator[IO[bytes]]:
     """A binary file that appears under `path` only when the block ends well; nothing is left behind otherwise."""

@@ -16,7 +16,7 @@
   eight threads all of them work. Forward and backward of a 124M model, 1,024 tokens, compiled by block, three
   alternating pairs: 1.74 to 1.88 s in place of 1.98 to 2.32, 1.20 times as fast (1.08 to 1.34).
 
-The head multiplies by `product`; layers of a compiled model do by a pass of the compiler's (`train/compiling.py`).
+The head multiplies by `product`; layers of a compiled model do by a pass of the compiler's (`train/compiler.py`).
 
 Shapes: M rows, K inner, N columns.
 """
@@ -52,9 +52,9 @@ def product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
     return a_MK @ b_KN if way(a_MK, b_KN) is None else torch.ops.ingot.product(a_MK, b_KN, None)
 
 
-def concerned(device: torch.device) -> bool:
-    """Whether any product has a faster way, here and now."""
-    return device.type == "cpu" and (tiles_for_two() or mkl_keeps_to_avx2())
+def concerned() -> bool:
+    """Whether any product of the CPU's has a faster way, here and now."""
+    return tiles_for_two() or mkl_keeps_to_avx2()
 
 
 def tiles_for_two() -> bool:

@@ -14,7 +14,7 @@ Shapes: B rows, T positions, S keys, W width, V vocabulary, H heads.
 
 import math
 import re
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
@@ -127,9 +127,9 @@ class Transformer(nn.Module):
         turn: Rotation | None,
         mask_BTS: Tensor | None,
         path: Path,
-        wanted: AbstractSet[tuple[str, int]],
+        wanted: Collection[tuple[str, int]],
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """All blocks and the last norm, and the taps: what torch.compile is applied to as a whole.
+        """All blocks and the last norm, and the taps: what is compiled as a whole.
 
         Embedding, angles and mask are made outside of it, since a compiler computes cosines anew in every kernel that
         reads them and adds an embedding's gradients up atomically.
@@ -253,8 +253,8 @@ def _starts(documents_BT: Tensor) -> Tensor:
     return (index_T * begins_BT).cummax(dim=1).values
 
 
-def _parse_taps(taps: frozenset[str], depth: int) -> set[tuple[str, int]]:
-    wanted = set()
+def _parse_taps(taps: frozenset[str], depth: int) -> tuple[tuple[str, int], ...]:
+    wanted = []
     for name in taps:
         match = re.fullmatch(r"(hidden|attention)\.(\d+)", name)
         last = depth if name.startswith("hidden") else depth - 1
@@ -263,5 +263,5 @@ def _parse_taps(taps: frozenset[str], depth: int) -> set[tuple[str, int]]:
                 f"tap '{name}' names nothing in a model of {depth} layers; "
                 f"use hidden.0 to hidden.{depth} or attention.0 to attention.{depth - 1}"
             )
-        wanted.add((match[1], int(match[2])))
-    return wanted
+        wanted.append((match[1], int(match[2])))
+    return tuple(sorted(wanted))

@@ -28,11 +28,6 @@ ALLOCATOR = {
     # and asks for pages of 2 MiB: the first touch of one of 4 KiB takes 1 to 6 us in a virtual machine
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-COMPILER = {
-    # else torch's compiler tries each kind of vectors with four programs, before the first kernel and in every process;
-    # a compiler that reads torch's headers knows AVX-512 (what is newer, bf16 and tiles, it still tries)
-    "TORCHINDUCTOR_VEC_ISA_OK": "1",
-}
 QUIET = {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true"}
 
 
@@ -78,7 +73,7 @@ def link(root: Path, home: str, node: Node) -> None:
 
 def child_environment(threads: int | None = None) -> dict[str, str]:
     """What a process that computes is started with; what the user has set wins, but for `threads` of a recipe."""
-    environment = {**ALLOCATOR, **COMPILER, **QUIET, **os.environ}
+    environment = {**ALLOCATOR, **QUIET, **os.environ}
     if threads:
         environment["OMP_NUM_THREADS"] = str(threads)
     return environment

@@ -72,6 +72,7 @@ def run(job: Job) -> dict[str, Any]:
         penalties,
         tokenizer=tokenizer,
         replay=Replay(),
+        say=job.display.say,
     )
     describe(job.out.path, config, tokenizer)
     facts = _facts(settings, engine, config, data, line)

@@ -1,18 +1,18 @@
-"""What torch.compile is applied to, and with what; imported by all, its compiler only where something is compiled."""
+"""What of a model is compiled, and by whom: ahead on a CPU (`ahead.py`), by torch.compile on a GPU."""
 
 import copy
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from ingot.model import multiply
+from ingot.train.ahead import Ahead
 
 Compile = Literal["", "whole", "blocks"]
 
 
-def compiled(model: nn.Module, what: Compile) -> Callable[..., Any]:
+def compiled(model: nn.Module, what: Compile, say: Callable[[str], None] = lambda text: None) -> Callable[..., Any]:
     """A compiled forward beside the model, which keeps its names and its plain forward for every other shape.
 
     Blocks are alike, so a deep model's are compiled once for all; that costs a few Python calls a block, which is too
@@ -20,23 +20,16 @@ def compiled(model: nn.Module, what: Compile) -> Callable[..., Any]:
     """
     if not what:
         return model
-    device = next(model.parameters()).device
-    choices: dict[str, Any] = {}
-    if device.type == "cpu":
-        choices["fallback_random"] = True  # `model/dropout.py` draws for four coins at once
-        choices["cpp.use_decompose_tanh"] = True  # by exp: GPT-2's GELU 4.6 to 2.2 ms forward, 5.3 to 3.2 backward
-    if multiply.concerned(device):
-        choices["post_grad_custom_post_pass"] = _by_faster_ways()
-    options: dict[str, Any] = {"dynamic": False, "options": choices}
+    on_gpu = next(model.parameters()).device.type == "cuda"
     twin: Any = copy.copy(model)
     if what == "blocks":
-        blocks: dict[str, Any] = {
-            n: torch.compile(b, **options) for n, b in model.get_submodule("layers").named_children()
-        }
-        twin._modules = {**model._modules, "layers": nn.ModuleDict(blocks)}
+        layers = model.get_submodule("layers").named_children()
+        blocks = {n: torch.compile(b, dynamic=False) if on_gpu else Ahead(b, say=say) for n, b in layers}
+        twin._modules = {**model._modules, "layers": blocks}
     else:
-        twin.stack = torch.compile(model.stack, **options)  # pyright: ignore[reportArgumentType, reportCallIssue]
-    return _with_cudnn(twin) if device.type == "cuda" else twin
+        stack: Any = model.stack
+        twin.stack = torch.compile(stack, dynamic=False) if on_gpu else Ahead(model, "stack", say)
+    return _with_cudnn(twin) if on_gpu else twin
 
 
 def _with_cudnn(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,28 +47,3 @@ def _with_cudnn(forward: Callable[..., Any]) -> Callable[..., Any]:
             return forward(*args, **options)
 
     return call
-
-
-def _by_faster_ways() -> Any:
-    """A pass of the compiler's over its graphs, for the products that `model/multiply.py` computes faster."""
-    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
-
-    class ByFasterWays(CustomGraphPass):
-        def __call__(self, graph: torch.fx.Graph) -> None:
-            for target in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
-                for node in graph.find_nodes(op="call_function", target=target):
-                    _replace(node)
-
-        def uuid(self) -> Any:
-            return get_hash_for_files((__file__, multiply.__file__))
-
-    return ByFasterWays()
-
-
-def _replace(node: torch.fx.Node) -> None:
-    """Let a product be computed in its faster way, if it has one and adds nothing but a bias for each column."""
-    *bias, a, b = cast("tuple[torch.fx.Node, ...]", node.args)  # addmm's first argument
-    plain = not node.kwargs and all(added.meta["val"].ndim == 1 for added in bias)
-    if plain and multiply.way(a.meta["val"], b.meta["val"]):
-        node.target = torch.ops.ingot.product.default
-        node.args = (a, b, bias[0] if bias else None)

@@ -112,6 +112,7 @@ class Engine:
         penalties: Penalties | None = None,
         tokenizer: Tokenizer | None = None,
         replay: Objective | None = None,
+        say: Callable[[str], None] = lambda text: None,
     ):
         self.model, self.objective, self.plan = model.train(objective.dropout), objective, plan
         self.companions, self.penalties = companions or {}, penalties or Penalties()
@@ -120,7 +121,7 @@ class Engine:
         """Whose rows replayed ones are."""
         self.execution, self.mesh = execution, mesh
         self.checkpoints = directory / "checkpoints"
-        self._compiled = compiled(model, execution.compile)
+        self._compiled = compiled(model, execution.compile, say)
         torch.manual_seed(plan.seed)  # of what the objective's modules start with
         self.extra = nn.ModuleDict(objective.modules(model)).to(execution.device, execution.parameter_dtype)
         self.named = dict(model.named_parameters()) | {f"extra.{n}": p for n, p in self.extra.named_parameters()}

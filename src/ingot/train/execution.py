@@ -46,7 +46,7 @@ class Execution:
     context: int = 0
     """What `micro_batch` is sized for: the longest rows."""
     compile: Compile = ""
-    """What torch.compile is applied to: the whole model, each block of a deep one, or nothing."""
+    """What is compiled: the whole model, each block of a deep one, or nothing."""
     replay: bool = False
     """Whether updates of the usual shape are recorded once and replayed, where nothing else speaks against it."""
 

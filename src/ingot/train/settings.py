@@ -106,8 +106,8 @@ class LoopSettings(Settings):
     threads: Annotated[int | None, EXECUTION] = Field(default=None, ge=1)
     """Compute threads; default: one per core."""
     compile: Annotated[bool | None, EXECUTION] = None
-    """Compile the forward and backward pass (torch.compile): half a minute at first, then faster steps. Default: where
-    there is a compiler and the run is long enough to pay for it."""
+    """Compile the forward and backward pass: half a minute, on a CPU once for a shape (kept below ~/.cache/ingot), then
+    faster steps. Default: where there is a compiler and the run is long enough to pay for it."""
     replay: Annotated[bool | None, EXECUTION] = None
     """On a GPU, record an update and replay it, so that small models don't wait for its launches; false: never.
     Default: where an update can be recorded."""

@@ -1,0 +1,147 @@
+"""Compiled ahead: the same step as the plain model's, by machine code that another process made and that is kept."""
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ingot.core.errors import UserError
+from ingot.model.adapter import AdapterSettings
+from ingot.model.lora import adapt
+from ingot.model.settings import ModelConfig, ModelSettings
+from ingot.model.transformer import build
+from ingot.train import ahead
+from ingot.train.ahead import Ahead, Job
+from ingot.train.compiling import compiled
+from ingot.train.engine import Engine
+from tests.imports import assert_not_imported
+from tests.train.test_engine import _engine, _gradient, _ragged
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An empty cache for this module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("INGOT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield ahead.cache() / "compiled"
+
+
+def _programs(kept: Path) -> list[Path]:
+    return sorted(kept.iterdir()) if kept.exists() else []
+
+
+def _compiled(path: Path, what: Any, **more: Any) -> tuple[Engine, Engine]:
+    batch, plain = _ragged(), _engine(path, "fp32")
+    execution = replace(plain.execution, compile=what, micro_batch=len(batch), context=batch.context)
+    return plain, Engine(plain.model, plain.objective, plain.plan, execution, plain.mesh, path, **more)
+
+
+def test_D10_a_compiled_step_is_the_same_step_and_names_stay(kept: Path, tmp_path: Path) -> None:
+    """Two blocks, alike, are one program; the process that made it, and every other, has no compiler in it."""
+    said: list[str] = []
+    batch = _ragged()
+    plain, engine = _compiled(tmp_path, "blocks", say=said.append)
+    before = _programs(kept)
+    expected = _gradient(plain, batch)
+    for _ in range(2):
+        torch.testing.assert_close(_gradient(engine, batch), expected, rtol=1e-4, atol=1e-6)
+    assert len(_programs(kept)) == len(before) + 1
+    assert len(said) == 1
+    assert said[0].startswith("compiling the model, once")
+    assert engine.evaluate([batch]) == plain.evaluate([batch])
+    assert engine.tensors().keys() == plain.tensors().keys()
+    engine.step(batch)
+    assert (_gradient(engine, batch) - expected).abs().max() > 1e-3, "weights that moved are not seen"
+
+
+def test_what_is_kept_is_used_again_by_a_process_without_a_compiler(kept: Path, tmp_path: Path, monkeypatch) -> None:
+    _, engine = _compiled(tmp_path, "blocks")
+    loss = engine.step(_ragged()).loss.item()  # made by the test above, or here
+    monkeypatch.setattr(ahead, "_compile", None)
+    _, again = _compiled(tmp_path, "blocks")
+    assert again.step(_ragged()).loss.item() == loss
+    code = (
+        "import pathlib; from ingot.train import ahead; ahead._compile = None\n"
+        "from tests.train.test_ahead import _compiled; from tests.train.test_engine import _ragged\n"
+        f"_, engine = _compiled(pathlib.Path('nowhere'), 'blocks'); assert engine.step(_ragged()).loss.item() == {loss}"
+    )
+    assert_not_imported(code, "torch._dynamo", "torch._inductor.compile_fx", "sympy")
+
+
+def test_adapters_taps_and_documents_in_bf16(kept: Path) -> None:
+    """Frozen weights get no gradient; a tap that is an input comes out; a mask is an input like others."""
+    config = ModelSettings(depth=1, width=32, heads=2, context=12, qk_norm=True).resolve(32)
+    model: Any = build(config, seed=1).train()
+    adapt(model, AdapterSettings(rank=2, targets=("q", "down")), seed=1)
+    ids = torch.arange(24).view(2, 12)
+    documents = torch.tensor([[0] * 5 + [1] * 7, [0] * 12])
+    taps = frozenset(("hidden.0", "hidden.1", "attention.0"))
+    found = []
+    for forward in (model, compiled(model, "whole")):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = forward(ids, documents_BT=documents, taps=taps)
+        draw = torch.Generator().manual_seed(1)
+        outputs = {"hidden": out.hidden, **out.taps}
+        sum((x.float() * torch.randn(x.shape, generator=draw)).sum() for x in outputs.values()).backward()  # pyright: ignore[reportAttributeAccessIssue]
+        gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        found.append({**outputs, **gradients})
+        model.zero_grad(set_to_none=True)
+    assert found[0].keys() == found[1].keys()
+    assert any("lora" in name for name in found[0])
+    assert not any("attention.k" in name for name in found[0])
+    for name, expected in found[0].items():
+        error = (found[1][name].double() - expected.double()).norm()
+        assert error <= 0.03 * expected.double().norm(), (name, error)
+
+
+def _described(config: ModelConfig, *args: Any, threads: int = 1) -> bytes:
+    return ahead._pickled(Job(build(config, 1), "stack", args, None, threads, ()))
+
+
+def test_a_program_is_known_by_what_was_traced_and_by_no_number() -> None:
+    tree = ModelSettings(depth=1, width=16, heads=2, context=8).resolve(32)
+    x = torch.zeros(2, 8, 16)
+    one = _described(tree, x)
+    assert _described(ModelConfig.model_validate(tree.model_dump()), torch.ones(2, 8, 16)) == one
+    others = [
+        _described(tree.model_copy(update={"norm_eps": 1e-3}), x),
+        _described(tree, x, threads=2),
+        _described(tree, x[:1]),
+        _described(tree, x.bfloat16()),
+        _described(tree, x.requires_grad_()),
+    ]
+    assert len({one, *others}) == 6
+    assert len(one) < 20_000
+
+
+def test_a_compiler_that_fails_is_told_of_and_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", "/bin/false")
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(UserError, match=r"loop\.compile: compiling the model failed \(.*\), expected a C\+\+ compiler"):
+        Ahead(model)(torch.ones(1, 2))
+    assert not [path for path in (tmp_path / "compiled").iterdir() if path.suffix != ".lock"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"file/compiled: Not a directory, expected .* INGOT_CACHE"):
+        Ahead(torch.nn.Linear(2, 2))(torch.ones(1, 2))
+
+
+def test_the_one_that_was_not_used_for_longest_goes_first(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path))
+    monkeypatch.setattr(ahead, "KEPT", 2)
+    monkeypatch.setattr(ahead, "_compile", lambda directory: (directory / ahead.OUTPUTS).touch())
+    jobs = [Job(torch.nn.Linear(2, 2), "forward", (torch.ones(n, 2),), None, 1, ()) for n in range(1, 5)]
+    paths = []
+    for job in (jobs[0], jobs[1], jobs[0], jobs[2]):
+        paths.append(ahead._compiled(job, lambda text: None))
+        monkeypatch.setattr(subprocess, "Popen", None)
+    assert paths[0] == paths[2]
+    assert [path.exists() for path in paths] == [True, False, True, True]
