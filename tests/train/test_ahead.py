@@ -1,6 +1,7 @@
 """Compiled ahead: the same step as the plain model's, by machine code that another process made and that is kept."""
 
-import subprocess
+import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def _programs(kept: Path) -> list[Path]:
-    return sorted(kept.iterdir()) if kept.exists() else []
+    return sorted(path for path in kept.glob("*") if path.is_dir())
 
 
 def _compiled(path: Path, what: Any, **more: Any) -> tuple[Engine, Engine]:
@@ -70,6 +71,25 @@ def test_what_is_kept_is_used_again_by_a_process_without_a_compiler(kept: Path, 
         f"_, engine = _compiled(pathlib.Path('nowhere'), 'blocks'); assert engine.step(_ragged()).loss.item() == {loss}"
     )
     assert_not_imported(code, "torch._dynamo", "torch._inductor.compile_fx", "sympy")
+
+
+def test_what_was_damaged_on_disk_is_made_again(kept: Path, tmp_path: Path, monkeypatch) -> None:
+    _, engine = _compiled(tmp_path, "blocks")
+    loss = engine.step(_ragged()).loss.item()
+    shutil.copytree(kept, tmp_path / "compiled")
+    for library in tmp_path.rglob("*.so"):
+        library.write_bytes(b"nothing")
+    made: list[str] = []
+
+    def again(directory: Path) -> None:
+        made.append(directory.name.split(".")[1])
+        shutil.copytree(kept / made[-1], directory, dirs_exist_ok=True)
+
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path))
+    monkeypatch.setattr(ahead, "_compile", again)
+    _, engine = _compiled(tmp_path, "blocks")
+    assert engine.step(_ragged()).loss.item() == loss
+    assert len(made) == 1
 
 
 def test_adapters_taps_and_documents_in_bf16(kept: Path) -> None:
@@ -124,7 +144,11 @@ def test_a_compiler_that_fails_is_told_of_and_leaves_nothing(tmp_path: Path, mon
     model = torch.nn.Linear(2, 2)
     with pytest.raises(UserError, match=r"loop\.compile: compiling the model failed \(.*\), expected a C\+\+ compiler"):
         Ahead(model)(torch.ones(1, 2))
-    assert not [path for path in (tmp_path / "compiled").iterdir() if path.suffix != ".lock"]
+    assert not _programs(tmp_path / "compiled")
+    said: list[str] = []
+    out = Ahead(model, say=said.append)(torch.ones(1, 2))
+    assert torch.equal(out, model(torch.ones(1, 2)))
+    assert said[-1].endswith("going on without, which is slower")
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch) -> None:
@@ -134,14 +158,19 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch) ->
         Ahead(torch.nn.Linear(2, 2))(torch.ones(1, 2))
 
 
+def test_what_learns_nothing_is_not_compiled(monkeypatch) -> None:
+    """Blocks below the first that an adapter changes."""
+    monkeypatch.setattr(ahead, "_compile", None)
+    frozen = torch.nn.Linear(2, 2).requires_grad_(False)
+    assert torch.equal(Ahead(frozen)(torch.ones(1, 2)), frozen(torch.ones(1, 2)))
+
+
 def test_the_one_that_was_not_used_for_longest_goes_first(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("INGOT_CACHE", str(tmp_path))
+    kept: list[str] = []
     monkeypatch.setattr(ahead, "KEPT", 2)
-    monkeypatch.setattr(ahead, "_compile", lambda directory: (directory / ahead.OUTPUTS).touch())
-    jobs = [Job(torch.nn.Linear(2, 2), "forward", (torch.ones(n, 2),), None, 1, ()) for n in range(1, 5)]
-    paths = []
-    for job in (jobs[0], jobs[1], jobs[0], jobs[2]):
-        paths.append(ahead._compiled(job, lambda text: None))
-        monkeypatch.setattr(subprocess, "Popen", None)
-    assert paths[0] == paths[2]
-    assert [path.exists() for path in paths] == [True, False, True, True]
+    monkeypatch.setattr(ahead, "_compile", lambda directory: None)
+    for day, name in enumerate("abc"):
+        ahead._make(tmp_path / name, b"", lambda text: None)
+        os.utime(tmp_path / name, (day, day))
+        kept = [path.name for path in _programs(tmp_path)]
+    assert kept == ["b", "c"]

@@ -4,12 +4,9 @@ It dies with its parent, holds the directory's lock, and ends by publishing the 
 mend (one sentence on standard error), 1 is ours.
 """
 
-import contextlib
-import ctypes
 import importlib
 import json
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -18,18 +15,17 @@ from typing import Any
 from ingot.core.artifact import StageDir, atomic_json, atomic_write, is_full_disk
 from ingot.core.errors import UserError
 from ingot.core.events import METRICS, Display, EventLog
+from ingot.core.process import die_with
 from ingot.core.recipe import dump_toml
 from ingot.core.sinks import Sinks, Target
 from ingot.stages.job import Input, Job
 from ingot.stages.kinds import KINDS
 
-_PR_SET_PDEATHSIG = 1
-
 
 def main() -> int:
     """Run the job on standard input."""
     job = json.load(sys.stdin)
-    _die_with(job["parent"])
+    die_with(job["parent"])
     try:
         run(job)
     except UserError as error:
@@ -95,15 +91,6 @@ def _sinks(job: dict[str, Any], log: EventLog, display: Display) -> Sinks:
         log.write("warning", why=text)
 
     return Sinks(job.get("sinks", ()), target, log.path, warn)
-
-
-def _die_with(parent: int) -> None:
-    """Ask the kernel to end this process when its parent does (Linux); elsewhere the lock is all that protects."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)  # the parent died before the request was made
 
 
 if __name__ == "__main__":

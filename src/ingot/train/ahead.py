@@ -13,6 +13,7 @@ recorded as a whole anyway (`graphs.py`), which leaves nothing to save.
 
 import fcntl
 import io
+import os
 import pickle
 import shutil
 import subprocess
@@ -38,6 +39,8 @@ PASSES = ("forward", "backward")
 JOB, OUTPUTS = "job.pickle", "outputs.pickle"
 WITHIN = Path("data/aotinductor/model")
 """Where a package, which is a directory here, has its files."""
+_TOLD, _ELSEWHERE = ("TORCHINDUCTOR_", "ATEN_CPU_CAPABILITY", "CXX"), "TORCHINDUCTOR_CACHE_DIR"
+"""Variables of the environment that say how to compile, and one of them that says where."""
 KEPT = 100
 """Programs on disk, 4 to 8 MB each; the one that was not used for longest goes first."""
 
@@ -56,34 +59,71 @@ class Job(NamedTuple):
 
 
 class Ahead:
-    """A function of a module's: compiled for each kind of arguments at the first call with it, then called."""
+    """A function of a module's: compiled for each kind of arguments at the first call with it, then called.
 
-    def __init__(self, module: nn.Module, method: str = "forward", say: Callable[[str], None] = lambda text: None):
+    Args:
+        say: told when something is compiled, and when that failed, upon which the function runs as it is; without it a
+            failure is raised.
+    """
+
+    def __init__(self, module: nn.Module, method: str = "forward", say: Callable[[str], None] | None = None):
         self._module, self._method, self._say = module, method, say
-        self._programs: dict[tuple[Any, ...], Program] = {}
+        self._states = [*module.parameters(), *module.buffers()]
+        self._programs: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def __call__(self, *args: Any) -> Any:
         leaves, _ = tree_flatten(args)
         autocast = autocast_dtype(torch.device("cpu"))
-        kinds = (self._module.training, autocast, *(_kind(x) if isinstance(x, Tensor) else x for x in leaves))
+        states = [(x.dtype, x.requires_grad) for x in self._states]
+        kinds = (self._module.training, autocast, *states, *(_kind(x) if isinstance(x, Tensor) else x for x in leaves))
         if (program := self._programs.get(kinds)) is None:
-            job = Job(self._module, self._method, args, autocast, torch.get_num_threads(), _versions())
-            program = self._programs[kinds] = Program(job, self._say)
-        return program([x for x in leaves if isinstance(x, Tensor)])
+            program = self._programs[kinds] = self._program(args, leaves, autocast)
+        return program(*args)
+
+    def _program(self, args: tuple[Any, ...], leaves: list[Any], autocast: torch.dtype | None) -> Callable[..., Any]:
+        plain: Callable[..., Any] = getattr(self._module, self._method)
+        if not any(x.requires_grad for x in (*leaves, *self._states) if isinstance(x, Tensor)):
+            return plain  # frozen blocks below the first that learns; there is no backward pass
+        job = Job(self._module, self._method, args, autocast, torch.get_num_threads(), _versions())
+        try:
+            return Program(job, self._states, self._say or (lambda text: None))
+        except UserError as error:
+            if self._say is None:
+                raise
+            self._say(f"{error}; going on without, which is slower")
+            return plain
 
 
 class Program:
-    """The two passes of one job, compiled if they are not on disk."""
+    """The two passes of one job, compiled if they are not on disk.
 
-    def __init__(self, job: Job, say: Callable[[str], None]):
-        self._states = [*job.module.parameters(), *job.module.buffers()]
-        path = _compiled(job, say)
-        self.passes = [_load(path / which) for which in PASSES]
-        self._returned, self._structure = tree_flatten(pickle.loads((path / OUTPUTS).read_bytes()))
+    Raises:
+        UserError: the compiler failed, or there is no place for what it makes.
+    """
+
+    def __init__(self, job: Job, states: Sequence[Tensor], say: Callable[[str], None]):
+        self._states = states
+        described = _pickled(job)
+        path = cache() / "compiled" / digest_bytes(described)[:32]
+        try:
+            self.passes, returned = _loaded(path)
+        except _BROKEN:
+            try:
+                _make(path, described, say)
+            except OSError as error:
+                raise UserError(
+                    f"{path.parent}: {error.strerror or error}, expected a directory where compiled models can be "
+                    "kept; name another by INGOT_CACHE, or set loop.compile = false"
+                ) from error
+            self.passes, returned = _loaded(path)
+        with suppress(OSError):  # a cache that may only be read is as good
+            path.touch()
+        self._returned, self._structure = tree_flatten(returned)
         self.learned = [learned for learned in self._returned if learned is not None]
         """Which of the tensors that the function returns have a gradient."""
 
-    def __call__(self, tensors: Sequence[Tensor]) -> Any:
+    def __call__(self, *args: Any) -> Any:
+        tensors = (x for x in tree_flatten(args)[0] if isinstance(x, Tensor))
         outputs = iter(_Call.apply(self, *tensors, *self._states))
         return tree_unflatten([None if x is None else next(outputs) for x in self._returned], self._structure)
 
@@ -108,82 +148,68 @@ class _Call(torch.autograd.Function):
         return None, *ctx.program.passes[1].boxed_run(inputs)
 
 
-def _compiled(job: Job, say: Callable[[str], None]) -> Path:
-    """The directory of a job's packages.
+_BROKEN = (OSError, RuntimeError, EOFError, pickle.UnpicklingError)
+"""What it gives to load a program that is not there, or damaged."""
 
-    Raises:
-        UserError: the compiler failed, or there is no place for what it makes.
-    """
-    described = _pickled(job)
-    path = cache() / "compiled" / digest_bytes(described)[:32]
-    if not path.exists():
-        try:
-            _make(path, described, say)
-        except OSError as error:
-            raise UserError(
-                f"{path.parent}: {error.strerror or error}, expected a directory where compiled models can be kept; "
-                "name another by INGOT_CACHE, or set loop.compile = false"
-            ) from error
-        _forget_oldest(path.parent)
-    with suppress(OSError):  # a cache that may only be read is as good
-        path.touch()
-    return path
+
+def _loaded(path: Path) -> tuple[list[Any], Any]:
+    """The packages of both passes, each to be run by the thread that calls it; what the function returns."""
+    loader: Any = torch._C._aoti.AOTIModelPackageLoader  # pyright: ignore[reportAttributeAccessIssue]
+    (returned, kept), again = (pickle.loads((path / which / OUTPUTS).read_bytes()) for which in PASSES)
+    if (returned, kept) != again:
+        raise UserError(f"{path}: the two passes do not fit together; set loop.compile = false, and tell us")
+    return [loader(str(path / which), "model", False, 1, -1) for which in PASSES], returned
 
 
 def _make(path: Path, described: bytes, say: Callable[[str], None]) -> None:
+    """Compile, unless somebody else just did; of several ranks one does."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = path.with_suffix(".lock")
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # of several ranks one compiles
-        if not path.exists():
-            say("compiling the model, once for this shape; that takes about half a minute")
-            with atomic_directory(path) as fresh:
-                (fresh / JOB).write_bytes(described)
-                _compile(fresh)
-    lock.unlink(missing_ok=True)
-
-
-def _forget_oldest(directory: Path) -> None:
-    programs = [path for path in directory.iterdir() if (path / OUTPUTS).exists()]
-    for old in sorted(programs, key=lambda path: path.stat().st_mtime)[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
+    with (path.parent / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with suppress(*_BROKEN):
+            _loaded(path)
+            return
+        for left in path.parent.glob(".*.tmp"):  # by a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        say("compiling the model, once for this shape; that takes about half a minute")
+        with atomic_directory(path) as fresh:
+            (fresh / JOB).write_bytes(described)
+            _compile(fresh)
+        programs = [other for other in path.parent.iterdir() if other.is_dir()]
+        for old in sorted(programs, key=lambda other: other.stat().st_mtime)[:-KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def _compile(directory: Path) -> None:
     """Both passes at once, each by a process of its own."""
+    started: list[subprocess.Popen[str]] = []
+    environment = {**os.environ, "PYTHONHASHSEED": "0"}  # they must come to the same division
     with tempfile.TemporaryFile("w+") as said:
-        started = [
-            subprocess.Popen(
-                [sys.executable, "-m", "ingot.train.compiler", which, str(directory)], stdout=said, stderr=said
-            )
-            for which in PASSES
-        ]
         try:
-            failed = [process for process in started if process.wait()]
+            for which in PASSES:
+                command = [sys.executable, "-m", "ingot.train.compiler", which, str(directory), str(os.getpid())]
+                started.append(subprocess.Popen(command, stdout=said, stderr=said, text=True, env=environment))
+            failed = [process.returncode for process in started if process.wait()]
         finally:
             for process in started:
                 process.kill()
         if failed:
             said.seek(0)
             last = (said.read().strip().splitlines() or ["it said nothing"])[-1]
+            how = last[:300] if failed[0] > 0 else f"ended by signal {-failed[0]}, for want of memory perhaps"
             raise UserError(
-                f"loop.compile: compiling the model failed ({last[:300]}), expected a C++ compiler that works; "
+                f"loop.compile: compiling the model failed ({how}), expected a C++ compiler that works; "
                 "mend it, or set loop.compile = false"
             )
 
 
-def _load(path: Path) -> Any:
-    """A package, to be run by this thread: its one model, on the CPU."""
-    loader: Any = torch._C._aoti.AOTIModelPackageLoader  # pyright: ignore[reportAttributeAccessIssue]
-    return loader(str(path), "model", False, 1, -1)
-
-
 def _versions() -> tuple[Any, ...]:
-    """Torch, the CPU, and the source of whatever is traced or traces."""
+    """Torch, the CPU, what the user tells the compiler, and the source of whatever is traced or traces."""
+    told = sorted((name, value) for name, value in os.environ.items() if name.startswith(_TOLD) and name != _ELSEWHERE)
     here = [Path(__file__), Path(__file__).with_name("compiler.py")]
     files = sorted(file for directory in traced.__path__ for file in Path(directory).glob("*.py"))
     capabilities = sorted(torch.cpu.get_capabilities().items())
-    return torch.__version__, capabilities, [digest_file(file) for file in (*here, *files)]
+    return torch.__version__, capabilities, told, [digest_file(file) for file in (*here, *files)]
 
 
 def _kind(x: Tensor) -> tuple[Any, ...]:

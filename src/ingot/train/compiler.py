@@ -1,4 +1,5 @@
-"""The compiler's side of `ahead.py`: `python -m ingot.train.compiler forward|backward DIRECTORY`, a process each.
+"""The compiler's side of `ahead.py`: `python -m ingot.train.compiler forward|backward DIRECTORY PARENT`, a process
+each.
 
 A job is traced, simplified, and divided where least has to be kept between the two passes, as torch.compile does it; of
 the two the one that is asked for becomes a package.
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from ingot.core.artifact import atomic_write
+from ingot.core.process import die_with
 from ingot.model import multiply
 from ingot.train.ahead import JOB, OUTPUTS, PASSES, WITHIN, Job
 
@@ -113,9 +115,13 @@ def package(job: Job, which: str, directory: Path, scratch: Path) -> None:
         count = sum(learned is not None for learned in tree_flatten(returned)[0])
         both = partition_fn(joint, _inputs(joint), num_fwd_outputs=count)
         graph = both[PASSES.index(which)]
+        (output,) = graph.graph.find_nodes(op="output")
         if which == "forward":
-            (output,) = graph.graph.find_nodes(op="output")
             output.meta["user_visible_output_idxs"] = list(range(count))
+            kept = [node.meta["val"] for node in cast("Any", output.args[0])[count:]]
+        else:
+            learned = sum(bool(learned) for learned in tree_flatten(returned)[0])
+            kept = _inputs(graph)[: -learned or None]
         with V.set_aot_compilation(True):
             made = compile_fx_inner(
                 graph,
@@ -132,8 +138,8 @@ def package(job: Job, which: str, directory: Path, scratch: Path) -> None:
     for file in map(Path, cast("Any", made).filename):
         if file.suffix != ".cpp":
             shutil.move(file, packed / file.name)
-    if which == "forward":
-        atomic_write(directory / OUTPUTS, pickle.dumps(returned))
+    seam = [(tuple(x.shape), x.stride(), x.dtype) for x in kept]
+    atomic_write(directory / which / OUTPUTS, pickle.dumps((returned, seam)))
 
 
 def _inputs(graph: torch.fx.GraphModule) -> list[Any]:
@@ -142,7 +148,8 @@ def _inputs(graph: torch.fx.GraphModule) -> list[Any]:
 
 def main() -> None:
     """Do what the arguments say."""
-    which, directory = sys.argv[1], Path(sys.argv[2])
+    which, directory, parent = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    die_with(parent)
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = scratch
         # Else it tries each kind of vectors with two programs. A compiler that reads torch's headers knows AVX-512;

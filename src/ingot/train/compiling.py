@@ -12,7 +12,7 @@ from ingot.train.ahead import Ahead
 Compile = Literal["", "whole", "blocks"]
 
 
-def compiled(model: nn.Module, what: Compile, say: Callable[[str], None] = lambda text: None) -> Callable[..., Any]:
+def compiled(model: nn.Module, what: Compile, say: Callable[[str], None] | None = None) -> Callable[..., Any]:
     """A compiled forward beside the model, which keeps its names and its plain forward for every other shape.
 
     Blocks are alike, so a deep model's are compiled once for all; that costs a few Python calls a block, which is too

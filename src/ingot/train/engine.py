@@ -112,7 +112,7 @@ class Engine:
         penalties: Penalties | None = None,
         tokenizer: Tokenizer | None = None,
         replay: Objective | None = None,
-        say: Callable[[str], None] = lambda text: None,
+        say: Callable[[str], None] | None = None,
     ):
         self.model, self.objective, self.plan = model.train(objective.dropout), objective, plan
         self.companions, self.penalties = companions or {}, penalties or Penalties()
