@@ -30,7 +30,7 @@ def _rows(name: str, *rows: dict[str, Any]) -> str:
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     """Settings -> what the process of a stage says on standard error, up to the first stage that ends with 2."""
-    monkeypatch.setattr(child, "_die_with", lambda parent: None)
+    monkeypatch.setattr(child, "die_with", lambda parent: None)
 
     def run(*changes: str, recipe: str = "grid.toml") -> str:
         graph = load_graph(Path(recipe), list(changes), RUNS)
