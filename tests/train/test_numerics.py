@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from ingot.data.batches import Batch
 from ingot.objectives.lm import LanguageModel
 from ingot.optim.groups import clip_, global_norm
 from ingot.optim.settings import OptimSettings
-from ingot.train import scaling
+from ingot.train import compiling, scaling
 from ingot.train.api import Term
 from ingot.train.engine import Engine
 from ingot.train.execution import choose, remembered
@@ -324,6 +325,35 @@ def test_D7_accumulation_is_the_same_in_fp16(tmp_path: Path) -> None:
 
 
 # -- compiled --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["whole", "blocks"])
+def test_D10_a_compiled_step_is_the_same_step_and_sampling_stays_as_it_is(
+    what: Any, tmp_path: Path, monkeypatch
+) -> None:
+    """Traced as for a GPU, and run without generating code: no break in the graph, the same gradient.
+
+    What is compiled ahead, on a CPU, is in test_ahead.py.
+    """
+    traced: list[Any] = []
+
+    def eager(module: Any, method: str = "forward", say: Any = None) -> Any:
+        traced.append(getattr(module, method))
+        return torch.compile(traced[-1], backend="eager", fullgraph=True, dynamic=False)
+
+    monkeypatch.setattr(compiling, "Ahead", eager)
+    # Products of one input stay apart, as in the plain model.
+    monkeypatch.setattr("ingot.model.precision._SHORT", 0)
+    batch, plain = _ragged(), _engine(tmp_path, "fp32")
+    shape = {"micro_batch": len(batch), "context": batch.context}
+    execution = replace(plain.execution, compile=what, **shape)
+    engine = Engine(plain.model, plain.objective, plain.plan, execution, plain.mesh, tmp_path)
+    blocks = list(engine.model.layers.values())  # type: ignore[operator, union-attr]
+    assert traced == ([engine.model.stack] if what == "whole" else [block.forward for block in blocks])
+    assert torch.equal(_gradient(engine, batch), _gradient(plain, batch))
+    assert engine.evaluate([batch]) == plain.evaluate([batch])
+    assert not any(isinstance(m, torch._dynamo.OptimizedModule) for m in engine.model.modules())
+    assert engine.tensors().keys() == plain.tensors().keys()
 
 
 def test_compiling_is_chosen_where_a_run_is_long_enough_to_pay_and_there_is_a_compiler(monkeypatch) -> None:

@@ -69,21 +69,26 @@ class Ahead:
     def __init__(self, module: nn.Module, method: str = "forward", say: Callable[[str], None] | None = None):
         self._module, self._method, self._say = module, method, say
         self._states = [*module.parameters(), *module.buffers()]
-        self._programs: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._programs: dict[tuple[Any, ...], Program | None] = {}
+        """By kind of call; None where the function runs as it is."""
 
     def __call__(self, *args: Any) -> Any:
         leaves, _ = tree_flatten(args)
         autocast = autocast_dtype(torch.device("cpu"))
         states = [(x.dtype, x.requires_grad) for x in self._states]
         kinds = (self._module.training, autocast, *states, *(_kind(x) if isinstance(x, Tensor) else x for x in leaves))
-        if (program := self._programs.get(kinds)) is None:
-            program = self._programs[kinds] = self._program(args, leaves, autocast)
-        return program(*args)
+        tensors = [x for x in leaves if isinstance(x, Tensor)]
+        if kinds not in self._programs:
+            self._programs[kinds] = self._program(args, tensors, autocast)
+        if (program := self._programs[kinds]) is None:
+            return getattr(self._module, self._method)(*args)
+        return program(tensors)
 
-    def _program(self, args: tuple[Any, ...], leaves: list[Any], autocast: torch.dtype | None) -> Callable[..., Any]:
-        plain: Callable[..., Any] = getattr(self._module, self._method)
-        if not any(x.requires_grad for x in (*leaves, *self._states) if isinstance(x, Tensor)):
-            return plain  # frozen blocks below the first that learns; there is no backward pass
+    def _program(
+        self, args: tuple[Any, ...], tensors: Sequence[Tensor], autocast: torch.dtype | None
+    ) -> "Program | None":
+        if not any(x.requires_grad for x in (*tensors, *self._states)):
+            return None  # frozen blocks below the first that learns; there is no backward pass
         job = Job(self._module, self._method, args, autocast, torch.get_num_threads(), _versions())
         try:
             return Program(job, self._states, self._say or (lambda text: None))
@@ -91,7 +96,7 @@ class Ahead:
             if self._say is None:
                 raise
             self._say(f"{error}; going on without, which is slower")
-            return plain
+            return None
 
 
 class Program:
@@ -122,8 +127,7 @@ class Program:
         self.learned = [learned for learned in self._returned if learned is not None]
         """Which of the tensors that the function returns have a gradient."""
 
-    def __call__(self, *args: Any) -> Any:
-        tensors = (x for x in tree_flatten(args)[0] if isinstance(x, Tensor))
+    def __call__(self, tensors: Sequence[Tensor]) -> Any:
         outputs = iter(_Call.apply(self, *tensors, *self._states))
         return tree_unflatten([None if x is None else next(outputs) for x in self._returned], self._structure)
 

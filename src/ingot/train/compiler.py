@@ -105,14 +105,15 @@ def joint_graph(job: Job) -> tuple[torch.fx.GraphModule, Any]:
 
 
 def package(job: Job, which: str, directory: Path, scratch: Path) -> None:
-    """Write the package of one of the passes; beside the forward pass's what the function returns."""
+    """Write the package of one of the passes, what the function returns, and what is kept between the two."""
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner, partition_fn
     from torch._inductor.virtualized import V
 
     with config.patch({**choices(), "aot_inductor.output_path": str(scratch)}):
         joint, returned = joint_graph(job)
-        count = sum(learned is not None for learned in tree_flatten(returned)[0])
+        learned = [learned for learned in tree_flatten(returned)[0] if learned is not None]
+        count = len(learned)
         both = partition_fn(joint, _inputs(joint), num_fwd_outputs=count)
         graph = both[PASSES.index(which)]
         (output,) = graph.graph.find_nodes(op="output")
@@ -120,8 +121,7 @@ def package(job: Job, which: str, directory: Path, scratch: Path) -> None:
             output.meta["user_visible_output_idxs"] = list(range(count))
             kept = [node.meta["val"] for node in cast("Any", output.args[0])[count:]]
         else:
-            learned = sum(bool(learned) for learned in tree_flatten(returned)[0])
-            kept = _inputs(graph)[: -learned or None]
+            kept = _inputs(graph)[: -sum(learned) or None]
         with V.set_aot_compilation(True):
             made = compile_fx_inner(
                 graph,
