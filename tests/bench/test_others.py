@@ -22,6 +22,7 @@ GENERATED = {
     "tokens": [[1, 2, 3, 4]] * 25,
     "parameters": 120_000_000,
     "peak_bytes": 10**9,
+    "read_gb_s": 40.0,
     "versions": {},
 }
 MACHINE = {
@@ -31,10 +32,12 @@ MACHINE = {
 
 
 def test_the_floor_of_one_row_is_weights_over_bandwidth() -> None:
-    row = generate.summary(1, "float32", 4, [GENERATED], {}, PEAKS)
+    row = generate.summary(1, "float32", 4, [GENERATED], {})
     assert row["floor_ms"] == 12.0  # 480 MB at 40 GB/s
     assert row["of_floor"] == 1.0
-    assert generate.summary(1, "bfloat16", 4, [GENERATED], {}, PEAKS)["floor_ms"] == 6.0
+    assert generate.summary(1, "bfloat16", 4, [GENERATED], {})["floor_ms"] == 6.0
+    busier = {**GENERATED, "token_s": 0.024, "read_gb_s": 20.0}
+    assert generate.summary(1, "float32", 4, [busier], {})["of_floor"] == 1.0  # neighbours slow both down
 
 
 def test_generations_compare_where_the_tokens_are_the_same() -> None:
@@ -42,7 +45,7 @@ def test_generations_compare_where_the_tokens_are_the_same() -> None:
     other = {**GENERATED, "tokens": [[1, 2, 3, 9]] * 25}
     short = {**GENERATED, "tokens": [[1, 2]] * 25}
     peers = {"slow": [slow], "other": [other], "short": [short]}
-    row = generate.summary(25, "float32", 4, [GENERATED], peers, PEAKS)
+    row = generate.summary(25, "float32", 4, [GENERATED], peers)
     assert (row["peer"], row["ratio"], row["tok_s"]) == ("slow", 2.5, 100.0)
     assert row["peers"]["other"]["differs"] == "tokens: 75.0 % are ours, expected 99 % at least"
     assert row["peers"]["short"]["differs"] == "new tokens: 50 against our 100"

@@ -135,6 +135,12 @@ def test_autocast_and_the_models_own_precision_choose_the_products():
     assert Decoder(_model(dtype=torch.float64)).stream == torch.float64
 
 
+def _nothing_is_small(monkeypatch):
+    """Else no layer of a model of a test's size meets oneDNN."""
+    monkeypatch.setattr(products, "_SMALL", 0)
+    monkeypatch.setattr(products, "_SMALL_BESIDE_TILES", 0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("rows", [1, FULL, 33])
 @pytest.mark.parametrize("bias", [True, False])
@@ -142,7 +148,7 @@ def test_autocast_and_the_models_own_precision_choose_the_products():
 @pytest.mark.parametrize("tiles", [True, False])
 def test_layers_of_one_input_are_one_product(tiles, single, bias, rows, dtype, monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
-    monkeypatch.setattr(products, "_SMALL", 0)
+    _nothing_is_small(monkeypatch)
     torch.manual_seed(0)
     layers = [torch.nn.Linear(150, out, bias) for out in (50, 7)]
     x_MI = torch.randn(rows, 150).to(dtype)
@@ -154,17 +160,25 @@ def test_layers_of_one_input_are_one_product(tiles, single, bias, rows, dtype, m
     torch.testing.assert_close(found.float(), expected, rtol=0, atol=2e-2 if dtype == torch.bfloat16 else 1e-5)
 
 
-def test_only_what_onednn_knows_is_laid_out_for_it():
+def test_only_what_onednn_knows_is_laid_out_for_it(monkeypatch):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    assert not packs(torch.device("cpu"), torch.bfloat16)  # a CPU with AVX2 alone
     assert not packs(torch.device("cpu"), torch.float64)
     assert not packs(torch.device("cuda"), torch.bfloat16)
 
 
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("avx512", [False, True])
 @pytest.mark.parametrize("tiles", [False, True])
-def test_few_rows_are_filled_up_except_on_a_cpu_with_matrix_tiles(tiles, monkeypatch):
-    """Whatever this machine has, both ways give the logits of the full forward."""
+def test_few_rows_are_filled_up_where_large_weights_are_read_by_avx512(tiles, avx512, small, monkeypatch):
+    """Whatever this machine has, all ways give the logits of the full forward."""
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: avx512)
+    if not small:
+        _nothing_is_small(monkeypatch)
     model, ids_BT = _model(), _ids(2, 12)
-    assert Decoder(model).full == (FULL if packs(torch.device("cpu"), torch.float32) and not tiles else 1)
+    filled = packs(torch.device("cpu"), torch.float32) and avx512 and not tiles and not small
+    assert Decoder(model).full == (FULL if filled else 1)
     expected_BTV = _logits(model, ids_BT)[:, 3:]
     atol = 1e-5 * float(expected_BTV.abs().max())
     torch.testing.assert_close(_decoded(model, ids_BT, [4, 4]), expected_BTV, rtol=0, atol=atol)
@@ -177,6 +191,7 @@ def test_a_single_row_has_the_logits_of_the_full_forward(tiles, family, monkeypa
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
     model, ids_BT = _model(family), _ids(3, 12)
     expected_BTV = _logits(model, ids_BT)[:, 3:]
+    _nothing_is_small(monkeypatch)
     for rows in (1, 3):
         for dtype, near in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):
             found_BTV = _decoded(model, ids_BT[:rows], [4] * rows, dtype, single=True)

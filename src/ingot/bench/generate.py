@@ -1,7 +1,8 @@
 """`ingot bench generate`: greedy continuations with a KV cache, ours and transformers', by batch and precision.
 
-One row is bound by memory: each token reads every weight once, so bytes of weights over the memory's measured speed is
-the least time a token can take. Many rows share that reading and are bound by arithmetic.
+One row is bound by memory: each token reads every weight once, so bytes of weights over the speed at which the same
+process reads memory right after is the least time a token can take; medians both, since neighbours on a virtual machine
+halve that speed for minutes. Many rows share that reading and are bound by arithmetic.
 """
 
 import statistics
@@ -40,11 +41,10 @@ def measured(
     return results
 
 
-def summary(
-    rows: int, dtype: str, new: int, mine: list[Result], theirs: Measured, peaks: Mapping[str, Any]
-) -> dict[str, Any]:
+def summary(rows: int, dtype: str, new: int, mine: list[Result], theirs: Measured) -> dict[str, Any]:
     """One row: tokens per second, milliseconds a token, how far above the floor, and the ratio to each peer."""
-    floor_s = mine[0]["parameters"] * BYTES[dtype] / (peaks["read_gb_s"] * 1e9)
+    read_gb_s = statistics.median(r["read_gb_s"] for r in mine)
+    floor_s = mine[0]["parameters"] * BYTES[dtype] / (read_gb_s * 1e9)
     token_s = statistics.median(r["token_s"] for r in mine)
     row: dict[str, Any] = {
         "rows": rows,
@@ -53,6 +53,7 @@ def summary(
         **_numbers(rows, new, mine),
         "floor_ms": round(1000 * floor_s, 3),
         "of_floor": round(token_s / floor_s, 3),
+        "read_gb_s": round(read_gb_s, 1),
         "parameters": mine[0]["parameters"],
         **{"ratio": None, "low": None, "high": None, "peer": None, "peer_tok_s": None, "peers": {}},
     }

@@ -47,9 +47,11 @@ def flags(information: Path = Path("/proc/cpuinfo")) -> list[str]:
 
 def line(machine: dict[str, Any]) -> str:
     """The description as one line."""
+    rates = {name.split("_")[1]: rate for name, rate in machine.items() if name.startswith("gemm_")}
+    products = ", ".join(f"{rate:,.0f} GFLOP/s in {precision}" for precision, rate in rates.items())
     return (
         f"{machine['cpu']}, {machine['cores']} cores ({', '.join(machine['flags'])}), "
         f"{machine['memory_bytes'] / 2**30:.0f} GiB; {machine['device']}, {machine['threads']} threads; "
-        f"Python {machine['python']}, torch {machine['torch']}; matrix products {machine['gemm_fp32_gflop_s']:,.0f} "
-        f"GFLOP/s in fp32, {machine['gemm_bf16_gflop_s']:,.0f} in bf16; memory read at {machine['read_gb_s']:.0f} GB/s"
+        f"Python {machine['python']}, torch {machine['torch']}; matrix products {products}; "
+        f"memory read at {machine['read_gb_s']:.0f} GB/s"
     )

@@ -1,10 +1,12 @@
 """Our side of `ingot bench generate`: greedy continuations with the KV cache, as generate and chat make them."""
 
+import statistics
 from typing import Any
 
 import numpy as np
 import torch
 
+from ingot.bench.peaks import read_bytes
 from ingot.bench.peers.common import device, peak_bytes, prompts, timed_generation, versions
 from ingot.infer.decoder import Decoder
 from ingot.infer.generate import generate
@@ -27,5 +29,6 @@ def generation(job: dict[str, Any]) -> dict[str, Any]:
         **timed_generation(job, run),
         "parameters": config.parameters,
         "peak_bytes": peak_bytes(),
+        "read_gb_s": read_bytes(min(0.5, job["seconds"]), statistics.median) / 1e9,  # in the same minute
         "versions": versions(),
     }

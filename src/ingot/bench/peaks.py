@@ -5,10 +5,12 @@ The peak is the best of what torch offers: on a CPU both its BLAS and oneDNN, wh
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from ingot.infer.product import packs
 
 N = 2048
 """Size of the square matrices."""
@@ -16,17 +18,21 @@ READ = 1 << 29
 """Bytes that are read at a time: more than any cache holds."""
 
 
-def best(call: Callable[[], object], seconds: float) -> float:
-    """Shortest duration of a call within about that many seconds, of three calls at least after one to warm up."""
+def best(call: Callable[[], object], seconds: float, of: Callable[[Sequence[float]], float] = min) -> float:
+    """Shortest duration of a call within about that many seconds, of three calls at least after one to warm up.
+
+    Args:
+        of: what else of the durations is wanted, such as their median.
+    """
     call()
-    shortest, runs, began = float("inf"), 0, time.perf_counter()
-    while runs < 3 or time.perf_counter() - began < seconds:
+    durations, began = list[float](), time.perf_counter()
+    while len(durations) < 3 or time.perf_counter() - began < seconds:
         start = time.perf_counter()
         call()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        shortest, runs = min(shortest, time.perf_counter() - start), runs + 1
-    return shortest
+        durations.append(time.perf_counter() - start)
+    return of(durations)
 
 
 def gemm_flops(dtype: torch.dtype, seconds: float) -> float:
@@ -35,15 +41,15 @@ def gemm_flops(dtype: torch.dtype, seconds: float) -> float:
     n = 4 * N if where == "cuda" else N
     a, b = torch.randn(2, n, n, device=where).to(dtype)
     ways: list[Callable[[], Tensor]] = [lambda: a @ b, lambda: a @ b.T]
-    if where == "cpu" and torch.backends.mkldnn.is_available():
+    if where == "cpu" and packs(a.device, dtype):
         ways.append(lambda: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], ""))
     return 2 * n**3 / min(best(way, seconds) for way in ways)
 
 
-def read_bytes(seconds: float) -> float:
-    """Bytes a second that all threads together read from memory, written nowhere."""
+def read_bytes(seconds: float, of: Callable[[Sequence[float]], float] = min) -> float:
+    """Bytes a second that all threads together read from memory, written nowhere; `of` as in `best`."""
     where = "cuda" if torch.cuda.is_available() else "cpu"
     data = torch.ones(READ // 4, device=where)
     matrix = data.view(-1, 4096)
     vector = torch.ones(4096, device=where)
-    return READ / min(best(lambda: data.sum(), seconds), best(lambda: matrix @ vector, seconds))
+    return READ / min(best(lambda: data.sum(), seconds, of), best(lambda: matrix @ vector, seconds, of))

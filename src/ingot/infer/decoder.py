@@ -13,8 +13,8 @@ Precision: the products are in `dtype`, so are keys, scores and values on a CPU 
 them (residual stream, norms, rotation) is in fp32, which is what the forward under autocast does, or in fp64 with a
 model of fp64.
 
-Shapes: B rows, T positions, S slots, C slots of the cache, H query heads, K key heads, D features of a head, E = D / 2
-pairs of them, W width, V vocabulary.
+Shapes: B rows, T positions, M = B T, N of them, S slots, C slots of the cache, H query heads, K key heads, D features
+of a head, E = D / 2 pairs of them, W width, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -80,7 +80,8 @@ class Decoder:
             self.head = head_product(
                 self.embedding if model.head is None else model.head.weight, self.dtype, self.single
             )
-        self.full = fill(self.device, self.dtype)
+        features = self.config.heads * self.config.head_size
+        self.full = fill(self.device, self.dtype, features * self.config.width)
 
     def _layer(self, block: Block) -> _Layer:
         attention, ffn = block.attention, block.ffn
@@ -126,13 +127,15 @@ class Decoder:
         positions_BT: Tensor,
         turn: Tensor | None,
         attend: Callable[[int, Tensor], Tensor],
+        wanted_N: Tensor | slice = slice(None),
     ) -> Tensor:
-        """Hidden states B x T x W before the last norm.
+        """Hidden states N x W before the last norm.
 
         Args:
             positions_BT: of these tokens; read where positions are learned.
             turn: what turns the pairs at these positions, (B or 1) x T x 1 x E complex.
             attend: layer and its queries, keys and values B x T x (H + 2K) x D to B x T x (H D).
+            wanted_N: of which of the B T tokens; the last layer does no more for the others than keys and values.
         """
         config = self.config
         (B, T), q, qk = ids_BT.shape, config.heads, config.heads + config.kv_heads
@@ -149,10 +152,12 @@ class Decoder:
             if turn is not None:
                 torch.view_as_complex(qkv_BTND[:, :, :qk].unflatten(-1, (-1, 2))).mul_(turn)
             mixed_MW = attend(index, qkv_BTND).view(B * T, -1)
+            if layer is self.layers[-1]:
+                x_MW, mixed_MW = x_MW[wanted_N], mixed_MW[wanted_N]
             x_MW = x_MW.add_(layer.o(mixed_MW.to(self.dtype)))
             inner_MF = layer.activation(layer.up(layer.ffn_norm(x_MW).to(self.dtype)))
             x_MW = x_MW.add_(layer.down(inner_MF.to(self.dtype)))
-        return x_MW.view(B, T, -1)
+        return x_MW
 
     def logits(self, hidden_BW: Tensor) -> Tensor:
         """Hidden states before the last norm to logits B x V, in the precision of the products."""
@@ -198,8 +203,7 @@ class Rows:
         self.cache.grow(slot + 1)
         attend = partial(self._attend, self._bias(slot))
         with torch.autocast(decoder.device.type, enabled=False):
-            hidden_MTW = decoder.forward(ids_MT, positions_MT, turn, attend)
-            self.logits_BV = decoder.logits(hidden_MTW[:, 0])[:B]
+            self.logits_BV = decoder.logits(decoder.forward(ids_MT, positions_MT, turn, attend))[:B]
         self.made += 1
 
     def keep(self, rows: Tensor) -> None:
@@ -228,8 +232,8 @@ class Rows:
 
         positions_BT = torch.arange(T, device=decoder.device).expand(ids_BT.shape)
         turn = None if self.turns is None else self.turns[:T]
-        hidden_BTW = decoder.forward(ids_BT, positions_BT, turn, attend)
-        return hidden_BTW[torch.arange(len(ids_BT), device=decoder.device), length_B - 1]
+        last_B = torch.arange(0, ids_BT.numel(), T, device=decoder.device) + length_B - 1
+        return decoder.forward(ids_BT, positions_BT, turn, attend, last_B)
 
     def _attend(self, bias_BS: Tensor | None, index: int, qkv_BTND: Tensor) -> Tensor:
         """One new token a row against all slots up to its own; rows M >= B, of which the first B are real."""

@@ -43,10 +43,10 @@ from torch import Tensor, nn
 from ingot.model.lora import Held
 
 FULL = 6
-"""Rows that a product should have at least; fewer are filled up by whoever calls it often."""
+"""Rows that a product should have at least where that is faster than fewer; who calls it often fills them up."""
 _PACKED = (torch.float32, torch.bfloat16)
-_SMALL = 1 << 19
-"""Weights up to which calling oneDNN costs more than reading them in fp32."""
+_SMALL, _SMALL_BESIDE_TILES = 1 << 17, 1 << 19
+"""Weights up to which calling oneDNN costs more than it gains in fp32."""
 _BAG = 64
 """Inputs that a bag has at least: fewer are summed sooner than a thread is woken."""
 _SUM = 0
@@ -85,8 +85,7 @@ def _product(weight_OI: Tensor, bias_O: Tensor | None, single: bool) -> Callable
     device, dtype = weight_OI.device, weight_OI.dtype
     if not packs(device, dtype):
         return lambda x_MI: F.linear(x_MI, weight_OI, bias_O)
-    small = dtype == torch.float32 and weight_OI.numel() <= _SMALL
-    if tiled(device, dtype) and (single or small):
+    if _small(device, dtype, weight_OI.numel()) or (single and tiled(device, dtype)):
         return _by_input(weight_OI, bias_O)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), FULL)
     multiply = torch.ops.mkldnn._linear_pointwise.default
@@ -118,9 +117,14 @@ def weighed(table_NO: Tensor, places_I: Tensor, bags_P: Tensor, weights_I: Tenso
     return torch.embedding_bag(table_NO, places_I, bags_P, False, _SUM, False, weights_I)[0]
 
 
-def fill(device: torch.device, dtype: torch.dtype) -> int:
-    """Rows that a product should have at least: `FULL` where that is faster than fewer, else 1."""
-    return FULL if packs(device, dtype) and not tiled(device, dtype) else 1
+def fill(device: torch.device, dtype: torch.dtype, weights: int) -> int:
+    """Rows that a product of so many weights should have at least: `FULL` where that is faster than fewer, else 1."""
+    wide = torch.cpu._is_avx512_supported() and not tiled(device, dtype)
+    return FULL if packs(device, dtype) and wide and not _small(device, dtype, weights) else 1
+
+
+def _small(device: torch.device, dtype: torch.dtype, weights: int) -> bool:
+    return dtype == torch.float32 and weights <= (_SMALL_BESIDE_TILES if tiled(device, dtype) else _SMALL)
 
 
 def tiled(device: torch.device, dtype: torch.dtype) -> bool:
@@ -131,4 +135,6 @@ def tiled(device: torch.device, dtype: torch.dtype) -> bool:
 def packs(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether oneDNN has a layout of its own for such weights."""
     x86 = platform.machine().lower() in ("x86_64", "amd64")
-    return device.type == "cpu" and x86 and dtype in _PACKED and torch.backends.mkldnn.is_available()
+    if device.type != "cpu" or not x86 or dtype not in _PACKED or not torch.backends.mkldnn.is_available():
+        return False
+    return dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -121,7 +121,7 @@ def choose(
             f"precision: found 'tf32' on {'a GPU' if device == 'cuda' else 'the CPU'} without tf32 units, expected an "
             'NVIDIA GPU from Ampere (A100) on; use "fp32" or "auto"'
         )
-    chosen, reason = (precision, "as set") if precision != "auto" else _precision(device)
+    chosen, reason = (precision, "as set") if precision != "auto" else fastest_precision(device)
     threads, micro_batch = settings.threads or torch.get_num_threads(), settings.rows_at_once(context, batch)
     replay = settings.replay is not False and device == "cuda" and chosen != "fp16"  # whose loss scale is asked for
     fresh = Execution(device, chosen, threads, micro_batch, reason, context, replay=replay)
@@ -177,8 +177,11 @@ def _matmul_rate(execution: Execution) -> float:
     return 2 * 1024**3 / min(times)
 
 
-def _precision(device: str) -> tuple[str, str]:
-    """bf16 where there are units for it (torch alone would count emulation), else fp16 where there are units for it."""
+def fastest_precision(device: str) -> tuple[str, str]:
+    """The precision in which a device multiplies fastest, and why.
+
+    bf16 where there are units for it (torch alone would count emulation), else fp16 where there are units for it.
+    """
     if device == "cuda":
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return "bf16", "the GPU has bf16 matrix units"
