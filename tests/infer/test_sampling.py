@@ -10,14 +10,34 @@ import torch
 
 from ingot.core.errors import UserError
 from ingot.infer.generate import generate
-from ingot.infer.sampling import Sampling, draw, min_p, penalise, pick, top_k, top_p, truncate, uniforms
+from ingot.infer.sampling import (
+    Candidates,
+    Sampling,
+    draw,
+    min_p,
+    penalise,
+    pick,
+    top_k,
+    top_p,
+    truncate,
+    uniforms,
+)
 from ingot.model.settings import ModelSettings
 from ingot.model.transformer import build
 
 ROWS, VOCAB = 32, 50
 
 
-def _kept(logits_BV: torch.Tensor) -> list[set[int]]:
+def _whole(found: Candidates, vocab: int = VOCAB) -> torch.Tensor:
+    """B x V, -inf at the tokens that are excluded."""
+    if found.ids_BN is None:
+        return found.logits_BN
+    nothing_BV = torch.full((len(found.ids_BN), vocab), -torch.inf, dtype=found.logits_BN.dtype)
+    return nothing_BV.scatter_reduce(1, found.ids_BN, found.logits_BN, "amax")  # shorter rows are filled up with id 0
+
+
+def _kept(found: torch.Tensor | Candidates) -> list[set[int]]:
+    logits_BV = _whole(found) if isinstance(found, Candidates) else found
     return [set(torch.isfinite(row).nonzero()[:, 0].tolist()) for row in logits_BV]
 
 
@@ -46,7 +66,7 @@ def test_G2_logits_and_kept_sets_are_those_of_transformers(temperature, penalty,
     for processor in processors:
         expected_BV = processor(ids_BT, expected_BV)
     sampling = Sampling(temperature=temperature, top_k=k, top_p=p, min_p=least)
-    found_BV = truncate(penalise(logits_BV, seen_BV, penalty) / temperature, sampling)
+    found_BV = _whole(truncate(penalise(logits_BV, seen_BV, penalty) / temperature, sampling))
     assert _kept(found_BV) == _kept(expected_BV)
     torch.testing.assert_close(found_BV, expected_BV, rtol=1e-12, atol=0)
     if k or p < 1 or least:
@@ -57,7 +77,7 @@ def test_order_is_top_k_then_top_p_then_min_p():
     """Top-p counts what top-k left: .3 is a third of the whole, and half of the two likeliest."""
     logits = _row(0.3, 0.3, 0.2, 0.2)
     assert _kept(truncate(logits, Sampling(top_k=2, top_p=0.5))) == [{0}]
-    assert _kept(top_k(top_p(logits, 0.5), 2)) == [{0, 1}]  # the other order
+    assert _kept(top_k(_whole(top_p(Candidates(logits), 0.5)), 2)) == [{0, 1}]  # the other order
 
 
 def test_equal_tokens_at_the_border():
@@ -65,11 +85,53 @@ def test_equal_tokens_at_the_border():
     assert _kept(top_k(tied, 2)) == [{1, 3}]  # exactly k, lower ids first
     assert _kept(top_k(tied, 3)) == [{1, 2, 3}]
     assert _kept(top_k(tied, 9)) == [{0, 1, 2, 3, 4}]
-    assert _kept(top_p(tied, 0.45)) == [{1, 3}]
-    assert _kept(top_p(_row(0.25, 0.25, 0.25, 0.25), 0.5)) == [{0, 1}]  # two hold the half exactly: no third
-    assert _kept(min_p(_row(0.25, 0.5, 0.125, 0.125), 0.5)) == [{0, 1}]  # exactly half as likely stays
-    assert _kept(min_p(tied, 1.0)) == [{3}]
-    assert _kept(min_p(_row(0.4, 0.2, 0.4), 1.0)) == [{0, 2}]
+    assert _kept(top_p(Candidates(tied), 0.45)) == [{1, 3}]
+    fourths = Candidates(_row(0.25, 0.25, 0.25, 0.25))
+    assert _kept(top_p(fourths, 0.5)) == [{0, 1}]  # two hold the half exactly: no third
+    assert _kept(min_p(Candidates(_row(0.25, 0.5, 0.125, 0.125)), 0.5)) == [{0, 1}]  # exactly half as likely stays
+    assert _kept(min_p(Candidates(tied), 1.0)) == [{3}]
+    assert _kept(min_p(Candidates(_row(0.4, 0.2, 0.4)), 1.0)) == [{0, 2}]
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_a_large_vocabulary_is_truncated_and_drawn_from_as_sorting_it_says(ties):
+    """Candidates found among the likeliest first, tokens by blocks of 256; here by sorting and summing all in fp64."""
+    rows, vocab = 40, 3001
+    generator = torch.Generator().manual_seed(5)
+    peaked = torch.linspace(0.2, 6, rows)[:, None]  # some nuclei are found in the short list, some are not
+    logits_BV = peaked * torch.randn(rows, vocab, generator=generator)
+    logits_BV = logits_BV.round() if ties else logits_BV
+    order_BV = logits_BV.sort(dim=-1, descending=True, stable=True).indices
+    p_BV = logits_BV.double().softmax(-1)
+    upto_BV = p_BV.gather(1, order_BV).cumsum(-1)
+    for k in (1, 50, 256, 3000):
+        expected = [set(row[:k].tolist()) for row in order_BV]
+        assert [set(row.tolist()) for row in top_k(logits_BV, k).ids_BN] == expected
+    sizes = (torch.searchsorted(upto_BV, torch.full((rows, 1), 0.9, dtype=torch.double)) + 1)[:, 0].tolist()
+    assert min(sizes) < 100 < 1000 < max(sizes)
+    nucleus = top_p(Candidates(logits_BV), 0.9)
+    left_BN = nucleus.logits_BN > -torch.inf
+    found = [sorted(ids[left].tolist()) for ids, left in zip(nucleus.ids_BN, left_BN, strict=True)]
+    assert found == [sorted(row[:size].tolist()) for row, size in zip(order_BV, sizes, strict=True)]
+    short = top_p(Candidates(logits_BV[-9:]), 0.9).logits_BN
+    assert short.shape[1] == 256  # peaked rows alone need no more
+    u_B = torch.rand(rows, generator=generator, dtype=torch.double)
+    expected_B = torch.searchsorted(p_BV.cumsum(-1), u_B[:, None], right=True)[:, 0]
+    assert pick(logits_BV.double(), u_B).tolist() == expected_B.tolist()
+    assert nucleus.pick(u_B).tolist() == pick(_whole(nucleus, vocab), u_B).tolist()
+
+
+def test_blocks_of_a_large_vocabulary_are_drawn_in_proportion():
+    """The first, the last and a token between, 40,000 keyed draws, in fp32."""
+    logits_V = torch.full((1000,), -torch.inf)
+    p = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    logits_V[[0, 255, 256, 999]] = p.log()
+    u_B = torch.from_numpy(uniforms(1, 2, np.array([(i, 0) for i in range(40_000)]), np.full(40_000, 7)))
+    found, counts = pick(logits_V.expand(len(u_B), -1), u_B).unique(return_counts=True)
+    assert found.tolist() == [0, 255, 256, 999]
+    assert float(((counts - 40_000 * p) ** 2 / (40_000 * p)).sum()) < _quantile(3)
+    ends = torch.tensor([0.0, 1 - 2**-52], dtype=torch.double)
+    assert pick(logits_V.expand(2, -1), ends).tolist() == [0, 999]
 
 
 def test_the_likeliest_token_always_stays():
