@@ -228,13 +228,10 @@ def generate(
     as_jsonl: Annotated[bool, typer.Option("--jsonl", help="Print a line of JSON for each text.")] = False,
 ) -> None:
     """Let a trained model go on from texts. A single text appears as it is made."""
-    from ingot.dialogue import note_cut, read_prompts, records
+    from ingot.dialogue import loaded, note_cut, read_prompts, records
 
     texts = [*prompts, *(read_prompts(file) if file else [])] or [""]
-
-    from ingot.api import load
-
-    model = load(stage, best=best, precision=precision)
+    model = loaded(stage, best, precision)
     options: dict[str, Any] = {
         "max_new": max_new,
         "temperature": temperature,
@@ -280,14 +277,11 @@ def chat(
     precision: PrecisionOption = "fp32",
 ) -> None:
     """Talk to a model that was trained on conversations; /help lists what else it understands, Ctrl-D ends."""
-    from ingot.dialogue import Dialogue, require_conversations
+    from ingot.dialogue import Dialogue, loaded, require_conversations
 
     require_conversations(stage)
-
-    from ingot.api import load
-
     Dialogue(
-        load(stage, best=best, precision=precision),
+        loaded(stage, best, precision),
         system,
         max_new,
         temperature=temperature,

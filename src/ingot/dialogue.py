@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ingot.core.artifact import atomic_write
 from ingot.core.errors import UserError, nearest
+from ingot.core.process import keep_freed_memory
 from ingot.stages.job import open_stage
 from ingot.text.chat import render, require_chat
 from ingot.text.store import Store
@@ -29,6 +30,14 @@ COMMANDS = {
     "/help": "this list",
     "/quit": "end, as Ctrl-D does",
 }
+
+
+def loaded(stage: str | Path, best: bool, precision: str) -> "LanguageModel":
+    """The model of a stage, in a process that is ours alone."""
+    from ingot.api import load
+
+    keep_freed_memory()
+    return load(stage, best=best, precision=precision)
 
 
 def read_prompts(path: Path) -> list[str]:
