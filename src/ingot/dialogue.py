@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ingot.core.allocator import keep_freed_memory
 from ingot.core.artifact import atomic_write
 from ingot.core.errors import UserError, nearest
-from ingot.core.process import keep_freed_memory
 from ingot.stages.job import open_stage
 from ingot.text.chat import render, require_chat
 from ingot.text.store import Store

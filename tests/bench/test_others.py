@@ -120,10 +120,13 @@ def test_a_peer_that_cannot_generate_is_told(fake) -> None:
     assert "broken: its process ended without a result: no such kernel; it is left out" in said
 
 
-def test_everything_becomes_a_page(monkeypatch, fake, tmp_path: Path) -> None:
-    """The whole of `bench all` with contenders that only say what they measured."""
+@pytest.mark.parametrize("bf16", [True, False])
+def test_everything_becomes_a_page(monkeypatch, fake, tmp_path: Path, bf16: bool) -> None:
+    """The whole of `bench all` with contenders that only say what they measured, where the CPU has bf16 or not."""
     said = {**GENERATED, **RESULT, **MACHINE, "batch_s": 1e-5, "weights": "", "kept": 0, "masked": 0}
     said |= {"updates": 1, "learned": 64}
+    if not bf16:
+        del said["gemm_bf16_gflop_s"]
     monkeypatch.setattr("ingot.bench.commands.ours", lambda what, name="ingot", **c: fake(name, **said).told(name, **c))
     monkeypatch.setattr("ingot.bench.align.ours", lambda what, name="ingot", **c: fake(name, **said).told(name, **c))
     monkeypatch.setattr("ingot.bench.train.ours", lambda what: fake("weights"))
@@ -138,8 +141,12 @@ def test_everything_becomes_a_page(monkeypatch, fake, tmp_path: Path) -> None:
     found = everything(Options(lambda text: None, repetitions=1, kept=Kept(tmp_path / "kept")), full=True)
     text = page.page(found, "bench-full")
     assert not (tmp_path / "kept").exists(), "all is done, so nothing is kept"
-    assert list(found["train"]["modes"]["fp32"]) == ["S1", "S2", "S3", "S4"]
-    assert "| S4 | litgpt autocast * |" in text
+    modes = ["as shipped", "autocast", "fp32"] if bf16 else ["as shipped"]
+    assert list(found["train"]["modes"]) == modes
+    assert all(list(rows) == ["S1", "S2", "S3", "S4"] for rows in found["train"]["modes"].values())
+    assert ("| S4 | litgpt autocast * |" in text) == bf16
+    assert ("400 GFLOP/s in bf16" in text) == bf16
+    assert [row["dtype"] for row in found["generate"]["rows"]] == ["float32"] * 2 + ["bfloat16"] * 2 * bf16
     assert "2.00x" in text
     assert "| ppo | litgpt, activations kept |" in text
     assert "Left out: other: left out." in text

@@ -121,6 +121,19 @@ def test_a_large_vocabulary_is_truncated_and_drawn_from_as_sorting_it_says(ties)
     assert nucleus.pick(u_B).tolist() == pick(_whole(nucleus, vocab), u_B).tolist()
 
 
+def test_a_nucleus_does_not_depend_on_the_rows_beside_it():
+    """A row whose list seems too short by a rounding, and needs no more in the end, takes nothing from another."""
+    generator = torch.Generator().manual_seed(0)
+    peaked, flat = torch.full((1, 1000), -40.0), torch.full((1, 1000), -40.0)
+    peaked[0, :100], flat[0, :250] = 2 * torch.randn(100, generator=generator), 0.0
+    for p in (1 - 1e-7, 1 - 1e-6, 0.9):
+        together = top_p(Candidates(torch.cat((peaked, flat))), p)
+        alone = [_kept(_whole(top_p(Candidates(row), p), 1000))[0] for row in (peaked, flat)]
+        assert _kept(_whole(together, 1000)) == alone
+        assert len(alone[1]) == round(250 * p)
+    assert len(_kept(_whole(top_p(Candidates(torch.zeros(1, 1024)), 1 / 8), 1024))[0]) == 128  # equal at the border
+
+
 def test_blocks_of_a_large_vocabulary_are_drawn_in_proportion():
     """The first, the last and a token between, 40,000 keyed draws, in fp32."""
     logits_V = torch.full((1000,), -torch.inf)

@@ -120,6 +120,8 @@ def test_D7_on_a_cpu(monkeypatch: pytest.MonkeyPatch, real: bool, precision: str
     execution = choose(LoopSettings(device="cpu"), "auto", 64, 8)
     assert execution.precision == precision
     assert "matrix instructions" in execution.line()
+    asked = choose(LoopSettings(device="cpu"), "bf16", 64, 8).reason
+    assert asked == ("as set" if real else "as set, emulated and slow: the CPU has no bf16 matrix instructions")
 
 
 def test_D7_tf32_is_asked_for_and_needs_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:

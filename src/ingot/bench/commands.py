@@ -81,24 +81,24 @@ def bench_train_modes(names: list[str], options: Options, forced: bool) -> Data:
     mine, fp32 = ours("train"), ours("train", "ingot fp32", precision="fp32")
     on_gpu = about["device"] != "cpu"
     theirs = [c for c in theirs if forced or on_gpu or "Trainer" not in c.name]  # on a CPU it is the plain loop
-    lower = _in_bf16(about)  # else ours is in fp32 anyway, and theirs would be emulated
-    cast = [c.told(f"{c.name} autocast", autocast=True) for c in theirs] if lower else []
-    forced &= lower
-    modes: dict[str, Data] = {mode: {} for mode in ("as shipped", *(["autocast"] * lower), *(["fp32"] * forced))}
+    bf16 = _has_bf16(about)  # else theirs would be emulated, and on a CPU ours is in fp32 anyway
+    cast = [c.told(f"{c.name} autocast", autocast=True) for c in theirs] if bf16 else []
+    forced &= bf16 or on_gpu
+    modes: dict[str, Data] = {mode: {} for mode in ("as shipped", *(["autocast"] * bf16), *(["fp32"] * forced))}
     for shape in wanted:
         contenders = [c for c in (mine, *([fp32] if forced else []), *theirs, *cast) if shape.family in c.families]
         found = train.measured(shape, contenders, options.repetitions, options.seconds, options.kept, options.say)
         shipped = {c.name: found[c.name] for c in theirs if c.name in found}
         by_hand = {c.name: found[c.name] for c in cast if c.name in found}
         modes["as shipped"][shape.name] = train.summary(shape, found[mine.name], shipped, about)
-        if lower:
+        if bf16:
             modes["autocast"][shape.name] = train.summary(shape, found[mine.name], by_hand, about, True)
         if forced:
             modes["fp32"][shape.name] = train.summary(shape, found[fp32.name], shipped, about)
     return {"machine": about, "skipped": skipped, "modes": modes}
 
 
-def _in_bf16(about: Mapping[str, Any]) -> bool:
+def _has_bf16(about: Mapping[str, Any]) -> bool:
     """Whether the machine multiplies in bf16 by itself; where it does not, one step would take minutes."""
     return "gemm_bf16_gflop_s" in about
 
@@ -117,7 +117,7 @@ def bench_generate(
             raise UserError(f"--dtype: found '{dtype}', expected {' or '.join(generate.BYTES)}")
     theirs, skipped = peers("generate", list(options.against), options.say)
     about = options.described()
-    dtypes = dtypes or [dtype for dtype in generate.BYTES if dtype == "float32" or _in_bf16(about)]
+    dtypes = dtypes or [dtype for dtype in generate.BYTES if dtype == "float32" or _has_bf16(about)]
     mine = ours("generate")
     found = []
     with train.prepared(shape, options.kept, context=prompt + new) as job:

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ingot.core.allocator import ALLOCATOR
 from ingot.core.artifact import atomic_json, cache
 from ingot.core.errors import UserError, nearest
-from ingot.pipeline.run import ALLOCATOR, QUIET, child_environment
+from ingot.pipeline.run import QUIET, child_environment
 
 Say = Callable[[str], None]
 SCRIPTS = Path(__file__).parent / "peers"

@@ -10,19 +10,17 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ingot.infer.product import packs
-
 N = 2048
 """Size of the square matrices."""
 READ = 1 << 29
 """Bytes that are read at a time: more than any cache holds."""
 
 
-def best(call: Callable[[], object], seconds: float, of: Callable[[Sequence[float]], float] = min) -> float:
-    """Shortest duration of a call within about that many seconds, of three calls at least after one to warm up.
+def duration(call: Callable[[], object], seconds: float, of: Callable[[Sequence[float]], float] = min) -> float:
+    """Duration of a call within about that many seconds, of three calls at least after one to warm up.
 
     Args:
-        of: what else of the durations is wanted, such as their median.
+        of: the shortest of several, or another summary of them.
     """
     call()
     durations, began = list[float](), time.perf_counter()
@@ -41,15 +39,15 @@ def gemm_flops(dtype: torch.dtype, seconds: float) -> float:
     n = 4 * N if where == "cuda" else N
     a, b = torch.randn(2, n, n, device=where).to(dtype)
     ways: list[Callable[[], Tensor]] = [lambda: a @ b, lambda: a @ b.T]
-    if where == "cpu" and packs(a.device, dtype):
+    if where == "cpu" and torch.backends.mkldnn.is_available():
         ways.append(lambda: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], ""))
-    return 2 * n**3 / min(best(way, seconds) for way in ways)
+    return 2 * n**3 / min(duration(way, seconds) for way in ways)
 
 
 def read_bytes(seconds: float, of: Callable[[Sequence[float]], float] = min) -> float:
-    """Bytes a second that all threads together read from memory, written nowhere; `of` as in `best`."""
+    """Bytes a second that all threads together read from memory, written nowhere; `of` as in `duration`."""
     where = "cuda" if torch.cuda.is_available() else "cpu"
     data = torch.ones(READ // 4, device=where)
     matrix = data.view(-1, 4096)
     vector = torch.ones(4096, device=where)
-    return READ / min(best(lambda: data.sum(), seconds, of), best(lambda: matrix @ vector, seconds, of))
+    return READ / min(duration(lambda: data.sum(), seconds, of), duration(lambda: matrix @ vector, seconds, of))

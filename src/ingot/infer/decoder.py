@@ -135,7 +135,7 @@ class Decoder:
             positions_BT: of these tokens; read where positions are learned.
             turn: what turns the pairs at these positions, (B or 1) x T x 1 x E complex.
             attend: layer and its queries, keys and values B x T x (H + 2K) x D to B x T x (H D).
-            wanted_N: of which of the B T tokens; the last layer does no more for the others than keys and values.
+            wanted_N: of which of the B T tokens; for the others the last layer ends with attention.
         """
         config = self.config
         (B, T), q, qk = ids_BT.shape, config.heads, config.heads + config.kv_heads

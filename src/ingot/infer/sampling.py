@@ -5,7 +5,8 @@ the ones before it left and always leaves the likeliest token. The order matters
 tokens that top-k kept, at the temperature.
 
 A token is drawn with one uniform number by the inverse of the cumulative distribution, and that number is a hash of
-(seed, step, row, sample, position). So a draw depends on nothing but its own distribution and key. Cumulative sums are
+(seed, step, row, sample, position). So a draw depends on nothing but its own distribution and key, up to the rounding
+of sums. Cumulative sums are
 in fp64, so that a uniform below 1 always falls on a token that has weight.
 
 What reads whole rows is kept to sums and `topk`. For 32 rows of 50,257, on two cores of a Zen 3 where a model of 124M
@@ -162,13 +163,13 @@ def top_p(found: Candidates, p: float, shortlist: int = _SHORTLIST) -> Candidate
     if all_listed := weight_BN.shape[-1] == size:
         total_B1 = upto_BN[:, -1:]
     else:
-        total_B1 = (found.logits_BN.logsumexp(dim=-1, keepdim=True) - greatest_B1).double().exp_()
-    left = listed.logits_BN.masked_fill(upto_BN - weight_BN >= p * total_B1, -torch.inf)
+        total_B1 = (found.logits_BN - greatest_B1).exp_().sum(dim=-1, keepdim=True).double()
+    kept_BN = listed.logits_BN.masked_fill(upto_BN - weight_BN >= p * total_B1, -torch.inf)
     short_B = (upto_BN[:, -1:] < p * total_B1).squeeze(1)
     if all_listed or not short_B.any():
-        return replace(listed, logits_BN=left)
+        return replace(listed, logits_BN=kept_BN)
     more = top_p(Candidates(found.logits_BN[short_B]), p, 16 * shortlist)
-    return _put(Candidates(left, listed.ids_BN), short_B, more)
+    return _replace_rows(Candidates(kept_BN, listed.ids_BN), short_B, more)
 
 
 def min_p(found: Candidates, p: float) -> Candidates:
@@ -181,11 +182,11 @@ def min_p(found: Candidates, p: float) -> Candidates:
     return replace(found, logits_BN=found.logits_BN.masked_fill(found.logits_BN < border_B1, -torch.inf))
 
 
-def _put(found: Candidates, rows_B: Tensor, others: Candidates) -> Candidates:
+def _replace_rows(found: Candidates, rows_B: Tensor, others: Candidates) -> Candidates:
     """The candidates of these rows replaced by others, of which each row has more."""
     assert found.ids_BN is not None, "all of the vocabulary has no rows with more"
     assert others.ids_BN is not None, "nor is there a list with more than a whole vocabulary"
-    width = int((others.logits_BN > -torch.inf).sum(dim=-1).max())
+    width = max(found.ids_BN.shape[1], int((others.logits_BN > -torch.inf).sum(dim=-1).max()))
     wider = (0, width - found.ids_BN.shape[1])
     logits_BN, ids_BN = F.pad(found.logits_BN, wider, value=-torch.inf), F.pad(found.ids_BN, wider)
     logits_BN[rows_B], ids_BN[rows_B] = others.logits_BN[:, :width], others.ids_BN[:, :width]
@@ -235,14 +236,14 @@ def pick(logits_BV: Tensor, u_B: Tensor) -> Tensor:
 
 
 def _drawn(weight_BN: Tensor, u_B1: Tensor) -> tuple[Tensor, Tensor]:
-    """The first place at which the cumulative weight exceeds u, and what is left of u there: uniform again; B x 1."""
+    """Where the cumulative weight first exceeds u, and how far into that weight u fell: uniform again; both B x 1."""
     upto_BN = weight_BN.cumsum(dim=-1)
     aim_B1 = u_B1 * upto_BN[:, -1:]
     place_B1 = torch.searchsorted(upto_BN, aim_B1, right=True)
     place_B1.clamp_(max=weight_BN.shape[-1] - 1)  # NaN sorts last; its log-probability tells
     here_B1 = weight_BN.gather(1, place_B1)
-    left_B1 = (aim_B1 - (upto_BN.gather(1, place_B1) - here_B1)) / here_B1
-    return place_B1, left_B1.clamp_(0, 1 - 2**-52)
+    rest_B1 = (aim_B1 - (upto_BN.gather(1, place_B1) - here_B1)) / here_B1
+    return place_B1, rest_B1.clamp_(0, 1 - 2**-52)
 
 
 def uniforms(seed: int, step: int, keys_B2: np.ndarray, positions_B: np.ndarray) -> np.ndarray:

@@ -14,20 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ingot.core.allocator import ALLOCATOR
 from ingot.core.errors import StageFailed, UserError
 from ingot.core.recipe import Recipe, settings_tree
 from ingot.pipeline.graph import Graph, Node
 from ingot.pipeline.status import Status, link_path, stage_dir, status
 from ingot.stages.kinds import KINDS
 
-ALLOCATOR = {
-    # glibc gives large blocks back to the kernel at every free; a training step allocates them anew each time
-    "MALLOC_MMAP_THRESHOLD_": "4294967296",
-    "MALLOC_TRIM_THRESHOLD_": "4294967296",
-    "MALLOC_TOP_PAD_": "67108864",
-    # and asks for pages of 2 MiB: the first touch of one of 4 KiB takes 1 to 6 us in a virtual machine
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-}
 QUIET = {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true"}
 
 

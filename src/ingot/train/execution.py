@@ -121,7 +121,9 @@ def choose(
             f"precision: found 'tf32' on {'a GPU' if device == 'cuda' else 'the CPU'} without tf32 units, expected an "
             'NVIDIA GPU from Ampere (A100) on; use "fp32" or "auto"'
         )
-    chosen, reason = (precision, "as set") if precision != "auto" else fastest_precision(device)
+    chosen, reason = fastest_precision(device) if precision == "auto" else (precision, "as set")
+    if (precision, device) == ("bf16", "cpu") and (fastest := fastest_precision(device))[0] != "bf16":
+        reason = f"as set, emulated and slow: {fastest[1]}"
     threads, micro_batch = settings.threads or torch.get_num_threads(), settings.rows_at_once(context, batch)
     replay = settings.replay is not False and device == "cuda" and chosen != "fp16"  # whose loss scale is asked for
     fresh = Execution(device, chosen, threads, micro_batch, reason, context, replay=replay)

@@ -1,0 +1,45 @@
+"""glibc's allocator as computing wants it: large blocks that are freed are kept, and lie in pages of 2 MiB.
+
+By itself glibc maps a large block anew each time and gives it back to the kernel when it is freed, and the first touch
+of a page of 4 KiB takes 1 to 6 us in a virtual machine. Other C libraries ignore all of this.
+"""
+
+import contextlib
+import ctypes
+import os
+import platform
+
+_TRIM, _TOP_PAD, _MMAP = -1, -2, -3
+"""`mallopt`'s names."""
+_KEPT = 1 << 32
+_MOST_BEFORE_2_35 = 1 << 25
+"""Half of a heap. An older glibc refuses more, but stops adapting its threshold by itself because of the others."""
+
+
+def _threshold() -> int:
+    """Bytes from which a block is mapped on its own: the most that the C library takes."""
+    library, version = platform.libc_ver()
+    old = library == "glibc" and tuple(map(int, version.split(".")[:2])) < (2, 35)
+    return _MOST_BEFORE_2_35 if old else _KEPT
+
+
+ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": str(_threshold()),
+    "MALLOC_TRIM_THRESHOLD_": str(_KEPT),
+    "MALLOC_TOP_PAD_": str(1 << 26),
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
+"""What a process that computes is started with."""
+
+
+def keep_freed_memory() -> None:
+    """Set in this process, whose environment nobody prepared, what can still be set; what the user has set wins.
+
+    Prompts of 32 rows of a 124M model take 2.5 s in place of 2.9.
+    """
+    if any(name.startswith("MALLOC_") for name in os.environ) or "malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+        return
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        for name, variable in ((_MMAP, "MMAP_THRESHOLD"), (_TRIM, "TRIM_THRESHOLD"), (_TOP_PAD, "TOP_PAD")):
+            mallopt(name, min(int(ALLOCATOR[f"MALLOC_{variable}_"]), 2**31 - 1))
