@@ -124,27 +124,27 @@ def test_a_large_vocabulary_is_truncated_and_drawn_from_as_sorting_it_says(ties)
 def test_a_nucleus_does_not_depend_on_the_rows_beside_it():
     """A row whose list seems too short by a rounding, and needs no more in the end, takes nothing from another."""
     generator = torch.Generator().manual_seed(0)
-    peaked, flat = torch.full((1, 1000), -40.0), torch.full((1, 1000), -40.0)
+    peaked, flat = torch.full((1, 3000), -40.0), torch.full((1, 3000), -40.0)
     peaked[0, :100], flat[0, :250] = 2 * torch.randn(100, generator=generator), 0.0
     for p in (1 - 1e-7, 1 - 1e-6, 0.9):
         together = top_p(Candidates(torch.cat((peaked, flat))), p)
-        alone = [_kept(_whole(top_p(Candidates(row), p), 1000))[0] for row in (peaked, flat)]
-        assert _kept(_whole(together, 1000)) == alone
+        alone = [_kept(_whole(top_p(Candidates(row), p), 3000))[0] for row in (peaked, flat)]
+        assert _kept(_whole(together, 3000)) == alone
         assert len(alone[1]) == round(250 * p)
-    assert len(_kept(_whole(top_p(Candidates(torch.zeros(1, 1024)), 1 / 8), 1024))[0]) == 128  # equal at the border
+    assert len(_kept(_whole(top_p(Candidates(torch.zeros(1, 4096)), 1 / 32), 4096))[0]) == 128  # equal at the border
 
 
 def test_blocks_of_a_large_vocabulary_are_drawn_in_proportion():
     """The first, the last and a token between, 40,000 keyed draws, in fp32."""
-    logits_V = torch.full((1000,), -torch.inf)
+    logits_V = torch.full((3000,), -torch.inf)
     p = torch.tensor([0.5, 0.3, 0.15, 0.05])
-    logits_V[[0, 255, 256, 999]] = p.log()
+    logits_V[[0, 255, 256, 2999]] = p.log()
     u_B = torch.from_numpy(uniforms(1, 2, np.array([(i, 0) for i in range(40_000)]), np.full(40_000, 7)))
     found, counts = pick(logits_V.expand(len(u_B), -1), u_B).unique(return_counts=True)
-    assert found.tolist() == [0, 255, 256, 999]
+    assert found.tolist() == [0, 255, 256, 2999]
     assert float(((counts - 40_000 * p) ** 2 / (40_000 * p)).sum()) < _quantile(3)
     ends = torch.tensor([0.0, 1 - 2**-52], dtype=torch.double)
-    assert pick(logits_V.expand(2, -1), ends).tolist() == [0, 999]
+    assert pick(logits_V.expand(2, -1), ends).tolist() == [0, 2999]
 
 
 def test_the_likeliest_token_always_stays():

@@ -33,6 +33,8 @@ from torch import Tensor
 from ingot.core.errors import UserError
 from ingot.data.order import keys_of
 
+_SMALL = 2048
+"""Vocabulary up to which neither of the two below is worth its calls."""
 _SHORTLIST = 256
 """Likeliest tokens among which a nucleus is looked for first."""
 _BLOCK = 256
@@ -156,7 +158,8 @@ def top_p(found: Candidates, p: float, shortlist: int = _SHORTLIST) -> Candidate
     """
     listed, size = found, found.logits_BN.shape[-1]
     if found.ids_BN is None:
-        listed = _in_order(found.logits_BN, size if found.logits_BN.is_cuda else min(shortlist, size))
+        enough = size if found.logits_BN.is_cuda or size <= _SMALL else min(shortlist, size)
+        listed = _in_order(found.logits_BN, enough)
     greatest_B1 = listed.logits_BN[:, :1]
     weight_BN = (listed.logits_BN.double() - greatest_B1).exp_()
     upto_BN = weight_BN.cumsum(dim=-1)
@@ -224,7 +227,7 @@ def pick(logits_BV: Tensor, u_B: Tensor) -> Tensor:
     """The first token at which the cumulative distribution exceeds u, ids [B] int64."""
     weight_BV, vocab = torch.softmax(logits_BV, dim=-1), logits_BV.shape[-1]
     u_B1 = u_B.to(weight_BV.device, torch.double)[:, None]
-    if vocab <= _BLOCK:
+    if vocab <= _SMALL:
         return _drawn(weight_BV.double(), u_B1)[0].squeeze(1)
     end = vocab - vocab % _BLOCK
     blocks_BnP, rest_BP = weight_BV[:, :end].unflatten(1, (-1, _BLOCK)), weight_BV[:, None, end:]
