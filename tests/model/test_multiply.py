@@ -82,9 +82,11 @@ def test_whose_mkl_keeps_to_avx2(monkeypatch: pytest.MonkeyPatch, name: str, avx
 
 
 @pytest.mark.usefixtures("everywhere")
-@pytest.mark.parametrize(("dtype", "close"), [(torch.bfloat16, 2**-8), (torch.float32, 2e-6)])
+@pytest.mark.parametrize(("dtype", "close"), [(torch.bfloat16, 2**-8), (torch.float32, 1e-6)])
 def test_they_are_the_product(dtype: torch.dtype, close: float) -> None:
     """In fp32 sums over 769 rows are 1.5e-6 off where oneDNN has AVX2 alone, 6e-7 with AVX-512."""
+    if dtype == torch.float32 and not torch.cpu._is_avx512_supported():
+        close = 2e-6
     for rows in (768, 769):
         for a, b in (
             (_random(rows, 512, dtype=dtype), _random(512, 768, dtype=dtype)),

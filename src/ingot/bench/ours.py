@@ -43,12 +43,11 @@ from ingot.optim.settings import OptimSettings
 from ingot.plan.flops import attention_flops, training_flops
 from ingot.text.store import Store
 from ingot.train.engine import Engine, Plan
-from ingot.train.execution import choose, fastest_precision
+from ingot.train.execution import AUTOCAST, choose, fastest_precision
 from ingot.train.settings import LoopSettings
 
 SEED = 1
 """Of the weights that everybody starts with."""
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def weights(job: dict[str, Any]) -> dict[str, Any]:
@@ -132,7 +131,9 @@ def machine(job: dict[str, Any]) -> dict[str, Any]:
     """What the machine can do at most, and with which torch: matrix products, reading memory."""
     on_gpu = torch.cuda.is_available()
     fastest, _ = fastest_precision("cuda" if on_gpu else "cpu")  # without units one product in bf16 takes a minute
-    peaks = {p: gemm_flops(DTYPES[p], job["seconds"]) for p in sorted({"fp32", fastest}, reverse=True)}
+    peaks = {
+        p: gemm_flops(AUTOCAST.get(p, torch.float32), job["seconds"]) for p in sorted({"fp32", fastest}, reverse=True)
+    }
     return {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),

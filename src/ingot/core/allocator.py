@@ -9,8 +9,6 @@ import ctypes
 import os
 import platform
 
-_TRIM, _TOP_PAD, _MMAP = -1, -2, -3
-"""`mallopt`'s names."""
 _KEPT = 1 << 32
 _MOST_BEFORE_2_35 = 1 << 25
 """Half of a heap. An older glibc refuses more, but stops adapting its threshold by itself because of the others."""
@@ -23,12 +21,13 @@ def _threshold() -> int:
     return _MOST_BEFORE_2_35 if old else _KEPT
 
 
-ALLOCATOR = {
-    "MALLOC_MMAP_THRESHOLD_": str(_threshold()),
-    "MALLOC_TRIM_THRESHOLD_": str(_KEPT),
-    "MALLOC_TOP_PAD_": str(1 << 26),
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+_BLOCKS = {
+    "MALLOC_MMAP_THRESHOLD_": (-3, _threshold()),
+    "MALLOC_TRIM_THRESHOLD_": (-1, _KEPT),
+    "MALLOC_TOP_PAD_": (-2, 1 << 26),
 }
+"""`mallopt`'s number for each, and the value in bytes."""
+ALLOCATOR = {name: str(value) for name, (_, value) in _BLOCKS.items()} | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 """What a process that computes is started with."""
 
 
@@ -41,5 +40,5 @@ def keep_freed_memory() -> None:
         return
     with contextlib.suppress(OSError, AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
-        for name, variable in ((_MMAP, "MMAP_THRESHOLD"), (_TRIM, "TRIM_THRESHOLD"), (_TOP_PAD, "TOP_PAD")):
-            mallopt(name, min(int(ALLOCATOR[f"MALLOC_{variable}_"]), 2**31 - 1))
+        for number, value in _BLOCKS.values():
+            mallopt(number, min(value, 2**31 - 1))  # an int

@@ -31,7 +31,8 @@ WHOLE_DEPTH = {"cpu": 8, "cuda": 24}
 """Up to this many blocks a model is compiled as a whole."""
 PAYS_AFTER = {"cpu": 300.0, "cuda": 60.0}
 """Seconds of training from which compiling pays."""
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""What autocast multiplies in; the other precisions are the tensors' own."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +67,11 @@ class Execution:
     @property
     def product_dtype(self) -> torch.dtype:
         """What matrices are multiplied in."""
-        return _AUTOCAST.get(self.precision, self.parameter_dtype)
+        return AUTOCAST.get(self.precision, self.parameter_dtype)
 
     def forward(self) -> contextlib.AbstractContextManager[Any]:
         """The context of every forward pass, in training and evaluation alike."""
-        if dtype := _AUTOCAST.get(self.precision):
+        if dtype := AUTOCAST.get(self.precision):
             return torch.autocast(self.device.split(":")[0], dtype=dtype)
         return contextlib.nullcontext()
 
@@ -169,7 +170,7 @@ def _compile(settings: LoopSettings, execution: Execution, depth: int, flops: fl
 def _matmul_rate(execution: Execution) -> float:
     """FLOP/s of a matrix product of middling size, measured here and now in a few hundredths of a second."""
     execution.prepare()
-    dtype = _AUTOCAST.get(execution.precision, torch.float32)
+    dtype = AUTOCAST.get(execution.precision, torch.float32)
     a, b = torch.zeros(2, 1024, 1024, dtype=dtype, device=execution.device)
     times = []
     for _ in range(4):
