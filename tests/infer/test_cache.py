@@ -45,3 +45,19 @@ def test_attention_over_the_slots_in_use(dropped_at, dtype, atol, kv_heads, kind
             found_BV = cache.attend(layer, q.to(wide), k.to(wide), v, bias.to(cache.score_dtype))
             wanted_BV = _expected(q, k_BKSD[rows, :, : slot + 1], v_BKSD[rows, :, : slot + 1], bias)
             torch.testing.assert_close(found_BV.double(), wanted_BV, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("prompt", [63, 64, 65])
+def test_nothing_is_read_that_nobody_wrote(prompt):
+    """Freed memory holds denormal numbers, which make an Intel CPU slow; a block in use is read as a whole."""
+    config = ModelSettings(depth=2, width=32, heads=4, context=256).resolve(11)
+    cache = BagCache(config, 2, 200, torch.float32, torch.bfloat16, torch.device("cpu"))
+    cache.keys_LBKNDP.fill_(torch.nan)
+    drawn = torch.randn(4, 2, 4, prompt, 8, dtype=torch.bfloat16)
+    for layer in range(2):
+        cache.read(layer, slice(0, 2), *drawn[:2])
+    for used in range(prompt + 1, prompt + 70):
+        cache.grow(used)
+        for layer in range(2):
+            cache.attend(layer, drawn[0, :, :, 0].float(), drawn[1, :, :, 0], drawn[2, :, :, 0], None)
+        assert not cache.keys_LBKNDP[:, :, :, : -(-used // 64)].isnan().any()
