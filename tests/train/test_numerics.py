@@ -3,6 +3,8 @@
 import math
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -142,7 +144,25 @@ def test_D7_tf32_is_asked_for_and_needs_the_hardware(monkeypatch: pytest.MonkeyP
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
+        torch.set_flush_denormal(False)
     assert execution.parameter_dtype == torch.float32
+
+
+_DENORMAL = """
+import torch
+from ingot.train.execution import choose
+from ingot.train.settings import LoopSettings
+
+execution = choose(LoopSettings(device="cpu", threads=2), "fp32", 64, 8)
+{prepare}
+print(int(torch.full((1 << 20,), 1e-42).mul_(0.9).count_nonzero()))
+"""
+
+
+@pytest.mark.parametrize(("prepare", "left"), [("execution.prepare()", 0), ("torch.set_num_threads(2)", 1 << 20)])
+def test_moments_do_not_stay_denormal_on_any_thread(prepare: str, left: int) -> None:
+    code = _DENORMAL.format(prepare=prepare)
+    assert int(subprocess.check_output([sys.executable, "-c", code], text=True)) == left
 
 
 # -- loss scaling ----------------------------------------------------------------------------------------------------

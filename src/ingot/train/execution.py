@@ -76,8 +76,15 @@ class Execution:
         return contextlib.nullcontext()
 
     def prepare(self) -> None:
-        """Set what holds for a whole process: the number of threads, and tf32 products where they were chosen."""
+        """Set what holds for a whole process, before it computes anything.
+
+        The number of threads; tf32 products where they were chosen; and that denormal numbers, below 1e-38, are zero.
+        Moments of an embedding's row whose token does not come up shrink by a factor each step until they are
+        denormal, and there they stay, as .9 times the smallest number is rounded to itself. An Intel CPU takes 30 times
+        as long for AdamW's step over such moments.
+        """
         torch.set_num_threads(self.threads)
+        torch.set_flush_denormal(True)  # of this thread and of those that it starts
         if self.precision == "tf32":
             torch.backends.cuda.matmul.fp32_precision = "tf32"
 
