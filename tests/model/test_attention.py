@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ingot.model.attention import attend, attend_plain, causal_mask, document_mask
+from ingot.model.attention import _Softmax, attend, attend_plain, bias, causal_mask, document_mask
 from ingot.model.rotary import rotate, rotation, stretch
 from ingot.model.settings import ModelSettings, RopeScaling
 from ingot.model.transformer import build
@@ -140,6 +140,29 @@ def test_window_masks_against_the_definition():
     documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1]])
     same = documents[0][:, None] == documents[0]
     assert torch.equal(document_mask(documents, window)[0], expected & same)
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-14), (torch.bfloat16, 4e-3)])
+def test_D8_the_softmax_that_is_compiled_is_a_softmax(dtype, atol):
+    generator = torch.Generator().manual_seed(0)
+    drawn, gradient = torch.randn(2, 2, 3, 1, 5, 5, dtype=torch.float64, generator=generator).to(dtype)
+    mask = document_mask(torch.tensor([[0, 0, 0, 1, 1], [0, 1, 1, 1, 1]]), window=3)
+    added, found = bias(mask, dtype)[:, None, None], []
+    for softmax in (_Softmax.apply, lambda x, added, scale: (x.double() * scale + added).softmax(-1)):
+        score = (30 * drawn).requires_grad_()
+        p = softmax(score, added, 0.3)
+        p.backward(gradient.to(p.dtype))
+        found.append((p.double(), score.grad.double()))
+    torch.testing.assert_close(*found, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("by_head", [False, True])
+def test_rotated_halves_lie_as_the_kernels_read_them(by_head):
+    x_BTHD = torch.randn(2, 5, 3, 8, generator=torch.Generator().manual_seed(0))
+    turn = rotation(torch.arange(5)[None], 8, 10_000.0, torch.float32)
+    turned = rotate(x_BTHD, turn, by_head)
+    assert torch.equal(turned, rotate(x_BTHD, turn))
+    assert turned.transpose(1, 2).is_contiguous() if by_head else turned.is_contiguous()
 
 
 @pytest.mark.parametrize("path", ["sdpa", "plain"])

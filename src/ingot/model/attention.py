@@ -13,7 +13,7 @@ keys and values, has a forward of its own (`infer/decoder.py`).
 Shapes: B rows, T queries, S keys, H query heads, K key heads, G = H / K, D features of a head, E = D / 2, W = H D.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -91,12 +91,41 @@ def attend_plain(
     (B, H, T, D), (K, S) = q_BHTD.shape, k_BKSD.shape[1:3]
     if mask_BTS is None:
         mask_BTS = causal_mask(T, None, q_BHTD.device)[None]
-    bias_BTS = bias(mask_BTS, q_BHTD.dtype)
-    q_BKRD = (q_BHTD * D**-0.5).reshape(B, K, H // K * T, D)
-    score_BKGTS = (q_BKRD @ k_BKSD.transpose(2, 3)).view(B, K, H // K, T, S) + bias_BTS[:, None, None]
-    p_BKGTS = torch.softmax(score_BKGTS, dim=-1)
+    bias_B11TS, scale, scores = bias(mask_BTS, q_BHTD.dtype)[:, None, None], D**-0.5, (B, K, H // K, T, S)
+    if torch.compiler.is_compiling() and q_BHTD.dtype != torch.float16:  # whose range is too small before scaling
+        q_BKRD = q_BHTD.reshape(B, K, H // K * T, D)
+        p_BKGTS: Tensor = _Softmax.apply((q_BKRD @ k_BKSD.transpose(2, 3)).view(scores), bias_B11TS, scale)
+    else:
+        q_BKRD = (q_BHTD * scale).reshape(B, K, H // K * T, D)
+        p_BKGTS = torch.softmax((q_BKRD @ k_BKSD.transpose(2, 3)).view(scores) + bias_B11TS, dim=-1)
     out_BKRD = dropout(p_BKGTS, share).view(B, K, H // K * T, S) @ v_BKSD
     return out_BKRD.view(B, H, T, D), p_BKGTS.view(B, H, T, S)
+
+
+class _Softmax(torch.autograd.Function):
+    """softmax(scale * score + bias) as one loop of compiled code; a bias is 0 or -inf.
+
+    torch's softmax becomes two loops there: one over queries, since the bias is a query's, for maxima and exponentials,
+    and one over rows of all kinds for sums and quotients; all exponentials go through memory in fp32 between the two.
+    Here the second half reads the bias as well, which changes nothing else: what is not seen has weight 0. 96 heads of
+    256 x 256 in bf16, 2 cores with matrix tiles: 3.5 to 2.9 ms.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, score: Tensor, bias: Tensor, scale: float) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        seen = bias == 0
+        wide = score.to(torch.promote_types(score.dtype, torch.float32)) * scale + bias
+        weight = (wide - wide.amax(-1, keepdim=True)).exp()
+        inverse = torch.where(seen, weight, 0.0).sum(-1, keepdim=True).reciprocal()
+        p = torch.where(seen, weight * inverse, 0.0).to(score.dtype)
+        ctx.save_for_backward(p)
+        ctx.scale = scale
+        return p
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (p,) = ctx.saved_tensors
+        return torch.ops.aten._softmax_backward_data(gradient, p, -1, p.dtype) * ctx.scale, None, None
 
 
 def faster(device: torch.device, dtype: torch.dtype, keys: int, share: float = 0.0) -> Path:
@@ -151,7 +180,8 @@ class Attention(nn.Module):
             q_BTHD = self.q_norm(q_BTHD).to(v_BTKD.dtype)
             k_BTKD = self.k_norm(k_BTKD).to(v_BTKD.dtype)
         if turn is not None:
-            q_BTHD, k_BTKD = rotate(q_BTHD, turn), rotate(k_BTKD, turn)
+            by_head = tapped or path == "plain"
+            q_BTHD, k_BTKD = rotate(q_BTHD, turn, by_head), rotate(k_BTKD, turn, by_head)
         k_BKSD, v_BKSD = k_BTKD.transpose(1, 2), v_BTKD.transpose(1, 2)
         q_BHTD, p_BHTS = q_BTHD.transpose(1, 2), None
         share = self.dropout if self.training else 0.0

@@ -51,8 +51,19 @@ def stretch(frequency_E: Tensor, scaling: RopeScaling) -> Tensor:
     return kept_E * frequency_E + (1 - kept_E) * frequency_E / scaling.factor
 
 
-def rotate(x_BTHD: Tensor, turn: Rotation) -> Tensor:
-    """Turn the pairs (i, i + D/2) by their angles: Llama's half-split layout, so its weights load without shuffling."""
-    a, b = x_BTHD.to(turn.cos_BT1E.dtype).chunk(2, dim=-1)
+def rotate(x_BTHD: Tensor, turn: Rotation, by_head: bool = False) -> Tensor:
+    """Turn the pairs (i, i + D/2) by their angles: Llama's half-split layout, so its weights load without shuffling.
+
+    Each half is rounded before both are put side by side, where compiled code writes it once and for all.
+
+    Args:
+        by_head: in memory a head's tokens lie side by side, as matrix products of single heads read them; else a
+            token's heads, in which order a fused kernel's output is as well.
+    """
+    a_BTHE, b_BTHE = x_BTHD.chunk(2, dim=-1)
     cos, sin = turn
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x_BTHD.dtype)
+    turned = (a_BTHE * cos - b_BTHE * sin, b_BTHE * cos + a_BTHE * sin)
+    halves = [half.to(x_BTHD.dtype) for half in turned]
+    if by_head:
+        return torch.cat([half.transpose(1, 2) for half in halves], dim=-1).transpose(1, 2)
+    return torch.cat(halves, dim=-1)

@@ -100,7 +100,8 @@ def joint_graph(job: Job) -> tuple[torch.fx.GraphModule, Any]:
         return tuple(x.clone(memory_format=torch.contiguous_format) for x in found)
 
     inputs = (*(leaves[place] for place in places), *states.values())
-    joint = aot_export_joint_simple(function, inputs, trace_joint=True, decompositions=select_decomp_table())
+    decompositions = {**select_decomp_table(), torch.ops.aten.silu.default: _silu}
+    joint = aot_export_joint_simple(function, inputs, trace_joint=True, decompositions=decompositions)
     return cast("torch.fx.GraphModule", joint), returned[-1]
 
 
@@ -140,6 +141,12 @@ def package(job: Job, which: str, directory: Path, scratch: Path) -> None:
             shutil.move(file, packed / file.name)
     seam = [(tuple(x.shape), x.stride(), x.dtype) for x in kept]
     atomic_write(directory / which / OUTPUTS, pickle.dumps((returned, seam)))
+
+
+def _silu(x: Tensor) -> Tensor:
+    """x sigmoid(x): the backward pass has that sigmoid anyway; torch's x / (1 + exp(-x)) is an exponential more."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide * wide.sigmoid()).to(x.dtype)
 
 
 def _inputs(graph: torch.fx.GraphModule) -> list[Any]:
