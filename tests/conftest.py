@@ -26,6 +26,13 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
+@pytest.fixture(autouse=True)
+def _denormal_numbers() -> None:
+    """They exist, whatever a stage that an earlier test ran has told this process (`Execution.prepare`)."""
+    if torch := sys.modules.get("torch"):
+        torch.set_flush_denormal(False)
+
+
 @pytest.fixture
 def shakespeare() -> Path:
     """The public benchmark text, where it is at hand."""

@@ -144,7 +144,6 @@ def test_D7_tf32_is_asked_for_and_needs_the_hardware(monkeypatch: pytest.MonkeyP
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
-        torch.set_flush_denormal(False)
     assert execution.parameter_dtype == torch.float32
 
 
