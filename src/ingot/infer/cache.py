@@ -109,9 +109,8 @@ class BagCache(Cache):
     def grow(self, used: int) -> None:
         super().grow(used)
         _, B, K, N, D, _ = self.keys_LBKNDP.shape
-        block, place = divmod(used - 1, _BLOCK)
-        if place == 0:
-            self.keys_LBKNDP[:, :, :, block] = 0
+        if used % _BLOCK == 1:
+            self.keys_LBKNDP[:, :, :, used // _BLOCK] = 0
         self.of_values = self._bags(B * K, self.values_LBKCD.shape[3], used, 1)
         if self.bagged != (B, n := -(-used // _BLOCK)):
             self.bagged, self.of_keys = (B, n), self._bags(B * K, N * D, D, n)

@@ -91,13 +91,14 @@ def attend_plain(
     (B, H, T, D), (K, S) = q_BHTD.shape, k_BKSD.shape[1:3]
     if mask_BTS is None:
         mask_BTS = causal_mask(T, None, q_BHTD.device)[None]
-    bias_B11TS, scale, scores = bias(mask_BTS, q_BHTD.dtype)[:, None, None], D**-0.5, (B, K, H // K, T, S)
-    if torch.compiler.is_compiling() and q_BHTD.dtype != torch.float16:  # whose range is too small before scaling
-        q_BKRD = q_BHTD.reshape(B, K, H // K * T, D)
-        p_BKGTS: Tensor = _Softmax.apply((q_BKRD @ k_BKSD.transpose(2, 3)).view(scores), bias_B11TS, scale)
+    bias_B11TS, scale = bias(mask_BTS, q_BHTD.dtype)[:, None, None], D**-0.5
+    at_once = torch.compiler.is_compiling() and q_BHTD.dtype != torch.float16  # too narrow for what is not scaled yet
+    q_BKRD = (q_BHTD if at_once else q_BHTD * scale).reshape(B, K, H // K * T, D)
+    score_BKGTS = (q_BKRD @ k_BKSD.transpose(2, 3)).view(B, K, H // K, T, S)
+    if at_once:
+        p_BKGTS: Tensor = _Softmax.apply(score_BKGTS, bias_B11TS, scale)
     else:
-        q_BKRD = (q_BHTD * scale).reshape(B, K, H // K * T, D)
-        p_BKGTS = torch.softmax((q_BKRD @ k_BKSD.transpose(2, 3)).view(scores) + bias_B11TS, dim=-1)
+        p_BKGTS = torch.softmax(score_BKGTS + bias_B11TS, dim=-1)
     out_BKRD = dropout(p_BKGTS, share).view(B, K, H // K * T, S) @ v_BKSD
     return out_BKRD.view(B, H, T, D), p_BKGTS.view(B, H, T, S)
 
