@@ -210,7 +210,7 @@ def test_the_precision_is_chosen_when_a_model_is_loaded(stage):
 
 
 def test_weights_for_one_row_give_way_to_those_for_several_which_serve_both(babbler, monkeypatch):
-    monkeypatch.setattr(decoder, "tiled", lambda device, dtype: True)
+    monkeypatch.setattr(decoder.native, "_library", lambda: decoder)  # as if there were a compiler
     model = api.LanguageModel(babbler.loaded)
     one = model.decoder(1)
     assert one.single
@@ -220,7 +220,7 @@ def test_weights_for_one_row_give_way_to_those_for_several_which_serve_both(babb
     assert model.decoder(1) is model.decoder(3) is several
 
 
-def test_without_matrix_tiles_one_copy_of_the_weights_serves_one_row_and_several(babbler, monkeypatch):
-    monkeypatch.setattr(decoder, "tiled", lambda device, dtype: False)
+def test_without_a_compiler_one_copy_of_the_weights_serves_one_row_and_several(babbler, monkeypatch):
+    monkeypatch.setattr(decoder.native, "_library", lambda: None)
     model = api.LanguageModel(babbler.loaded)
     assert model.decoder(1) is model.decoder(3)

@@ -9,9 +9,9 @@ The two numbers of a pair that is turned lie side by side here, not half a head 
 numbers then, in place of three operations. The matrices of queries and keys have their rows exchanged alike, and a
 score, which sums over all features of a head, stays the same.
 
-Precision: the products are in `dtype`, so are keys, scores and values on a CPU (`cache.py`); everything else between
-them (residual stream, norms, rotation) is in fp32, which is what the forward under autocast does, or in fp64 with a
-model of fp64.
+Precision: the products are in `dtype`, so are keys and values on a CPU with a compiler (`cache.py`); everything else
+between them (residual stream, norms, rotation, scores) is in fp32, which is what the forward under autocast does, or in
+fp64 with a model of fp64.
 
 Shapes: B rows, T positions, M = B T, N of them, S slots, C slots of the cache, H query heads, K key heads, D features
 of a head, E = D / 2 pairs of them, W width, V vocabulary.
@@ -25,8 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ingot.infer.cache import BagCache, Cache
-from ingot.infer.product import fill, head_product, product, tiled
+from ingot.infer import native
+from ingot.infer.cache import Cache
+from ingot.infer.product import fill, head_product, product
 from ingot.model.attention import causal_mask
 from ingot.model.feedforward import SwiGLU
 from ingot.model.norms import LayerNorm, RMSNorm
@@ -59,6 +60,8 @@ class Decoder:
     Args:
         dtype: of the matrix products; None: autocast's where it is on, else the parameters'.
         single: one row is to be continued at a time, as in a chat; several can be all the same, but slower.
+
+    What one row needs on a CPU is done by functions of our own where there is a compiler to build them (`native.py`).
     """
 
     @torch.inference_mode()
@@ -69,33 +72,34 @@ class Decoder:
         features_D = torch.arange(self.config.head_size, device=self.device)
         self.pairs_D = features_D.view(2, -1).T.flatten() if self.config.positions == "rope" else features_D
         self.order_O = self._order()
-        self.single = single and tiled(self.device, self.dtype)  # elsewhere one layout serves both
         self.stream = torch.promote_types(stored, torch.float32)
+        self.native = native.able(self.device, self.dtype, self.stream)
+        self.single = single and self.native  # elsewhere one layout serves both
         with torch.autocast(self.device.type, enabled=False):
             self.embedding = model.embedding.weight.detach()
             learned = model.position_embedding
             self.position_embedding = None if learned is None else learned.weight.detach()
             self.layers = [self._layer(block) for block in model.layers.values() if isinstance(block, Block)]
-            self.norm = self._norm(model.norm)
+            self.norm = self._norm(model.norm, self.dtype)
             self.head = head_product(
                 self.embedding if model.head is None else model.head.weight, self.dtype, self.single
             )
         features = self.config.heads * self.config.head_size
-        self.full = fill(self.device, self.dtype, features * self.config.width)
+        self.full = 1 if self.single else fill(self.device, self.dtype, features * self.config.width)
 
     def _layer(self, block: Block) -> _Layer:
         attention, ffn = block.attention, block.ffn
         gated = isinstance(ffn, SwiGLU)
         together = partial(product, dtype=self.dtype, single=self.single)
         return _Layer(
-            attention_norm=self._norm(block.attention_norm),
+            attention_norm=self._norm(block.attention_norm, self.dtype),
             qkv=together([attention.q, attention.k, attention.v], order_O=self.order_O),
-            q_norm=None if attention.q_norm is None else self._norm(attention.q_norm, self.pairs_D),
-            k_norm=None if attention.k_norm is None else self._norm(attention.k_norm, self.pairs_D),
+            q_norm=None if attention.q_norm is None else self._norm(attention.q_norm, self.stream, self.pairs_D),
+            k_norm=None if attention.k_norm is None else self._norm(attention.k_norm, self.stream, self.pairs_D),
             o=together([attention.o]),
-            ffn_norm=self._norm(block.ffn_norm),
+            ffn_norm=self._norm(block.ffn_norm, self.dtype),
             up=together([ffn.gate, ffn.up] if gated else [ffn.up]),
-            activation=_swiglu if gated else partial(F.gelu, approximate=ffn.approximate),
+            activation=self._swiglu() if gated else partial(F.gelu, approximate=ffn.approximate),
             down=together([ffn.down]),
         )
 
@@ -105,12 +109,18 @@ class Decoder:
         row_ND = torch.arange((turned + kept) * len(self.pairs_D), device=self.device).view(-1, len(self.pairs_D))
         return torch.cat((row_ND[:turned, self.pairs_D], row_ND[turned:])).view(-1)
 
-    def _norm(self, norm: RMSNorm | LayerNorm, order: Tensor | slice = slice(None)) -> Function:
+    def _norm(self, norm: RMSNorm | LayerNorm, into: torch.dtype, order: Tensor | slice = slice(None)) -> Function:
+        """A norm of the stream's precision, which may come in that of what reads it."""
         gain = norm.weight.detach().to(self.stream)[order]
         if isinstance(norm, LayerNorm):
             bias = None if norm.bias is None else norm.bias.detach().to(self.stream)[order]
             return partial(F.layer_norm, normalized_shape=gain.shape, weight=gain, bias=bias, eps=norm.eps)
+        if self.native:
+            return partial(native.rms_norm, gain.contiguous(), norm.eps, into)
         return partial(_rms, gain, torch.tensor(norm.eps, dtype=self.stream, device=self.device))
+
+    def _swiglu(self) -> Function:
+        return partial(native.swiglu, self.dtype) if self.native else _swiglu
 
     def table(self, positions: int) -> Tensor | None:
         """What turns the pairs at the first positions: positions x 1 x E complex; None with learned positions."""
@@ -178,9 +188,8 @@ class Rows:
         config, (B, T) = decoder.config, ids_BT.shape
         self.decoder = decoder
         self.length_B, self.prompt, self.made = length_B.repeat_interleave(samples), T, 0
-        kind = BagCache if decoder.device.type == "cpu" else Cache
         self.slots = T + room
-        self.cache = kind(config, B * samples, self.slots, decoder.stream, decoder.dtype, decoder.device)
+        self.cache = Cache(config, B * samples, self.slots, decoder.stream, decoder.dtype, decoder.device)
         self.turns = decoder.table(min(self.slots, config.context))
         self.bias_BC = self._holes()
         step = max(1, _PREFILL_TOKENS // T)
@@ -252,7 +261,7 @@ class Rows:
         hole_B1 = self.prompt - self.length_B[:, None]
         before_BS = slots_S + torch.where(slots_S < self.prompt, hole_B1, 0) <= slot - window
         if bias_BS is None:
-            bias_BS = torch.zeros(before_BS.shape, dtype=self.cache.score_dtype, device=before_BS.device)
+            bias_BS = torch.zeros(before_BS.shape, dtype=self.cache.wide, device=before_BS.device)
         return bias_BS.masked_fill(before_BS, -torch.inf)
 
     def _holes(self) -> Tensor | None:
@@ -261,7 +270,7 @@ class Rows:
         hole_BC = (slots_C >= self.length_B[:, None]) & (slots_C < self.prompt)
         if not hole_BC.any():
             return None
-        bias_BC = torch.zeros(hole_BC.shape, dtype=self.cache.score_dtype, device=hole_BC.device)
+        bias_BC = torch.zeros(hole_BC.shape, dtype=self.cache.wide, device=hole_BC.device)
         return bias_BC.masked_fill_(hole_BC, -torch.inf)
 
 

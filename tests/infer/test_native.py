@@ -1,0 +1,154 @@
+"""Our own functions for a CPU against the same in float64, as they are built for this machine and for any other."""
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ingot.core import artifact
+from ingot.infer import native
+
+CPU = torch.device("cpu")
+DTYPES = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
+SIZES = [1, 3, 8, 16, 33, 64, 150]
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+
+
+@pytest.fixture(params=["native", "x86-64-v3", "x86-64"])
+def built(request, monkeypatch, tmp_path_factory):
+    """With the vectors of this CPU, with AVX2 and with SSE alone."""
+    if request.param != "native":
+        if not X86 or (request.param == "x86-64-v3" and not torch.cpu._is_avx2_supported()):
+            pytest.skip("another processor")
+        flags = tuple(f"-march={request.param}" if flag.startswith("-march") else flag for flag in native._FLAGS)
+        monkeypatch.setattr(native, "_FLAGS", flags)
+    _forget()
+    if native._library() is None:
+        pytest.skip("no C++ compiler")
+    yield
+    _forget()
+
+
+@pytest.fixture
+def anew(monkeypatch, tmp_path):
+    """A process that finds nothing built."""
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path))
+    _forget()
+    yield tmp_path
+    _forget()
+
+
+def _forget():
+    native._library.cache_clear()
+    native._function.cache_clear()
+
+
+def _drawn(*shape, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64).to(dtype)
+
+
+def _close(found, wanted, dtype):
+    assert found.dtype in (dtype, torch.float32)
+    assert float((found.double() - wanted).norm()) <= DTYPES[dtype] * float(wanted.norm())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_product_of_one_row(built, dtype):
+    for inputs in SIZES:
+        for outputs in (*SIZES, 1000):
+            x, weight = _drawn(1, inputs, dtype=dtype), _drawn(outputs, inputs, dtype=dtype)
+            found = native.linear(x, weight)
+            assert found.dtype == torch.float32
+            torch.testing.assert_close(found.double(), x.double() @ weight.double().T, rtol=0, atol=1e-5 * inputs**0.5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 5, 600])
+def test_norm_and_activation(built, rows, dtype):
+    for size in SIZES:
+        x, gain = 3 * _drawn(rows, size), _drawn(size)
+        wanted = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * gain.double()
+        _close(native.rms_norm(gain, 1e-5, dtype, x), wanted, dtype)
+        _close(native.rms_norm(gain, 1e-5, torch.float32, x.expand(2, -1, -1)), wanted.expand(2, -1, -1), dtype)
+        for given in {torch.float32, dtype}:
+            both = (20 * _drawn(rows, 2 * size)).to(given)
+            gate, up = both.double().chunk(2, dim=-1)
+            _close(native.swiglu(dtype, both), gate * gate.sigmoid() * up, dtype)
+
+
+def test_numbers_at_the_ends_of_their_range(built):
+    gate = torch.tensor([-1e30, -200, -88, -87, -1e-30, 0, 1e-30, 87, 88, 200, 1e30])
+    found = native.swiglu(torch.float32, torch.cat((gate, torch.ones(11)))[None])[0]
+    torch.testing.assert_close(found.double(), gate.double() * gate.double().sigmoid(), rtol=1e-6, atol=1e-36)
+    told = native.swiglu(torch.bfloat16, torch.tensor([[torch.nan, torch.inf, 1.0, 1.0]]))[0]
+    assert told.isnan().tolist() == [True, False]
+    assert told[1] == torch.inf
+    assert native.rms_norm(torch.ones(20), 1e-5, torch.bfloat16, torch.full((1, 20), torch.nan)).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 4, 64), (6, 2, 8), (4, 1, 33), (2, 2, 130)])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("slots", [1, 15, 100])
+def test_attention(built, slots, rows, heads, kv_heads, size, dtype):
+    qkv = _drawn(rows, heads + 2 * kv_heads, size)
+    q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
+    keys, values = (_drawn(rows, kv_heads, slots + 9, size, dtype=dtype) for _ in range(2))
+    bias = torch.zeros(rows, slots + 9).masked_fill_(torch.rand(rows, slots + 9) < 0.3, -torch.inf)[:, :slots]
+    bias[:, -1] = 0
+    seen_keys, seen_values = (
+        torch.cat((table[:, :, : slots - 1], newest[:, :, None].to(dtype)), dim=2)
+        .double()
+        .repeat_interleave(heads // kv_heads, dim=1)
+        for table, newest in ((keys, k), (values, v))
+    )
+    keys[:, :, slots - 1 :], values[:, :, slots - 1 :] = torch.nan, torch.nan
+    for some in (None, bias):
+        score = torch.einsum("bhd,bhsd->bhs", q.double(), seen_keys) * size**-0.5
+        weight = (score if some is None else score + some[:, None].double()).softmax(-1)
+        wanted = torch.einsum("bhs,bhsd->bhd", weight, seen_values).flatten(1)
+        found = native.attend(q, k, v, keys, values, some, slots)
+        assert found.dtype == dtype
+        assert float((found.double() - wanted).norm()) <= 3 * DTYPES[dtype] * float(wanted.norm())
+
+
+def test_it_is_built_once_and_whole(anew):
+    if not native.able(CPU, torch.float32, torch.float32):
+        pytest.skip("no C++ compiler")
+    (made,) = (anew / "native").iterdir()
+    stamp = made.stat().st_mtime_ns
+    _forget()
+    assert native.able(CPU, torch.bfloat16, torch.float32)
+    assert made.stat().st_mtime_ns == stamp
+
+
+@pytest.mark.parametrize("compiler", ["/nowhere/g++", "false", f"{sys.executable} -c pass"])
+def test_without_a_compiler_that_works_torch_computes(anew, compiler, monkeypatch):
+    monkeypatch.setenv("CXX", compiler)
+    assert not native.able(CPU, torch.float32, torch.float32)
+    assert list((anew / "native").iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(anew, monkeypatch):
+    (anew / "native").write_text("")
+    assert not native.able(CPU, torch.float32, torch.float32)
+    assert artifact.cache() == anew
+
+
+def test_what_it_is_not_for():
+    assert not native.able(CPU, torch.float64, torch.float64)
+    assert not native.able(CPU, torch.bfloat16, torch.float64)
+    assert not native.able(CPU, torch.float16, torch.float32)
+    assert not native.able(torch.device("cuda"), torch.float32, torch.float32)
+
+
+def test_it_shares_torchs_threads(built):
+    """Two libraries of threads would keep each other from the cores."""
+    linked = subprocess.run(["ldd", native._library()._name], capture_output=True, text=True)
+    if linked.returncode or "libgomp" not in linked.stdout:
+        pytest.skip("not glibc and gcc")
+    maps = Path("/proc/self/maps").read_text()
+    assert len({line.split()[-1] for line in maps.splitlines() if "libgomp" in line}) == 1
