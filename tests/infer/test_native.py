@@ -115,6 +115,26 @@ def test_attention(built, slots, rows, heads, kv_heads, size, dtype):
         assert float((found.double() - wanted).norm()) <= 3 * DTYPES[dtype] * float(wanted.norm())
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_likeliest_token(built, dtype):
+    for vocab in (1, 5, 64, 1000, 5003):
+        for allowed in {1, max(1, vocab // 3), vocab}:
+            logits = (3 * _drawn(4, vocab)).to(dtype)
+            logits[0, -1], logits[1], logits[2] = 99, -3, logits[2] - 1000  # alike in the second row
+            ids, logps = native.likeliest(logits, allowed)
+            wanted = logits.double().log_softmax(-1)
+            assert ids[1] == 0
+            torch.testing.assert_close(ids, torch.from_numpy(logits[:, :allowed].float().numpy().argmax(-1)))
+            found = wanted.gather(1, ids[:, None])[:, 0]
+            torch.testing.assert_close(logps.double(), found, rtol=2e-6, atol=2e-6)
+    logits = torch.zeros(2, 700, dtype=dtype)
+    logits[0, 699], logits[1, :600] = torch.nan, -torch.inf
+    ids, logps = native.likeliest(logits, 700)
+    assert logps[0].isnan()
+    assert ids[1] == 600
+    assert float(logps[1]) == pytest.approx(-4.60517, abs=1e-5)
+
+
 def test_it_is_built_once_and_whole(anew):
     if not native.able(CPU, torch.float32, torch.float32):
         pytest.skip("no C++ compiler")

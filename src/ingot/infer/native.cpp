@@ -207,6 +207,46 @@ static inline float weigh(float* score, const float* bias, long S) {
   return total(sum);
 }
 
+// The first of the greatest of `size` numbers.
+template <class T>
+static inline long greatest(const T* x, long size, float& most) {
+  Floats tops = Floats{} - INFINITY;
+  long block = 0;
+  most = -INFINITY;
+  for (long b = 0; b < size; b += 32 * V) {
+    Floats before = tops;
+    each(std::min(32L * V, size - b), [&](long i, auto n) {
+      Floats here = load(x + b + i, n);
+      for (long lane = n; lane < V; lane++) here[lane] = -INFINITY;
+      tops = here > tops ? here : tops;
+    });
+    for (int i = 0; i < V; i++)
+      if (tops[i] > before[i] && tops[i] > most) most = tops[i], block = b;
+  }
+  while (block < size - 1 && load(x + block, 1)[0] != most) block++;
+  return block;
+}
+
+// The likeliest of the first `allowed` tokens of each row, and the logarithm of its probability among all.
+template <class T>
+static void likeliest(int64_t* ids, float* logps, const T* logits, long B, long tokens, long allowed, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (B > 1 && B * tokens > ALONE)
+  for (long b = 0; b < B; b++) {
+    const T* row = logits + b * tokens;
+    float best, other;
+    ids[b] = greatest(row, allowed, best);
+    greatest(row + allowed, tokens - allowed, other);
+    float most = std::max(best, other);
+    Floats sum = {};
+    each(tokens, [&](long i, auto n) {
+      Floats weight = exponential(load(row + i, n) - most);
+      for (long lane = n; lane < V; lane++) weight[lane] = 0;
+      sum += weight;
+    });
+    logps[b] = best - most - std::log(total(sum));
+  }
+}
+
 template <class T>
 static void attend(T* out, const float* q, const float* k, const float* v, long stride, T* keys, T* values,
                    const float* bias, long bias_stride, long B, long H, long K, long D, long C, long S, int threads) {
@@ -249,6 +289,9 @@ extern "C" {
     rms_norm(out, x, gain, eps, M, W, threads);                                                                 \
   }                                                                                                             \
   void swiglu_##name(T* out, const T* in, long M, long F, int threads) { swiglu(out, in, M, F, threads); }      \
+  void likeliest_##name(int64_t* ids, float* logps, const T* logits, long B, long tokens, long allowed, int threads) { \
+    likeliest(ids, logps, logits, B, tokens, allowed, threads);                                                 \
+  }                                                                                                             \
   void attend_##name(T* out, const float* q, const float* k, const float* v, long stride, T* keys, T* values,   \
                      const float* bias, long bias_stride, long B, long H, long K, long D, long C, long S,       \
                      int threads) {                                                                             \

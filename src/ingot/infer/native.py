@@ -37,6 +37,7 @@ _ARGUMENTS = {
     "linear": [_POINTER] * 3 + [_LONG] * 2 + [_INT],
     "rms_norm": [_POINTER] * 3 + [ctypes.c_float] + [_LONG] * 2 + [_INT],
     "swiglu": [_POINTER] * 2 + [_LONG] * 2 + [_INT],
+    "likeliest": [_POINTER] * 3 + [_LONG] * 3 + [_INT],
     "attend": [_POINTER] * 4 + [_LONG] + [_POINTER] * 3 + [_LONG] * 7 + [_INT],
 }
 
@@ -50,7 +51,7 @@ def able(device: torch.device, dtype: torch.dtype, stream: torch.dtype) -> bool:
 def linear(x_1I: Tensor, weight_OI: Tensor) -> Tensor:
     """One row's product with weights in its dtype, 1 x O in fp32."""
     (O, I), x_1I = weight_OI.shape, x_1I.contiguous()  # noqa: E741
-    out_1O = torch.empty(1, O)
+    out_1O = torch.empty(1, O, dtype=torch.float32)
     call = _function("linear", x_1I.dtype)
     call(out_1O.data_ptr(), x_1I.data_ptr(), weight_OI.data_ptr(), I, O, torch.get_num_threads())
     return out_1O
@@ -67,11 +68,21 @@ def rms_norm(gain_W: Tensor, eps: float, dtype: torch.dtype, x_MW: Tensor) -> Te
 
 def swiglu(dtype: torch.dtype, gate_and_up_MF: Tensor) -> Tensor:
     """silu(gate) * up, M x F, of fp32 or the dtype that is asked for."""
+    gate_and_up_MF = gate_and_up_MF.contiguous()
     (M, both), given = gate_and_up_MF.shape, gate_and_up_MF.dtype
     out_MF = torch.empty(M, both // 2, dtype=dtype)
     call = _function("swiglu", *([dtype] if given == dtype else [given, dtype]))
     call(out_MF.data_ptr(), gate_and_up_MF.data_ptr(), M, both // 2, torch.get_num_threads())
     return out_MF
+
+
+def likeliest(logits_BV: Tensor, allowed: int) -> tuple[Tensor, Tensor]:
+    """Ids [B] int64 of the greatest of the first logits, of equal ones the lowest, and log-probabilities [B] fp32."""
+    (B, V), logits_BV = logits_BV.shape, logits_BV.contiguous()
+    ids_B, logps_B = torch.empty(B, dtype=torch.long), torch.empty(B, dtype=torch.float32)
+    call = _function("likeliest", logits_BV.dtype)
+    call(ids_B.data_ptr(), logps_B.data_ptr(), logits_BV.data_ptr(), B, V, allowed, torch.get_num_threads())
+    return ids_B, logps_B
 
 
 def attend(
@@ -86,6 +97,8 @@ def attend(
     (B, H, D), (K, C) = q_BHD.shape, keys_BKCD.shape[1:3]
     stride = q_BHD.stride(0)
     assert q_BHD.dtype == torch.float32
+    assert keys_BKCD.is_contiguous()
+    assert values_BKCD.is_contiguous()
     assert {x.stride() for x in (q_BHD, k_BKD, v_BKD)} == {(stride, D, 1)}
     out_BV = torch.empty(B, H * D, dtype=keys_BKCD.dtype)
     bias = (None, 0) if bias_BS is None else (bias_BS.data_ptr(), bias_BS.stride(0))

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from ingot.core.errors import UserError
 from ingot.data.order import keys_of
+from ingot.infer import native
 
 _SMALL = 2048
 """Vocabulary up to which neither of the two below is worth its calls."""
@@ -88,7 +89,11 @@ def draw(logits_BV: Tensor, sampling: Sampling, u_B: Tensor, seen_BV: Tensor | N
     Returns:
         ids [B] int64 and log-probabilities [B], at least fp32; NaN where the logits are not numbers.
     """
-    logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
+    wide = torch.promote_types(logits_BV.dtype, torch.float32)
+    plain = sampling.temperature == 0 and sampling.repetition_penalty == 1
+    if plain and native.able(logits_BV.device, logits_BV.dtype, wide):
+        return native.likeliest(logits_BV, min(sampling.vocab or logits_BV.shape[1], logits_BV.shape[1]))
+    logits_BV = logits_BV.to(wide)
     temperature = sampling.temperature or 1.0
     scaled_BV = logits_BV if temperature == 1 else logits_BV / temperature
     logp_BV = torch.log_softmax(scaled_BV, dim=-1)
