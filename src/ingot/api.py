@@ -94,7 +94,8 @@ class LanguageModel:
     def decoder(self, rows: int) -> "Decoder":
         """The weights as generation of so many rows needs them, copied at the first use; later changes don't count.
 
-        A copy for a single row alone gives way to one for several when those are asked for; that one serves both.
+        Beside matrix tiles a copy for a single row gives way to one for several when those are asked for; elsewhere,
+        and from then on, one copy serves both.
         """
         import torch
 

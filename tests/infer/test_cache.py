@@ -17,11 +17,18 @@ def _expected(q_BHD, k_BKSD, v_BKSD, bias_BS):
     return torch.einsum("bhs,bhsd->bhd", score_BHS.softmax(-1), v_BHSD).flatten(1)
 
 
+def _turned(x_BHD, by_BE):
+    real, imaginary = x_BHD.double().unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = by_BE.real[:, None].double(), by_BE.imag[:, None].double()
+    return torch.stack((real * cos - imaginary * sin, real * sin + imaginary * cos), dim=-1).flatten(-2)
+
+
+@pytest.mark.parametrize("turned", [True, False])
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-13), (torch.float32, 2e-6), (torch.bfloat16, 3e-2)])
 @pytest.mark.parametrize("dropped_at", [0, 50])
-def test_attention_over_the_slots_in_use(dropped_at, dtype, atol, kv_heads, compiled, monkeypatch):
+def test_attention_over_the_slots_in_use(dropped_at, dtype, atol, kv_heads, compiled, turned, monkeypatch):
     if not compiled:
         monkeypatch.setattr(native, "_library", lambda: None)
     config = ModelSettings(depth=2, width=32, heads=4, kv_heads=kv_heads, context=256).resolve(11)
@@ -47,7 +54,11 @@ def test_attention_over_the_slots_in_use(dropped_at, dtype, atol, kv_heads, comp
             cache.grow(slot + 1)
             bias = bias_BS[rows, : slot + 1]
             q, k, v = q_BHD[rows], k_BKSD[rows, :, slot], v_BKSD[rows, :, slot]
-            qkv = torch.cat((q, k, v), dim=1).to(wide).split((4, kv_heads, kv_heads), dim=1)
-            found_BV = cache.attend(layer, *qkv, bias.to(wide))
+            qkv, turn = torch.cat((q, k, v), dim=1).to(wide), None
+            if turned:
+                angle = torch.randn(len(rows), 4, dtype=wide)
+                turn = torch.complex(angle.cos(), angle.sin())
+                q, k_BKSD[rows, :, slot] = _turned(q, turn), _turned(k, turn).to(dtype)
+            found_BV = cache.attend(layer, qkv, turn, bias.to(wide))
             wanted_BV = _expected(q, k_BKSD[rows, :, : slot + 1], v_BKSD[rows, :, : slot + 1], bias)
             torch.testing.assert_close(found_BV.double(), wanted_BV, rtol=0, atol=atol)

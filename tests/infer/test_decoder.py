@@ -8,7 +8,7 @@ from ingot.infer import native
 from ingot.infer import product as products
 from ingot.infer.decoder import Decoder, Rows
 from ingot.infer.generate import generate
-from ingot.infer.product import FULL, packs
+from ingot.infer.product import Way, way
 from ingot.infer.sampling import Sampling
 from ingot.model import lora
 from ingot.model.adapter import AdapterSettings
@@ -16,6 +16,7 @@ from ingot.model.settings import FAMILIES, ModelSettings
 from ingot.model.transformer import build
 
 VOCAB = 37
+CPU = torch.device("cpu")
 
 
 def _model(family="llama", dtype=torch.float32, **settings):
@@ -136,69 +137,74 @@ def test_autocast_and_the_models_own_precision_choose_the_products():
     assert Decoder(_model(dtype=torch.float64)).stream == torch.float64
 
 
-def _nothing_is_small(monkeypatch):
-    """Else no layer of a model of a test's size meets oneDNN."""
-    monkeypatch.setattr(products, "_SMALL", 0)
-    monkeypatch.setattr(products, "_SMALL_BESIDE_TILES", 0)
+def _possible(how, dtype):
+    own, packed = native.able(CPU, dtype, torch.float32), products._packs(CPU, dtype)
+    return {Way.PANELS: own, Way.AS_STORED: own, Way.ONEDNN: packed, Way.TORCH: True}[how]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("rows", [1, FULL, 33])
+@pytest.mark.parametrize("rows", [1, 6, 33])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("single", [True, False])
-@pytest.mark.parametrize("tiles", [True, False])
-def test_layers_of_one_input_are_one_product(tiles, single, bias, rows, dtype, monkeypatch):
-    single = single and native.able(torch.device("cpu"), dtype, torch.float32)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
-    _nothing_is_small(monkeypatch)
+@pytest.mark.parametrize("how", Way)
+def test_layers_of_one_input_are_one_product(how, bias, rows, dtype):
+    if not _possible(how, dtype):
+        pytest.skip("not on this machine")
     torch.manual_seed(0)
-    layers = [torch.nn.Linear(150, out, bias) for out in (50, 7)]
-    x_MI = torch.randn(rows, 150).to(dtype)
+    layers = [torch.nn.Linear(151, out, bias) for out in (50, 7)]
+    x_MI, near = torch.randn(rows, 151).to(dtype), {"rtol": 0, "atol": 2e-2 if dtype == torch.bfloat16 else 1e-5}
     with torch.inference_mode():
         expected = torch.cat([layer(x_MI.float()) for layer in layers], dim=1)
-        found = products.product(layers, dtype, single)(x_MI)
-    assert found.dtype == (torch.float32 if single and rows == 1 else dtype)
-    torch.testing.assert_close(found.float(), expected, rtol=0, atol=2e-2 if dtype == torch.bfloat16 else 1e-5)
+        both = products.product(layers, dtype, how)
+        found, onto = both(x_MI), torch.ones(rows, 57)
+        torch.testing.assert_close(found.float(), expected, **near)
+        assert both(x_MI, onto) is onto
+        torch.testing.assert_close(onto, expected + 1, **near)
+        turned = products.product(layers, dtype, how, torch.arange(57).flip(0))(x_MI)
+        torch.testing.assert_close(turned, found.flip(1), **near)
 
 
-def test_only_what_onednn_knows_is_laid_out_for_it(monkeypatch):
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    assert not packs(torch.device("cpu"), torch.bfloat16)  # a CPU with AVX2 alone
-    assert not packs(torch.device("cpu"), torch.float64)
-    assert not packs(torch.device("cuda"), torch.bfloat16)
-
-
-@pytest.mark.parametrize("small", [False, True])
-@pytest.mark.parametrize("avx512", [False, True])
-@pytest.mark.parametrize("tiles", [False, True])
-def test_few_rows_are_filled_up_where_large_weights_are_read_by_avx512(tiles, avx512, small, monkeypatch):
-    """Whatever this machine has, all ways give the logits of the full forward."""
+@pytest.mark.parametrize("single", [True, False])
+@pytest.mark.parametrize("tiles", [True, False])
+@pytest.mark.parametrize("half", [True, False])
+def test_who_multiplies(half, tiles, single, monkeypatch):
+    monkeypatch.setattr(products.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: half)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
-    monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: avx512)
-    if not small:
-        _nothing_is_small(monkeypatch)
-    model, ids_BT = _model(), _ids(2, 12)
-    filled = packs(torch.device("cpu"), torch.float32) and avx512 and not tiles and not small
-    assert Decoder(model).full == (FULL if filled else 1)
-    expected_BTV = _logits(model, ids_BT)[:, 3:]
-    atol = 1e-5 * float(expected_BTV.abs().max())
-    torch.testing.assert_close(_decoded(model, ids_BT, [4, 4]), expected_BTV, rtol=0, atol=atol)
+    beside = Way.AS_STORED if single else Way.ONEDNN
+    assert way(CPU, torch.float32, True, single=single) is Way.PANELS
+    assert way(CPU, torch.bfloat16, True, single=single) is (beside if tiles and half else Way.PANELS)
+    assert way(CPU, torch.float32, False, single=single) is Way.ONEDNN
+    assert way(CPU, torch.bfloat16, False, single=single) is (Way.ONEDNN if half else Way.TORCH)
+    assert (
+        way(CPU, torch.float64, False, single=single)
+        is way(torch.device("cuda"), torch.bfloat16, False, single=single)
+        is Way.TORCH
+    )
+
+
+@pytest.mark.parametrize("how", Way)
+def test_every_way_gives_the_logits_of_the_full_forward(how, monkeypatch):
+    if not _possible(how, torch.float32):
+        pytest.skip("not on this machine")
+    monkeypatch.setattr("ingot.infer.decoder.way", lambda *_, **__: how)
+    for family in FAMILIES:
+        model, ids_BT = _model(family), _ids(3, 12)
+        expected_BTV = _logits(model, ids_BT)[:, 3:]
+        for rows in (1, 3):
+            found_BTV = _decoded(model, ids_BT[:rows], [4] * rows)
+            assert float((found_BTV - expected_BTV[:rows]).norm() / expected_BTV[:rows].norm()) < 1e-5
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_single_row_has_the_logits_of_the_full_forward(compiled, family, monkeypatch):
-    """With a compiler and without one, and several rows as one that was to be alone all the same."""
+def test_with_a_compiler_and_without_one_the_logits_are_those_of_the_full_forward(compiled, family, monkeypatch):
     if not compiled:
         monkeypatch.setattr(native, "_library", lambda: None)
     elif native._library() is None:
         pytest.skip("no C++ compiler")
     model, ids_BT = _model(family), _ids(3, 12)
     expected_BTV = _logits(model, ids_BT)[:, 3:]
-    assert Decoder(model, single=True).single == compiled
-    _nothing_is_small(monkeypatch)
     for rows in (1, 3):
-        for single in (False, True):
-            for dtype, near in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):
-                found_BTV = _decoded(model, ids_BT[:rows], [4] * rows, dtype, single=single)
-                assert float((found_BTV - expected_BTV[:rows]).norm() / expected_BTV[:rows].norm()) < near
+        for dtype, near in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):
+            found_BTV = _decoded(model, ids_BT[:rows], [4] * rows, dtype)
+            assert float((found_BTV - expected_BTV[:rows]).norm() / expected_BTV[:rows].norm()) < near

@@ -44,6 +44,7 @@ def anew(monkeypatch, tmp_path):
 def _forget():
     native._library.cache_clear()
     native._function.cache_clear()
+    native._pair.cache_clear()
 
 
 def _drawn(*shape, dtype=torch.float32):
@@ -63,6 +64,31 @@ def test_the_product_of_one_row(built, dtype):
             found = native.linear(x, weight)
             assert found.dtype == torch.float32
             torch.testing.assert_close(found.double(), x.double() @ weight.double().T, rtol=0, atol=1e-5 * inputs**0.5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 33, 150])
+def test_the_product_of_any_number_of_rows(built, rows, dtype):
+    for inputs in SIZES:
+        for outputs in (*SIZES, 1000):
+            x, weight, bias = _drawn(rows, inputs, dtype=dtype), _drawn(outputs, inputs, dtype=dtype), _drawn(outputs)
+            panels, onto, wanted = native.pack(weight), _drawn(rows, outputs), x.double() @ weight.double().T
+            found = native.product(panels, outputs, None, x)
+            assert found.dtype == torch.float32
+            torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-5 * inputs**0.5)
+            wanted += bias.double() + onto.double()
+            found = native.product(panels, outputs, bias, x.repeat(1, 2)[:, :inputs], onto)
+            assert found is onto
+            torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-5 * inputs**0.5)
+
+
+def test_a_product_keeps_to_what_is_not_a_number_and_to_the_sign_of_nothing(built):
+    """Zeros that fill up a pair or a panel meet nothing of a neighbour's."""
+    x, weight = torch.tensor([[1.0, 2.0, 3.0], [torch.nan, 0.0, 0.0]]), torch.eye(3)
+    for dtype in DTYPES:
+        found = native.product(native.pack(weight.to(dtype)), 3, None, x.to(dtype))
+        assert found[0].tolist() == [1, 2, 3]
+        assert found[1].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -94,8 +120,15 @@ def test_numbers_at_the_ends_of_their_range(built):
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("slots", [1, 15, 100])
 def test_attention(built, slots, rows, heads, kv_heads, size, dtype):
-    qkv = _drawn(rows, heads + 2 * kv_heads, size)
-    q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
+    qkv, turn = _drawn(rows, heads + 2 * kv_heads, size), None
+    q, k, v = qkv.double().split((heads, kv_heads, kv_heads), dim=1)
+    if size % 2 == 0:
+        angle = 9 * _drawn(rows, size // 2)
+        turn = torch.complex(angle.cos(), angle.sin())
+        q, k = (
+            torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turn[:, None]).flatten(2)
+            for x in (q, k)
+        )
     keys, values = (_drawn(rows, kv_heads, slots + 9, size, dtype=dtype) for _ in range(2))
     bias = torch.zeros(rows, slots + 9).masked_fill_(torch.rand(rows, slots + 9) < 0.3, -torch.inf)[:, :slots]
     bias[:, -1] = 0
@@ -110,7 +143,7 @@ def test_attention(built, slots, rows, heads, kv_heads, size, dtype):
         score = torch.einsum("bhd,bhsd->bhs", q.double(), seen_keys) * size**-0.5
         weight = (score if some is None else score + some[:, None].double()).softmax(-1)
         wanted = torch.einsum("bhs,bhsd->bhd", weight, seen_values).flatten(1)
-        found = native.attend(q, k, v, keys, values, some, slots)
+        found = native.attend(qkv, turn, keys, values, some, slots)
         assert found.dtype == dtype
         assert float((found.double() - wanted).norm()) <= 3 * DTYPES[dtype] * float(wanted.norm())
 

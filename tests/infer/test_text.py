@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ingot import api
 from ingot.core.errors import UserError
 from ingot.infer import decoder
+from ingot.infer.product import Way
 from ingot.infer.sampling import Sampling
 from ingot.infer.text import TextRun, TextStream, prompt_ids
 from ingot.text.tokenizer import Char
@@ -209,8 +210,8 @@ def test_the_precision_is_chosen_when_a_model_is_loaded(stage):
         api.load(stage, precision="fp8")
 
 
-def test_weights_for_one_row_give_way_to_those_for_several_which_serve_both(babbler, monkeypatch):
-    monkeypatch.setattr(decoder.native, "_library", lambda: decoder)  # as if there were a compiler
+def test_beside_matrix_tiles_weights_for_one_row_give_way_to_those_for_several(babbler, monkeypatch):
+    monkeypatch.setattr(decoder, "way", lambda *_, single: Way.AS_STORED if single else Way.TORCH)
     model = api.LanguageModel(babbler.loaded)
     one = model.decoder(1)
     assert one.single
@@ -220,7 +221,6 @@ def test_weights_for_one_row_give_way_to_those_for_several_which_serve_both(babb
     assert model.decoder(1) is model.decoder(3) is several
 
 
-def test_without_a_compiler_one_copy_of_the_weights_serves_one_row_and_several(babbler, monkeypatch):
-    monkeypatch.setattr(decoder.native, "_library", lambda: None)
+def test_elsewhere_one_copy_of_the_weights_serves_one_row_and_several(babbler):
     model = api.LanguageModel(babbler.loaded)
     assert model.decoder(1) is model.decoder(3)

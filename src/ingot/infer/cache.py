@@ -5,12 +5,13 @@ hole between prompt and continuation, which its bias hides. Nothing is read that
 is denormal numbers too, over which an Intel CPU stumbles.
 
 On a CPU with a compiler attention is a function of our own (`native.py`). One layer, 12 heads of 64, 100 slots, 2 cores
-of a Zen 4, us, fp32 / bf16: one row so 19 / 21, in torch's operations 80 / 100; 32 rows so 610 / 360, which is what
+of a Zen 4, us, fp32 / bf16: one row so 19 / 21, in torch's operations 80 / 100; 32 rows so 520 / 260, which is what
 reading keys and values takes, as weighted sums of their rows (`torch.embedding_bag`) 790 / 470, as products of keys and
 queries twice that. Rejected besides: rows that write at their own positions (indexed writes, and a mask of each row's
 own all the same).
 
-Shapes: B rows, T positions, S slots in use, C slots, L layers, H query heads, K key heads, D features of a head.
+Shapes: B rows, T positions, S slots in use, C slots, L layers, N = H + 2K heads: H of queries, K of keys, K of
+values; D features of a head, E = D / 2 pairs of them.
 """
 
 import torch
@@ -49,15 +50,20 @@ class Cache:
         """Let every row use so many slots from now on; all layers write the last of them."""
         self.used = used
 
-    def attend(self, layer: int, q_BHD: Tensor, k_BKD: Tensor, v_BKD: Tensor, bias_BS: Tensor | None) -> Tensor:
+    def attend(self, layer: int, qkv_BND: Tensor, turn_BE: Tensor | None, bias_BS: Tensor | None) -> Tensor:
         """Write the newest slot and mix the values of all that are in use: B x (H D), in the dtype of the values.
 
         Args:
+            turn_BE: what queries and keys are still to be turned by; None: by nothing.
             bias_BS: in `wide`, -inf at slots that a row may not see; None: it may see all.
         """
-        keys_BKCD, values_BKCD, (B, K, _) = self.keys_LBKCD[layer], self.values_LBKCD[layer], k_BKD.shape
+        keys_BKCD, values_BKCD = self.keys_LBKCD[layer], self.values_LBKCD[layer]
         if self.native:
-            return native.attend(q_BHD, k_BKD, v_BKD, keys_BKCD, values_BKCD, bias_BS, self.used)
+            return native.attend(qkv_BND, turn_BE, keys_BKCD, values_BKCD, bias_BS, self.used)
+        (B, N, _), K = qkv_BND.shape, keys_BKCD.shape[1]
+        if turn_BE is not None:
+            turn(qkv_BND[:, : N - K], turn_BE[:, None])
+        q_BHD, k_BKD, v_BKD = qkv_BND.split((N - 2 * K, K, K), dim=1)
         keys_BKCD[:, :, self.used - 1], values_BKCD[:, :, self.used - 1] = k_BKD, v_BKD
         keys_BKSD, values_BKSD = keys_BKCD[:, :, : self.used], values_BKCD[:, :, : self.used]
         score_BKGS = torch.matmul((q_BHD * self.scale).view(B, K, -1, q_BHD.shape[-1]), keys_BKSD.transpose(2, 3))
@@ -74,3 +80,8 @@ class Cache:
         for kept_BKCD in table_LBKCD:
             kept_BKCD[: len(rows), :, : self.used] = kept_BKCD[rows, :, : self.used]
         return table_LBKCD[:, : len(rows)]
+
+
+def turn(x: Tensor, by: Tensor) -> None:
+    """Turn pairs that lie side by side, ... x D, by complex numbers of length 1, ... x E."""
+    torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(by)

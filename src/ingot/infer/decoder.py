@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ingot.infer import native
-from ingot.infer.cache import Cache
-from ingot.infer.product import fill, head_product, product
+from ingot.infer.cache import Cache, turn
+from ingot.infer.product import Product, Way, head_product, product, way
 from ingot.model.attention import causal_mask
 from ingot.model.feedforward import SwiGLU
 from ingot.model.norms import LayerNorm, RMSNorm
@@ -44,14 +44,14 @@ Function = Callable[[Tensor], Tensor]
 @dataclass(frozen=True)
 class _Layer:
     attention_norm: Function
-    qkv: Function
+    qkv: Product
     q_norm: Function | None
     k_norm: Function | None
-    o: Function
+    o: Product
     ffn_norm: Function
-    up: Function
+    up: Product
     activation: Function
-    down: Function
+    down: Product
 
 
 class Decoder:
@@ -59,7 +59,7 @@ class Decoder:
 
     Args:
         dtype: of the matrix products; None: autocast's where it is on, else the parameters'.
-        single: one row is to be continued at a time, as in a chat; several can be all the same, but slower.
+        single: one row is to be continued at a time, as in a chat; several can be all the same, but may be slower.
 
     What one row needs on a CPU is done by functions of our own where there is a compiler to build them (`native.py`).
     """
@@ -74,23 +74,20 @@ class Decoder:
         self.order_O = self._order()
         self.stream = torch.promote_types(stored, torch.float32)
         self.native = native.able(self.device, self.dtype, self.stream)
-        self.single = single and self.native  # elsewhere one layout serves both
+        self.way = way(self.device, self.dtype, self.native, single=single)
+        self.single = self.way is Way.AS_STORED  # elsewhere one layout serves both
         with torch.autocast(self.device.type, enabled=False):
             self.embedding = model.embedding.weight.detach()
             learned = model.position_embedding
             self.position_embedding = None if learned is None else learned.weight.detach()
             self.layers = [self._layer(block) for block in model.layers.values() if isinstance(block, Block)]
             self.norm = self._norm(model.norm, self.dtype)
-            self.head = head_product(
-                self.embedding if model.head is None else model.head.weight, self.dtype, self.single
-            )
-        features = self.config.heads * self.config.head_size
-        self.full = 1 if self.single else fill(self.device, self.dtype, features * self.config.width)
+            self.head = head_product(self.embedding if model.head is None else model.head.weight, self.dtype, self.way)
 
     def _layer(self, block: Block) -> _Layer:
         attention, ffn = block.attention, block.ffn
         gated = isinstance(ffn, SwiGLU)
-        together = partial(product, dtype=self.dtype, single=self.single)
+        together = partial(product, dtype=self.dtype, way=self.way)
         return _Layer(
             attention_norm=self._norm(block.attention_norm, self.dtype),
             qkv=together([attention.q, attention.k, attention.v], order_O=self.order_O),
@@ -123,19 +120,18 @@ class Decoder:
         return partial(native.swiglu, self.dtype) if self.native else _swiglu
 
     def table(self, positions: int) -> Tensor | None:
-        """What turns the pairs at the first positions: positions x 1 x E complex; None with learned positions."""
+        """What turns the pairs at the first positions: positions x E complex; None with learned positions."""
         config = self.config
         if config.positions != "rope":
             return None
         index_T = torch.arange(positions, device=self.device)[None]
-        turn = rotation(index_T, config.head_size, config.rope_theta, self.stream, config.rope_scaling)
-        return torch.complex(turn.cos_BT1E[0], turn.sin_BT1E[0])
+        angle = rotation(index_T, config.head_size, config.rope_theta, self.stream, config.rope_scaling)
+        return torch.complex(angle.cos_BT1E[0, :, 0], angle.sin_BT1E[0, :, 0])
 
     def forward(
         self,
         ids_BT: Tensor,
         positions_BT: Tensor,
-        turn: Tensor | None,
         attend: Callable[[int, Tensor], Tensor],
         wanted_N: Tensor | slice = slice(None),
     ) -> Tensor:
@@ -143,8 +139,7 @@ class Decoder:
 
         Args:
             positions_BT: of these tokens; read where positions are learned.
-            turn: what turns the pairs at these positions, (B or 1) x T x 1 x E complex.
-            attend: layer and its queries, keys and values B x T x (H + 2K) x D to B x T x (H D).
+            attend: layer and its queries, keys and values B x T x (H + 2K) x D, not turned yet, to B x T x (H D).
             wanted_N: of which of the B T tokens; for the others the last layer ends with attention.
         """
         config = self.config
@@ -159,18 +154,16 @@ class Decoder:
             if layer.q_norm is not None and layer.k_norm is not None:
                 qkv_BTND[:, :, :q] = layer.q_norm(qkv_BTND[:, :, :q])
                 qkv_BTND[:, :, q:qk] = layer.k_norm(qkv_BTND[:, :, q:qk])
-            if turn is not None:
-                torch.view_as_complex(qkv_BTND[:, :, :qk].unflatten(-1, (-1, 2))).mul_(turn)
             mixed_MW = attend(index, qkv_BTND).view(B * T, -1)
             if layer is self.layers[-1]:
                 x_MW, mixed_MW = x_MW[wanted_N], mixed_MW[wanted_N]
-            x_MW = x_MW.add_(layer.o(mixed_MW.to(self.dtype)))
+            x_MW = layer.o(mixed_MW.to(self.dtype), x_MW)
             inner_MF = layer.activation(layer.up(layer.ffn_norm(x_MW).to(self.dtype)))
-            x_MW = x_MW.add_(layer.down(inner_MF.to(self.dtype)))
+            x_MW = layer.down(inner_MF.to(self.dtype), x_MW)
         return x_MW
 
     def logits(self, hidden_BW: Tensor) -> Tensor:
-        """Hidden states before the last norm to logits B x V, in the precision of the products."""
+        """Hidden states before the last norm to logits B x V, in the precision of the products or in fp32."""
         return self.head(self.norm(hidden_BW).to(self.dtype))
 
 
@@ -190,7 +183,7 @@ class Rows:
         self.length_B, self.prompt, self.made = length_B.repeat_interleave(samples), T, 0
         self.slots = T + room
         self.cache = Cache(config, B * samples, self.slots, decoder.stream, decoder.dtype, decoder.device)
-        self.turns = decoder.table(min(self.slots, config.context))
+        self.turns_CE = decoder.table(min(self.slots, config.context))
         self.bias_BC = self._holes()
         step = max(1, _PREFILL_TOKENS // T)
         chunks = [slice(i, i + step) for i in range(0, B, step)]
@@ -201,18 +194,19 @@ class Rows:
 
     def run(self, ids_B: Tensor) -> None:
         """Append a token to every row, and make the logits of the next ones."""
-        decoder, B = self.decoder, len(ids_B)
-        full = max(B, decoder.full)
-        ids_MT, positions_MT = ids_B.new_zeros(full, 1), ids_B.new_zeros(full, 1)
-        ids_MT[:B, 0] = ids_B
+        decoder = self.decoder
         last = decoder.config.context - 1  # where a row stays that has ended with a full context
-        positions_MT[:B, 0] = (self.length_B + self.made).clamp_(max=last)
-        turn = None if self.turns is None else self.turns[positions_MT]
+        positions_B = (self.length_B + self.made).clamp_(max=last)
+        turn_BE = None if self.turns_CE is None else self.turns_CE[positions_B]
         slot = self.prompt + self.made
         self.cache.grow(slot + 1)
-        attend = partial(self._attend, self._bias(slot))
+        bias_BS = self._bias(slot)
+
+        def attend(index: int, qkv_BTND: Tensor) -> Tensor:
+            return self.cache.attend(index, qkv_BTND[:, 0], turn_BE, bias_BS)
+
         with torch.autocast(decoder.device.type, enabled=False):
-            self.logits_BV = decoder.logits(decoder.forward(ids_MT, positions_MT, turn, attend))[:B]
+            self.logits_BV = decoder.logits(decoder.forward(ids_B[:, None], positions_B[:, None], attend))
         self.made += 1
 
     def keep(self, rows: Tensor) -> None:
@@ -230,6 +224,8 @@ class Rows:
         into = slice(rows.start * samples, rows.stop * samples)
 
         def attend(index: int, qkv_BTND: Tensor) -> Tensor:
+            if self.turns_CE is not None:
+                turn(qkv_BTND[:, :, : heads[0] + heads[1]], self.turns_CE[:T, None])
             q_BHTD, k_BKTD, v_BKTD = qkv_BTND.transpose(1, 2).split(heads, dim=1)
             again = (part.repeat_interleave(samples, dim=0) for part in (k_BKTD, v_BKTD))
             self.cache.read(index, into, *again)
@@ -240,17 +236,8 @@ class Rows:
             return out_BHTD.transpose(1, 2).flatten(2)
 
         positions_BT = torch.arange(T, device=decoder.device).expand(ids_BT.shape)
-        turn = None if self.turns is None else self.turns[:T]
         last_B = torch.arange(0, ids_BT.numel(), T, device=decoder.device) + length_B - 1
-        return decoder.forward(ids_BT, positions_BT, turn, attend, last_B)
-
-    def _attend(self, bias_BS: Tensor | None, index: int, qkv_BTND: Tensor) -> Tensor:
-        """One new token a row against all slots up to its own; rows M >= B, of which the first B are real."""
-        B, config = len(self.length_B), self.decoder.config
-        q_BHD, k_BKD, v_BKD = qkv_BTND[:B, 0].split((config.heads, config.kv_heads, config.kv_heads), dim=1)
-        out_BV = self.cache.attend(index, q_BHD, k_BKD, v_BKD, bias_BS)
-        missing = len(qkv_BTND) - B
-        return F.pad(out_BV, (0, 0, 0, missing)) if missing else out_BV
+        return decoder.forward(ids_BT, positions_BT, attend, last_B)
 
     def _bias(self, slot: int) -> Tensor | None:
         """What is added to the scores of the slots up to this one: -inf at holes and before the window."""

@@ -1,4 +1,4 @@
-// What decoding one token does on a CPU besides products of many rows: see native.py.
+// What decoding does on a CPU: see native.py.
 //
 // Shapes: I inputs, O outputs, M rows, W width, F features; B rows, H query heads, K key heads, D features of a head,
 // S slots in use of C.
@@ -16,6 +16,10 @@ constexpr int V = 8;
 #else
 constexpr int V = 4;
 #endif
+constexpr int WIDE = 3;               // registers of weights that are multiplied with each number of a row at once
+constexpr int PANEL = WIDE * V;       // outputs whose weights lie side by side
+constexpr int ROWS = V == 16 ? 8 : 4;  // rows that are multiplied with them: their sums fill the registers
+constexpr int CHUNK = 128;            // rows that pass a panel before the next one comes
 constexpr int TOGETHER = 8;      // dot products whose lanes are added up at once
 constexpr long AHEAD = 12288;    // bytes of weights that are asked for before they are needed
 constexpr long ALONE = 1 << 15;  // multiplications below which waking a thread costs more than it helps
@@ -25,6 +29,10 @@ typedef float Floats __attribute__((vector_size(4 * V)));
 typedef int32_t Ints __attribute__((vector_size(4 * V)));
 typedef uint32_t Bits __attribute__((vector_size(4 * V)));
 typedef uint16_t Halves __attribute__((vector_size(2 * V)));
+
+// Asks for a line of memory. The first cache is left to what is read now: of keys and values it holds one head's, not
+// the next one's as well.
+static inline void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // A vector from anywhere in memory, as floats; and back, rounded to the nearest even bf16.
 static inline Floats load(const float* p) {
@@ -90,19 +98,30 @@ static inline void totals(const Floats* sums, float* out) {
   for (; i < N; i++) out[i] = total(sums[i]);
 }
 
-// What is multiplied at once; sums are floats. bf16 in pairs where the CPU can.
+// What is multiplied at once: of each of V outputs `pair` weights, in bf16 two where the CPU can. Sums are floats, and so
+// are the numbers of a row that is repeated where the CPU has no products in bf16.
 template <class T>
 struct Factor {
-  static constexpr long size = V;
-  static inline void add(Floats& sum, const T* x, const T* w) { sum += load(x) * load(w); }
+  static constexpr long pair = 1;
+  typedef float Number;
+  typedef Floats Type;
+  static inline Floats read(const T* p) { return load(p); }
+  static inline Floats repeat(const float* p) { return *p - Floats{}; }
+  static inline void add(Floats& sum, Floats x, Floats w) { sum += x * w; }
 };
 #if defined(__AVX512BF16__)
 template <>
 struct Factor<bf16> {
-  static constexpr long size = 2 * V;
-  static inline void add(Floats& sum, const bf16* x, const bf16* w) {
-    sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_loadu_si512(x), (__m512bh)_mm512_loadu_si512(w));
+  static constexpr long pair = 2;
+  typedef bf16 Number;
+  typedef __m512bh Type;
+  static inline Type read(const bf16* p) { return (Type)_mm512_loadu_si512(p); }
+  static inline Type repeat(const bf16* p) {
+    int both;
+    memcpy(&both, p, sizeof both);
+    return (Type)_mm512_set1_epi32(both);
   }
+  static inline void add(Floats& sum, Type x, Type w) { sum = _mm512_dpbf16_ps(sum, x, w); }
 };
 #endif
 
@@ -110,13 +129,15 @@ struct Factor<bf16> {
 // bytes ahead is asked for meanwhile.
 template <int N, class T>
 static inline void dots(float* out, const T* x, const T* w, long I, long ahead) {
+  typedef Factor<T> F;
   Floats sum[N] = {};
-  long whole = I - I % Factor<T>::size;
+  constexpr long size = V * F::pair;
+  long whole = I - I % size;
   for (int n = 0; n < N; n++) {
     const T* row = w + n * I;
-    for (long i = 0; i < whole; i += Factor<T>::size) {
-      __builtin_prefetch((const char*)(row + i) + ahead);
-      Factor<T>::add(sum[n], x + i, row + i);
+    for (long i = 0; i < whole; i += size) {
+      fetch((const char*)(row + i) + ahead);
+      F::add(sum[n], F::read(x + i), F::read(row + i));
     }
     each(I - whole, [&](long i, auto size) { sum[n] += load(x + whole + i, size) * load(row + whole + i, size); });
   }
@@ -133,6 +154,65 @@ template <class T>
 static void linear(float* out, const T* x, const T* w, long I, long O, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (I * O > ALONE)
   for (long o = 0; o < O; o += TOGETHER) all_dots(out + o, x, w + o * I, I, std::min<long>(TOGETHER, O - o), AHEAD);
+}
+
+// R rows times a panel, of which n outputs are there. The next panel's part that is given is fetched meanwhile.
+template <int R, class T, class X>
+static inline void block(float* out, const X* x, const T* panel, const float* bias, long I, long O, long n, bool onto,
+                         const char* next, long part) {
+  typedef Factor<T> F;
+  Floats sum[R][WIDE] = {};
+  for (long i = 0; i < I; i += F::pair, panel += PANEL * F::pair) {
+    typename F::Type w[WIDE];
+    for (int j = 0; j < WIDE; j++) {
+      w[j] = F::read(panel + j * V * F::pair);
+      fetch(next + (i * WIDE + j * F::pair) * part);
+    }
+    for (int r = 0; r < R; r++) {
+      auto one = F::repeat(x + r * I + i);
+      for (int j = 0; j < WIDE; j++) F::add(sum[r][j], one, w[j]);
+    }
+  }
+  for (int r = 0; r < R; r++)
+    for (int j = 0; j < WIDE; j++) {
+      float* to = out + r * O + j * V;
+      auto finish = [&](auto size) {
+        if (bias) sum[r][j] += load(bias + j * V, size);
+        if (onto) sum[r][j] += load(to, size);
+        store(to, sum[r][j], size);
+      };
+      long left = n - j * V;
+      if (left >= V)
+        finish(std::integral_constant<long, V>());
+      else if (left > 0)
+        finish(left);
+    }
+}
+template <int R, class T, class X, class... Rest>
+static inline void some_rows(long rows, float* out, const X* x, const T* panel, Rest... rest) {
+  if (rows == R)
+    block<R>(out, x, panel, rest...);
+  else if constexpr (R > 1)
+    some_rows<R - 1>(rows, out, x, panel, rest...);
+}
+
+// I is a multiple of a pair.
+template <class T, class X>
+static void product(float* out, const X* x, const T* panels, const float* bias, bool onto, long M, long I, long O,
+                    int threads) {
+  long number = (O + PANEL - 1) / PANEL, size = PANEL * I;
+#pragma omp parallel for collapse(2) num_threads(threads) schedule(static) if (M * I * O > ALONE)
+  for (long chunk = 0; chunk < M; chunk += CHUNK)
+    for (long p = 0; p < number; p++) {
+      const T* panel = panels + p * size;
+      long rows = std::min<long>(CHUNK, M - chunk), blocks = (rows + ROWS - 1) / ROWS, o = p * PANEL;
+      for (long b = 0; b < blocks; b++) {
+        long from = rows * b / blocks, to = rows * (b + 1) / blocks;
+        some_rows<ROWS>(to - from, out + (chunk + from) * O + o, x + (chunk + from) * I, panel,
+                        bias ? bias + o : nullptr, I, O, std::min<long>(PANEL, O - o), onto,
+                        (const char*)(panel + size + size * b / blocks), V * (long)sizeof(T) / blocks);
+      }
+    }
 }
 
 // e^x to 2e-7 of it, 0 below -87 and infinite above 88; Cephes' polynomial (Moshier).
@@ -179,7 +259,7 @@ template <int N, class T, class Size>
 static inline void mix(T* out, const float* weight, float share, const T* values, long S, long D, Size size, const T* next) {
   Floats sum[N] = {};
   for (long s = 0; s < S; s++) {
-    for (int i = 0; i < N * V; i += 64 / sizeof(T)) __builtin_prefetch(next + s * D + i);
+    for (int i = 0; i < N * V; i += 64 / sizeof(T)) fetch(next + s * D + i);
     for (int i = 0; i < N - 1; i++) sum[i] += weight[s] * load(values + s * D + i * V);
     sum[N - 1] += weight[s] * load(values + s * D + (N - 1) * V, size);
   }
@@ -247,26 +327,41 @@ static void likeliest(int64_t* ids, float* logps, const T* logits, long B, long 
   }
 }
 
+// Pairs side by side times complex numbers of length 1.
+static inline void rotate(float* out, const float* x, const float* turn, long D) {
+  for (long d = 0; d < D; d += 2) {
+    out[d] = x[d] * turn[d] - x[d + 1] * turn[d + 1];
+    out[d + 1] = x[d] * turn[d + 1] + x[d + 1] * turn[d];
+  }
+}
+
 template <class T>
-static void attend(T* out, const float* q, const float* k, const float* v, long stride, T* keys, T* values,
-                   const float* bias, long bias_stride, long B, long H, long K, long D, long C, long S, int threads) {
+static void attend(T* out, const float* qkv, const float* turn, T* keys, T* values, const float* bias,
+                   long bias_stride, long B, long H, long K, long D, long C, long S, int threads) {
   float scale = 1 / std::sqrt(float(D));
 #pragma omp parallel num_threads(threads) if (B * H * D * S > ALONE)
   {
-    std::vector<float> score(S);
+    std::vector<float> score(S), turned(D);
     std::vector<T> query(D);
+    auto head_of = [&](long b, long h) {  // queries, then keys, both turned, then values
+      const float* x = qkv + (b * (H + 2 * K) + h) * D;
+      if (!turn || h >= H + K) return x;
+      rotate(turned.data(), x, turn + b * D, D);
+      return (const float*)turned.data();
+    };
 #pragma omp for schedule(static)
     for (long head = 0; head < B * K; head++) {
-      long from = head / K * stride + head % K * D, to = (head * C + S - 1) * D;
-      each(D, [&](long d, auto n) {
-        store(keys + to + d, load(k + from + d, n), n);
-        store(values + to + d, load(v + from + d, n), n);
-      });
+      long b = head / K, h = H + head % K, to = (head * C + S - 1) * D;
+      const float* k = head_of(b, h);
+      each(D, [&](long d, auto n) { store(keys + to + d, load(k + d, n), n); });
+      const float* v = head_of(b, h + K);
+      each(D, [&](long d, auto n) { store(values + to + d, load(v + d, n), n); });
     }
 #pragma omp for schedule(static)
     for (long head = 0; head < B * H; head++) {
       long b = head / H, h = head % H, first = (b * K + h / (H / K)) * C * D, d = 0;
-      each(D, [&](long at, auto n) { store(&query[at], load(q + b * stride + h * D + at, n) * scale, n); });
+      const float* q = head_of(b, h);
+      each(D, [&](long at, auto n) { store(&query[at], load(q + at, n) * scale, n); });
       all_dots(score.data(), query.data(), keys + first, D, S, (char*)values - (char*)keys);
       float share = 1 / weigh(score.data(), bias ? bias + b * bias_stride : nullptr, S);
       T* mixed = out + head * D;
@@ -282,6 +377,11 @@ static void attend(T* out, const float* q, const float* k, const float* v, long 
 
 extern "C" {
 #define FOR(name, T)                                                                                            \
+  long pair_##name() { return Factor<T>::pair; }                                                                \
+  void product_##name(float* out, const Factor<T>::Number* x, const T* panels, const float* bias, int onto, long M, \
+                      long I, long O, int threads) {                                                            \
+    product(out, x, panels, bias, onto, M, I, O, threads);                                                      \
+  }                                                                                                             \
   void linear_##name(float* out, const T* x, const T* w, long I, long O, int threads) {                         \
     linear(out, x, w, I, O, threads);                                                                           \
   }                                                                                                             \
@@ -292,12 +392,12 @@ extern "C" {
   void likeliest_##name(int64_t* ids, float* logps, const T* logits, long B, long tokens, long allowed, int threads) { \
     likeliest(ids, logps, logits, B, tokens, allowed, threads);                                                 \
   }                                                                                                             \
-  void attend_##name(T* out, const float* q, const float* k, const float* v, long stride, T* keys, T* values,   \
-                     const float* bias, long bias_stride, long B, long H, long K, long D, long C, long S,       \
-                     int threads) {                                                                             \
-    attend(out, q, k, v, stride, keys, values, bias, bias_stride, B, H, K, D, C, S, threads);                   \
+  void attend_##name(T* out, const float* qkv, const float* turn, T* keys, T* values, const float* bias,        \
+                     long bias_stride, long B, long H, long K, long D, long C, long S, int threads) {           \
+    attend(out, qkv, turn, keys, values, bias, bias_stride, B, H, K, D, C, S, threads);                         \
   }
 FOR(fp32, float)
 FOR(bf16, bf16)
+long panel() { return PANEL; }
 void swiglu_fp32_bf16(bf16* out, const float* in, long M, long F, int threads) { swiglu(out, in, M, F, threads); }
 }

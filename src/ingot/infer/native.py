@@ -1,15 +1,20 @@
-"""What one new token needs on a CPU, in C++ (`native.cpp`), built once by the machine's own compiler in two seconds.
+"""What decoding needs on a CPU, in C++ (`native.cpp`), built once by the machine's own compiler in two seconds.
 
-- The product of one row: weights stay as the model has them, and are read one row after another. GB/s of weights of
-  4,096 x 768 in bf16 / fp32, two cores of a Zen 4 whose memory a sum reads at 34: so 37 / 33, oneDNN's own layout 27 /
-  29, and two to eight rows of weights at a time 24 to 26 / 25 to 32, whatever is fetched ahead.
-- Attention over the cache, RMSNorm and SwiGLU: one call each in place of three to ten operations.
+- Products. Weights lie in panels: of some outputs, three registers of them, all weights of the first input side by
+  side, then those of the second. A number of a row, repeated over a register, meets three registers of weights; 8 rows
+  and their 24 registers of sums are what a CPU with AVX-512 holds, 4 rows with AVX2. One row reads the same panels as
+  fast as memory gives them (`product.py` has the figures). In GFLOP/s of 32 and of 2,048 rows in bf16, a Zen 4: 3
+  registers x 8 rows 423 and 422, 2 x 12 405 and 384 (rows of 2,048 numbers keep each other from the first cache), 4 x 6
+  413 and 418; with AVX2 in fp32 3 x 4 213 and 221, 2 x 6 187 and 206, oneDNN 150 and 211.
+- The product of one row with weights as the model has them, for CPUs whose prompts matrix tiles read: GB/s of 4,096 x
+  768 in bf16 one row of weights after another 37, two to eight at a time 24 to 26, whatever is fetched ahead.
+- Attention over the cache, rotation included, RMSNorm and SwiGLU: one call each in place of three to ten operations.
 
 Without a compiler, in fp64 and on a GPU the same is done by torch's operations. Rejected: torch's compiler, which takes
 half a minute where this takes two seconds, and a step as one call, which would be the architecture written twice.
 
-Shapes: I inputs, O outputs, M rows, W width, F features; B rows, H query heads, K key heads, D features of a head, S
-slots in use of C.
+Shapes: I inputs, O outputs, M rows, P panels of L outputs, W width, F features; B rows, N = H + 2K heads: H of queries,
+K of keys, K of values; D features of a head, E = D / 2 pairs of them, S slots in use of C.
 """
 
 import ctypes
@@ -23,6 +28,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ingot.core import artifact
@@ -34,11 +40,12 @@ _PATIENCE = 120
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
 _ARGUMENTS = {
+    "product": [_POINTER] * 4 + [_INT] + [_LONG] * 3 + [_INT],
     "linear": [_POINTER] * 3 + [_LONG] * 2 + [_INT],
     "rms_norm": [_POINTER] * 3 + [ctypes.c_float] + [_LONG] * 2 + [_INT],
     "swiglu": [_POINTER] * 2 + [_LONG] * 2 + [_INT],
     "likeliest": [_POINTER] * 3 + [_LONG] * 3 + [_INT],
-    "attend": [_POINTER] * 4 + [_LONG] + [_POINTER] * 3 + [_LONG] * 7 + [_INT],
+    "attend": [_POINTER] * 6 + [_LONG] * 7 + [_INT],
 }
 
 
@@ -46,6 +53,44 @@ def able(device: torch.device, dtype: torch.dtype, stream: torch.dtype) -> bool:
     """Whether the functions below are there for such products and what is between them; the first call builds them."""
     wanted = device.type == "cpu" and dtype in _NAMES and stream == torch.float32
     return wanted and _library() is not None
+
+
+def pack(weight_OI: Tensor) -> Tensor:
+    """Weights as `product` reads them: panels of outputs side by side, by input, bf16 in pairs of inputs, P x I x L.
+
+    Zeros stand where a panel is not full, and for the missing half of a pair.
+    """
+    library = _library()
+    assert library is not None
+    (O, I), L, pair = weight_OI.shape, library.panel(), _pair(weight_OI.dtype)  # noqa: E741
+    whole_OI = F.pad(weight_OI, (0, -I % pair, 0, -O % L))
+    return whole_OI.view(-1, L, (I + pair - 1) // pair, pair).transpose(1, 2).contiguous().view(-1, I + I % pair, L)
+
+
+def product(
+    panels_PIL: Tensor, outputs: int, bias_O: Tensor | None, x_MI: Tensor, onto_MO: Tensor | None = None
+) -> Tensor:
+    """Rows times weights that are packed, M x O in fp32, or added to what is there.
+
+    Args:
+        bias_O: in fp32.
+        onto_MO: in fp32, contiguous; it holds the sum then, and is what is returned.
+    """
+    M, I = len(x_MI), panels_PIL.shape[1]  # noqa: E741
+    x_MI = F.pad(x_MI, (0, 1)) if x_MI.shape[1] < I else x_MI.contiguous()
+    assert x_MI.dtype == panels_PIL.dtype
+    x_MI = x_MI if _pair(x_MI.dtype) > 1 else x_MI.float()
+    assert onto_MO is None or (onto_MO.shape == (M, outputs) and onto_MO.is_contiguous())
+    out_MO = torch.empty(M, outputs, dtype=torch.float32) if onto_MO is None else onto_MO
+    pointers = (
+        out_MO.data_ptr(),
+        x_MI.data_ptr(),
+        panels_PIL.data_ptr(),
+        None if bias_O is None else bias_O.data_ptr(),
+    )
+    call = _function("product", panels_PIL.dtype)
+    call(*pointers, onto_MO is not None, M, I, outputs, torch.get_num_threads())
+    return out_MO
 
 
 def linear(x_1I: Tensor, weight_OI: Tensor) -> Tensor:
@@ -86,26 +131,27 @@ def likeliest(logits_BV: Tensor, allowed: int) -> tuple[Tensor, Tensor]:
 
 
 def attend(
-    q_BHD: Tensor, k_BKD: Tensor, v_BKD: Tensor, keys_BKCD: Tensor, values_BKCD: Tensor, bias_BS: Tensor | None, S: int
+    qkv_BND: Tensor, turn_BE: Tensor | None, keys_BKCD: Tensor, values_BKCD: Tensor, bias_BS: Tensor | None, S: int
 ) -> Tensor:
     """Write keys and values of the newest slot, and mix the values of all S: B x (H D) in the dtype of the cache.
 
     Args:
-        q_BHD, k_BKD, v_BKD: in fp32, as parts of one tensor of B rows.
+        qkv_BND: queries of H heads, keys and values of K, in fp32.
+        turn_BE: what queries and keys are turned by, in complex fp32; None: by nothing.
         bias_BS: added to the scores, fp32.
     """
-    (B, H, D), (K, C) = q_BHD.shape, keys_BKCD.shape[1:3]
-    stride = q_BHD.stride(0)
-    assert q_BHD.dtype == torch.float32
+    (B, N, D), (K, C) = qkv_BND.shape, keys_BKCD.shape[1:3]
+    assert qkv_BND.dtype == torch.float32
+    assert qkv_BND.is_contiguous()
     assert keys_BKCD.is_contiguous()
     assert values_BKCD.is_contiguous()
-    assert {x.stride() for x in (q_BHD, k_BKD, v_BKD)} == {(stride, D, 1)}
-    out_BV = torch.empty(B, H * D, dtype=keys_BKCD.dtype)
+    assert turn_BE is None or (turn_BE.shape == (B, D // 2) and turn_BE.is_contiguous())
+    out_BV = torch.empty(B, (N - 2 * K) * D, dtype=keys_BKCD.dtype)
     bias = (None, 0) if bias_BS is None else (bias_BS.data_ptr(), bias_BS.stride(0))
-    pointers = (x.data_ptr() for x in (out_BV, q_BHD, k_BKD, v_BKD))
+    turn = None if turn_BE is None else turn_BE.data_ptr()
     tables = (keys_BKCD.data_ptr(), values_BKCD.data_ptr())
     call = _function("attend", keys_BKCD.dtype)
-    call(*pointers, stride, *tables, *bias, B, H, K, D, C, S, torch.get_num_threads())
+    call(out_BV.data_ptr(), qkv_BND.data_ptr(), turn, *tables, *bias, B, N - 2 * K, K, D, C, S, torch.get_num_threads())
     return out_BV
 
 
@@ -114,6 +160,12 @@ def _function(name: str, *dtypes: torch.dtype) -> Callable[..., None]:
     function = getattr(_library(), "_".join((name, *(_NAMES[dtype] for dtype in dtypes))))
     function.argtypes, function.restype = _ARGUMENTS[name], None
     return function
+
+
+@cache
+def _pair(dtype: torch.dtype) -> int:
+    """Weights of an output that are multiplied at once."""
+    return getattr(_library(), f"pair_{_NAMES[dtype]}")()
 
 
 @cache
