@@ -44,8 +44,10 @@ def test_attention_over_the_slots_in_use(dropped_at, dtype, atol, kv_heads, comp
         table.fill_(torch.nan)  # nothing is read that nobody wrote
     rows, layer = torch.arange(ROWS), 1
     with torch.inference_mode():
-        cache.read(layer, slice(0, 2), k_BKSD[:2, :, :PROMPT], v_BKSD[:2, :, :PROMPT])
-        cache.read(layer, slice(2, 3), k_BKSD[2:, :, :PROMPT], v_BKSD[2:, :, :PROMPT])
+        for some in (slice(0, 2), slice(2, 3)):
+            k, v = (x[some, :, :PROMPT].transpose(1, 2) for x in (k_BKSD, v_BKSD))
+            q = torch.randn(*k.shape[:2], 4, 8).to(dtype)
+            cache.read(layer, some, torch.cat((q, k, v), dim=2).to(wide), None, 1)
         for step, q_BHD in enumerate(q_SBHD):
             if step == dropped_at:
                 rows = torch.tensor([0, 2])
@@ -62,3 +64,41 @@ def test_attention_over_the_slots_in_use(dropped_at, dtype, atol, kv_heads, comp
             found_BV = cache.attend(layer, qkv, turn, bias.to(wide))
             wanted_BV = _expected(q, k_BKSD[rows, :, : slot + 1], v_BKSD[rows, :, : slot + 1], bias)
             torch.testing.assert_close(found_BV.double(), wanted_BV, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(("samples", "window"), [(1, None), (2, 3), (3, 200)])
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-13), (torch.float32, 2e-6), (torch.bfloat16, 3e-2)])
+def test_prompts_attend_to_themselves_and_leave_keys_and_values(dtype, atol, samples, window, compiled, monkeypatch):
+    if not compiled:
+        monkeypatch.setattr(native, "_library", lambda: None)
+    settings = ModelSettings(
+        depth=2, width=32, heads=4, kv_heads=2, context=256, family="mistral", window=window or 256
+    )
+    wide, T = torch.promote_types(dtype, torch.float32), 9
+    cache = Cache(settings.resolve(11), 3 * samples, T + 5, wide, dtype, torch.device("cpu"))
+    for table in (cache.keys_LBKCD, cache.values_LBKCD):
+        table.fill_(torch.nan)
+    torch.manual_seed(1)
+    qkv_BTND, angle = torch.randn(2, T, 8, 8, dtype=torch.float64), torch.randn(T, 4, dtype=torch.float64)
+    turn_TE = torch.complex(angle.cos(), angle.sin())
+    q, k, v = qkv_BTND.split((4, 2, 2), dim=2)
+    q, k = (_turned(x.flatten(0, 1), turn_TE.repeat(2, 1)).view(x.shape).transpose(1, 2) for x in (q, k))
+    with torch.inference_mode():
+        found = cache.read(1, slice(samples, 3 * samples), qkv_BTND.to(wide), turn_TE.to(_complex(wide)), samples)
+    age = torch.arange(T)[:, None] - torch.arange(T)
+    hidden = (age < 0) | (age >= (window or T))
+    for t in range(T):
+        bias = torch.zeros(2, T).masked_fill(hidden[t], -torch.inf)
+        wanted = _expected(q[:, :, t], k, v.transpose(1, 2), bias)
+        torch.testing.assert_close(found[:, t].double(), wanted, rtol=0, atol=atol)
+    for table, new in ((cache.keys_LBKCD, k), (cache.values_LBKCD, v.transpose(1, 2))):
+        written = table[1, samples:, :, :T].double()
+        torch.testing.assert_close(written, new.repeat_interleave(samples, dim=0), rtol=0, atol=atol)
+        assert table[0].isnan().all()
+        assert table[1, :samples].isnan().all()
+        assert table[1, :, :, T:].isnan().all()
+
+
+def _complex(real):
+    return torch.complex128 if real == torch.float64 else torch.complex64

@@ -105,6 +105,53 @@ def test_norm_and_activation(built, rows, dtype):
             _close(native.swiglu(dtype, both), gate * gate.sigmoid() * up, dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 5, 150])
+def test_the_activation_of_a_product(built, rows, dtype):
+    for inputs in SIZES:
+        for features in (*SIZES, 200):
+            x, (gate, up) = _drawn(rows, inputs, dtype=dtype), 3 * _drawn(2, features, inputs) / inputs**0.5
+            bias = _drawn(2, features)
+            for some in (None, bias):
+                weights = native.pack_gated(gate.to(dtype), up.to(dtype))
+                found = native.gated(weights, features, None if some is None else native.pack_gated(*some), x)
+                g, u = (x.double() @ part.to(dtype).double().T for part in (gate, up))
+                g, u = (g, u) if some is None else (g + some[0], u + some[1])
+                assert found.dtype == dtype
+                wanted = g * g.sigmoid() * u
+                torch.testing.assert_close(found.double(), wanted, rtol=DTYPES[dtype], atol=2e-5)  # of numbers near 3
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 4, 64), (6, 2, 8), (4, 1, 33), (2, 2, 130)])
+@pytest.mark.parametrize(("length", "window"), [(1, None), (7, 3), (49, None), (150, 60), (97, 1)])
+def test_attention_of_prompts(built, length, window, heads, kv_heads, size, dtype):
+    prompts, samples, capacity = 2, 2, length + 9
+    qkv, turn = _drawn(prompts, length, heads + 2 * kv_heads, size), None
+    q, k, v = qkv.double().split((heads, kv_heads, kv_heads), dim=2)
+    if size % 2 == 0:
+        angle = 9 * _drawn(length, size // 2)
+        turn = torch.complex(angle.cos(), angle.sin())
+        q, k = (
+            torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turn[:, None]).flatten(3)
+            for x in (q, k)
+        )
+    keys, values = (torch.full((prompts * samples, kv_heads, capacity, size), torch.nan, dtype=dtype) for _ in "kv")
+    found = native.attend_prompts(qkv, turn, keys, values, window, samples)
+    assert found.dtype == dtype
+    age = torch.arange(length)[:, None] - torch.arange(length)
+    k, v = (x.to(dtype).double() for x in (k, v))
+    for table, new in ((keys, k), (values, v)):
+        wanted = new.transpose(1, 2).repeat_interleave(samples, dim=0)
+        _close(table[:, :, :length], wanted, dtype)
+        assert table[:, :, length:].isnan().all()
+    k, v = (x.repeat_interleave(heads // kv_heads, dim=2) for x in (k, v))
+    score = torch.einsum("bthd,bshd->bhts", q.to(dtype).double(), k) * size**-0.5
+    weight = score.masked_fill((age < 0) | (age >= (window or length)), -torch.inf).softmax(-1)
+    wanted = torch.einsum("bhts,bshd->bthd", weight, v).flatten(2)
+    assert float((found.double() - wanted).norm()) <= 3 * DTYPES[dtype] * float(wanted.norm())
+
+
 def test_numbers_at_the_ends_of_their_range(built):
     gate = torch.tensor([-1e30, -200, -88, -87, -1e-30, 0, 1e-30, 87, 88, 200, 1e30])
     found = native.swiglu(torch.float32, torch.cat((gate, torch.ones(11)))[None])[0]

@@ -10,14 +10,16 @@ reading keys and values takes, as weighted sums of their rows (`torch.embedding_
 queries twice that. Rejected besides: rows that write at their own positions (indexed writes, and a mask of each row's
 own all the same).
 
-Shapes: B rows, T positions, S slots in use, C slots, L layers, N = H + 2K heads: H of queries, K of keys, K of
-values; D features of a head, E = D / 2 pairs of them.
+Shapes: B rows, or prompts of R rows, T positions, S slots in use, C slots, L layers, N = H + 2K heads: H of queries, K
+of keys, K of values; D features of a head, E = D / 2 pairs of them.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ingot.infer import native
+from ingot.model.attention import causal_mask
 from ingot.model.settings import ModelConfig
 
 
@@ -34,17 +36,36 @@ class Cache:
     def __init__(
         self, config: ModelConfig, rows: int, slots: int, wide: torch.dtype, dtype: torch.dtype, device: torch.device
     ):
-        self.wide, self.scale, self.used = wide, config.head_size**-0.5, 0
+        self.wide, self.scale, self.window, self.used = wide, config.head_size**-0.5, config.window, 0
         self.native = native.able(device, dtype, wide)
         shape = (config.depth, rows, config.kv_heads, slots, config.head_size)
         self.values_LBKCD = torch.empty(shape, dtype=dtype, device=device)
         self.keys_LBKCD = torch.empty(shape, dtype=dtype if self.native else wide, device=device)
 
-    def read(self, layer: int, rows: slice, k_BKTD: Tensor, v_BKTD: Tensor) -> None:
-        """Write the first slots of some rows; they are in use then."""
-        self.used = k_BKTD.shape[2]
-        self.keys_LBKCD[layer, rows, :, : self.used] = k_BKTD
-        self.values_LBKCD[layer, rows, :, : self.used] = v_BKTD
+    def read(self, layer: int, rows: slice, qkv_BTND: Tensor, turn_TE: Tensor | None, samples: int) -> Tensor:
+        """Write the first slots of some rows, which are in use then, and mix for each token of their prompts the
+        values up to its own: B x T x (H D).
+
+        Args:
+            rows: the samples of a prompt side by side.
+            turn_TE: what queries and keys are still to be turned by; None: by nothing.
+        """
+        keys_RKCD, values_RKCD = self.keys_LBKCD[layer, rows], self.values_LBKCD[layer, rows]
+        self.used = T = qkv_BTND.shape[1]
+        if self.native:
+            return native.attend_prompts(qkv_BTND, turn_TE, keys_RKCD, values_RKCD, self.window, samples)
+        K = keys_RKCD.shape[1]
+        H = qkv_BTND.shape[2] - 2 * K
+        if turn_TE is not None:
+            turn(qkv_BTND[:, :, : H + K], turn_TE[:, None])
+        q_BHTD, k_BKTD, v_BKTD = qkv_BTND.transpose(1, 2).split((H, K, K), dim=1)
+        for table_RKCD, new_BKTD in ((keys_RKCD, k_BKTD), (values_RKCD, v_BKTD)):
+            table_RKCD[:, :, :T] = new_BKTD.repeat_interleave(samples, dim=0)
+        mask_TT = causal_mask(T, self.window, qkv_BTND.device) if self.window and self.window < T else None
+        mixed_BHTD = F.scaled_dot_product_attention(
+            q_BHTD, k_BKTD, v_BKTD, mask_TT, is_causal=mask_TT is None, enable_gqa=H != K
+        )
+        return mixed_BHTD.transpose(1, 2).flatten(2)
 
     def grow(self, used: int) -> None:
         """Let every row use so many slots from now on; all layers write the last of them."""

@@ -26,10 +26,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ingot.infer import native
-from ingot.infer.cache import Cache, turn
-from ingot.infer.product import Product, Way, head_product, product, way
-from ingot.model.attention import causal_mask
-from ingot.model.feedforward import SwiGLU
+from ingot.infer.cache import Cache
+from ingot.infer.product import Product, Way, gated, head_product, product, way
+from ingot.model.feedforward import GELU, SwiGLU
 from ingot.model.norms import LayerNorm, RMSNorm
 from ingot.model.precision import autocast_dtype
 from ingot.model.rotary import rotation
@@ -49,8 +48,8 @@ class _Layer:
     k_norm: Function | None
     o: Product
     ffn_norm: Function
-    up: Product
-    activation: Function
+    inner: Function
+    """What the last product reads."""
     down: Product
 
 
@@ -85,8 +84,7 @@ class Decoder:
             self.head = head_product(self.embedding if model.head is None else model.head.weight, self.dtype, self.way)
 
     def _layer(self, block: Block) -> _Layer:
-        attention, ffn = block.attention, block.ffn
-        gated = isinstance(ffn, SwiGLU)
+        attention = block.attention
         together = partial(product, dtype=self.dtype, way=self.way)
         return _Layer(
             attention_norm=self._norm(block.attention_norm, self.dtype),
@@ -95,10 +93,15 @@ class Decoder:
             k_norm=None if attention.k_norm is None else self._norm(attention.k_norm, self.stream, self.pairs_D),
             o=together([attention.o]),
             ffn_norm=self._norm(block.ffn_norm, self.dtype),
-            up=together([ffn.gate, ffn.up] if gated else [ffn.up]),
-            activation=self._swiglu() if gated else partial(F.gelu, approximate=ffn.approximate),
-            down=together([ffn.down]),
+            inner=self._inner(block.ffn),
+            down=together([block.ffn.down]),
         )
+
+    def _inner(self, ffn: SwiGLU | GELU) -> Function:
+        if isinstance(ffn, SwiGLU):
+            return gated(ffn.gate, ffn.up, self.dtype, self.way, self.native)
+        up, approximate = product([ffn.up], self.dtype, self.way), ffn.approximate
+        return lambda x_MW: F.gelu(up(x_MW), approximate=approximate)
 
     def _order(self) -> Tensor:
         """Which rows of the matrices of queries, keys and values, side by side, give which feature."""
@@ -115,9 +118,6 @@ class Decoder:
         if self.native:
             return partial(native.rms_norm, gain.contiguous(), norm.eps, into)
         return partial(_rms, gain, torch.tensor(norm.eps, dtype=self.stream, device=self.device))
-
-    def _swiglu(self) -> Function:
-        return partial(native.swiglu, self.dtype) if self.native else _swiglu
 
     def table(self, positions: int) -> Tensor | None:
         """What turns the pairs at the first positions: positions x E complex; None with learned positions."""
@@ -158,7 +158,7 @@ class Decoder:
             if layer is self.layers[-1]:
                 x_MW, mixed_MW = x_MW[wanted_N], mixed_MW[wanted_N]
             x_MW = layer.o(mixed_MW.to(self.dtype), x_MW)
-            inner_MF = layer.activation(layer.up(layer.ffn_norm(x_MW).to(self.dtype)))
+            inner_MF = layer.inner(layer.ffn_norm(x_MW).to(self.dtype))
             x_MW = layer.down(inner_MF.to(self.dtype), x_MW)
         return x_MW
 
@@ -218,22 +218,11 @@ class Rows:
     def _read(self, ids_BT: Tensor, length_B: Tensor, rows: slice, samples: int) -> Tensor:
         """Run some of the prompts; the hidden states of their last tokens, B x W."""
         decoder, T = self.decoder, ids_BT.shape[1]
-        config = decoder.config
-        heads, window = (config.heads, config.kv_heads, config.kv_heads), config.window
-        mask_TT = None if window is None or window >= T else causal_mask(T, window, decoder.device)
+        turn_TE = None if self.turns_CE is None else self.turns_CE[:T]
         into = slice(rows.start * samples, rows.stop * samples)
 
         def attend(index: int, qkv_BTND: Tensor) -> Tensor:
-            if self.turns_CE is not None:
-                turn(qkv_BTND[:, :, : heads[0] + heads[1]], self.turns_CE[:T, None])
-            q_BHTD, k_BKTD, v_BKTD = qkv_BTND.transpose(1, 2).split(heads, dim=1)
-            again = (part.repeat_interleave(samples, dim=0) for part in (k_BKTD, v_BKTD))
-            self.cache.read(index, into, *again)
-            grouped, causal = heads[0] != heads[1], mask_TT is None
-            out_BHTD = F.scaled_dot_product_attention(
-                q_BHTD, k_BKTD, v_BKTD, mask_TT, is_causal=causal, enable_gqa=grouped
-            )
-            return out_BHTD.transpose(1, 2).flatten(2)
+            return self.cache.read(index, into, qkv_BTND, turn_TE, samples)
 
         positions_BT = torch.arange(T, device=decoder.device).expand(ids_BT.shape)
         last_B = torch.arange(0, ids_BT.numel(), T, device=decoder.device) + length_B - 1
@@ -266,8 +255,3 @@ def _rms(gain: Tensor, eps: Tensor, x: Tensor) -> Tensor:
     size = x.shape[-1]
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x.mul(torch.addcmul(eps, norm, norm, value=1 / size).rsqrt_()).mul_(gain)
-
-
-def _swiglu(gate_and_up: Tensor) -> Tensor:
-    gate, up = gate_and_up.chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)

@@ -47,8 +47,12 @@ static inline Floats load(const bf16* p) {
 }
 static inline void store(float* p, Floats x) { memcpy(p, &x, sizeof x); }
 static inline void store(bf16* p, Floats x) {
+#if defined(__AVX512BF16__)
+  auto halves = _mm512_cvtneps_pbh(x);
+#else
   Bits bits = (Bits)x, nan = (Bits)(x != x), rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
   Halves halves = __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0), Halves);
+#endif
   memcpy(p, &halves, sizeof halves);
 }
 // The first n numbers of a vector, the others 0.
@@ -156,10 +160,9 @@ static void linear(float* out, const T* x, const T* w, long I, long O, int threa
   for (long o = 0; o < O; o += TOGETHER) all_dots(out + o, x, w + o * I, I, std::min<long>(TOGETHER, O - o), AHEAD);
 }
 
-// R rows times a panel, of which n outputs are there. The next panel's part that is given is fetched meanwhile.
+// R rows times a panel: R x PANEL sums. The part that is given of the next panel is fetched meanwhile.
 template <int R, class T, class X>
-static inline void block(float* out, const X* x, const T* panel, const float* bias, long I, long O, long n, bool onto,
-                         const char* next, long part) {
+static inline void block(float* sums, const X* x, const T* panel, long I, const char* next, long part) {
   typedef Factor<T> F;
   Floats sum[R][WIDE] = {};
   for (long i = 0; i < I; i += F::pair, panel += PANEL * F::pair) {
@@ -173,46 +176,51 @@ static inline void block(float* out, const X* x, const T* panel, const float* bi
       for (int j = 0; j < WIDE; j++) F::add(sum[r][j], one, w[j]);
     }
   }
-  for (int r = 0; r < R; r++)
-    for (int j = 0; j < WIDE; j++) {
-      float* to = out + r * O + j * V;
-      auto finish = [&](auto size) {
-        if (bias) sum[r][j] += load(bias + j * V, size);
-        if (onto) sum[r][j] += load(to, size);
-        store(to, sum[r][j], size);
-      };
-      long left = n - j * V;
-      if (left >= V)
-        finish(std::integral_constant<long, V>());
-      else if (left > 0)
-        finish(left);
-    }
+  memcpy(sums, sum, sizeof sum);
 }
-template <int R, class T, class X, class... Rest>
-static inline void some_rows(long rows, float* out, const X* x, const T* panel, Rest... rest) {
+template <class T, class X, int R = ROWS>
+static void some_rows(long rows, float* sums, const X* x, const T* panel, long I, const char* next, long part) {
   if (rows == R)
-    block<R>(out, x, panel, rest...);
+    block<R>(sums, x, panel, I, next, part);
   else if constexpr (R > 1)
-    some_rows<R - 1>(rows, out, x, panel, rest...);
+    some_rows<T, X, R - 1>(rows, sums, x, panel, I, next, part);
 }
 
-// I is a multiple of a pair.
+// Calls f(first row, rows, panel, multiply) for all rows past all panels, or groups of panels that lie together;
+// multiply(which of a group, sums) is the product of these rows. I is a multiple of a pair.
+template <class T, class X, class Function>
+static inline void pass(const X* x, const T* panels, long group, long M, long I, long number, int threads, Function f) {
+  long size = PANEL * I;
+#pragma omp parallel for collapse(2) num_threads(threads) schedule(static) if (M * group * number * size > ALONE)
+  for (long chunk = 0; chunk < M; chunk += CHUNK)
+    for (long p = 0; p < number; p++) {
+      long rows = std::min<long>(CHUNK, M - chunk), blocks = (rows + ROWS - 1) / ROWS;
+      for (long b = 0; b < blocks; b++) {
+        long from = rows * b / blocks, some = rows * (b + 1) / blocks - from;
+        f(chunk + from, some, p, [&](long which, float* sums) {
+          const T* panel = panels + (p * group + which) * size;
+          const char* next = (const char*)(panel + group * size + size * b / blocks);
+          some_rows(some, sums, x + (chunk + from) * I, panel, I, next, V * (long)sizeof(T) / blocks);
+        });
+      }
+    }
+}
+
 template <class T, class X>
 static void product(float* out, const X* x, const T* panels, const float* bias, bool onto, long M, long I, long O,
                     int threads) {
-  long number = (O + PANEL - 1) / PANEL, size = PANEL * I;
-#pragma omp parallel for collapse(2) num_threads(threads) schedule(static) if (M * I * O > ALONE)
-  for (long chunk = 0; chunk < M; chunk += CHUNK)
-    for (long p = 0; p < number; p++) {
-      const T* panel = panels + p * size;
-      long rows = std::min<long>(CHUNK, M - chunk), blocks = (rows + ROWS - 1) / ROWS, o = p * PANEL;
-      for (long b = 0; b < blocks; b++) {
-        long from = rows * b / blocks, to = rows * (b + 1) / blocks;
-        some_rows<ROWS>(to - from, out + (chunk + from) * O + o, x + (chunk + from) * I, panel,
-                        bias ? bias + o : nullptr, I, O, std::min<long>(PANEL, O - o), onto,
-                        (const char*)(panel + size + size * b / blocks), V * (long)sizeof(T) / blocks);
-      }
-    }
+  pass(x, panels, 1, M, I, (O + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
+    float sums[ROWS * PANEL];
+    multiply(0, sums);
+    for (long r = 0, o = p * PANEL; r < rows; r++)
+      each(std::min<long>(PANEL, O - o), [&](long at, auto n) {
+        float* to = out + (row + r) * O + o + at;
+        Floats sum = load(sums + r * PANEL + at);
+        if (bias) sum += load(bias + o + at, n);
+        if (onto) sum += load(to, n);
+        store(to, sum, n);
+      });
+  });
 }
 
 // e^x to 2e-7 of it, 0 below -87 and infinite above 88; Cephes' polynomial (Moshier).
@@ -243,15 +251,32 @@ static void rms_norm(T* out, const float* x, const float* gain, float eps, long 
   }
 }
 
+static inline Floats silu(Floats x) { return x / (1.f + exponential(-x)); }
+
 template <class T, class In>
 static void swiglu(T* out, const In* gate_and_up, long M, long F, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (M * F > ALONE)
   for (long m = 0; m < M; m++)
     each(F, [&](long f, auto n) {
       const In* row = gate_and_up + 2 * m * F + f;
-      Floats gate = load(row, n);
-      store(out + m * F + f, gate / (1.f + exponential(-gate)) * load(row + F, n), n);
+      store(out + m * F + f, silu(load(row, n)) * load(row + F, n), n);
     });
+}
+
+// The same of a product: a panel of gates, then one of what they are multiplied with, and so on; biases alike.
+template <class T, class X>
+static void gated(T* out, const X* x, const T* panels, const float* bias, long M, long I, long F, int threads) {
+  pass(x, panels, 2, M, I, (F + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
+    float gates[ROWS * PANEL], ups[ROWS * PANEL];
+    multiply(0, gates);
+    multiply(1, ups);
+    for (long r = 0, f = p * PANEL; r < rows; r++)
+      each(std::min<long>(PANEL, F - f), [&](long at, auto n) {
+        Floats gate = load(gates + r * PANEL + at), up = load(ups + r * PANEL + at);
+        if (bias) gate += load(bias + 2 * f + at), up += load(bias + 2 * f + PANEL + at);
+        store(out + (row + r) * F + f + at, silu(gate) * up, n);
+      });
+  });
 }
 
 // N vectors of a weighted sum of values, the last of them of `size` numbers.
@@ -335,19 +360,23 @@ static inline void rotate(float* out, const float* x, const float* turn, long D)
   }
 }
 
+// The features of a head, turned where it has something to be turned by.
+static inline const float* turned(const float* x, const float* turn, float* room, long D) {
+  if (!turn) return x;
+  rotate(room, x, turn, D);
+  return room;
+}
+
 template <class T>
 static void attend(T* out, const float* qkv, const float* turn, T* keys, T* values, const float* bias,
                    long bias_stride, long B, long H, long K, long D, long C, long S, int threads) {
   float scale = 1 / std::sqrt(float(D));
 #pragma omp parallel num_threads(threads) if (B * H * D * S > ALONE)
   {
-    std::vector<float> score(S), turned(D);
+    std::vector<float> score(S), room(D);
     std::vector<T> query(D);
-    auto head_of = [&](long b, long h) {  // queries, then keys, both turned, then values
-      const float* x = qkv + (b * (H + 2 * K) + h) * D;
-      if (!turn || h >= H + K) return x;
-      rotate(turned.data(), x, turn + b * D, D);
-      return (const float*)turned.data();
+    auto head_of = [&](long b, long h) {  // queries, then keys, then values, which are not turned
+      return turned(qkv + (b * (H + 2 * K) + h) * D, turn && h < H + K ? turn + b * D : nullptr, room.data(), D);
     };
 #pragma omp for schedule(static)
     for (long head = 0; head < B * K; head++) {
@@ -375,12 +404,122 @@ static void attend(T* out, const float* qkv, const float* turn, T* keys, T* valu
   }
 }
 
+// Keys and values of one head of a prompt of L tokens, as panels whose outputs are slots, and features.
+template <class T>
+struct Panels {
+  static constexpr long pair = Factor<T>::pair;
+  long D, features, slots;  // the last two are multiples of a pair
+  std::vector<T> keys, values;
+  Panels(long D, long L)
+      : D(D), features(D + D % pair), slots(L + L % pair), keys((L + PANEL - 1) / PANEL * PANEL * features),
+        values((D + PANEL - 1) / PANEL * PANEL * slots) {}
+  // A panel of slots, or fewer at the end: n x features, and n x D, which goes on with zeros.
+  void put(long slot, long n, const T* key, const T* value) {
+    T* to = &keys[slot * features];
+    for (long i = 0; i < features; i += pair)
+      for (long s = 0; s < n; s++) memcpy(to + i * PANEL + s * pair, key + s * features + i, pair * sizeof(T));
+    for (long p = 0; p < D; p += PANEL)
+      for (long s = 0; s < n; s += pair) {
+        to = &values[p * slots + (slot + s) * PANEL];
+        const T* from = value + s * D + p;
+        for (long d = 0; d < std::min<long>(PANEL, D - p); d++)
+          for (long i = 0; i < pair; i++) to[d * pair + i] = from[d + i * D];
+      }
+  }
+};
+
+// Some tokens of a prompt, from t on: what each mixes of the values up to its own, `window` of them at most.
+template <class T, class X>
+static void mix_rows(T* out, long stride, const X* query, const Panels<T>& table, long t, long rows, long window,
+                     std::vector<float>& score, std::vector<X>& weight) {
+  long first = std::max(0L, t + 1 - window) / PANEL * PANEL, seen = t + rows - first;
+  long whole = (seen + V - 1) / V * V, width = seen + seen % table.pair;
+  float sums[ROWS * PANEL], share[ROWS];
+  score.resize(rows * whole + PANEL);
+  weight.resize(rows * width + V);
+  for (long p = 0; p < seen; p += PANEL) {
+    const T* panel = &table.keys[(first + p) * table.features];
+    some_rows(rows, sums, query, panel, table.features, (const char*)panel, 0);
+    for (long r = 0; r < rows; r++) std::copy_n(sums + r * PANEL, std::min<long>(PANEL, whole - p), &score[r * whole + p]);
+  }
+  for (long r = 0; r < rows; r++) {
+    float* row = &score[r * whole];
+    long end = t + r + 1 - first;
+    std::fill(row, row + std::max(0L, end - window), -INFINITY);
+    std::fill(row + end, row + whole, -INFINITY);
+    share[r] = 1 / weigh(row, nullptr, whole);
+    for (long s = 0; s < whole; s += V) store(&weight[r * width + s], load(row + s));  // the next row goes over the rest
+  }
+  for (long p = 0; p < table.D; p += PANEL) {
+    const T* panel = &table.values[p * table.slots + first * PANEL];
+    some_rows(rows, sums, weight.data(), panel, width, (const char*)panel, 0);
+    for (long r = 0; r < rows; r++)
+      each(std::min<long>(PANEL, table.D - p), [&](long at, auto n) {
+        store(out + r * stride + p + at, load(sums + r * PANEL + at) * share[r], n);
+      });
+  }
+}
+
+// Prompts of L tokens. Where there are fewer heads of keys than threads, queries that share one are apart.
+template <class T>
+static void attend_prompts(T* out, const float* qkv, const float* turn, T* keys, T* values, long window, long copies,
+                           long B, long L, long H, long K, long D, long C, int threads) {
+  typedef typename Factor<T>::Number X;
+  float scale = 1 / std::sqrt(float(D));
+  long N = H + 2 * K, parts = B * K < threads ? H / K : 1;
+#pragma omp parallel num_threads(threads) if (B * L * N * D > ALONE)
+  {
+    Panels<T> table(D, L);
+    std::vector<float> room(D), score;
+    std::vector<X> query(ROWS * table.features), weight;
+    std::vector<T> key(PANEL * table.features), value((PANEL + 1) * D);
+#pragma omp for schedule(static)
+    for (long task = 0; task < B * K * parts; task++) {
+      long b = task / parts / K, k = task / parts % K, part = task % parts, group = H / K / parts;
+      auto head_of = [&](long t, long h) {  // which is read with the next one's asked for
+        const float* x = qkv + ((b * L + t) * N + h) * D;
+        for (long d = D; d < 2 * D; d += V) fetch(x + d);
+        return turned(x, turn && h < H + K ? turn + t * D : nullptr, room.data(), D);
+      };
+      for (long s = 0; s < L; s += PANEL) {
+        long slots = std::min<long>(PANEL, L - s);
+        for (long i = 0; i < slots; i++) {
+          const float* x = head_of(s + i, H + k);
+          each(D, [&](long d, auto n) { store(&key[i * table.features + d], load(x + d, n), n); });
+          x = head_of(s + i, H + K + k);
+          each(D, [&](long d, auto n) { store(&value[i * D + d], load(x + d, n), n); });
+        }
+        std::fill_n(&value[slots * D], D, T());
+        table.put(s, slots, key.data(), value.data());
+        for (long copy = 0; part == 0 && copy < copies; copy++) {
+          long to = (((b * copies + copy) * K + k) * C + s) * D;
+          for (long i = 0; i < slots; i++) std::copy_n(&key[i * table.features], D, keys + to + i * D);
+          std::copy_n(value.data(), slots * D, values + to);
+        }
+      }
+      for (long h = (k * parts + part) * group; h < (k * parts + part + 1) * group; h++)
+        for (long t = 0; t < L; t += ROWS) {
+          long rows = std::min<long>(ROWS, L - t);
+          for (long r = 0; r < rows; r++) {
+            const float* x = head_of(t + r, h);
+            each(D, [&](long d, auto n) { store(&query[r * table.features + d], load(x + d, n) * scale, n); });
+          }
+          mix_rows(out + ((b * L + t) * H + h) * D, H * D, query.data(), table, t, rows, window, score, weight);
+        }
+    }
+  }
+}
+
 extern "C" {
 #define FOR(name, T)                                                                                            \
   long pair_##name() { return Factor<T>::pair; }                                                                \
   void product_##name(float* out, const Factor<T>::Number* x, const T* panels, const float* bias, int onto, long M, \
                       long I, long O, int threads) {                                                            \
     product(out, x, panels, bias, onto, M, I, O, threads);                                                      \
+  }                                                                                                             \
+  void gated_##name(T* out, const Factor<T>::Number* x, const T* panels, const float* bias, long M, long I, long F, \
+                    int threads) {                                                                              \
+    gated(out, x, panels, bias, M, I, F, threads);                                                              \
   }                                                                                                             \
   void linear_##name(float* out, const T* x, const T* w, long I, long O, int threads) {                         \
     linear(out, x, w, I, O, threads);                                                                           \
@@ -395,6 +534,10 @@ extern "C" {
   void attend_##name(T* out, const float* qkv, const float* turn, T* keys, T* values, const float* bias,        \
                      long bias_stride, long B, long H, long K, long D, long C, long S, int threads) {           \
     attend(out, qkv, turn, keys, values, bias, bias_stride, B, H, K, D, C, S, threads);                         \
+  }                                                                                                             \
+  void attend_prompts_##name(T* out, const float* qkv, const float* turn, T* keys, T* values, long window,      \
+                             long copies, long B, long L, long H, long K, long D, long C, int threads) {        \
+    attend_prompts(out, qkv, turn, keys, values, window, copies, B, L, H, K, D, C, threads);                    \
   }
 FOR(fp32, float)
 FOR(bf16, bf16)

@@ -8,7 +8,8 @@
   413 and 418; with AVX2 in fp32 3 x 4 213 and 221, 2 x 6 187 and 206, oneDNN 150 and 211.
 - The product of one row with weights as the model has them, for CPUs whose prompts matrix tiles read: GB/s of 4,096 x
   768 in bf16 one row of weights after another 37, two to eight at a time 24 to 26, whatever is fetched ahead.
-- Attention over the cache, rotation included, RMSNorm and SwiGLU: one call each in place of three to ten operations.
+- Attention of a new token over the cache and of the tokens of prompts among themselves, rotation included, RMSNorm and
+  SwiGLU: one call each in place of three to ten operations, and SwiGLU none beside panels.
 
 Without a compiler, in fp64 and on a GPU the same is done by torch's operations. Rejected: torch's compiler, which takes
 half a minute where this takes two seconds, and a step as one call, which would be the architecture written twice.
@@ -41,11 +42,13 @@ _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 _POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
 _ARGUMENTS = {
     "product": [_POINTER] * 4 + [_INT] + [_LONG] * 3 + [_INT],
+    "gated": [_POINTER] * 4 + [_LONG] * 3 + [_INT],
     "linear": [_POINTER] * 3 + [_LONG] * 2 + [_INT],
     "rms_norm": [_POINTER] * 3 + [ctypes.c_float] + [_LONG] * 2 + [_INT],
     "swiglu": [_POINTER] * 2 + [_LONG] * 2 + [_INT],
     "likeliest": [_POINTER] * 3 + [_LONG] * 3 + [_INT],
     "attend": [_POINTER] * 6 + [_LONG] * 7 + [_INT],
+    "attend_prompts": [_POINTER] * 5 + [_LONG] * 8 + [_INT],
 }
 
 
@@ -67,6 +70,21 @@ def pack(weight_OI: Tensor) -> Tensor:
     return whole_OI.view(-1, L, (I + pair - 1) // pair, pair).transpose(1, 2).contiguous().view(-1, I + I % pair, L)
 
 
+def pack_gated(gate_FI: Tensor, up_FI: Tensor) -> Tensor:
+    """Weights as `gated` reads them: a panel of gates, then one of what they are multiplied with, and so on.
+
+    Biases, F each, as well: P x L.
+    """
+    library = _library()
+    assert library is not None
+    L, parts = library.panel(), []
+    for part in (gate_FI, up_FI):
+        part = part if part.dim() == 2 else part[:, None]
+        parts.append(F.pad(part, (0, 0, 0, -len(part) % L)).view(-1, L, part.shape[1]))
+    whole_OI = torch.stack(parts, dim=1).flatten(0, 2)
+    return pack(whole_OI) if gate_FI.dim() == 2 else whole_OI.view(-1, L)
+
+
 def product(
     panels_PIL: Tensor, outputs: int, bias_O: Tensor | None, x_MI: Tensor, onto_MO: Tensor | None = None
 ) -> Tensor:
@@ -77,9 +95,7 @@ def product(
         onto_MO: in fp32, contiguous; it holds the sum then, and is what is returned.
     """
     M, I = len(x_MI), panels_PIL.shape[1]  # noqa: E741
-    x_MI = F.pad(x_MI, (0, 1)) if x_MI.shape[1] < I else x_MI.contiguous()
-    assert x_MI.dtype == panels_PIL.dtype
-    x_MI = x_MI if _pair(x_MI.dtype) > 1 else x_MI.float()
+    x_MI = _rows(x_MI, panels_PIL)
     assert onto_MO is None or (onto_MO.shape == (M, outputs) and onto_MO.is_contiguous())
     out_MO = torch.empty(M, outputs, dtype=torch.float32) if onto_MO is None else onto_MO
     pointers = (
@@ -91,6 +107,20 @@ def product(
     call = _function("product", panels_PIL.dtype)
     call(*pointers, onto_MO is not None, M, I, outputs, torch.get_num_threads())
     return out_MO
+
+
+def gated(panels_PIL: Tensor, features: int, bias_PL: Tensor | None, x_MI: Tensor) -> Tensor:
+    """silu(gate) * up of rows times weights that are packed so, M x F in the dtype of the weights.
+
+    Args:
+        bias_PL: packed alike, in fp32.
+    """
+    M, I, x_MI = len(x_MI), panels_PIL.shape[1], _rows(x_MI, panels_PIL)  # noqa: E741
+    out_MF = torch.empty(M, features, dtype=panels_PIL.dtype)
+    bias = None if bias_PL is None else bias_PL.data_ptr()
+    call = _function("gated", panels_PIL.dtype)
+    call(out_MF.data_ptr(), x_MI.data_ptr(), panels_PIL.data_ptr(), bias, M, I, features, torch.get_num_threads())
+    return out_MF
 
 
 def linear(x_1I: Tensor, weight_OI: Tensor) -> Tensor:
@@ -153,6 +183,39 @@ def attend(
     call = _function("attend", keys_BKCD.dtype)
     call(out_BV.data_ptr(), qkv_BND.data_ptr(), turn, *tables, *bias, B, N - 2 * K, K, D, C, S, torch.get_num_threads())
     return out_BV
+
+
+def attend_prompts(
+    qkv_BTND: Tensor, turn_TE: Tensor | None, keys_RKCD: Tensor, values_RKCD: Tensor, window: int | None, samples: int
+) -> Tensor:
+    """Write the keys and values of prompts' tokens, and mix for each token the values up to its own: B x T x (H D).
+
+    Args:
+        qkv_BTND: queries of H heads, keys and values of K, in fp32.
+        turn_TE: what queries and keys are turned by, in complex fp32; None: by nothing.
+        keys_RKCD, values_RKCD: of B x samples rows, the samples of a prompt side by side.
+        window: slots that a token sees at most, its own included.
+    """
+    (B, T, N, D), (R, K, C) = qkv_BTND.shape, keys_RKCD.shape[:3]
+    assert qkv_BTND.dtype == torch.float32
+    assert qkv_BTND.is_contiguous()
+    assert keys_RKCD.is_contiguous()
+    assert values_RKCD.is_contiguous()
+    assert B * samples == R
+    assert turn_TE is None or (turn_TE.shape == (T, D // 2) and turn_TE.is_contiguous())
+    out_BTV = torch.empty(B, T, (N - 2 * K) * D, dtype=keys_RKCD.dtype)
+    turn = None if turn_TE is None else turn_TE.data_ptr()
+    pointers = (out_BTV.data_ptr(), qkv_BTND.data_ptr(), turn, keys_RKCD.data_ptr(), values_RKCD.data_ptr())
+    call = _function("attend_prompts", keys_RKCD.dtype)
+    call(*pointers, window or T, samples, B, T, N - 2 * K, K, D, C, torch.get_num_threads())
+    return out_BTV
+
+
+def _rows(x_MI: Tensor, panels_PIL: Tensor) -> Tensor:
+    """Rows as they are multiplied with panels: whole pairs; fp32 where the CPU has no products in bf16."""
+    x_MI = F.pad(x_MI, (0, 1)) if x_MI.shape[1] < panels_PIL.shape[1] else x_MI.contiguous()
+    assert x_MI.dtype == panels_PIL.dtype
+    return x_MI if _pair(x_MI.dtype) > 1 else x_MI.float()
 
 
 @cache

@@ -88,6 +88,21 @@ def product(layers: Sequence[nn.Linear], dtype: torch.dtype, way: Way, order_O: 
     return _product(weight_OI, torch.cat(biases)[order] if biases else None, way)
 
 
+def gated(gate: nn.Linear, up: nn.Linear, dtype: torch.dtype, way: Way, own: bool) -> Callable[[Tensor], Tensor]:
+    """silu(gate) * up as one product: M x I to M x F."""
+    if way is not Way.PANELS:
+        together, swiglu = product([gate, up], dtype, way), partial(native.swiglu, dtype) if own else _swiglu
+        return lambda x_MI: swiglu(together(x_MI))
+    panels = native.pack_gated(*(matrix(layer).to(dtype) for layer in (gate, up)))
+    bias = None if gate.bias is None else native.pack_gated(gate.bias.float(), up.bias.float())
+    return partial(native.gated, panels, gate.out_features, bias)
+
+
+def _swiglu(gate_and_up: Tensor) -> Tensor:
+    gate, up = gate_and_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
+
+
 def matrix(layer: nn.Linear) -> Tensor:
     """What a layer multiplies with, its adapter included."""
     if isinstance(layer, Held):
