@@ -50,7 +50,7 @@ def _decoded(model, ids_BT, lengths, dtype=None, single=False):
         found = [rows.logits_BV]
         for step in range(new):
             rows.run(ids_BT[torch.arange(len(ids_BT)), lengths_B + step])
-            found.append(rows.logits_BV)
+            found.append(rows.logits_BV.clone())
     return torch.stack(found, dim=1)
 
 

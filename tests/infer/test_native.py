@@ -10,6 +10,7 @@ import torch
 
 from ingot.core import artifact
 from ingot.infer import native
+from ingot.infer.tape import Word
 
 CPU = torch.device("cpu")
 DTYPES = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
@@ -190,7 +191,7 @@ def test_attention(built, slots, rows, heads, kv_heads, size, dtype):
         score = torch.einsum("bhd,bhsd->bhs", q.double(), seen_keys) * size**-0.5
         weight = (score if some is None else score + some[:, None].double()).softmax(-1)
         wanted = torch.einsum("bhs,bhsd->bhd", weight, seen_values).flatten(1)
-        found = native.attend(qkv, turn, keys, values, some, slots)
+        found = native.attend(qkv, turn, keys, values, some, Word(slots))
         assert found.dtype == dtype
         assert float((found.double() - wanted).norm()) <= 3 * DTYPES[dtype] * float(wanted.norm())
 

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ingot.infer import native
+from ingot.infer.tape import Word
 from ingot.model.attention import causal_mask
 from ingot.model.settings import ModelConfig
 
@@ -37,6 +38,7 @@ class Cache:
         self, config: ModelConfig, rows: int, slots: int, wide: torch.dtype, dtype: torch.dtype, device: torch.device
     ):
         self.wide, self.scale, self.window, self.used = wide, config.head_size**-0.5, config.window, 0
+        self.used_word = Word(0)  # where a call that is made again finds it
         self.native = native.able(device, dtype, wide)
         shape = (config.depth, rows, config.kv_heads, slots, config.head_size)
         self.values_LBKCD = torch.empty(shape, dtype=dtype, device=device)
@@ -69,7 +71,7 @@ class Cache:
 
     def grow(self, used: int) -> None:
         """Let every row use so many slots from now on; all layers write the last of them."""
-        self.used = used
+        self.used = self.used_word.value = used
 
     def attend(self, layer: int, qkv_BND: Tensor, turn_BE: Tensor | None, bias_BS: Tensor | None) -> Tensor:
         """Write the newest slot and mix the values of all that are in use: B x (H D), in the dtype of the values.
@@ -80,7 +82,7 @@ class Cache:
         """
         keys_BKCD, values_BKCD = self.keys_LBKCD[layer], self.values_LBKCD[layer]
         if self.native:
-            return native.attend(qkv_BND, turn_BE, keys_BKCD, values_BKCD, bias_BS, self.used)
+            return native.attend(qkv_BND, turn_BE, keys_BKCD, values_BKCD, bias_BS, self.used_word)
         (B, N, _), K = qkv_BND.shape, keys_BKCD.shape[1]
         if turn_BE is not None:
             turn(qkv_BND[:, : N - K], turn_BE[:, None])

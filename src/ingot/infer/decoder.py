@@ -18,6 +18,7 @@ of a head, E = D / 2 pairs of them, W width, V vocabulary.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,6 +29,7 @@ from torch import Tensor
 from ingot.infer import native
 from ingot.infer.cache import Cache
 from ingot.infer.product import Product, Way, gated, head_product, product, way
+from ingot.infer.tape import Tape
 from ingot.model.feedforward import GELU, SwiGLU
 from ingot.model.norms import LayerNorm, RMSNorm
 from ingot.model.precision import autocast_dtype
@@ -128,33 +130,36 @@ class Decoder:
         angle = rotation(index_T, config.head_size, config.rope_theta, self.stream, config.rope_scaling)
         return torch.complex(angle.cos_BT1E[0, :, 0], angle.sin_BT1E[0, :, 0])
 
+    def embed(self, ids_BT: Tensor, positions_BT: Tensor) -> Tensor:
+        """What the first layer reads, (B T) x W; positions are read where they are learned."""
+        x_BTW = self.embedding[ids_BT].to(self.stream)
+        if self.position_embedding is not None:
+            x_BTW = x_BTW + self.position_embedding[positions_BT]
+        return x_BTW.view(ids_BT.numel(), -1)
+
     def forward(
         self,
-        ids_BT: Tensor,
-        positions_BT: Tensor,
+        x_MW: Tensor,
+        rows: int,
         attend: Callable[[int, Tensor], Tensor],
         wanted_N: Tensor | slice = slice(None),
     ) -> Tensor:
         """Hidden states N x W before the last norm.
 
         Args:
-            positions_BT: of these tokens; read where positions are learned.
+            x_MW: embedded tokens of B rows; written over.
             attend: layer and its queries, keys and values B x T x (H + 2K) x D, not turned yet, to B x T x (H D).
             wanted_N: of which of the B T tokens; for the others the last layer ends with attention.
         """
         config = self.config
-        (B, T), q, qk = ids_BT.shape, config.heads, config.heads + config.kv_heads
-        x_MW = self.embedding[ids_BT].to(self.stream)
-        if self.position_embedding is not None:
-            x_MW = x_MW + self.position_embedding[positions_BT]
-        x_MW = x_MW.view(B * T, -1)
+        M, q, qk = len(x_MW), config.heads, config.heads + config.kv_heads
         for index, layer in enumerate(self.layers):
             qkv_BTND = layer.qkv(layer.attention_norm(x_MW).to(self.dtype)).to(self.stream)
-            qkv_BTND = qkv_BTND.view(B, T, -1, config.head_size)
+            qkv_BTND = qkv_BTND.view(rows, M // rows, -1, config.head_size)
             if layer.q_norm is not None and layer.k_norm is not None:
                 qkv_BTND[:, :, :q] = layer.q_norm(qkv_BTND[:, :, :q])
                 qkv_BTND[:, :, q:qk] = layer.k_norm(qkv_BTND[:, :, q:qk])
-            mixed_MW = attend(index, qkv_BTND).view(B * T, -1)
+            mixed_MW = attend(index, qkv_BTND).view(M, -1)
             if layer is self.layers[-1]:
                 x_MW, mixed_MW = x_MW[wanted_N], mixed_MW[wanted_N]
             x_MW = layer.o(mixed_MW.to(self.dtype), x_MW)
@@ -190,28 +195,42 @@ class Rows:
         with torch.autocast(decoder.device.type, enabled=False):
             last_BW = torch.cat([self._read(ids_BT[rows], length_B[rows], rows, samples) for rows in chunks])
             self.logits_BV = decoder.logits(last_BW).repeat_interleave(samples, dim=0)
-        """Of the next token of every row."""
+        """Of the next token of every row; the next step may write over them."""
+        self._tape: Tape | None = None
 
     def run(self, ids_B: Tensor) -> None:
-        """Append a token to every row, and make the logits of the next ones."""
-        decoder = self.decoder
-        last = decoder.config.context - 1  # where a row stays that has ended with a full context
+        """Append a token to every row, and make the logits of the next ones.
+
+        What a step computes is recorded once and made again after that (`tape.py`), where nothing but our own functions
+        takes part and no window moves.
+        """
+        decoder, config = self.decoder, self.decoder.config
+        last = config.context - 1  # where a row stays that has ended with a full context
         positions_B = (self.length_B + self.made).clamp_(max=last)
         turn_BE = None if self.turns_CE is None else self.turns_CE[positions_B]
         slot = self.prompt + self.made
         self.cache.grow(slot + 1)
-        bias_BS = self._bias(slot)
+        with torch.autocast(decoder.device.type, enabled=False):
+            x_BW = decoder.embed(ids_B, positions_B)
+            if self._tape is not None and self._tape.whole:
+                self._tape.again(x_BW, turn_BE)
+            else:
+                moves = config.window is not None and config.window < self.slots
+                first = self._tape is None and decoder.native and not moves
+                with native.recorded(x_BW, turn_BE) if first else nullcontext(self._tape) as self._tape:
+                    self.logits_BV = self._logits(x_BW, turn_BE, self._bias(slot))
+        self.made += 1
 
+    def _logits(self, x_BW: Tensor, turn_BE: Tensor | None, bias_BS: Tensor | None) -> Tensor:
         def attend(index: int, qkv_BTND: Tensor) -> Tensor:
             return self.cache.attend(index, qkv_BTND[:, 0], turn_BE, bias_BS)
 
-        with torch.autocast(decoder.device.type, enabled=False):
-            self.logits_BV = decoder.logits(decoder.forward(ids_B[:, None], positions_B[:, None], attend))
-        self.made += 1
+        return self.decoder.logits(self.decoder.forward(x_BW, len(x_BW), attend))
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these: indices, ascending."""
         self.cache.keep(rows)
+        self._tape = None
         self.length_B = self.length_B[rows]
         self.bias_BC = None if self.bias_BC is None else self.bias_BC[rows]
 
@@ -226,7 +245,7 @@ class Rows:
 
         positions_BT = torch.arange(T, device=decoder.device).expand(ids_BT.shape)
         last_B = torch.arange(0, ids_BT.numel(), T, device=decoder.device) + length_B - 1
-        return decoder.forward(ids_BT, positions_BT, attend, last_B)
+        return decoder.forward(decoder.embed(ids_BT, positions_BT), len(ids_BT), attend, last_B)
 
     def _bias(self, slot: int) -> Tensor | None:
         """What is added to the scores of the slots up to this one: -inf at holes and before the window."""

@@ -130,7 +130,9 @@ class Decoding:
         if self.made:
             self._forward()
         position_B = self.start_R[self.held_B] + self.made
-        u_B = torch.from_numpy(uniforms(*self.origin, self.keys_R2[self.held_B], position_B))
+        u_B = None
+        if self.sampling.temperature:
+            u_B = torch.from_numpy(uniforms(*self.origin, self.keys_R2[self.held_B], position_B))
         self._ids_B, logp_B = draw(self._rows.logits_BV, self.sampling, u_B, self._seen_BV)
         ids_B, logps_B = torch.stack((self._ids_B.double(), logp_B.double())).cpu().numpy()  # the one wait of a step
         living_B = self.reason_R[self.held_B] == ""

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 #include <vector>
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -369,7 +370,8 @@ static inline const float* turned(const float* x, const float* turn, float* room
 
 template <class T>
 static void attend(T* out, const float* qkv, const float* turn, T* keys, T* values, const float* bias,
-                   long bias_stride, long B, long H, long K, long D, long C, long S, int threads) {
+                   long bias_stride, long B, long H, long K, long D, long C, const int64_t* slots, int threads) {
+  long S = *slots;
   float scale = 1 / std::sqrt(float(D));
 #pragma omp parallel num_threads(threads) if (B * H * D * S > ALONE)
   {
@@ -510,37 +512,39 @@ static void attend_prompts(T* out, const float* qkv, const float* turn, T* keys,
   }
 }
 
+// A function's arguments, of which each is the first bytes of a word.
+template <class... A, size_t... I>
+static void apply(void (*f)(A...), const int64_t* words, std::index_sequence<I...>) {
+  auto as = [&](auto x, size_t i) {
+    memcpy(&x, words + i, sizeof x);
+    return x;
+  };
+  f(as(A(), I)...);
+}
+template <class... A>
+static void apply(void (*f)(A...), const int64_t* words) {
+  apply(f, words, std::index_sequence_for<A...>());
+}
+
 extern "C" {
-#define FOR(name, T)                                                                                            \
-  long pair_##name() { return Factor<T>::pair; }                                                                \
-  void product_##name(float* out, const Factor<T>::Number* x, const T* panels, const float* bias, int onto, long M, \
-                      long I, long O, int threads) {                                                            \
-    product(out, x, panels, bias, onto, M, I, O, threads);                                                      \
-  }                                                                                                             \
-  void gated_##name(T* out, const Factor<T>::Number* x, const T* panels, const float* bias, long M, long I, long F, \
-                    int threads) {                                                                              \
-    gated(out, x, panels, bias, M, I, F, threads);                                                              \
-  }                                                                                                             \
-  void linear_##name(float* out, const T* x, const T* w, long I, long O, int threads) {                         \
-    linear(out, x, w, I, O, threads);                                                                           \
-  }                                                                                                             \
-  void rms_norm_##name(T* out, const float* x, const float* gain, float eps, long M, long W, int threads) {     \
-    rms_norm(out, x, gain, eps, M, W, threads);                                                                 \
-  }                                                                                                             \
-  void swiglu_##name(T* out, const T* in, long M, long F, int threads) { swiglu(out, in, M, F, threads); }      \
-  void likeliest_##name(int64_t* ids, float* logps, const T* logits, long B, long tokens, long allowed, int threads) { \
-    likeliest(ids, logps, logits, B, tokens, allowed, threads);                                                 \
-  }                                                                                                             \
-  void attend_##name(T* out, const float* qkv, const float* turn, T* keys, T* values, const float* bias,        \
-                     long bias_stride, long B, long H, long K, long D, long C, long S, int threads) {           \
-    attend(out, qkv, turn, keys, values, bias, bias_stride, B, H, K, D, C, S, threads);                         \
-  }                                                                                                             \
-  void attend_prompts_##name(T* out, const float* qkv, const float* turn, T* keys, T* values, long window,      \
-                             long copies, long B, long L, long H, long K, long D, long C, int threads) {        \
-    attend_prompts(out, qkv, turn, keys, values, window, copies, B, L, H, K, D, C, threads);                    \
-  }
+#define CALL(name, ...) \
+  void name(const int64_t* words) { apply(__VA_ARGS__, words); }
+#define FOR(name, T)                                  \
+  long pair_##name() { return Factor<T>::pair; }      \
+  CALL(product_##name, product<T, Factor<T>::Number>) \
+  CALL(gated_##name, gated<T, Factor<T>::Number>)     \
+  CALL(linear_##name, linear<T>)                      \
+  CALL(rms_norm_##name, rms_norm<T>)                  \
+  CALL(swiglu_##name, swiglu<T, T>)                   \
+  CALL(likeliest_##name, likeliest<T>)                \
+  CALL(attend_##name, attend<T>)                      \
+  CALL(attend_prompts_##name, attend_prompts<T>)
 FOR(fp32, float)
 FOR(bf16, bf16)
+CALL(swiglu_fp32_bf16, swiglu<bf16, float>)
 long panel() { return PANEL; }
-void swiglu_fp32_bf16(bf16* out, const float* in, long M, long F, int threads) { swiglu(out, in, M, F, threads); }
+// Calls one after another: of each the function, how many words it takes, and these.
+void play(const int64_t* words, long calls) {
+  for (; calls; calls--, words += 2 + words[1]) ((void (*)(const int64_t*))words[0])(words + 2);
+}
 }

@@ -21,35 +21,28 @@ K of keys, K of values; D features of a head, E = D / 2 pairs of them, S slots i
 import ctypes
 import os
 import platform
+import struct
 import subprocess
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ingot.core import artifact
+from ingot.infer import tape
+from ingot.infer.tape import Tape
 
 _SOURCE = Path(__file__).with_name("native.cpp")
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 _PATIENCE = 120
 """Seconds that the compiler may take."""
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
-_POINTER, _LONG, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
-_ARGUMENTS = {
-    "product": [_POINTER] * 4 + [_INT] + [_LONG] * 3 + [_INT],
-    "gated": [_POINTER] * 4 + [_LONG] * 3 + [_INT],
-    "linear": [_POINTER] * 3 + [_LONG] * 2 + [_INT],
-    "rms_norm": [_POINTER] * 3 + [ctypes.c_float] + [_LONG] * 2 + [_INT],
-    "swiglu": [_POINTER] * 2 + [_LONG] * 2 + [_INT],
-    "likeliest": [_POINTER] * 3 + [_LONG] * 3 + [_INT],
-    "attend": [_POINTER] * 6 + [_LONG] * 7 + [_INT],
-    "attend_prompts": [_POINTER] * 5 + [_LONG] * 8 + [_INT],
-}
 
 
 def able(device: torch.device, dtype: torch.dtype, stream: torch.dtype) -> bool:
@@ -97,15 +90,8 @@ def product(
     M, I = len(x_MI), panels_PIL.shape[1]  # noqa: E741
     x_MI = _rows(x_MI, panels_PIL)
     assert onto_MO is None or (onto_MO.shape == (M, outputs) and onto_MO.is_contiguous())
-    out_MO = torch.empty(M, outputs, dtype=torch.float32) if onto_MO is None else onto_MO
-    pointers = (
-        out_MO.data_ptr(),
-        x_MI.data_ptr(),
-        panels_PIL.data_ptr(),
-        None if bias_O is None else bias_O.data_ptr(),
-    )
-    call = _function("product", panels_PIL.dtype)
-    call(*pointers, onto_MO is not None, M, I, outputs, torch.get_num_threads())
+    out_MO = tape.room("product", (M, outputs), torch.float32) if onto_MO is None else onto_MO
+    _call("product", [panels_PIL.dtype], out_MO, x_MI, panels_PIL, bias_O, onto_MO is not None, M, I, outputs)
     return out_MO
 
 
@@ -116,28 +102,24 @@ def gated(panels_PIL: Tensor, features: int, bias_PL: Tensor | None, x_MI: Tenso
         bias_PL: packed alike, in fp32.
     """
     M, I, x_MI = len(x_MI), panels_PIL.shape[1], _rows(x_MI, panels_PIL)  # noqa: E741
-    out_MF = torch.empty(M, features, dtype=panels_PIL.dtype)
-    bias = None if bias_PL is None else bias_PL.data_ptr()
-    call = _function("gated", panels_PIL.dtype)
-    call(out_MF.data_ptr(), x_MI.data_ptr(), panels_PIL.data_ptr(), bias, M, I, features, torch.get_num_threads())
+    out_MF = tape.room("gated", (M, features), panels_PIL.dtype)
+    _call("gated", [panels_PIL.dtype], out_MF, x_MI, panels_PIL, bias_PL, M, I, features)
     return out_MF
 
 
 def linear(x_1I: Tensor, weight_OI: Tensor) -> Tensor:
     """One row's product with weights in its dtype, 1 x O in fp32."""
     (O, I), x_1I = weight_OI.shape, x_1I.contiguous()  # noqa: E741
-    out_1O = torch.empty(1, O, dtype=torch.float32)
-    call = _function("linear", x_1I.dtype)
-    call(out_1O.data_ptr(), x_1I.data_ptr(), weight_OI.data_ptr(), I, O, torch.get_num_threads())
+    out_1O = tape.room("linear", (1, O), torch.float32)
+    _call("linear", [x_1I.dtype], out_1O, x_1I, weight_OI, I, O)
     return out_1O
 
 
 def rms_norm(gain_W: Tensor, eps: float, dtype: torch.dtype, x_MW: Tensor) -> Tensor:
     """RMSNorm of fp32, in the dtype of the products that read it."""
     x_MW = x_MW.contiguous()
-    out_MW, W = torch.empty(x_MW.shape, dtype=dtype), len(gain_W)
-    rows, call = x_MW.numel() // W, _function("rms_norm", dtype)
-    call(out_MW.data_ptr(), x_MW.data_ptr(), gain_W.data_ptr(), eps, rows, W, torch.get_num_threads())
+    out_MW, W = tape.room("rms_norm", x_MW.shape, dtype), len(gain_W)
+    _call("rms_norm", [dtype], out_MW, x_MW, gain_W, eps, x_MW.numel() // W, W)
     return out_MW
 
 
@@ -145,9 +127,8 @@ def swiglu(dtype: torch.dtype, gate_and_up_MF: Tensor) -> Tensor:
     """silu(gate) * up, M x F, of fp32 or the dtype that is asked for."""
     gate_and_up_MF = gate_and_up_MF.contiguous()
     (M, both), given = gate_and_up_MF.shape, gate_and_up_MF.dtype
-    out_MF = torch.empty(M, both // 2, dtype=dtype)
-    call = _function("swiglu", *([dtype] if given == dtype else [given, dtype]))
-    call(out_MF.data_ptr(), gate_and_up_MF.data_ptr(), M, both // 2, torch.get_num_threads())
+    out_MF = tape.room("swiglu", (M, both // 2), dtype)
+    _call("swiglu", [dtype] if given == dtype else [given, dtype], out_MF, gate_and_up_MF, M, both // 2)
     return out_MF
 
 
@@ -155,13 +136,17 @@ def likeliest(logits_BV: Tensor, allowed: int) -> tuple[Tensor, Tensor]:
     """Ids [B] int64 of the greatest of the first logits, of equal ones the lowest, and log-probabilities [B] fp32."""
     (B, V), logits_BV = logits_BV.shape, logits_BV.contiguous()
     ids_B, logps_B = torch.empty(B, dtype=torch.long), torch.empty(B, dtype=torch.float32)
-    call = _function("likeliest", logits_BV.dtype)
-    call(ids_B.data_ptr(), logps_B.data_ptr(), logits_BV.data_ptr(), B, V, allowed, torch.get_num_threads())
+    _call("likeliest", [logits_BV.dtype], ids_B, logps_B, logits_BV, B, V, allowed)
     return ids_B, logps_B
 
 
 def attend(
-    qkv_BND: Tensor, turn_BE: Tensor | None, keys_BKCD: Tensor, values_BKCD: Tensor, bias_BS: Tensor | None, S: int
+    qkv_BND: Tensor,
+    turn_BE: Tensor | None,
+    keys_BKCD: Tensor,
+    values_BKCD: Tensor,
+    bias_BS: Tensor | None,
+    used: tape.Word,
 ) -> Tensor:
     """Write keys and values of the newest slot, and mix the values of all S: B x (H D) in the dtype of the cache.
 
@@ -169,6 +154,7 @@ def attend(
         qkv_BND: queries of H heads, keys and values of K, in fp32.
         turn_BE: what queries and keys are turned by, in complex fp32; None: by nothing.
         bias_BS: added to the scores, fp32.
+        used: S, as it will be where the call is made again.
     """
     (B, N, D), (K, C) = qkv_BND.shape, keys_BKCD.shape[1:3]
     assert qkv_BND.dtype == torch.float32
@@ -176,12 +162,10 @@ def attend(
     assert keys_BKCD.is_contiguous()
     assert values_BKCD.is_contiguous()
     assert turn_BE is None or (turn_BE.shape == (B, D // 2) and turn_BE.is_contiguous())
-    out_BV = torch.empty(B, (N - 2 * K) * D, dtype=keys_BKCD.dtype)
-    bias = (None, 0) if bias_BS is None else (bias_BS.data_ptr(), bias_BS.stride(0))
-    turn = None if turn_BE is None else turn_BE.data_ptr()
-    tables = (keys_BKCD.data_ptr(), values_BKCD.data_ptr())
-    call = _function("attend", keys_BKCD.dtype)
-    call(out_BV.data_ptr(), qkv_BND.data_ptr(), turn, *tables, *bias, B, N - 2 * K, K, D, C, S, torch.get_num_threads())
+    H, bias_stride = N - 2 * K, 0 if bias_BS is None else bias_BS.stride(0)
+    out_BV = tape.room("attend", (B, H * D), keys_BKCD.dtype)
+    tensors = (out_BV, qkv_BND, turn_BE, keys_BKCD, values_BKCD, bias_BS)
+    _call("attend", [keys_BKCD.dtype], *tensors, bias_stride, B, H, K, D, C, ctypes.addressof(used))
     return out_BV
 
 
@@ -203,11 +187,11 @@ def attend_prompts(
     assert values_RKCD.is_contiguous()
     assert B * samples == R
     assert turn_TE is None or (turn_TE.shape == (T, D // 2) and turn_TE.is_contiguous())
-    out_BTV = torch.empty(B, T, (N - 2 * K) * D, dtype=keys_RKCD.dtype)
-    turn = None if turn_TE is None else turn_TE.data_ptr()
-    pointers = (out_BTV.data_ptr(), qkv_BTND.data_ptr(), turn, keys_RKCD.data_ptr(), values_RKCD.data_ptr())
-    call = _function("attend_prompts", keys_RKCD.dtype)
-    call(*pointers, window or T, samples, B, T, N - 2 * K, K, D, C, torch.get_num_threads())
+    H, tables = N - 2 * K, (keys_RKCD, values_RKCD)
+    out_BTV = torch.empty(B, T, H * D, dtype=keys_RKCD.dtype)
+    _call(
+        "attend_prompts", [keys_RKCD.dtype], out_BTV, qkv_BTND, turn_TE, *tables, window or T, samples, B, T, H, K, D, C
+    )
     return out_BTV
 
 
@@ -218,10 +202,34 @@ def _rows(x_MI: Tensor, panels_PIL: Tensor) -> Tensor:
     return x_MI if _pair(x_MI.dtype) > 1 else x_MI.float()
 
 
+def recorded(*inputs: Tensor | None) -> AbstractContextManager[Tape]:
+    """What is called meanwhile, as a tape; what of it differs from time to time comes as inputs."""
+    library = _library()
+    assert library is not None
+    return tape.record(library.play, inputs)
+
+
+def _call(name: str, dtypes: Sequence[torch.dtype], *arguments: Tensor | float | None) -> None:
+    """Call a function, whose last argument is the number of threads."""
+    words = [_word(argument) for argument in arguments]
+    tape.call(_function(name, *dtypes), *words, torch.get_num_threads())
+
+
+def _word(argument: Tensor | float | None) -> int:
+    if isinstance(argument, Tensor):
+        return argument.data_ptr()
+    return _bits(argument) if isinstance(argument, float) else argument or 0
+
+
 @cache
-def _function(name: str, *dtypes: torch.dtype) -> Callable[..., None]:
+def _bits(number: float) -> int:
+    return struct.unpack("<q", struct.pack("<fi", number, 0))[0]
+
+
+@cache
+def _function(name: str, *dtypes: torch.dtype) -> Any:
     function = getattr(_library(), "_".join((name, *(_NAMES[dtype] for dtype in dtypes))))
-    function.argtypes, function.restype = _ARGUMENTS[name], None
+    function.argtypes, function.restype = [ctypes.c_void_p], None
     return function
 
 
@@ -246,5 +254,7 @@ def _library() -> ctypes.CDLL | None:
                 command = [*compiler.split(), *_FLAGS, str(_SOURCE), "-o", str(made)]
                 subprocess.run(command, check=True, capture_output=True, timeout=_PATIENCE)
                 made.replace(path)  # whole, whoever else builds it
-        return ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(path))
+        library.play.argtypes, library.play.restype = [ctypes.c_void_p, ctypes.c_long], None
+        return library
     return None

@@ -79,11 +79,13 @@ class Sampling:
             )
 
 
-def draw(logits_BV: Tensor, sampling: Sampling, u_B: Tensor, seen_BV: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def draw(
+    logits_BV: Tensor, sampling: Sampling, u_B: Tensor | None, seen_BV: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """One token for each row, and its log-probability under the model at the temperature (1 if greedy).
 
     Args:
-        u_B: one number in [0, 1) for each row; a greedy draw does not read it.
+        u_B: one number in [0, 1) for each row; a greedy draw needs none.
         seen_BV: True at the ids that a row holds already; read where there is a repetition penalty.
 
     Returns:
@@ -101,7 +103,11 @@ def draw(logits_BV: Tensor, sampling: Sampling, u_B: Tensor, seen_BV: Tensor | N
         assert seen_BV is not None, "a repetition penalty needs to know the ids of each row"
         scaled_BV = penalise(logits_BV, seen_BV, sampling.repetition_penalty) / temperature
     scaled_BV = scaled_BV[:, : sampling.vocab]
-    ids_B = likeliest(scaled_BV) if sampling.temperature == 0 else truncate(scaled_BV, sampling).pick(u_B)
+    if sampling.temperature == 0:
+        ids_B = likeliest(scaled_BV)
+    else:
+        assert u_B is not None, "a draw that is not greedy needs a number for each row"
+        ids_B = truncate(scaled_BV, sampling).pick(u_B)
     return ids_B, logp_BV.gather(1, ids_B[:, None]).squeeze(1)
 
 

@@ -1,0 +1,109 @@
+"""Steps made again from a tape equal steps computed anew, to the bit; what cannot be made again is noticed."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ingot.infer import native, tape
+from ingot.infer.decoder import Decoder, Rows
+from ingot.infer.product import Way
+from ingot.model.settings import ModelSettings
+from ingot.model.transformer import build
+
+VOCAB, STEPS = 37, 9
+
+pytestmark = pytest.mark.skipif(
+    not native.able(torch.device("cpu"), torch.float32, torch.float32), reason="no compiler"
+)
+
+
+def _rows(family="llama", lengths=(6, 6, 6), dtype=torch.float32, **settings):
+    model = build(
+        ModelSettings(**{"depth": 2, "width": 48, "heads": 6, "family": family, **settings}).resolve(VOCAB), 2
+    )
+    generator = torch.Generator().manual_seed(1)
+    ids_BT = torch.randint(VOCAB, (len(lengths), max(lengths)), generator=generator)
+    with torch.inference_mode():
+        return Rows(Decoder(model, dtype), ids_BT, torch.tensor(lengths), STEPS)
+
+
+def _run(rows, taped, dropped_at=None):
+    """Logits of some steps."""
+    ids_SB, found = torch.randint(VOCAB, (STEPS, 3), generator=torch.Generator().manual_seed(4)), []
+    with torch.inference_mode():
+        for step, ids_B in enumerate(ids_SB):
+            if step == dropped_at:
+                rows.keep(torch.tensor([0, 2]))
+            if not taped:
+                rows._tape = None
+            rows.run(ids_B[: len(rows.length_B)])
+            found.append(rows.logits_BV.clone())
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lengths", [(6, 6, 6), (6, 2, 5)])
+@pytest.mark.parametrize("dropped_at", [None, 1, 5])
+@pytest.mark.parametrize("settings", [{}, {"kv_heads": 2, "tied": True}, {"bias": "all"}])
+def test_steps_made_again_equal_steps_computed_anew(settings, dropped_at, lengths, dtype):
+    again, anew = (_rows(lengths=lengths, dtype=dtype, **settings) for _ in range(2))
+    for one, other in zip(_run(again, True, dropped_at), _run(anew, False, dropped_at), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_steps_are_made_again_without_python(monkeypatch):
+    rows, called, calls = _rows(), [], tape.call
+    if rows.decoder.way is not Way.PANELS:
+        pytest.skip("weights do not lie in panels here")
+    monkeypatch.setattr(tape, "call", lambda *words: (called.append(words), calls(*words)))
+    _run(rows, True)
+    assert rows._tape.whole
+    assert len(called) == rows._tape.calls == 2 * 7 + 2  # norm, q k v, attention, o, norm, SwiGLU, down; norm, head
+
+
+@pytest.mark.parametrize(
+    "settings", [{"family": "gpt2"}, {"family": "qwen3"}, {"heads": 5, "head_size": 7, "positions": "learned"}]
+)
+def test_what_torch_takes_part_in_is_computed_anew(settings):
+    again, anew = (_rows(dtype=torch.bfloat16, **settings) for _ in range(2))
+    found, wanted = _run(again, True, 5), _run(anew, False, 5)
+    assert not again._tape.whole
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def test_a_window_that_moves_is_no_tape():
+    rows = _rows("mistral", window=8)
+    _run(rows, True)
+    assert rows._tape is None
+    rows = _rows("mistral", window=40)
+    _run(rows, True)
+    assert rows._tape is not None
+
+
+def test_outputs_of_a_kind_share_memory_while_calls_are_written_down():
+    gain = torch.ones(4)
+    with native.recorded() as recorded:
+        x = torch.empty(2, 4)
+        norms = [native.rms_norm(gain, 1e-5, torch.float32, x) for _ in range(2)]
+        other = native.rms_norm(gain, 1e-5, torch.float32, x[:1])
+    assert norms[0].data_ptr() == norms[1].data_ptr() != other.data_ptr()
+    assert (recorded.calls, recorded.whole) == (3, True)
+    x.copy_(torch.arange(8.0).view(2, 4))
+    recorded.again()
+    assert torch.equal(norms[0], native.rms_norm(gain, 1e-5, torch.float32, x))
+    with native.recorded() as recorded:
+        native.rms_norm(gain, 1e-5, torch.float32, x + 1)
+    assert not recorded.whole
+
+
+def test_recording_does_not_import_torchs_compiler():
+    """Which takes a second and 100 MB."""
+    program = (
+        "import sys, torch\nfrom ingot.infer import native\n"
+        "with native.recorded(): torch.empty(1)\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
