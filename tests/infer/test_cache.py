@@ -5,6 +5,7 @@ import torch
 
 from ingot.infer import native
 from ingot.infer.cache import Cache
+from ingot.model.attention import causal_mask
 from ingot.model.settings import ModelSettings
 
 ROWS, PROMPT, NEW = 3, 70, 65
@@ -47,7 +48,7 @@ def test_attention_over_the_slots_in_use(dropped_at, dtype, atol, kv_heads, comp
         for some in (slice(0, 2), slice(2, 3)):
             k, v = (x[some, :, :PROMPT].transpose(1, 2) for x in (k_BKSD, v_BKSD))
             q = torch.randn(*k.shape[:2], 4, 8).to(dtype)
-            cache.read(layer, some, torch.cat((q, k, v), dim=2).to(wide), None, 1)
+            cache.read(layer, some, torch.cat((q, k, v), dim=2).to(wide), None)
         for step, q_BHD in enumerate(q_SBHD):
             if step == dropped_at:
                 rows = torch.tensor([0, 2])
@@ -84,8 +85,10 @@ def test_prompts_attend_to_themselves_and_leave_keys_and_values(dtype, atol, sam
     turn_TE = torch.complex(angle.cos(), angle.sin())
     q, k, v = qkv_BTND.split((4, 2, 2), dim=2)
     q, k = (_turned(x.flatten(0, 1), turn_TE.repeat(2, 1)).view(x.shape).transpose(1, 2) for x in (q, k))
+    mask_TT = causal_mask(T, window, torch.device("cpu")) if window and window < T else None
+    turn = turn_TE.to(torch.complex128 if wide == torch.float64 else torch.complex64)
     with torch.inference_mode():
-        found = cache.read(1, slice(samples, 3 * samples), qkv_BTND.to(wide), turn_TE.to(_complex(wide)), samples)
+        found = cache.read(1, slice(samples, 3 * samples), qkv_BTND.to(wide), turn, samples, mask_TT)
     age = torch.arange(T)[:, None] - torch.arange(T)
     hidden = (age < 0) | (age >= (window or T))
     for t in range(T):
@@ -98,7 +101,3 @@ def test_prompts_attend_to_themselves_and_leave_keys_and_values(dtype, atol, sam
         assert table[0].isnan().all()
         assert table[1, :samples].isnan().all()
         assert table[1, :, :, T:].isnan().all()
-
-
-def _complex(real):
-    return torch.complex128 if real == torch.float64 else torch.complex64

@@ -126,8 +126,9 @@ def test_the_activation_of_a_product(built, rows, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 4, 64), (6, 2, 8), (4, 1, 33), (2, 2, 130)])
 @pytest.mark.parametrize(("length", "window"), [(1, None), (7, 3), (49, None), (150, 60), (97, 1)])
-def test_attention_of_prompts(built, length, window, heads, kv_heads, size, dtype):
-    prompts, samples, capacity = 2, 2, length + 9
+@pytest.mark.parametrize(("prompts", "threads"), [(2, 1), (1, 3)])
+def test_attention_of_prompts(built, prompts, threads, length, window, heads, kv_heads, size, dtype):
+    samples, capacity = 2, length + 9
     qkv, turn = _drawn(prompts, length, heads + 2 * kv_heads, size), None
     q, k, v = qkv.double().split((heads, kv_heads, kv_heads), dim=2)
     if size % 2 == 0:
@@ -138,7 +139,12 @@ def test_attention_of_prompts(built, length, window, heads, kv_heads, size, dtyp
             for x in (q, k)
         )
     keys, values = (torch.full((prompts * samples, kv_heads, capacity, size), torch.nan, dtype=dtype) for _ in "kv")
-    found = native.attend_prompts(qkv, turn, keys, values, window, samples)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)  # three cannot share one head of keys: its queries are apart
+    try:
+        found = native.attend_prompts(qkv, turn, keys, values, window, samples)
+    finally:
+        torch.set_num_threads(before)
     assert found.dtype == dtype
     age = torch.arange(length)[:, None] - torch.arange(length)
     k, v = (x.to(dtype).double() for x in (k, v))
@@ -194,6 +200,26 @@ def test_attention(built, slots, rows, heads, kv_heads, size, dtype):
         found = native.attend(qkv, turn, keys, values, some, Word(slots))
         assert found.dtype == dtype
         assert float((found.double() - wanted).norm()) <= 3 * DTYPES[dtype] * float(wanted.norm())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_step_made_again_reads_its_inputs_anew(built, dtype):
+    """Also where rows in bf16 are multiplied as floats."""
+    gain, weight, x = torch.ones(16), _drawn(33, 16, dtype=dtype), _drawn(5, 16)
+    panels, gates = native.pack(weight), native.pack_gated(weight, weight)
+
+    def step(x):
+        normed = native.rms_norm(gain, 1e-5, dtype, x)
+        return native.product(panels, 33, None, normed), native.gated(gates, 33, None, normed)
+
+    with torch.inference_mode():
+        with native.recorded(x) as recorded:
+            found = step(x)
+        assert recorded.whole
+        other = _drawn(5, 16) + 1
+        recorded.again(other)
+        for one, wanted in zip(found, step(other.clone()), strict=True):
+            assert torch.equal(one, wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,7 +1,7 @@
 // What decoding does on a CPU: see native.py.
 //
-// Shapes: I inputs, O outputs, M rows, W width, F features; B rows, H query heads, K key heads, D features of a head,
-// S slots in use of C.
+// Shapes: I inputs, O outputs, M rows, W width, F features; B rows, or prompts of L tokens, H query heads, K key heads, D
+// features of a head, S slots in use of C.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -207,9 +207,26 @@ static inline void pass(const X* x, const T* panels, long group, long M, long I,
     }
 }
 
-template <class T, class X>
-static void product(float* out, const X* x, const T* panels, const float* bias, bool onto, long M, long I, long O,
+// Rows as they are multiplied: in floats where the CPU has no products in bf16.
+template <class T>
+static const T* ready(const T* x, long, std::vector<T>&, int) { return x; }
+static inline const float* ready(const bf16* x, long size, std::vector<float>& room, int threads) {
+  room.resize(size);
+#pragma omp parallel for num_threads(threads) schedule(static) if (size > ALONE)
+  for (long i = 0; i < size; i += V) {
+    if (i + V <= size)
+      store(&room[i], load(x + i));
+    else
+      store(&room[i], load(x + i, size - i), size - i);
+  }
+  return room.data();
+}
+
+template <class T>
+static void product(float* out, const T* rows_in, const T* panels, const float* bias, bool onto, long M, long I, long O,
                     int threads) {
+  std::vector<typename Factor<T>::Number> room;
+  auto x = ready(rows_in, M * I, room, threads);
   pass(x, panels, 1, M, I, (O + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
     float sums[ROWS * PANEL];
     multiply(0, sums);
@@ -265,8 +282,10 @@ static void swiglu(T* out, const In* gate_and_up, long M, long F, int threads) {
 }
 
 // The same of a product: a panel of gates, then one of what they are multiplied with, and so on; biases alike.
-template <class T, class X>
-static void gated(T* out, const X* x, const T* panels, const float* bias, long M, long I, long F, int threads) {
+template <class T>
+static void gated(T* out, const T* rows_in, const T* panels, const float* bias, long M, long I, long F, int threads) {
+  std::vector<typename Factor<T>::Number> room;
+  auto x = ready(rows_in, M * I, room, threads);
   pass(x, panels, 2, M, I, (F + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
     float gates[ROWS * PANEL], ups[ROWS * PANEL];
     multiply(0, gates);
@@ -437,7 +456,7 @@ static void mix_rows(T* out, long stride, const X* query, const Panels<T>& table
   long first = std::max(0L, t + 1 - window) / PANEL * PANEL, seen = t + rows - first;
   long whole = (seen + V - 1) / V * V, width = seen + seen % table.pair;
   float sums[ROWS * PANEL], share[ROWS];
-  score.resize(rows * whole + PANEL);
+  score.resize(rows * whole);
   weight.resize(rows * width + V);
   for (long p = 0; p < seen; p += PANEL) {
     const T* panel = &table.keys[(first + p) * table.features];
@@ -462,13 +481,13 @@ static void mix_rows(T* out, long stride, const X* query, const Panels<T>& table
   }
 }
 
-// Prompts of L tokens. Where there are fewer heads of keys than threads, queries that share one are apart.
+// Prompts of L tokens. Where threads cannot share the heads of keys evenly, queries of one head are tasks of their own.
 template <class T>
 static void attend_prompts(T* out, const float* qkv, const float* turn, T* keys, T* values, long window, long copies,
                            long B, long L, long H, long K, long D, long C, int threads) {
   typedef typename Factor<T>::Number X;
   float scale = 1 / std::sqrt(float(D));
-  long N = H + 2 * K, parts = B * K < threads ? H / K : 1;
+  long N = H + 2 * K, parts = B * K % threads ? H / K : 1;
 #pragma omp parallel num_threads(threads) if (B * L * N * D > ALONE)
   {
     Panels<T> table(D, L);
@@ -531,8 +550,8 @@ extern "C" {
   void name(const int64_t* words) { apply(__VA_ARGS__, words); }
 #define FOR(name, T)                                  \
   long pair_##name() { return Factor<T>::pair; }      \
-  CALL(product_##name, product<T, Factor<T>::Number>) \
-  CALL(gated_##name, gated<T, Factor<T>::Number>)     \
+  CALL(product_##name, product<T>) \
+  CALL(gated_##name, gated<T>)     \
   CALL(linear_##name, linear<T>)                      \
   CALL(rms_norm_##name, rms_norm<T>)                  \
   CALL(swiglu_##name, swiglu<T, T>)                   \

@@ -1,4 +1,4 @@
-"""What decoding needs on a CPU, in C++ (`native.cpp`), built once by the machine's own compiler in two seconds.
+"""What decoding needs on a CPU, in C++ (`native.cpp`), built once by the machine's own compiler in three seconds.
 
 - Products. Weights lie in panels: of some outputs, three registers of them, all weights of the first input side by
   side, then those of the second. A number of a row, repeated over a register, meets three registers of weights; 8 rows
@@ -12,10 +12,12 @@
   SwiGLU: one call each in place of three to ten operations, and SwiGLU none beside panels.
 
 Without a compiler, in fp64 and on a GPU the same is done by torch's operations. Rejected: torch's compiler, which takes
-half a minute where this takes two seconds, and a step as one call, which would be the architecture written twice.
+half a minute where this takes three seconds, and a step as one function, which would be the architecture written twice
+(`tape.py` has what is done instead).
 
-Shapes: I inputs, O outputs, M rows, P panels of L outputs, W width, F features; B rows, N = H + 2K heads: H of queries,
-K of keys, K of values; D features of a head, E = D / 2 pairs of them, S slots in use of C.
+Shapes: I inputs, O outputs, M rows, P panels of L outputs, W width, F features; B rows, or prompts of T tokens and R
+rows, N = H + 2K heads: H of queries, K of keys, K of values; D features of a head, E = D / 2 pairs of them, S slots in
+use of C.
 """
 
 import ctypes
@@ -88,7 +90,7 @@ def product(
         onto_MO: in fp32, contiguous; it holds the sum then, and is what is returned.
     """
     M, I = len(x_MI), panels_PIL.shape[1]  # noqa: E741
-    x_MI = _rows(x_MI, panels_PIL)
+    x_MI = _pairs(x_MI, panels_PIL)
     assert onto_MO is None or (onto_MO.shape == (M, outputs) and onto_MO.is_contiguous())
     out_MO = tape.room("product", (M, outputs), torch.float32) if onto_MO is None else onto_MO
     _call("product", [panels_PIL.dtype], out_MO, x_MI, panels_PIL, bias_O, onto_MO is not None, M, I, outputs)
@@ -101,7 +103,7 @@ def gated(panels_PIL: Tensor, features: int, bias_PL: Tensor | None, x_MI: Tenso
     Args:
         bias_PL: packed alike, in fp32.
     """
-    M, I, x_MI = len(x_MI), panels_PIL.shape[1], _rows(x_MI, panels_PIL)  # noqa: E741
+    M, I, x_MI = len(x_MI), panels_PIL.shape[1], _pairs(x_MI, panels_PIL)  # noqa: E741
     out_MF = tape.room("gated", (M, features), panels_PIL.dtype)
     _call("gated", [panels_PIL.dtype], out_MF, x_MI, panels_PIL, bias_PL, M, I, features)
     return out_MF
@@ -154,7 +156,7 @@ def attend(
         qkv_BND: queries of H heads, keys and values of K, in fp32.
         turn_BE: what queries and keys are turned by, in complex fp32; None: by nothing.
         bias_BS: added to the scores, fp32.
-        used: S, as it will be where the call is made again.
+        used: where S stands; it is read whenever the call is made, so it must live as long as a tape of it.
     """
     (B, N, D), (K, C) = qkv_BND.shape, keys_BKCD.shape[1:3]
     assert qkv_BND.dtype == torch.float32
@@ -195,18 +197,17 @@ def attend_prompts(
     return out_BTV
 
 
-def _rows(x_MI: Tensor, panels_PIL: Tensor) -> Tensor:
-    """Rows as they are multiplied with panels: whole pairs; fp32 where the CPU has no products in bf16."""
-    x_MI = F.pad(x_MI, (0, 1)) if x_MI.shape[1] < panels_PIL.shape[1] else x_MI.contiguous()
-    assert x_MI.dtype == panels_PIL.dtype
-    return x_MI if _pair(x_MI.dtype) > 1 else x_MI.float()
-
-
 def recorded(*inputs: Tensor | None) -> AbstractContextManager[Tape]:
     """What is called meanwhile, as a tape; what of it differs from time to time comes as inputs."""
     library = _library()
     assert library is not None
     return tape.record(library.play, inputs)
+
+
+def _pairs(x_MI: Tensor, panels_PIL: Tensor) -> Tensor:
+    """Rows of whole pairs, as the panels have them."""
+    assert x_MI.dtype == panels_PIL.dtype
+    return F.pad(x_MI, (0, 1)) if x_MI.shape[1] < panels_PIL.shape[1] else x_MI.contiguous()
 
 
 def _call(name: str, dtypes: Sequence[torch.dtype], *arguments: Tensor | float | None) -> None:

@@ -93,6 +93,7 @@ def gated(gate: nn.Linear, up: nn.Linear, dtype: torch.dtype, way: Way, own: boo
     if way is not Way.PANELS:
         together, swiglu = product([gate, up], dtype, way), partial(native.swiglu, dtype) if own else _swiglu
         return lambda x_MI: swiglu(together(x_MI))
+    assert (gate.bias is None) == (up.bias is None), "layers with and without a bias side by side"
     panels = native.pack_gated(*(matrix(layer).to(dtype) for layer in (gate, up)))
     bias = None if gate.bias is None else native.pack_gated(gate.bias.float(), up.bias.float())
     return partial(native.gated, panels, gate.out_features, bias)

@@ -38,8 +38,9 @@ class Tape:
     def __init__(self, play: Any, inputs: Sequence[Tensor | None]):
         self.play, self.inputs, self.calls, self.words = play, inputs, 0, list[int]()
         self.rooms: dict[tuple[str, tuple[int, ...], torch.dtype], Tensor] = {}
-        self.whole = True
-        """Nothing but these calls computed."""
+        self.whole = False
+        """It has ended, and nothing but these calls computed."""
+        self.others = False
 
     def add(self, function: int, words: ctypes.Array[Any]) -> None:
         """Write down a call: where the function is, and its arguments."""
@@ -55,6 +56,10 @@ class Tape:
 
     def end(self) -> None:
         """Nothing is added from now on."""
+        self.whole = not self.others
+        if self.others:
+            self.inputs, self.words = (), []
+            self.rooms.clear()
         self._packed = (Word * len(self.words))(*self.words)
 
 
@@ -93,7 +98,8 @@ def room(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 class _Watch(TorchDispatchMode):
-    """Sees every operation of torch's: a tape beside which one computes is not whole."""
+    """Sees every operation of torch's: beside one that computes, which is all but views and new memory, a tape is not
+    whole. What calls itself a view may be a copy (`to`, `contiguous`), so its memory is looked at."""
 
     def __init__(self, tape: Tape):
         super().__init__()
@@ -105,6 +111,11 @@ class _Watch(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not func.is_view and func is not torch.ops.aten.empty.memory_format:
-            self.tape.whole = False
-        return func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        new = func is torch.ops.aten.empty.memory_format
+        self.tape.others |= not new and not (func.is_view and _memory(out) in map(_memory, args))
+        return out
+
+
+def _memory(tensor: Any) -> int | None:
+    return tensor.untyped_storage().data_ptr() if isinstance(tensor, Tensor) else None
