@@ -1,6 +1,8 @@
 """Our own functions for a CPU against the same in float64, as they are built for this machine and for any other."""
 
+import os
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +102,14 @@ def test_norm_and_activation(built, rows, dtype):
         wanted = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * gain.double()
         _close(native.rms_norm(gain, 1e-5, dtype, x), wanted, dtype)
         _close(native.rms_norm(gain, 1e-5, torch.float32, x.expand(2, -1, -1)), wanted.expand(2, -1, -1), dtype)
+        x += 100  # a mean that is large beside what is left without it
+        wanted = torch.nn.functional.layer_norm(x.double(), (size,), gain.double(), None, 1e-5)
+        spread = (x.double().var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
+        of_the_mean = 3e-5 * gain.double().abs() / spread  # of numbers near 100; torch in fp32 errs by 1e-5
+        for some in (torch.zeros(size), gain - 1):
+            found = native.layer_norm(gain, some if some.any() else None, 1e-5, dtype, x).double()
+            near = of_the_mean + DTYPES[dtype] * ((wanted + some).abs() + 1)
+            assert ((found - wanted - some).abs() <= near).all()
         for given in {torch.float32, dtype}:
             both = (20 * _drawn(rows, 2 * size)).to(given)
             gate, up = both.double().chunk(2, dim=-1)
@@ -157,6 +167,29 @@ def test_attention_of_prompts(built, prompts, threads, length, window, heads, kv
     weight = score.masked_fill((age < 0) | (age >= (window or length)), -torch.inf).softmax(-1)
     wanted = torch.einsum("bhts,bshd->bthd", weight, v).flatten(2)
     assert float((found.double() - wanted).norm()) <= 3 * DTYPES[dtype] * float(wanted.norm())
+
+
+def test_the_norm_of_some_heads_leaves_the_others(built):
+    for size in SIZES:
+        qkv, gain = 3 * _drawn(2, 5, 7, size), _drawn(size)
+        given = qkv.double()
+        wanted = given / (given.square().mean(-1, keepdim=True) + 1e-5).sqrt() * gain.double()
+        native.norm_heads(gain, 1e-5, qkv, slice(2, 5))
+        _close(qkv[:, :, 2:5], wanted[:, :, 2:5], torch.float32)
+        assert torch.equal(qkv[:, :, :2].double(), given[:, :, :2])
+        assert torch.equal(qkv[:, :, 5:].double(), given[:, :, 5:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_of_a_product(built, approximate, dtype):
+    x = torch.linspace(-12, 12, 1001)[:, None].to(dtype)
+    for bias in (None, torch.linspace(-1, 1, 100)):
+        found = native.gelu(native.pack(torch.ones(100, 1, dtype=dtype)), 100, bias, approximate == "tanh", x)
+        inner = x.double() + (torch.zeros(100) if bias is None else bias)
+        wanted = torch.nn.functional.gelu(inner.double(), approximate=approximate)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), wanted, rtol=DTYPES[dtype], atol=1e-6)
 
 
 def test_numbers_at_the_ends_of_their_range(built):
@@ -240,6 +273,13 @@ def test_the_likeliest_token(built, dtype):
     assert logps[0].isnan()
     assert ids[1] == 600
     assert float(logps[1]) == pytest.approx(-4.60517, abs=1e-5)
+
+
+def test_where_there_is_a_compiler_it_builds(anew):
+    """Else every other test here would be skipped."""
+    if os.environ.get("CXX") or shutil.which("g++") is None:
+        pytest.skip("no g++")
+    assert native.able(CPU, torch.float32, torch.float32)
 
 
 def test_it_is_built_once_and_whole(anew):

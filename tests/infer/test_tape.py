@@ -44,7 +44,9 @@ def _run(rows, taped, dropped_at=None):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("lengths", [(6, 6, 6), (6, 2, 5)])
 @pytest.mark.parametrize("dropped_at", [None, 1, 5])
-@pytest.mark.parametrize("settings", [{}, {"kv_heads": 2, "tied": True}, {"bias": "all"}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"kv_heads": 2, "tied": True}, {"bias": "all"}, {"family": "gpt2"}, {"family": "qwen3"}]
+)
 def test_steps_made_again_equal_steps_computed_anew(settings, dropped_at, lengths, dtype):
     again, anew = (_rows(lengths=lengths, dtype=dtype, **settings) for _ in range(2))
     for one, other in zip(_run(again, True, dropped_at), _run(anew, False, dropped_at), strict=True):
@@ -60,7 +62,7 @@ def test_steps_are_made_again_without_python(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"family": "gpt2"}, {"family": "qwen3"}, {"heads": 5, "head_size": 7, "positions": "learned"}]
+    "settings", [{"norm": "layer", "qk_norm": True}, {"heads": 5, "head_size": 7, "positions": "learned"}]
 )
 def test_what_torch_takes_part_in_is_computed_anew(settings):
     again, anew = (_rows(dtype=torch.bfloat16, **settings) for _ in range(2))

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ingot.infer import native
 from ingot.infer.cache import Cache
-from ingot.infer.product import Product, Way, gated, head_product, product, way
+from ingot.infer.product import Product, Way, gated, gelu, head_product, product, way
 from ingot.infer.tape import Tape
 from ingot.model.attention import causal_mask
 from ingot.model.feedforward import GELU, SwiGLU
@@ -47,8 +47,9 @@ Function = Callable[[Tensor], Tensor]
 class _Layer:
     attention_norm: Function
     qkv: Product
-    q_norm: Function | None
-    k_norm: Function | None
+    q_norm: Callable[[Tensor, slice], None] | None
+    k_norm: Callable[[Tensor, slice], None] | None
+    """Of some heads of queries, keys and values, in place."""
     o: Product
     ffn_norm: Function
     inner: Function
@@ -92,8 +93,8 @@ class Decoder:
         return _Layer(
             attention_norm=self._norm(block.attention_norm, self.dtype),
             qkv=together([attention.q, attention.k, attention.v], order_O=self.order_O),
-            q_norm=None if attention.q_norm is None else self._norm(attention.q_norm, self.stream, self.pairs_D),
-            k_norm=None if attention.k_norm is None else self._norm(attention.k_norm, self.stream, self.pairs_D),
+            q_norm=None if attention.q_norm is None else self._head_norm(attention.q_norm),
+            k_norm=None if attention.k_norm is None else self._head_norm(attention.k_norm),
             o=together([attention.o]),
             ffn_norm=self._norm(block.ffn_norm, self.dtype),
             inner=self._inner(block.ffn),
@@ -103,8 +104,7 @@ class Decoder:
     def _inner(self, ffn: SwiGLU | GELU) -> Function:
         if isinstance(ffn, SwiGLU):
             return gated(ffn.gate, ffn.up, self.dtype, self.way, self.native)
-        up, approximate = product([ffn.up], self.dtype, self.way), ffn.approximate
-        return lambda x_MW: F.gelu(up(x_MW), approximate=approximate)
+        return gelu(ffn.up, ffn.approximate, self.dtype, self.way)
 
     def _order(self) -> Tensor:
         """Which rows of the matrices of queries, keys and values, side by side, give which feature."""
@@ -116,11 +116,24 @@ class Decoder:
         """A norm of the stream's precision, which may come in that of what reads it."""
         gain = norm.weight.detach().to(self.stream)[order]
         if isinstance(norm, LayerNorm):
-            bias = None if norm.bias is None else norm.bias.detach().to(self.stream)[order]
+            bias = None if norm.bias is None else norm.bias.detach().to(self.stream)[order].contiguous()
+            if self.native:
+                return partial(native.layer_norm, gain.contiguous(), bias, norm.eps, into)
             return partial(F.layer_norm, normalized_shape=gain.shape, weight=gain, bias=bias, eps=norm.eps)
         if self.native:
             return partial(native.rms_norm, gain.contiguous(), norm.eps, into)
         return partial(_rms, gain, torch.tensor(norm.eps, dtype=self.stream, device=self.device))
+
+    def _head_norm(self, norm: RMSNorm | LayerNorm) -> Callable[[Tensor, slice], None]:
+        if self.native and isinstance(norm, RMSNorm):
+            gain = norm.weight.detach().to(self.stream)[self.pairs_D].contiguous()
+            return partial(native.norm_heads, gain, norm.eps)
+        normed = self._norm(norm, self.stream, self.pairs_D)
+
+        def in_place(qkv_BTND: Tensor, heads: slice) -> None:
+            qkv_BTND[:, :, heads] = normed(qkv_BTND[:, :, heads])
+
+        return in_place
 
     def table(self, positions: int) -> Tensor | None:
         """What turns the pairs at the first positions: positions x E complex; None with learned positions."""
@@ -158,8 +171,8 @@ class Decoder:
             qkv_BTND = layer.qkv(layer.attention_norm(x_MW).to(self.dtype)).to(self.stream)
             qkv_BTND = qkv_BTND.view(rows, M // rows, -1, config.head_size)
             if layer.q_norm is not None and layer.k_norm is not None:
-                qkv_BTND[:, :, :q] = layer.q_norm(qkv_BTND[:, :, :q])
-                qkv_BTND[:, :, q:qk] = layer.k_norm(qkv_BTND[:, :, q:qk])
+                layer.q_norm(qkv_BTND, slice(0, q))
+                layer.k_norm(qkv_BTND, slice(q, qk))
             mixed_MW = attend(index, qkv_BTND).view(M, -1)
             if layer is self.layers[-1]:
                 x_MW, mixed_MW = x_MW[wanted_N], mixed_MW[wanted_N]

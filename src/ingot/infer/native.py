@@ -1,4 +1,4 @@
-"""What decoding needs on a CPU, in C++ (`native.cpp`), built once by the machine's own compiler in three seconds.
+"""What decoding needs on a CPU, in C++ (`cpp/`), built once by the machine's own compiler in three seconds.
 
 - Products. Weights lie in panels: of some outputs, three registers of them, all weights of the first input side by
   side, then those of the second. A number of a row, repeated over a register, meets three registers of weights; 8 rows
@@ -8,8 +8,8 @@
   413 and 418; with AVX2 in fp32 3 x 4 213 and 221, 2 x 6 187 and 206, oneDNN 150 and 211.
 - The product of one row with weights as the model has them, for CPUs whose prompts matrix tiles read: GB/s of 4,096 x
   768 in bf16 one row of weights after another 37, two to eight at a time 24 to 26, whatever is fetched ahead.
-- Attention of a new token over the cache and of the tokens of prompts among themselves, rotation included, RMSNorm and
-  SwiGLU: one call each in place of three to ten operations, and SwiGLU none beside panels.
+- Attention of a new token over the cache and of prompts' tokens among themselves, rotation included, and norms: one
+  call each in place of three to ten operations. SwiGLU and GELU are part of the product before them.
 
 Without a compiler, in fp64 and on a GPU the same is done by torch's operations. Rejected: torch's compiler, which takes
 half a minute where this takes three seconds, and a step as one function, which would be the architecture written twice
@@ -40,7 +40,7 @@ from ingot.core import artifact
 from ingot.infer import tape
 from ingot.infer.tape import Tape
 
-_SOURCE = Path(__file__).with_name("native.cpp")
+_SOURCE = Path(__file__).parent / "cpp" / "native.cpp"
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 _PATIENCE = 120
 """Seconds that the compiler may take."""
@@ -109,6 +109,14 @@ def gated(panels_PIL: Tensor, features: int, bias_PL: Tensor | None, x_MI: Tenso
     return out_MF
 
 
+def gelu(panels_PIL: Tensor, features: int, bias_O: Tensor | None, tanh: bool, x_MI: Tensor) -> Tensor:
+    """GELU of rows times weights that are packed, M x F in the dtype of the weights; by `tanh` as GPT-2 has it."""
+    M, I, x_MI = len(x_MI), panels_PIL.shape[1], _pairs(x_MI, panels_PIL)  # noqa: E741
+    out_MF = tape.room("gelu", (M, features), panels_PIL.dtype)
+    _call("gelu", [panels_PIL.dtype], out_MF, x_MI, panels_PIL, bias_O, tanh, M, I, features)
+    return out_MF
+
+
 def linear(x_1I: Tensor, weight_OI: Tensor) -> Tensor:
     """One row's product with weights in its dtype, 1 x O in fp32."""
     (O, I), x_1I = weight_OI.shape, x_1I.contiguous()  # noqa: E741
@@ -122,6 +130,22 @@ def rms_norm(gain_W: Tensor, eps: float, dtype: torch.dtype, x_MW: Tensor) -> Te
     x_MW = x_MW.contiguous()
     out_MW, W = tape.room("rms_norm", x_MW.shape, dtype), len(gain_W)
     _call("rms_norm", [dtype], out_MW, x_MW, gain_W, eps, x_MW.numel() // W, W)
+    return out_MW
+
+
+def norm_heads(gain_D: Tensor, eps: float, qkv_BTND: Tensor, heads: slice) -> None:
+    """RMSNorm of some heads by themselves, in place, in fp32."""
+    B, T, N, D = qkv_BTND.shape
+    assert qkv_BTND.dtype == torch.float32
+    assert qkv_BTND.is_contiguous()
+    _call("norm_heads", [], qkv_BTND, gain_D, eps, B * T, N, heads.start, heads.stop - heads.start, D)
+
+
+def layer_norm(gain_W: Tensor, bias_W: Tensor | None, eps: float, dtype: torch.dtype, x_MW: Tensor) -> Tensor:
+    """LayerNorm of fp32, in the dtype of the products that read it."""
+    x_MW = x_MW.contiguous()
+    out_MW, W = tape.room("layer_norm", x_MW.shape, dtype), len(gain_W)
+    _call("layer_norm", [dtype], out_MW, x_MW, gain_W, bias_W, eps, x_MW.numel() // W, W)
     return out_MW
 
 
@@ -245,7 +269,8 @@ def _library() -> ctypes.CDLL | None:
     """The functions, built if they are not on disk; None without a compiler or a place for what it makes."""
     compiler = os.environ.get("CXX") or "g++"
     about = (compiler, _FLAGS, platform.machine(), sorted(torch.cpu.get_capabilities().items()))
-    name = artifact.digest_bytes(repr(about).encode() + _SOURCE.read_bytes())
+    sources = b"".join(path.read_bytes() for path in sorted(_SOURCE.parent.iterdir()))
+    name = artifact.digest_bytes(repr(about).encode() + sources)
     path = artifact.cache() / "native" / f"{name}.so"
     with suppress(OSError, subprocess.SubprocessError):
         if not path.exists():

@@ -99,6 +99,16 @@ def gated(gate: nn.Linear, up: nn.Linear, dtype: torch.dtype, way: Way, own: boo
     return partial(native.gated, panels, gate.out_features, bias)
 
 
+def gelu(up: nn.Linear, approximate: str, dtype: torch.dtype, way: Way) -> Callable[[Tensor], Tensor]:
+    """GELU of a product, exact or by "tanh"."""
+    if way is not Way.PANELS:
+        together = product([up], dtype, way)
+        return lambda x_MI: F.gelu(together(x_MI), approximate=approximate)
+    bias = None if up.bias is None else up.bias.detach().float().contiguous()
+    panels = native.pack(matrix(up).to(dtype))
+    return partial(native.gelu, panels, up.out_features, bias, approximate == "tanh")
+
+
 def _swiglu(gate_and_up: Tensor) -> Tensor:
     gate, up = gate_and_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)

@@ -1,0 +1,195 @@
+// Attention over the cache, and of prompts among themselves.
+#pragma once
+#include "products.h"
+
+// N vectors of a weighted sum of values, the last of them of `size` numbers.
+template <int N, class T, class Size>
+static inline void mix(T* out, const float* weight, float share, const T* values, long S, long D, Size size, const T* next) {
+  Floats sum[N] = {};
+  for (long s = 0; s < S; s++) {
+    for (int i = 0; i < N * V; i += 64 / sizeof(T)) fetch(next + s * D + i);
+    for (int i = 0; i < N - 1; i++) sum[i] += weight[s] * load(values + s * D + i * V);
+    sum[N - 1] += weight[s] * load(values + s * D + (N - 1) * V, size);
+  }
+  for (int i = 0; i < N - 1; i++) store(out + i * V, sum[i] * share);
+  store(out + (N - 1) * V, sum[N - 1] * share, size);
+}
+
+// Weights of a softmax in place of scores; returns what they add up to.
+static inline float weigh(float* score, const float* bias, long S) {
+  Floats tops = Floats{} - INFINITY;
+  float most = -INFINITY;
+  each(S, [&](long s, auto n) {
+    if (bias) store(score + s, load(score + s, n) + load(bias + s, n), n);
+    if (n == V) {
+      Floats here = load(score + s);
+      tops = here > tops ? here : tops;
+    } else {
+      for (long i = s; i < s + n; i++) most = std::max(most, score[i]);
+    }
+  });
+  for (int i = 0; i < V; i++) most = std::max(most, tops[i]);
+  Floats sum = {};
+  each(S, [&](long s, auto n) { store(score + s, exponential(load(score + s, n) - most), n); });
+  each(S, [&](long s, auto n) { sum += load(score + s, n); });
+  return total(sum);
+}
+
+// Pairs side by side times complex numbers of length 1.
+static inline void rotate(float* out, const float* x, const float* turn, long D) {
+  for (long d = 0; d < D; d += 2) {
+    out[d] = x[d] * turn[d] - x[d + 1] * turn[d + 1];
+    out[d + 1] = x[d] * turn[d + 1] + x[d + 1] * turn[d];
+  }
+}
+
+// The features of a head, turned where it has something to be turned by.
+static inline const float* turned(const float* x, const float* turn, float* room, long D) {
+  if (!turn) return x;
+  rotate(room, x, turn, D);
+  return room;
+}
+
+template <class T>
+static void attend(T* out, const float* qkv, const float* turn, T* keys, T* values, const float* bias,
+                   long bias_stride, long B, long H, long K, long D, long C, const int64_t* slots, int threads) {
+  long S = *slots;
+  float scale = 1 / std::sqrt(float(D));
+#pragma omp parallel num_threads(threads) if (B * H * D * S > ALONE)
+  {
+    std::vector<float> score(S), room(D);
+    std::vector<T> query(D);
+    auto head_of = [&](long b, long h) {  // queries, then keys, then values, which are not turned
+      return turned(qkv + (b * (H + 2 * K) + h) * D, turn && h < H + K ? turn + b * D : nullptr, room.data(), D);
+    };
+#pragma omp for schedule(static)
+    for (long head = 0; head < B * K; head++) {
+      long b = head / K, h = H + head % K, to = (head * C + S - 1) * D;
+      const float* k = head_of(b, h);
+      each(D, [&](long d, auto n) { store(keys + to + d, load(k + d, n), n); });
+      const float* v = head_of(b, h + K);
+      each(D, [&](long d, auto n) { store(values + to + d, load(v + d, n), n); });
+    }
+#pragma omp for schedule(static)
+    for (long head = 0; head < B * H; head++) {
+      long b = head / H, h = head % H, first = (b * K + h / (H / K)) * C * D, d = 0;
+      const float* q = head_of(b, h);
+      each(D, [&](long at, auto n) { store(&query[at], load(q + at, n) * scale, n); });
+      all_dots(score.data(), query.data(), keys + first, D, S, (char*)values - (char*)keys);
+      float share = 1 / weigh(score.data(), bias ? bias + b * bias_stride : nullptr, S);
+      T* mixed = out + head * D;
+      auto whole = std::integral_constant<long, V>();
+      const T *from = values + first, *next = keys + first + (h % (H / K) == H / K - 1 ? C * D : 0);
+      for (; d + 4 * V <= D; d += 4 * V) mix<4>(mixed + d, score.data(), share, from + d, S, D, whole, next + d);
+      each(D - d, [&](long at, auto n) {
+        mix<1>(mixed + d + at, score.data(), share, from + d + at, S, D, n, next + d + at);
+      });
+    }
+  }
+}
+
+// Keys and values of one head of a prompt of L tokens, as panels whose outputs are slots, and features.
+template <class T>
+struct Panels {
+  static constexpr long pair = Factor<T>::pair;
+  long D, features, slots;  // the last two are multiples of a pair
+  std::vector<T> keys, values;
+  Panels(long D, long L)
+      : D(D), features(D + D % pair), slots(L + L % pair), keys((L + PANEL - 1) / PANEL * PANEL * features),
+        values((D + PANEL - 1) / PANEL * PANEL * slots) {}
+  // A panel of slots, or fewer at the end: n x features, and n x D, which goes on with zeros.
+  void put(long slot, long n, const T* key, const T* value) {
+    T* to = &keys[slot * features];
+    for (long i = 0; i < features; i += pair)
+      for (long s = 0; s < n; s++) memcpy(to + i * PANEL + s * pair, key + s * features + i, pair * sizeof(T));
+    for (long p = 0; p < D; p += PANEL)
+      for (long s = 0; s < n; s += pair) {
+        to = &values[p * slots + (slot + s) * PANEL];
+        const T* from = value + s * D + p;
+        for (long d = 0; d < std::min<long>(PANEL, D - p); d++)
+          for (long i = 0; i < pair; i++) to[d * pair + i] = from[d + i * D];
+      }
+  }
+};
+
+// Some tokens of a prompt, from t on: what each mixes of the values up to its own, `window` of them at most.
+template <class T, class X>
+static void mix_rows(T* out, long stride, const X* query, const Panels<T>& table, long t, long rows, long window,
+                     std::vector<float>& score, std::vector<X>& weight) {
+  long first = std::max(0L, t + 1 - window) / PANEL * PANEL, seen = t + rows - first;
+  long whole = (seen + V - 1) / V * V, width = seen + seen % table.pair;
+  float sums[ROWS * PANEL], share[ROWS];
+  score.resize(rows * whole);
+  weight.resize(rows * width + V);
+  for (long p = 0; p < seen; p += PANEL) {
+    const T* panel = &table.keys[(first + p) * table.features];
+    some_rows(rows, sums, query, panel, table.features, (const char*)panel, 0);
+    for (long r = 0; r < rows; r++) std::copy_n(sums + r * PANEL, std::min<long>(PANEL, whole - p), &score[r * whole + p]);
+  }
+  for (long r = 0; r < rows; r++) {
+    float* row = &score[r * whole];
+    long end = t + r + 1 - first;
+    std::fill(row, row + std::max(0L, end - window), -INFINITY);
+    std::fill(row + end, row + whole, -INFINITY);
+    share[r] = 1 / weigh(row, nullptr, whole);
+    for (long s = 0; s < whole; s += V) store(&weight[r * width + s], load(row + s));  // the next row goes over the rest
+  }
+  for (long p = 0; p < table.D; p += PANEL) {
+    const T* panel = &table.values[p * table.slots + first * PANEL];
+    some_rows(rows, sums, weight.data(), panel, width, (const char*)panel, 0);
+    for (long r = 0; r < rows; r++)
+      each(std::min<long>(PANEL, table.D - p), [&](long at, auto n) {
+        store(out + r * stride + p + at, load(sums + r * PANEL + at) * share[r], n);
+      });
+  }
+}
+
+// Prompts of L tokens. Where threads cannot share the heads of keys evenly, queries of one head are tasks of their own.
+template <class T>
+static void attend_prompts(T* out, const float* qkv, const float* turn, T* keys, T* values, long window, long copies,
+                           long B, long L, long H, long K, long D, long C, int threads) {
+  typedef typename Factor<T>::Number X;
+  float scale = 1 / std::sqrt(float(D));
+  long N = H + 2 * K, parts = B * K % threads ? H / K : 1;
+#pragma omp parallel num_threads(threads) if (B * L * N * D > ALONE)
+  {
+    Panels<T> table(D, L);
+    std::vector<float> room(D), score;
+    std::vector<X> query(ROWS * table.features), weight;
+    std::vector<T> key(PANEL * table.features), value((PANEL + 1) * D);
+#pragma omp for schedule(static)
+    for (long task = 0; task < B * K * parts; task++) {
+      long b = task / parts / K, k = task / parts % K, part = task % parts, group = H / K / parts;
+      auto head_of = [&](long t, long h) {  // which is read with the next one's asked for
+        const float* x = qkv + ((b * L + t) * N + h) * D;
+        for (long d = D; d < 2 * D; d += V) fetch(x + d);
+        return turned(x, turn && h < H + K ? turn + t * D : nullptr, room.data(), D);
+      };
+      for (long s = 0; s < L; s += PANEL) {
+        long slots = std::min<long>(PANEL, L - s);
+        for (long i = 0; i < slots; i++) {
+          const float* x = head_of(s + i, H + k);
+          each(D, [&](long d, auto n) { store(&key[i * table.features + d], load(x + d, n), n); });
+          x = head_of(s + i, H + K + k);
+          each(D, [&](long d, auto n) { store(&value[i * D + d], load(x + d, n), n); });
+        }
+        std::fill_n(&value[slots * D], D, T());
+        table.put(s, slots, key.data(), value.data());
+        for (long copy = 0; part == 0 && copy < copies; copy++) {
+          long to = (((b * copies + copy) * K + k) * C + s) * D;
+          for (long i = 0; i < slots; i++) std::copy_n(&key[i * table.features], D, keys + to + i * D);
+          std::copy_n(value.data(), slots * D, values + to);
+        }
+      }
+      for (long h = (k * parts + part) * group; h < (k * parts + part + 1) * group; h++)
+        for (long t = 0; t < L; t += ROWS) {
+          long rows = std::min<long>(ROWS, L - t);
+          for (long r = 0; r < rows; r++) {
+            const float* x = head_of(t + r, h);
+            each(D, [&](long d, auto n) { store(&query[r * table.features + d], load(x + d, n) * scale, n); });
+          }
+          mix_rows(out + ((b * L + t) * H + h) * D, H * D, query.data(), table, t, rows, window, score, weight);
+        }
+    }
+  }
+}

@@ -1,0 +1,199 @@
+// Products of rows and weights, with what follows them.
+#pragma once
+#include "vectors.h"
+
+constexpr int WIDE = 3;                // registers of weights that are multiplied with each number of a row at once
+constexpr int PANEL = WIDE * V;        // outputs whose weights lie side by side
+constexpr int ROWS = V == 16 ? 8 : 4;  // rows that are multiplied with them: their sums fill the registers
+constexpr int CHUNK = 128;             // rows that pass a panel before the next one comes
+constexpr int TOGETHER = 8;            // dot products whose lanes are added up at once
+constexpr long AHEAD = 12288;          // bytes of weights that are asked for before they are needed
+
+// What is multiplied at once: of each of V outputs `pair` weights, in bf16 two where the CPU can. Sums are floats, and so
+// are the numbers of a row that is repeated where the CPU has no products in bf16.
+template <class T>
+struct Factor {
+  static constexpr long pair = 1;
+  typedef float Number;
+  typedef Floats Type;
+  static inline Floats read(const T* p) { return load(p); }
+  static inline Floats repeat(const float* p) { return *p - Floats{}; }
+  static inline void add(Floats& sum, Floats x, Floats w) { sum += x * w; }
+};
+#if defined(__AVX512BF16__)
+template <>
+struct Factor<bf16> {
+  static constexpr long pair = 2;
+  typedef bf16 Number;
+  typedef __m512bh Type;
+  static inline Type read(const bf16* p) { return (Type)_mm512_loadu_si512(p); }
+  static inline Type repeat(const bf16* p) {
+    int both;
+    memcpy(&both, p, sizeof both);
+    return (Type)_mm512_set1_epi32(both);
+  }
+  static inline void add(Floats& sum, Type x, Type w) { sum = _mm512_dpbf16_ps(sum, x, w); }
+};
+#endif
+
+// N dot products of a row and rows of weights, one after another: memory is read fastest as it lies. What is so many
+// bytes ahead is asked for meanwhile.
+template <int N, class T>
+static inline void dots(float* out, const T* x, const T* w, long I, long ahead) {
+  typedef Factor<T> F;
+  Floats sum[N] = {};
+  constexpr long size = V * F::pair;
+  long whole = I - I % size;
+  for (int n = 0; n < N; n++) {
+    const T* row = w + n * I;
+    for (long i = 0; i < whole; i += size) {
+      fetch((const char*)(row + i) + ahead);
+      F::add(sum[n], F::read(x + i), F::read(row + i));
+    }
+    each(I - whole, [&](long i, auto size) { sum[n] += load(x + whole + i, size) * load(row + whole + i, size); });
+  }
+  totals<N>(sum, out);
+}
+template <class T>
+static inline void all_dots(float* out, const T* x, const T* w, long I, long O, long ahead) {
+  long o = 0;
+  for (; o + TOGETHER <= O; o += TOGETHER) dots<TOGETHER>(out + o, x, w + o * I, I, ahead);
+  for (; o < O; o++) dots<1>(out + o, x, w + o * I, I, ahead);
+}
+
+template <class T>
+static void linear(float* out, const T* x, const T* w, long I, long O, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (I * O > ALONE)
+  for (long o = 0; o < O; o += TOGETHER) all_dots(out + o, x, w + o * I, I, std::min<long>(TOGETHER, O - o), AHEAD);
+}
+
+// R rows times a panel: R x PANEL sums. The part that is given of the next panel is fetched meanwhile.
+template <int R, class T, class X>
+static inline void block(float* sums, const X* x, const T* panel, long I, const char* next, long part) {
+  typedef Factor<T> F;
+  Floats sum[R][WIDE] = {};
+  for (long i = 0; i < I; i += F::pair, panel += PANEL * F::pair) {
+    typename F::Type w[WIDE];
+    for (int j = 0; j < WIDE; j++) {
+      w[j] = F::read(panel + j * V * F::pair);
+      fetch(next + (i * WIDE + j * F::pair) * part);
+    }
+    for (int r = 0; r < R; r++) {
+      auto one = F::repeat(x + r * I + i);
+      for (int j = 0; j < WIDE; j++) F::add(sum[r][j], one, w[j]);
+    }
+  }
+  memcpy(sums, sum, sizeof sum);
+}
+template <class T, class X, int R = ROWS>
+static void some_rows(long rows, float* sums, const X* x, const T* panel, long I, const char* next, long part) {
+  if (rows == R)
+    block<R>(sums, x, panel, I, next, part);
+  else if constexpr (R > 1)
+    some_rows<T, X, R - 1>(rows, sums, x, panel, I, next, part);
+}
+
+// Calls f(first row, rows, panel, multiply) for all rows past all panels, or groups of panels that lie together;
+// multiply(which of a group, sums) is the product of these rows. I is a multiple of a pair.
+template <class T, class X, class Function>
+static inline void pass(const X* x, const T* panels, long group, long M, long I, long number, int threads, Function f) {
+  long size = PANEL * I;
+#pragma omp parallel for collapse(2) num_threads(threads) schedule(static) if (M * group * number * size > ALONE)
+  for (long chunk = 0; chunk < M; chunk += CHUNK)
+    for (long p = 0; p < number; p++) {
+      long rows = std::min<long>(CHUNK, M - chunk), blocks = (rows + ROWS - 1) / ROWS;
+      for (long b = 0; b < blocks; b++) {
+        long from = rows * b / blocks, some = rows * (b + 1) / blocks - from;
+        f(chunk + from, some, p, [&](long which, float* sums) {
+          const T* panel = panels + (p * group + which) * size;
+          const char* next = (const char*)(panel + group * size + size * b / blocks);
+          some_rows(some, sums, x + (chunk + from) * I, panel, I, next, V * (long)sizeof(T) / blocks);
+        });
+      }
+    }
+}
+
+// Rows as they are multiplied: in floats where the CPU has no products in bf16.
+template <class T>
+static const T* ready(const T* x, long, std::vector<T>&, int) { return x; }
+static inline const float* ready(const bf16* x, long size, std::vector<float>& room, int threads) {
+  room.resize(size);
+#pragma omp parallel for num_threads(threads) schedule(static) if (size > ALONE)
+  for (long i = 0; i < size; i += V) {
+    if (i + V <= size)
+      store(&room[i], load(x + i));
+    else
+      store(&room[i], load(x + i, size - i), size - i);
+  }
+  return room.data();
+}
+
+template <class T>
+static void product(float* out, const T* rows_in, const T* panels, const float* bias, bool onto, long M, long I, long O,
+                    int threads) {
+  std::vector<typename Factor<T>::Number> room;
+  auto x = ready(rows_in, M * I, room, threads);
+  pass(x, panels, 1, M, I, (O + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
+    float sums[ROWS * PANEL];
+    multiply(0, sums);
+    for (long r = 0, o = p * PANEL; r < rows; r++)
+      each(std::min<long>(PANEL, O - o), [&](long at, auto n) {
+        float* to = out + (row + r) * O + o + at;
+        Floats sum = load(sums + r * PANEL + at);
+        if (bias) sum += load(bias + o + at, n);
+        if (onto) sum += load(to, n);
+        store(to, sum, n);
+      });
+  });
+}
+
+// x times the share of a standard normal distribution below x, or, as GPT-2 has it, a tanh near that. The share beyond
+// |x| is Abramowitz and Stegun's 7.1.26, to 1e-7.
+static inline Floats gelu(Floats x, bool tanh) {
+  if (tanh) return x / (1.f + exponential(-1.5957691216f * (x + .044715f * x * x * x)));
+  Floats size = x < Floats{} ? -x : x, t = 1.f / (1.f + .3275911f * .70710678f * size);
+  Floats p = t * 1.061405429f - 1.453152027f;
+  p = p * t + 1.421413741f;
+  p = p * t - .284496736f;
+  p = p * t + .254829592f;
+  Floats beyond = .5f * p * t * exponential(-.5f * size * size);
+  return x * (x < Floats{} ? beyond : 1.f - beyond);
+}
+
+static inline Floats silu(Floats x) { return x / (1.f + exponential(-x)); }
+
+// GELU of a product.
+template <class T>
+static void gelu_product(T* out, const T* rows_in, const T* panels, const float* bias, bool tanh, long M, long I, long F,
+                         int threads) {
+  std::vector<typename Factor<T>::Number> room;
+  auto x = ready(rows_in, M * I, room, threads);
+  pass(x, panels, 1, M, I, (F + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
+    float sums[ROWS * PANEL];
+    multiply(0, sums);
+    for (long r = 0, f = p * PANEL; r < rows; r++)
+      each(std::min<long>(PANEL, F - f), [&](long at, auto n) {
+        Floats sum = load(sums + r * PANEL + at);
+        if (bias) sum += load(bias + f + at, n);
+        store(out + (row + r) * F + f + at, gelu(sum, tanh), n);
+      });
+  });
+}
+
+// SwiGLU of a product: a panel of gates, then one of what they are multiplied with, and so on; biases alike.
+template <class T>
+static void gated(T* out, const T* rows_in, const T* panels, const float* bias, long M, long I, long F, int threads) {
+  std::vector<typename Factor<T>::Number> room;
+  auto x = ready(rows_in, M * I, room, threads);
+  pass(x, panels, 2, M, I, (F + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
+    float gates[ROWS * PANEL], ups[ROWS * PANEL];
+    multiply(0, gates);
+    multiply(1, ups);
+    for (long r = 0, f = p * PANEL; r < rows; r++)
+      each(std::min<long>(PANEL, F - f), [&](long at, auto n) {
+        Floats gate = load(gates + r * PANEL + at), up = load(ups + r * PANEL + at);
+        if (bias) gate += load(bias + 2 * f + at), up += load(bias + 2 * f + PANEL + at);
+        store(out + (row + r) * F + f + at, silu(gate) * up, n);
+      });
+  });
+}

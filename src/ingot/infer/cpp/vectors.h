@@ -1,0 +1,115 @@
+// Vectors of floats, read from fp32 and bf16 and written as these.
+//
+// Shapes, here and in what includes this: I inputs, O outputs, M rows, W width, F features; B rows, or prompts of L
+// tokens, N = H + 2K heads: H of queries, K of keys, K of values; D features of a head, S slots in use of C.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+#include <vector>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+constexpr int V = 16;  // floats of a register
+#elif defined(__AVX2__)
+constexpr int V = 8;
+#else
+constexpr int V = 4;
+#endif
+constexpr long ALONE = 1 << 15;  // multiplications below which waking a thread costs more than it helps
+
+typedef uint16_t bf16;
+typedef float Floats __attribute__((vector_size(4 * V)));
+typedef int32_t Ints __attribute__((vector_size(4 * V)));
+typedef uint32_t Bits __attribute__((vector_size(4 * V)));
+typedef uint16_t Halves __attribute__((vector_size(2 * V)));
+
+// Asks for a line of memory. The first cache is left to what is read now: of keys and values it holds one head's, not
+// the next one's as well.
+static inline void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+// A vector from anywhere in memory, as floats; and back, rounded to the nearest even bf16.
+static inline Floats load(const float* p) {
+  Floats x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
+static inline Floats load(const bf16* p) {
+  Halves x;
+  memcpy(&x, p, sizeof x);
+  return (Floats)(__builtin_convertvector(x, Bits) << 16);
+}
+static inline void store(float* p, Floats x) { memcpy(p, &x, sizeof x); }
+static inline void store(bf16* p, Floats x) {
+#if defined(__AVX512BF16__)
+  auto halves = _mm512_cvtneps_pbh(x);
+#else
+  Bits bits = (Bits)x, nan = (Bits)(x != x), rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  Halves halves = __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0), Halves);
+#endif
+  memcpy(p, &halves, sizeof halves);
+}
+// The first n numbers of a vector, the others 0.
+template <class T>
+static inline Floats load(const T* p, long n) {
+  T some[V] = {};
+  memcpy(some, p, n * sizeof(T));
+  return load(some);
+}
+template <class T>
+static inline void store(T* p, Floats x, long n) {
+  T some[V];
+  store(some, x);
+  memcpy(p, some, n * sizeof(T));
+}
+// Calls f(at, n) for each vector of `size` numbers; n is V, and fewer for the last one.
+template <class Function>
+static inline void each(long size, Function f) {
+  long at = 0;
+  for (; at + V <= size; at += V) f(at, std::integral_constant<long, V>());
+  if (at < size) f(at, size - at);
+}
+template <class T>
+static inline Floats load(const T* p, std::integral_constant<long, V>) { return load(p); }
+template <class T>
+static inline void store(T* p, Floats x, std::integral_constant<long, V>) { store(p, x); }
+
+static inline float total(Floats x) {
+  float sum = 0;
+  for (int i = 0; i < V; i++) sum += x[i];
+  return sum;
+}
+// The totals of N vectors.
+template <int N>
+static inline void totals(const Floats* sums, float* out) {
+  int i = 0;
+#if defined(__AVX512F__)
+  for (; i + 4 <= N; i += 4) {
+    __m512 a = sums[i], b = sums[i + 1], c = sums[i + 2], d = sums[i + 3];
+    __m512d ab = (__m512d)(_mm512_unpacklo_ps(a, b) + _mm512_unpackhi_ps(a, b));
+    __m512d cd = (__m512d)(_mm512_unpacklo_ps(c, d) + _mm512_unpackhi_ps(c, d));
+    __m512 abcd = (__m512)_mm512_unpacklo_pd(ab, cd) + (__m512)_mm512_unpackhi_pd(ab, cd);
+    __m256 half = _mm512_castps512_ps256(abcd) + (__m256)_mm512_extractf64x4_pd((__m512d)abcd, 1);
+    _mm_storeu_ps(out + i, _mm256_castps256_ps128(half) + _mm256_extractf128_ps(half, 1));
+  }
+#endif
+  for (; i < N; i++) out[i] = total(sums[i]);
+}
+
+// e^x to 2e-7 of it, 0 below -87 and infinite above 88; Cephes' polynomial (Moshier).
+static inline Floats exponential(Floats x) {
+  Floats zero = {};
+  Ints under = x < zero - 87.f, over = x > zero + 88.f;
+  x = under | over ? zero : x;
+  Floats n = (x * 1.44269504f + 12582912.f) - 12582912.f;  // to the nearest integer
+  Floats r = x - n * .693359375f + n * 2.12194440e-4f, p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.f;
+  Ints exponent = (__builtin_convertvector(n, Ints) + 127) << 23;
+  return under ? zero : over ? zero + INFINITY : p * (Floats)exponent;
+}
