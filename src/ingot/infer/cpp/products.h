@@ -128,22 +128,28 @@ static inline const float* ready(const bf16* x, long size, std::vector<float>& r
   return room.data();
 }
 
-template <class T>
-static void product(float* out, const T* rows_in, const T* panels, const float* bias, bool onto, long M, long I, long O,
-                    int threads) {
+// Rows times panels: finish(row, output, sums, how many) for each vector of sums.
+template <class T, class Finish>
+static inline void multiplied(const T* rows_in, const T* panels, long M, long I, long O, int threads, Finish finish) {
   std::vector<typename Factor<T>::Number> room;
   auto x = ready(rows_in, M * I, room, threads);
   pass(x, panels, 1, M, I, (O + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
     float sums[ROWS * PANEL];
     multiply(0, sums);
     for (long r = 0, o = p * PANEL; r < rows; r++)
-      each(std::min<long>(PANEL, O - o), [&](long at, auto n) {
-        float* to = out + (row + r) * O + o + at;
-        Floats sum = load(sums + r * PANEL + at);
-        if (bias) sum += load(bias + o + at, n);
-        if (onto) sum += load(to, n);
-        store(to, sum, n);
-      });
+      each(std::min<long>(PANEL, O - o),
+           [&](long at, auto n) { finish(row + r, o + at, load(sums + r * PANEL + at), n); });
+  });
+}
+
+template <class T>
+static void product(float* out, const T* x, const T* panels, const float* bias, bool onto, long M, long I, long O,
+                    int threads) {
+  multiplied(x, panels, M, I, O, threads, [=](long m, long o, Floats sum, auto n) {
+    float* to = out + m * O + o;
+    if (bias) sum += load(bias + o, n);
+    if (onto) sum += load(to, n);
+    store(to, sum, n);
   });
 }
 
@@ -164,19 +170,11 @@ static inline Floats silu(Floats x) { return x / (1.f + exponential(-x)); }
 
 // GELU of a product.
 template <class T>
-static void gelu_product(T* out, const T* rows_in, const T* panels, const float* bias, bool tanh, long M, long I, long F,
+static void gelu_product(T* out, const T* x, const T* panels, const float* bias, bool tanh, long M, long I, long F,
                          int threads) {
-  std::vector<typename Factor<T>::Number> room;
-  auto x = ready(rows_in, M * I, room, threads);
-  pass(x, panels, 1, M, I, (F + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
-    float sums[ROWS * PANEL];
-    multiply(0, sums);
-    for (long r = 0, f = p * PANEL; r < rows; r++)
-      each(std::min<long>(PANEL, F - f), [&](long at, auto n) {
-        Floats sum = load(sums + r * PANEL + at);
-        if (bias) sum += load(bias + f + at, n);
-        store(out + (row + r) * F + f + at, gelu(sum, tanh), n);
-      });
+  multiplied(x, panels, M, I, F, threads, [=](long m, long f, Floats sum, auto n) {
+    if (bias) sum += load(bias + f, n);
+    store(out + m * F + f, gelu(sum, tanh), n);
   });
 }
 
