@@ -8,6 +8,7 @@ import torch
 
 from ingot.infer import native, tape
 from ingot.infer.decoder import Decoder, Rows
+from ingot.infer.product import Way
 from ingot.model.settings import ModelSettings
 from ingot.model.transformer import build
 
@@ -51,6 +52,8 @@ def test_steps_made_again_equal_steps_computed_anew(settings, dropped_at, length
     again, anew = (_rows(lengths=lengths, dtype=dtype, **settings) for _ in range(2))
     for one, other in zip(_run(again, True, dropped_at), _run(anew, False, dropped_at), strict=True):
         assert torch.equal(one, other)
+    assert again._tape.whole or dtype != torch.float32  # beside matrix tiles oneDNN multiplies in bf16
+    assert anew._tape is None
 
 
 def test_steps_are_made_again_without_python(monkeypatch):
@@ -67,7 +70,8 @@ def test_steps_are_made_again_without_python(monkeypatch):
 def test_what_torch_takes_part_in_is_computed_anew(settings):
     again, anew = (_rows(dtype=torch.bfloat16, **settings) for _ in range(2))
     found, wanted = _run(again, True, 5), _run(anew, False, 5)
-    assert not again._tape.whole
+    padded = native._pair(torch.bfloat16) > 1 or again.decoder.way is not Way.PANELS
+    assert again._tape.whole == (not padded and "head_size" in settings)
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
 
 

@@ -59,7 +59,8 @@ class Cache:
         Args:
             rows: the samples of a prompt side by side.
             turn_TE: what queries and keys are still to be turned by; None: by nothing.
-            mask_TT: what torch's operations need where a window moves; our own functions know it.
+            mask_TT: who sees whom, for torch's operations where the window is shorter than the prompts; None: all
+                before. Our own functions know the window.
         """
         keys_RKCD, values_RKCD = self.keys_LBKCD[layer, rows], self.values_LBKCD[layer, rows]
         T = qkv_BTND.shape[1]

@@ -116,17 +116,17 @@ class Decoder:
         """A norm of the stream's precision, which may come in that of what reads it."""
         gain = norm.weight.detach().to(self.stream)[order]
         if isinstance(norm, LayerNorm):
-            bias = None if norm.bias is None else norm.bias.detach().to(self.stream)[order].contiguous()
+            bias = None if norm.bias is None else norm.bias.detach().to(self.stream)[order]
             if self.native:
-                return partial(native.layer_norm, gain.contiguous(), bias, norm.eps, into)
+                return partial(native.layer_norm, gain, bias, norm.eps, into)
             return partial(F.layer_norm, normalized_shape=gain.shape, weight=gain, bias=bias, eps=norm.eps)
         if self.native:
-            return partial(native.rms_norm, gain.contiguous(), norm.eps, into)
+            return partial(native.rms_norm, gain, norm.eps, into)
         return partial(_rms, gain, torch.tensor(norm.eps, dtype=self.stream, device=self.device))
 
     def _head_norm(self, norm: RMSNorm | LayerNorm) -> Callable[[Tensor, slice], None]:
         if self.native and isinstance(norm, RMSNorm):
-            gain = norm.weight.detach().to(self.stream)[self.pairs_D].contiguous()
+            gain = norm.weight.detach().to(self.stream)[self.pairs_D]
             return partial(native.norm_heads, gain, norm.eps)
         normed = self._norm(norm, self.stream, self.pairs_D)
 
@@ -245,7 +245,8 @@ class Rows:
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these: indices, ascending."""
         self.cache.keep(rows)
-        self._tape = None
+        if self._tape is not None and self._tape.whole:  # of so many rows
+            self._tape = None
         self.length_B = self.length_B[rows]
         self.bias_BC = None if self.bias_BC is None else self.bias_BC[rows]
 

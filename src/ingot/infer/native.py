@@ -12,8 +12,7 @@
   call each in place of three to ten operations. SwiGLU and GELU are part of the product before them.
 
 Without a compiler, in fp64 and on a GPU the same is done by torch's operations. Rejected: torch's compiler, which takes
-half a minute where this takes three seconds, and a step as one function, which would be the architecture written twice
-(`tape.py` has what is done instead).
+half a minute where this takes three seconds.
 
 Shapes: I inputs, O outputs, M rows, P panels of L outputs, W width, F features; B rows, or prompts of T tokens and R
 rows, N = H + 2K heads: H of queries, K of keys, K of values; D features of a head, E = D / 2 pairs of them, S slots in
@@ -269,10 +268,11 @@ def _library() -> ctypes.CDLL | None:
     """The functions, built if they are not on disk; None without a compiler or a place for what it makes."""
     compiler = os.environ.get("CXX") or "g++"
     about = (compiler, _FLAGS, platform.machine(), sorted(torch.cpu.get_capabilities().items()))
-    sources = b"".join(path.read_bytes() for path in sorted(_SOURCE.parent.iterdir()))
-    name = artifact.digest_bytes(repr(about).encode() + sources)
-    path = artifact.cache() / "native" / f"{name}.so"
     with suppress(OSError, subprocess.SubprocessError):
+        parts = [_SOURCE, *sorted(_SOURCE.parent.glob("[a-z]*.h"))]
+        sources = b"".join(part.read_bytes() for part in parts)
+        name = artifact.digest_bytes(repr(about).encode() + sources)
+        path = artifact.cache() / "native" / f"{name}.so"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=path.parent) as scratch:

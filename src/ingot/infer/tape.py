@@ -3,11 +3,11 @@
 A step calls the same functions with the same arguments as the step before it: only the numbers in memory change. What
 Python and torch do around the calls takes longer than a small model's step itself, so the calls of a first step are
 written down, and from then on our library makes them, one after another. The forward of decoding stays the one place
-that says what they are; a GPU's graphs are recorded in the same way.
+that says what they are. CUDA graphs are recorded in the same way.
 
 While it is recorded a step writes into memory that stays: one tensor for all outputs of a name, shape and dtype, since
-of those one is in use at a time. A step that anything else takes part in (torch's operations, for a model's norms or
-activation) cannot be made again so; recording notices.
+of those one is in use at a time. A step that anything else takes part in (torch's operations, as a LayerNorm of heads
+or oneDNN's products are) cannot be made again so; recording notices.
 
 Rejected: the step as one function (the architecture written twice), and a tensor for each output (the outputs of all
 layers do not fit the cache that those of one layer do).
@@ -98,8 +98,8 @@ def room(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 class _Watch(TorchDispatchMode):
-    """Sees every operation of torch's: beside one that computes, which is all but views and new memory, a tape is not
-    whole. What calls itself a view may be a copy (`to`, `contiguous`), so its memory is looked at."""
+    """Sees every operation of torch's. A tape is whole if all of them were views or new, empty memory. What calls
+    itself a view may be a copy (`to`, `contiguous`), so its memory is compared with its arguments'."""
 
     def __init__(self, tape: Tape):
         super().__init__()

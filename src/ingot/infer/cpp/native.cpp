@@ -21,8 +21,8 @@ extern "C" {
   void name(const int64_t* words) { apply(__VA_ARGS__, words); }
 #define FOR(name, T)                                  \
   long pair_##name() { return Factor<T>::pair; }      \
-  CALL(product_##name, product<T>) \
-  CALL(gated_##name, gated<T>)     \
+  CALL(product_##name, product<T>)                    \
+  CALL(gated_##name, gated<T>)                        \
   CALL(gelu_##name, gelu_product<T>)                  \
   CALL(layer_norm_##name, layer_norm<T>)              \
   CALL(linear_##name, linear<T>)                      \
@@ -33,7 +33,7 @@ extern "C" {
   CALL(attend_prompts_##name, attend_prompts<T>)
 FOR(fp32, float)
 FOR(bf16, bf16)
-CALL(norm_heads, head_norms)
+CALL(norm_heads, rms_norm_heads)
 CALL(swiglu_fp32_bf16, swiglu<bf16, float>)
 long panel() { return PANEL; }
 // Calls one after another: of each the function, how many words it takes, and these.

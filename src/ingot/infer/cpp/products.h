@@ -153,8 +153,8 @@ static void product(float* out, const T* x, const T* panels, const float* bias, 
   });
 }
 
-// x times the share of a standard normal distribution below x, or, as GPT-2 has it, a tanh near that. The share beyond
-// |x| is Abramowitz and Stegun's 7.1.26, to 1e-7.
+// x times the share of a standard normal distribution below x, or, as GPT-2 has it, x (1 + tanh y) / 2, which is
+// x / (1 + e^-2y). The share beyond |x| is Abramowitz and Stegun's 7.1.26, to 1e-7.
 static inline Floats gelu(Floats x, bool tanh) {
   if (tanh) return x / (1.f + exponential(-1.5957691216f * (x + .044715f * x * x * x)));
   Floats size = x < Floats{} ? -x : x, t = 1.f / (1.f + .3275911f * .70710678f * size);

@@ -14,9 +14,9 @@ static void rms_norm(T* out, const float* x, const float* gain, float eps, long 
 #pragma omp parallel for num_threads(threads) schedule(static) if (M * W > ALONE)
   for (long m = 0; m < M; m++) rms_row(out + m * W, x + m * W, gain, eps, W);
 }
-// Some heads of N, where they are.
-static void head_norms(float* qkv, const float* gain, float eps, long M, long N, long first, long heads, long D,
-                       int threads) {
+// RMSNorm of `heads` of the N heads, from `first` on, in place.
+static void rms_norm_heads(float* qkv, const float* gain, float eps, long M, long N, long first, long heads, long D,
+                           int threads) {
 #pragma omp parallel for collapse(2) num_threads(threads) schedule(static) if (M * heads * D > ALONE)
   for (long m = 0; m < M; m++)
     for (long h = first; h < first + heads; h++) {
@@ -25,7 +25,7 @@ static void head_norms(float* qkv, const float* gain, float eps, long M, long N,
     }
 }
 
-// The same less its mean, with a bias or none.
+// LayerNorm, with a bias or none.
 template <class T>
 static void layer_norm(T* out, const float* x, const float* gain, const float* bias, float eps, long M, long W,
                        int threads) {
