@@ -57,6 +57,11 @@ def _drawn(*shape, dtype=torch.float32):
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64).to(dtype)
 
 
+def _turned(x, turn):
+    """Pairs of all heads of a position times its complex numbers."""
+    return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turn.unsqueeze(-2)).flatten(-2)
+
+
 def _close(found, wanted, dtype):
     assert found.dtype in (dtype, torch.float32)
     assert float((found.double() - wanted).norm()) <= DTYPES[dtype] * float(wanted.norm())
@@ -148,10 +153,7 @@ def test_attention_of_prompts(built, prompts, threads, length, window, heads, kv
     if size % 2 == 0:
         angle = 9 * _drawn(length, size // 2)
         turn = torch.complex(angle.cos(), angle.sin())
-        q, k = (
-            torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turn[:, None]).flatten(3)
-            for x in (q, k)
-        )
+        q, k = _turned(q, turn), _turned(k, turn)
     keys, values = (torch.full((prompts * samples, kv_heads, capacity, size), torch.nan, dtype=dtype) for _ in "kv")
     before = torch.get_num_threads()
     torch.set_num_threads(threads)  # three cannot share one head of keys: its queries are apart
@@ -220,10 +222,7 @@ def test_attention(built, slots, rows, heads, kv_heads, size, dtype):
     if size % 2 == 0:
         angle = 9 * _drawn(rows, size // 2)
         turn = torch.complex(angle.cos(), angle.sin())
-        q, k = (
-            torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turn[:, None]).flatten(2)
-            for x in (q, k)
-        )
+        q, k = _turned(q, turn), _turned(k, turn)
     keys, values = (_drawn(rows, kv_heads, slots + 9, size, dtype=dtype) for _ in range(2))
     bias = torch.zeros(rows, slots + 9).masked_fill_(torch.rand(rows, slots + 9) < 0.3, -torch.inf)[:, :slots]
     bias[:, -1] = 0

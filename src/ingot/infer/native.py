@@ -37,7 +37,6 @@ from torch import Tensor
 
 from ingot.core import artifact
 from ingot.infer import tape
-from ingot.infer.tape import Tape
 
 _SOURCE = Path(__file__).parent / "cpp" / "native.cpp"
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
@@ -220,7 +219,7 @@ def attend_prompts(
     return out_BTV
 
 
-def recorded(*inputs: Tensor | None) -> AbstractContextManager[Tape]:
+def recorded(*inputs: Tensor | None) -> AbstractContextManager[tape.Tape]:
     """What is called meanwhile, as a tape; what of it differs from time to time comes as inputs."""
     library = _library()
     assert library is not None

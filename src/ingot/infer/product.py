@@ -104,7 +104,7 @@ def gelu(up: nn.Linear, approximate: str, dtype: torch.dtype, way: Way) -> Calla
     if way is not Way.PANELS:
         together = product([up], dtype, way)
         return lambda x_MI: F.gelu(together(x_MI), approximate=approximate)
-    bias = None if up.bias is None else up.bias.detach().float().contiguous()
+    bias = None if up.bias is None else up.bias.float()
     panels = native.pack(matrix(up).to(dtype))
     return partial(native.gelu, panels, up.out_features, bias, approximate == "tanh")
 

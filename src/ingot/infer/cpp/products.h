@@ -93,10 +93,28 @@ static void some_rows(long rows, float* sums, const X* x, const T* panel, long I
     some_rows<T, X, R - 1>(rows, sums, x, panel, I, next, part);
 }
 
+// Rows as they are multiplied: in floats where the CPU has no products in bf16.
+template <class T>
+static const T* ready(const T* x, long, std::vector<T>&, int) { return x; }
+static inline const float* ready(const bf16* x, long size, std::vector<float>& room, int threads) {
+  room.resize(size);
+#pragma omp parallel for num_threads(threads) schedule(static) if (size > ALONE)
+  for (long i = 0; i < size; i += V) {
+    if (i + V <= size)
+      store(&room[i], load(x + i));
+    else
+      store(&room[i], load(x + i, size - i), size - i);
+  }
+  return room.data();
+}
+
 // Calls f(first row, rows, panel, multiply) for all rows past all panels, or groups of panels that lie together;
 // multiply(which of a group, sums) is the product of these rows. I is a multiple of a pair.
-template <class T, class X, class Function>
-static inline void pass(const X* x, const T* panels, long group, long M, long I, long number, int threads, Function f) {
+template <class T, class Function>
+static inline void pass(const T* rows_in, const T* panels, long group, long M, long I, long number, int threads,
+                        Function f) {
+  std::vector<typename Factor<T>::Number> room;
+  auto x = ready(rows_in, M * I, room, threads);
   long size = PANEL * I;
 #pragma omp parallel for collapse(2) num_threads(threads) schedule(static) if (M * group * number * size > ALONE)
   for (long chunk = 0; chunk < M; chunk += CHUNK)
@@ -113,26 +131,9 @@ static inline void pass(const X* x, const T* panels, long group, long M, long I,
     }
 }
 
-// Rows as they are multiplied: in floats where the CPU has no products in bf16.
-template <class T>
-static const T* ready(const T* x, long, std::vector<T>&, int) { return x; }
-static inline const float* ready(const bf16* x, long size, std::vector<float>& room, int threads) {
-  room.resize(size);
-#pragma omp parallel for num_threads(threads) schedule(static) if (size > ALONE)
-  for (long i = 0; i < size; i += V) {
-    if (i + V <= size)
-      store(&room[i], load(x + i));
-    else
-      store(&room[i], load(x + i, size - i), size - i);
-  }
-  return room.data();
-}
-
 // Rows times panels: finish(row, output, sums, how many) for each vector of sums.
 template <class T, class Finish>
-static inline void multiplied(const T* rows_in, const T* panels, long M, long I, long O, int threads, Finish finish) {
-  std::vector<typename Factor<T>::Number> room;
-  auto x = ready(rows_in, M * I, room, threads);
+static inline void multiplied(const T* x, const T* panels, long M, long I, long O, int threads, Finish finish) {
   pass(x, panels, 1, M, I, (O + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
     float sums[ROWS * PANEL];
     multiply(0, sums);
@@ -180,9 +181,7 @@ static void gelu_product(T* out, const T* x, const T* panels, const float* bias,
 
 // SwiGLU of a product: a panel of gates, then one of what they are multiplied with, and so on; biases alike.
 template <class T>
-static void gated(T* out, const T* rows_in, const T* panels, const float* bias, long M, long I, long F, int threads) {
-  std::vector<typename Factor<T>::Number> room;
-  auto x = ready(rows_in, M * I, room, threads);
+static void gated(T* out, const T* x, const T* panels, const float* bias, long M, long I, long F, int threads) {
   pass(x, panels, 2, M, I, (F + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
     float gates[ROWS * PANEL], ups[ROWS * PANEL];
     multiply(0, gates);
