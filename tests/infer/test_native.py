@@ -13,6 +13,7 @@ import torch
 from ingot.core import artifact
 from ingot.infer import native
 from ingot.infer.tape import Word
+from ingot.model import library
 
 CPU = torch.device("cpu")
 DTYPES = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
@@ -29,8 +30,8 @@ def built(request, monkeypatch, tmp_path_factory):
     if request.param != "native":
         if not X86 or not NEEDS.get(request.param, lambda: True)():
             pytest.skip("another processor")
-        flags = tuple(f"-march={request.param}" if flag.startswith("-march") else flag for flag in native._FLAGS)
-        monkeypatch.setattr(native, "_FLAGS", flags)
+        flags = tuple(f"-march={request.param}" if flag.startswith("-march") else flag for flag in library.FLAGS)
+        monkeypatch.setattr(library, "FLAGS", flags)
     _forget()
     if native._library() is None:
         pytest.skip("no C++ compiler")

@@ -20,13 +20,8 @@ use of C.
 """
 
 import ctypes
-import os
-import platform
-import struct
-import subprocess
-import tempfile
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,13 +30,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ingot.core import artifact
 from ingot.infer import tape
+from ingot.model.library import build, word
 
 _SOURCE = Path(__file__).parent / "cpp" / "native.cpp"
-_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
-_PATIENCE = 120
-"""Seconds that the compiler may take."""
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
@@ -234,19 +226,8 @@ def _pairs(x_MI: Tensor, panels_PIL: Tensor) -> Tensor:
 
 def _call(name: str, dtypes: Sequence[torch.dtype], *arguments: Tensor | float | None) -> None:
     """Call a function, whose last argument is the number of threads."""
-    words = [_word(argument) for argument in arguments]
+    words = [word(argument) for argument in arguments]
     tape.call(_function(name, *dtypes), *words, torch.get_num_threads())
-
-
-def _word(argument: Tensor | float | None) -> int:
-    if isinstance(argument, Tensor):
-        return argument.data_ptr()
-    return _bits(argument) if isinstance(argument, float) else argument or 0
-
-
-@cache
-def _bits(number: float) -> int:
-    return struct.unpack("<q", struct.pack("<fi", number, 0))[0]
 
 
 @cache
@@ -264,22 +245,7 @@ def _pair(dtype: torch.dtype) -> int:
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    """The functions, built if they are not on disk; None without a compiler or a place for what it makes."""
-    compiler = os.environ.get("CXX") or "g++"
-    about = (compiler, _FLAGS, platform.machine(), sorted(torch.cpu.get_capabilities().items()))
-    with suppress(OSError, subprocess.SubprocessError):
-        parts = [_SOURCE, *sorted(_SOURCE.parent.glob("[a-z]*.h"))]
-        sources = b"".join(part.read_bytes() for part in parts)
-        name = artifact.digest_bytes(repr(about).encode() + sources)
-        path = artifact.cache() / "native" / f"{name}.so"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-                made = Path(scratch, "made.so")
-                command = [*compiler.split(), *_FLAGS, str(_SOURCE), "-o", str(made)]
-                subprocess.run(command, check=True, capture_output=True, timeout=_PATIENCE)
-                made.replace(path)  # whole, whoever else builds it
-        library = ctypes.CDLL(str(path))
+    """The functions; None where they cannot be built."""
+    if (library := build(_SOURCE)) is not None:
         library.play.argtypes, library.play.restype = [ctypes.c_void_p, ctypes.c_long], None
-        return library
-    return None
+    return library

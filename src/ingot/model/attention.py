@@ -25,7 +25,8 @@ from ingot.model.precision import products
 from ingot.model.rotary import Rotation, rotate
 from ingot.model.settings import PLAIN_BF16_KEYS, ModelConfig
 
-Path = Literal["sdpa", "plain"]
+Path = Literal["sdpa", "plain", "native"]
+"""The last is training's own functions' (`train/blocks.py`), which read no mask but the first slot of every token."""
 
 
 def causal_mask(T: int, window: int | None, device: torch.device | str) -> Tensor:
@@ -38,6 +39,18 @@ def document_mask(documents_BT: Tensor, window: int | None = None) -> Tensor:
     """B x T x T, True where a query may see a key: same document, not later, within the window."""
     same_BTT = documents_BT[:, :, None] == documents_BT[:, None, :]
     return same_BTT & causal_mask(documents_BT.shape[1], window, documents_BT.device)
+
+
+def first_seen(starts_BT: Tensor | None, T: int, window: int | None) -> Tensor | None:
+    """The first slot that a token sees, (B or 1) x T int32; None where that is the row's first.
+
+    Args:
+        starts_BT: where the document of each token begins.
+    """
+    if window is None:
+        return None if starts_BT is None else starts_BT.int()
+    first_1T = (torch.arange(T) - window + 1).clamp(min=0)[None]
+    return (first_1T if starts_BT is None else torch.maximum(first_1T, starts_BT)).int()
 
 
 def bias(mask_BTS: Tensor, dtype: torch.dtype) -> Tensor:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ingot.model.attention import Attention, Path, bias, causal_mask, document_mask, faster
+from ingot.model.attention import Attention, Path, bias, causal_mask, document_mask, faster, first_seen
 from ingot.model.dropout import dropout
 from ingot.model.feedforward import make_feedforward
 from ingot.model.head import Head
@@ -156,10 +156,12 @@ class Transformer(nn.Module):
         return faster(device, self._dtype(device), ids_BT.shape[1], share)
 
     def _mask(self, ids_BT: Tensor, documents_BT: Tensor | None, path: Path) -> Tensor | None:
-        """What every query may see, as blocks read it fastest; None: all before it, which the fused kernel knows."""
+        """What every query may see, as blocks read it fastest; None: all before it, which their kernel knows."""
         (_, T), window, device = ids_BT.shape, self.config.window, ids_BT.device
         if window is not None and window >= T:
             window = None
+        if path == "native":
+            return first_seen(None if documents_BT is None else _starts(documents_BT), T, window)
         if documents_BT is None and window is None and path == "sdpa":
             return None
         mask_BTS = causal_mask(T, window, device)[None] if documents_BT is None else document_mask(documents_BT, window)

@@ -1,4 +1,8 @@
-"""What of a model is compiled, and by whom: ahead on a CPU (`ahead.py`), by torch.compile on a GPU."""
+"""Who computes the forward and backward pass of a model that trains, if not torch's operations one by one.
+
+On a CPU with bf16 instructions functions of our own do for the common model (`blocks.py`), and what is compiled ahead
+for any other (`ahead.py`); on a GPU torch.compile does.
+"""
 
 import copy
 from collections.abc import Callable
@@ -7,9 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from ingot.train import blocks
 from ingot.train.ahead import Ahead
 
-Compile = Literal["", "whole", "blocks"]
+Compile = Literal["", "whole", "blocks", "native"]
 
 
 def compiled(model: nn.Module, what: Compile, say: Callable[[str], None] | None = None) -> Callable[..., Any]:
@@ -18,14 +23,17 @@ def compiled(model: nn.Module, what: Compile, say: Callable[[str], None] | None 
     Blocks are alike, so a deep model's are compiled once for all; that costs a few Python calls a block, which is too
     much for small ones. Its rows have one shape, so on a GPU it is worth cuDNN's while to plan attention for them.
     """
-    if not what:
+    if not what or (what == "native" and not blocks.able(model)):
         return model
     on_gpu = next(model.parameters()).device.type == "cuda"
     twin: Any = copy.copy(model)
+    if what == "native":
+        twin.stack, twin.attention_path = blocks.Stack(model), "native"
+        return lambda *args, taps=frozenset(), **options: (model if taps else twin)(*args, taps=taps, **options)
     if what == "blocks":
         layers = model.get_submodule("layers").named_children()
-        blocks = {n: torch.compile(b, dynamic=False) if on_gpu else Ahead(b, say=say) for n, b in layers}
-        twin._modules = {**model._modules, "layers": blocks}
+        each = {n: torch.compile(b, dynamic=False) if on_gpu else Ahead(b, say=say) for n, b in layers}
+        twin._modules = {**model._modules, "layers": each}
     else:
         stack: Any = model.stack
         twin.stack = torch.compile(stack, dynamic=False) if on_gpu else Ahead(model, "stack", say)

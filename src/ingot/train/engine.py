@@ -253,7 +253,8 @@ class Engine:
     def _terms(self, batch: Batch, penalties: Penalties | None = None) -> dict[str, Term]:
         batch = batch.to(self.execution.device)
         # One shape is compiled, that of nearly all training; others (a rest, an evaluation, rollouts) are too many.
-        usual = torch.is_grad_enabled() and (len(batch), batch.context) == self.execution.shape
+        any_shape = self.execution.compile == "native"
+        usual = torch.is_grad_enabled() and (any_shape or (len(batch), batch.context) == self.execution.shape)
         with self.execution.forward():
             out = (self._compiled if usual else self.model)(
                 batch.ids_BT,

@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import torch
 
 from ingot.core.artifact import atomic_json
 from ingot.core.errors import UserError
+from ingot.train import blocks
 from ingot.train.compiling import Compile
 from ingot.train.settings import LoopSettings, Precision
 
@@ -47,7 +49,8 @@ class Execution:
     context: int = 0
     """What `micro_batch` is sized for: the longest rows."""
     compile: Compile = ""
-    """What is compiled: the whole model, each block of a deep one, or nothing."""
+    """What is compiled: the whole model, each block of a deep one, or nothing; `native`: nothing need be, the blocks
+    are functions of our own."""
     replay: bool = False
     """Whether updates of the usual shape are recorded once and replayed, where nothing else speaks against it."""
 
@@ -100,14 +103,23 @@ class Execution:
             torch.manual_seed(value)
 
     def line(self) -> str:
-        compiled = f", {self.compile} compiled" if self.compile else ""
+        native = self.compile == "native"
+        compiled = ", blocks in C++" if native else f", {self.compile} compiled" if self.compile else ""
         replayed = ", replayed" if self.replay else ""
         how = f"{self.threads} threads, micro-batch {self.micro_batch}{compiled}{replayed}"
         return f"{self.device}, {self.precision} ({self.reason}), {how}"
 
 
 def choose(
-    settings: LoopSettings, precision: Precision, context: int, batch: int, *, depth: int = 1, flops: float = 0.0
+    settings: LoopSettings,
+    precision: Precision,
+    context: int,
+    batch: int,
+    *,
+    depth: int = 1,
+    flops: float = 0.0,
+    common: bool = False,
+    say: Callable[[str], None] | None = None,
 ) -> Execution:
     """The execution for this machine.
 
@@ -116,6 +128,8 @@ def choose(
         batch: rows of the largest step.
         depth: blocks of the model.
         flops: of the whole run, which decides whether compiling pays.
+        common: whether the model's blocks are such as `blocks.py` computes.
+        say: told when that is built, which takes some seconds.
 
     Raises:
         UserError: a device or a precision was asked for that is not here.
@@ -135,7 +149,8 @@ def choose(
     threads, micro_batch = settings.threads or torch.get_num_threads(), settings.rows_at_once(context, batch)
     replay = settings.replay is not False and device == "cuda" and chosen != "fp16"  # whose loss scale is asked for
     fresh = Execution(device, chosen, threads, micro_batch, reason, context, replay=replay)
-    return replace(fresh, compile=_compile(settings, fresh, depth, flops))
+    native = common and settings.compile is None and (device, chosen) == ("cpu", "bf16") and blocks.here(say)
+    return replace(fresh, compile="native" if native else _compile(settings, fresh, depth, flops))
 
 
 def remembered(path: Path, fresh: Execution, settings: LoopSettings) -> Execution:

@@ -1,24 +1,9 @@
 // What decoding does on a CPU, as native.py calls it.
 #include "attention.h"
+#include "calls.h"
 #include "rows.h"
 
-// A function's arguments, of which each is the first bytes of a word.
-template <class... A, size_t... I>
-static void apply(void (*f)(A...), const int64_t* words, std::index_sequence<I...>) {
-  auto as = [&](auto x, size_t i) {
-    memcpy(&x, words + i, sizeof x);
-    return x;
-  };
-  f(as(A(), I)...);
-}
-template <class... A>
-static void apply(void (*f)(A...), const int64_t* words) {
-  apply(f, words, std::index_sequence_for<A...>());
-}
-
 extern "C" {
-#define CALL(name, ...) \
-  void name(const int64_t* words) { apply(__VA_ARGS__, words); }
 #define FOR(name, T)                                  \
   long pair_##name() { return Factor<T>::pair; }      \
   CALL(product_##name, product<T>)                    \

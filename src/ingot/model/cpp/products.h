@@ -67,28 +67,36 @@ static void linear(float* out, const T* x, const T* w, long I, long O, int threa
   for (long o = 0; o < O; o += TOGETHER) all_dots(out + o, x, w + o * I, I, std::min<long>(TOGETHER, O - o), AHEAD);
 }
 
-// R rows times a panel: R x PANEL sums. The part that is given of the next panel is fetched meanwhile.
-template <int R, class T, class X>
-static inline void block(float* sums, const X* x, const T* panel, long I, const char* next, long part) {
+// R rows times J registers of a panel: take(row, output, sums) for each. The part that is given of the next panel is
+// fetched meanwhile.
+template <int R, int J = WIDE, class T, class X, class Take>
+static inline void block(const X* x, const T* panel, long I, const char* next, long part, Take take) {
   typedef Factor<T> F;
-  Floats sum[R][WIDE] = {};
+  Floats sum[R][J] = {};
   for (long i = 0; i < I; i += F::pair, panel += PANEL * F::pair) {
-    typename F::Type w[WIDE];
-    for (int j = 0; j < WIDE; j++) {
+    typename F::Type w[J];
+    for (int j = 0; j < J; j++) {
       w[j] = F::read(panel + j * V * F::pair);
       fetch(next + (i * WIDE + j * F::pair) * part);
     }
     for (int r = 0; r < R; r++) {
       auto one = F::repeat(x + r * I + i);
-      for (int j = 0; j < WIDE; j++) F::add(sum[r][j], one, w[j]);
+      for (int j = 0; j < J; j++) F::add(sum[r][j], one, w[j]);
     }
   }
-  memcpy(sums, sum, sizeof sum);
+  for (int r = 0; r < R; r++)
+    for (int j = 0; j < J; j++) take(r, j * V, sum[r][j]);
 }
+// Sums in memory, in rows of a panel.
+static inline auto keep(float* sums) {
+  return [=](long r, long o, Floats sum) { store(sums + r * PANEL + o, sum); };
+}
+
+// The same for any number of rows, left in memory.
 template <class T, class X, int R = ROWS>
 static void some_rows(long rows, float* sums, const X* x, const T* panel, long I, const char* next, long part) {
   if (rows == R)
-    block<R>(sums, x, panel, I, next, part);
+    block<R>(x, panel, I, next, part, keep(sums));
   else if constexpr (R > 1)
     some_rows<T, X, R - 1>(rows, sums, x, panel, I, next, part);
 }
@@ -109,7 +117,8 @@ static inline const float* ready(const bf16* x, long size, std::vector<float>& r
 }
 
 // Calls f(first row, rows, panel, multiply) for all rows past all panels, or groups of panels that lie together;
-// multiply(which of a group, sums) is the product of these rows. I is a multiple of a pair.
+// multiply(which of a group, outputs, take) is the product of these rows: take(row, output, sums) for each vector of
+// sums, which comes straight from its register where there are as many rows as fill them. I is a multiple of a pair.
 template <class T, class Function>
 static inline void pass(const T* rows_in, const T* panels, long group, long M, long I, long number, int threads,
                         Function f) {
@@ -122,10 +131,18 @@ static inline void pass(const T* rows_in, const T* panels, long group, long M, l
       long rows = std::min<long>(CHUNK, M - chunk), blocks = (rows + ROWS - 1) / ROWS;
       for (long b = 0; b < blocks; b++) {
         long from = rows * b / blocks, some = rows * (b + 1) / blocks - from;
-        f(chunk + from, some, p, [&](long which, float* sums) {
+        f(chunk + from, some, p, [&](long which, long outputs, auto take) {
           const T* panel = panels + (p * group + which) * size;
           const char* next = (const char*)(panel + group * size + size * b / blocks);
-          some_rows(some, sums, x + (chunk + from) * I, panel, I, next, V * (long)sizeof(T) / blocks);
+          long part = V * (long)sizeof(T) / blocks;
+          auto row = x + (chunk + from) * I;
+          if (some == ROWS && outputs > 2 * V) return block<ROWS>(row, panel, I, next, part, take);
+          if (some == ROWS && outputs > V) return block<ROWS, 2>(row, panel, I, next, part, take);
+          if (some == ROWS) return block<ROWS, 1>(row, panel, I, next, part, take);
+          float sums[ROWS * PANEL];
+          some_rows(some, sums, row, panel, I, next, part);
+          for (long r = 0; r < some; r++)
+            for (long o = 0; o < PANEL; o += V) take(r, o, load(sums + r * PANEL + o));
         });
       }
     }
@@ -135,11 +152,14 @@ static inline void pass(const T* rows_in, const T* panels, long group, long M, l
 template <class T, class Finish>
 static inline void multiplied(const T* x, const T* panels, long M, long I, long O, int threads, Finish finish) {
   pass(x, panels, 1, M, I, (O + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
+    long o = p * PANEL;
+    std::integral_constant<long, V> whole;
+    if (o + PANEL <= O)
+      return multiply(0, PANEL, [=](long r, long at, Floats sum) { finish(row + r, o + at, sum, whole); });
     float sums[ROWS * PANEL];
-    multiply(0, sums);
-    for (long r = 0, o = p * PANEL; r < rows; r++)
-      each(std::min<long>(PANEL, O - o),
-           [&](long at, auto n) { finish(row + r, o + at, load(sums + r * PANEL + at), n); });
+    multiply(0, O - o, keep(sums));
+    for (long r = 0; r < rows; r++)
+      each(O - o, [&](long at, auto n) { finish(row + r, o + at, load(sums + r * PANEL + at), n); });
   });
 }
 
@@ -184,8 +204,8 @@ template <class T>
 static void gated(T* out, const T* x, const T* panels, const float* bias, long M, long I, long F, int threads) {
   pass(x, panels, 2, M, I, (F + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
     float gates[ROWS * PANEL], ups[ROWS * PANEL];
-    multiply(0, gates);
-    multiply(1, ups);
+    multiply(0, F - p * PANEL, keep(gates));
+    multiply(1, F - p * PANEL, keep(ups));
     for (long r = 0, f = p * PANEL; r < rows; r++)
       each(std::min<long>(PANEL, F - f), [&](long at, auto n) {
         Floats gate = load(gates + r * PANEL + at), up = load(ups + r * PANEL + at);

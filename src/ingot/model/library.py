@@ -1,0 +1,60 @@
+"""C++ of ours, built once by the machine's own compiler in a few seconds and kept under a digest of all it depends on.
+
+A library is one file, which includes headers beside it and those of `cpp/` here: vectors, matrix products, how a
+function is called. Decoding has one (`infer/cpp`), training another (`train/cpp`).
+"""
+
+import os
+import platform
+import struct
+import subprocess
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from ctypes import CDLL
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ingot.core import artifact
+
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
+_SHARED = Path(__file__).parent / "cpp"
+_PATIENCE = 120
+"""Seconds that the compiler may take."""
+
+
+def build(source: Path, say: Callable[[str], None] | None = None) -> CDLL | None:
+    """The functions, built if they are not on disk, which `say` is told; None without a compiler or a place for what it
+    makes."""
+    compiler = os.environ.get("CXX") or "g++"
+    about = (compiler, FLAGS, platform.machine(), sorted(torch.cpu.get_capabilities().items()))
+    with suppress(OSError, subprocess.SubprocessError):
+        parts = [source, *sorted(source.parent.glob("[a-z]*.h")), *sorted(_SHARED.glob("[a-z]*.h"))]
+        name = artifact.digest_bytes(repr(about).encode() + b"".join(part.read_bytes() for part in parts))
+        path = artifact.cache() / "native" / f"{name}.so"
+        if not path.exists():
+            if say is not None:
+                say("building our functions for this CPU, once; that takes some seconds")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+                made = Path(scratch, "made.so")
+                command = [*compiler.split(), *FLAGS, f"-I{_SHARED}", str(source), "-o", str(made)]
+                subprocess.run(command, check=True, capture_output=True, timeout=_PATIENCE)
+                made.replace(path)  # whole, whoever else builds it
+        return CDLL(str(path))
+    return None
+
+
+def word(argument: Tensor | float | None) -> int:
+    """An argument as the functions take it: where a tensor's numbers are, a number, 0 for None."""
+    if isinstance(argument, Tensor):
+        return argument.data_ptr()
+    return _bits(argument) if isinstance(argument, float) else argument or 0
+
+
+@cache
+def _bits(number: float) -> int:
+    return struct.unpack("<q", struct.pack("<fi", number, 0))[0]

@@ -1,0 +1,229 @@
+"""All blocks of a model, forward and backward, by functions of our own (`cpp/`) on a CPU with bf16 instructions.
+
+A compiler sees a step as products that somebody else computes and loops between them, each of which reads and writes
+all of the activations. Here what follows a product is done while its sums are in registers (SwiGLU and its gradient,
+the sum with the stream), attention never writes scores to memory and skips what no token sees, and gradients of weights
+leave as the fp32 that the optimizer reads. It needs no compiling of the model: the library is built once in seconds.
+
+It is for the common decoder: RMSNorm, SwiGLU, no biases, no dropout, all matrices learning. What else there is (LoRA,
+LayerNorm, norms of heads, taps) is the compiler's (`ahead.py`) or torch's, and matrix tiles, which are four times as
+fast, oneDNN's.
+
+Shapes: B rows, T tokens, M = B T, W width, N = H + 2K heads: H of queries, K of keys, K of values; D features of a
+head, E = D / 2, F features of the feed-forward.
+"""
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ingot.model.library import build, word
+from ingot.model.rotary import Rotation
+from ingot.model.settings import ModelConfig
+
+_SOURCE = Path(__file__).parent / "cpp" / "native.cpp"
+_LANES = 16
+"""Numbers of a register; widths are multiples of it."""
+
+
+def here(say: Callable[[str], None] | None = None) -> bool:
+    """Whether the CPU multiplies bf16 in vectors and has no matrix tiles; the first call builds the functions."""
+    wanted = torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
+    return wanted and _library(say) is not None
+
+
+def common(config: ModelConfig) -> bool:
+    """Whether the blocks of a model are such as these."""
+    widths = (config.width, config.head_size, config.ffn)
+    return (
+        (config.norm, config.activation, config.bias) == ("rms", "swiglu", "none")
+        and not (config.qk_norm or config.dropout)
+        and config.head_size <= 256
+        and all(width % _LANES == 0 for width in widths)
+    )
+
+
+def able(model: nn.Module) -> bool:
+    """Whether these are the model's blocks, and learn as a whole, here."""
+    config = getattr(model, "config", None)
+    if not (isinstance(config, ModelConfig) and common(config)):
+        return False
+    stack: Any = model
+    matrices = [getattr(part, name) for block in stack.layers.values() for part, name in _matrices(block)]
+    if not all(type(matrix) is nn.Linear for matrix in matrices):
+        return False
+    kinds = {(p.requires_grad, p.dtype, p.device.type) for p in _parameters(model)}
+    return kinds == {(True, torch.float32, "cpu")} and here()
+
+
+class Stack:
+    """`Transformer.stack` of such a model, which learns."""
+
+    def __init__(self, model: Any):
+        self._config: ModelConfig = model.config
+        self._parameters = _parameters(model)
+
+    def __call__(self, x_BTW: Tensor, turn: Rotation | None, first_BT: Tensor | None, *_: Any) -> tuple[Tensor, dict]:
+        angles = None if turn is None else torch.complex(turn.cos_BT1E, turn.sin_BT1E).contiguous()
+        if first_BT is not None:
+            first_BT = first_BT.expand(x_BTW.shape[:2]).contiguous()
+        where = _Where(self._config, x_BTW.shape, angles, first_BT)
+        return _Stack.apply(where, x_BTW, *self._parameters), {}  # type: ignore[return-value]
+
+
+class _Weights(NamedTuple):
+    """Of a block, in fp32 as they are trained; their gradients."""
+
+    attention_norm: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
+    ffn_norm: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+    def gradients(self) -> "_Weights":
+        """Memory for them: of matrices that read the same one after another."""
+        q, k, v = torch.empty(len(self.q) + 2 * len(self.k), self.q.shape[1]).split([len(self.q), *[len(self.k)] * 2])
+        gate, up = torch.empty(2 * len(self.gate), self.gate.shape[1]).chunk(2)
+        others = {name: torch.empty_like(getattr(self, name)) for name in ("attention_norm", "o", "ffn_norm", "down")}
+        return _Weights(q=q, k=k, v=v, gate=gate, up=up, **others)
+
+
+def _matrices(block: Any) -> list[tuple[nn.Module, str]]:
+    return [(block.attention, name) for name in "qkvo"] + [(block.ffn, name) for name in ("gate", "up", "down")]
+
+
+def _parameters(model: Any) -> list[nn.Parameter]:
+    """In the order of `_Weights`, block after block, and the last norm's."""
+    found: list[nn.Parameter] = []
+    for block in model.layers.values():
+        q, k, v, o, gate, up, down = (getattr(part, name).weight for part, name in _matrices(block))
+        found += [block.attention_norm.weight, q, k, v, o, block.ffn_norm.weight, gate, up, down]
+    return [*found, model.norm.weight]
+
+
+def _by_block(weights: Sequence[Tensor]) -> list[_Weights]:
+    size = len(_Weights._fields)
+    return [_Weights(*weights[i : i + size]) for i in range(0, len(weights) - 1, size)]
+
+
+class _Kept(NamedTuple):
+    """Of a block, for its backward pass."""
+
+    x_MW: Tensor
+    normed_MW: Tensor
+    qkv_MND: Tensor
+    logs_BHT: Tensor
+    """Logarithms of the sums that attention divides by."""
+    mixed_MV: Tensor
+    middle_MW: Tensor
+    """The stream between attention and feed-forward."""
+    middle_normed_MW: Tensor
+    gates_M2F: Tensor
+
+
+class _Flow(NamedTuple):
+    """A gradient of the stream, exact and as products read it."""
+
+    fp32_MW: Tensor
+    bf16_MW: Tensor
+
+
+class _Where:
+    """What is the same for all blocks.
+
+    Args:
+        angles: (1 or B) x T x 1 x E in complex numbers; None where positions are learned.
+        first_BT: the first slot that a token sees, int32; None: its row's first.
+    """
+
+    def __init__(self, config: ModelConfig, shape: torch.Size, angles: Tensor | None, first_BT: Tensor | None):
+        self.config, (self.B, self.T, self.W) = config, shape
+        self.M, self.V, self.threads = self.B * self.T, config.heads * config.head_size, torch.get_num_threads()
+        self._held = angles, first_BT
+        turns = 0 if angles is None else len(angles)
+        sizes = (self.B, self.T, self.W, config.heads, config.kv_heads, config.head_size, config.ffn)
+        eps = struct.unpack("<q", struct.pack("<d", config.norm_eps))[0]
+        self.words = _words(angles, turns, first_BT, *sizes, eps, self.threads)
+
+    def kept(self, x_MW: Tensor) -> _Kept:
+        """Memory for it."""
+        config, M = self.config, self.M
+        normed, qkv, mixed, middle_normed, gates = (
+            torch.empty(M, size, dtype=torch.bfloat16)
+            for size in (self.W, self.V + 2 * config.kv_heads * config.head_size, self.V, self.W, 2 * config.ffn)
+        )
+        logs = torch.empty(self.B, config.heads, self.T)
+        return _Kept(x_MW, normed, qkv, logs, mixed, torch.empty_like(x_MW), middle_normed, gates)
+
+    def flow(self) -> _Flow:
+        return _Flow(torch.empty(self.M, self.W), torch.empty(self.M, self.W, dtype=torch.bfloat16))
+
+
+class _Stack(torch.autograd.Function):
+    """The hidden states of a stream."""
+
+    @staticmethod
+    def forward(ctx: Any, where: _Where, x_BTW: Tensor, *weights: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x_MW = x_BTW.reshape(where.M, where.W).contiguous()
+        ctx.where, ctx.weights, ctx.kept = where, weights, []
+        for block in _by_block(weights):
+            kept, out_MW = where.kept(x_MW), torch.empty_like(x_MW)
+            _function("forward_block")(where.words, _words(*block), _words(*kept), out_MW.data_ptr())
+            ctx.kept.append(kept)
+            x_MW = out_MW
+        ctx.x_MW, hidden_BTW = x_MW, torch.empty(x_BTW.shape)
+        sizes = (where.config.norm_eps, where.M, where.W, where.threads)
+        _function("rms_norm_last")(_words(hidden_BTW, x_MW, weights[-1], *sizes))
+        return hidden_BTW
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_BTW: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        where, weights, kept, ctx.kept = ctx.where, ctx.weights, ctx.kept, None
+        assert kept is not None, "what the backward pass needs is gone with the first one"
+        flow, of_norm, gradient_BTW = where.flow(), torch.empty_like(weights[-1]), gradient_BTW.contiguous()
+        sizes = (where.config.norm_eps, where.M, where.W, where.threads)
+        words = _words(*flow, of_norm, None, gradient_BTW, ctx.x_MW, weights[-1], *sizes)
+        _function("rms_norm_last_backward")(words)
+        found = [of_norm]
+        for block in reversed(_by_block(weights)):
+            of, before = block.gradients(), where.flow()
+            parts = (block, kept.pop(), of, flow, before)
+            _function("backward_block")(where.words, *(_words(*part) for part in parts))
+            flow, found[:0] = before, of
+        return None, flow.fp32_MW.view_as(gradient_BTW), *found
+
+
+def _words(*arguments: Tensor | float | None) -> ctypes.Array[Any]:
+    return (ctypes.c_int64 * len(arguments))(*map(word, arguments))
+
+
+@cache
+def _function(name: str) -> Callable[..., None]:
+    function = getattr(_library(), name)
+    function.argtypes, function.restype = [ctypes.c_void_p] * _POINTERS.get(name, 1), None
+    return function
+
+
+_POINTERS = {"forward_block": 4, "backward_block": 6}
+
+
+_built: list[ctypes.CDLL | None] = []
+
+
+def _library(say: Callable[[str], None] | None = None) -> ctypes.CDLL | None:
+    """The functions; None where they cannot be built."""
+    if not _built:
+        _built.append(build(_SOURCE, say))
+    return _built[0]

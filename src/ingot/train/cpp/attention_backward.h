@@ -1,0 +1,162 @@
+// The gradient of causal self-attention.
+#pragma once
+#include "heads.h"
+
+namespace attention {
+
+struct Rooms {  // of a thread: a head's numbers, its gradients, and what is between a block of queries and one of keys
+  Vector<bf16> query, key, value, gradient, slopes;
+  Vector<int> key_panels, value_panels, key_pairs, query_pairs, gradient_pairs, weights, slope_pairs;
+  Vector<float> log, delta, dquery, dkey, dvalue, score, slope;
+  Sight sight;
+  void fit(long P, long D) {
+    for (auto* x : {&query, &key, &value, &gradient}) x->assign(P * D, 0);
+    for (auto* x : {&key_panels, &value_panels, &key_pairs, &query_pairs, &gradient_pairs}) x->assign(P * D / 2, 0);
+    for (auto* x : {&dquery, &dkey, &dvalue}) x->resize(P * D);
+    log.assign(P, 0);
+    delta.assign(P, 0);
+    slopes.resize(BLOCK * BLOCK);
+    weights.resize(BLOCK * BLOCK / 2);
+    slope_pairs.resize(BLOCK * BLOCK / 2);
+    score.resize(8 * BLOCK);
+    slope.resize(8 * BLOCK);
+  }
+};
+
+// Probabilities and slopes of R queries, from q on, and the block's keys; q0 and k0 begin the block. A slope is the
+// gradient of a score before its scale.
+template <int R, class Size>
+static void slope_rows(Rooms& room, long q, long q0, long k0, Size D) {
+  const Sight& sight = room.sight;
+  long from = std::max<long>(k0, sight.low[q]), to = std::min(k0 + BLOCK, up(q + R, V)), at = (q - q0) / 2 * BLOCK;
+  int *weights = &room.weights[at], *pairs = &room.slope_pairs[at];
+  bf16* slopes = &room.slopes[2 * at];
+  if (from > k0 || to < k0 + BLOCK) {
+    memset(weights, 0, R / 2 * BLOCK * sizeof(int));
+    memset(pairs, 0, R / 2 * BLOCK * sizeof(int));
+  }
+  if (from >= to) return;
+  auto dots = [&](Vector<float>& out, const Vector<bf16>& rows, const Vector<int>& panels) {
+    multiply<R>(false, out.data(), BLOCK, Rows{(int*)&rows[q * D], D / 2}, Panels<Size>{&panels[from * D / 2], D},
+                (to - from) / V, D / 2);
+  };
+  dots(room.score, room.query, room.key_panels);
+  dots(room.slope, room.gradient, room.value_panels);
+  float c = LOG2E / std::sqrt(float(D)), *log = &room.log[q], *delta = &room.delta[q];
+  for (long key = from; key < to; key += V) {
+    bool whole = sight.whole(q, key);
+    const float *score = &room.score[key - from], *slope = &room.slope[key - from];
+    bf16* row = slopes + key - k0;
+    int *weight = weights + key - k0, *both = pairs + key - k0;
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r += 2) {
+      Floats p[2], ds[2];
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; i++) {
+        p[i] = power(load(score + (r + i) * BLOCK) * c - log[r + i]);
+        if (!whole) p[i] = _mm512_maskz_mov_ps(sight.seen(q + r + i, key), p[i]);
+        ds[i] = p[i] * (load(slope + (r + i) * BLOCK) - delta[r + i]);
+      }
+      __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(ds[1], ds[0]);
+      put(row + r * BLOCK, _mm512_castsi512_si256(rounded));
+      put(row + (r + 1) * BLOCK, _mm512_extracti64x4_epi64(rounded, 1));
+      _mm512_storeu_si512(both + r / 2 * BLOCK, pair(rounded));
+      _mm512_storeu_si512(weight + r / 2 * BLOCK, pair((__m512i)_mm512_cvtne2ps_pbh(p[1], p[0])));
+    }
+  }
+  multiply<R>(from > sight.low[q], &room.dquery[q * D], D, Rows{(int*)(slopes + from - k0), BLOCK / 2},
+              Pairs<Size>{&room.key_pairs[from / 2 * D], D}, D / V, (std::min(to, q + R) - from) / 2);
+}
+
+// The gradients of a head's queries, and of its keys and values; these may be added to those of another head.
+template <int R, class Size>
+static void backward_head(Rooms& room, bool add, const Soon& soon, long T, Size D) {
+  const Sight& sight = room.sight;
+  for (long k0 = 0; k0 < T; k0 += BLOCK)
+    for (long q0 = k0; q0 < T; q0 += BLOCK) {
+      long end = std::min(q0 + BLOCK, up(T, R));
+      for (long q = q0; q < end; q += R) {
+        if (q0 == k0) soon.ask(q, std::min<long>(R, T - q));
+        slope_rows<R>(room, q, q0, k0, D);
+      }
+      for (long key = k0; key < std::min(k0 + BLOCK, T); key += R) {
+        long from = std::max(q0, key), to = end;
+        while (to > from && sight.low[to - R] >= key + R) to -= R;
+        if (from >= to) continue;
+        long at = (from - q0) / 2 * BLOCK + key - k0;
+        auto mix = [&](Vector<float>& out, const Vector<int>& weights, const Vector<int>& pairs) {
+          multiply<R>(add || q0 > k0, &out[key * D], D, Columns{&weights[at]}, Pairs<Size>{&pairs[from / 2 * D], D},
+                      D / V, (to - from) / 2);
+        };
+        mix(room.dvalue, room.weights, room.gradient_pairs);
+        mix(room.dkey, room.slope_pairs, room.query_pairs);
+      }
+    }
+}
+
+template <int R, class Size>
+static void backward(bf16* dqkv, const bf16* dout, const bf16* out, const float* lse, const bf16* qkv,
+                     const float* turn, long turns, const int32_t* first, Shape s, Size D, int threads) {
+  long P = s.padded(), T = s.T, N = s.heads(), group = s.H / s.K;
+  float scale = 1 / std::sqrt(float(D));
+#pragma omp parallel num_threads(threads)
+  {
+    Rooms& room = own<Rooms>();
+    room.fit(P, D);
+#pragma omp for schedule(static)
+    for (long task = 0; task < s.B * s.K; task++) {
+      long b = task / s.K, k = task % s.K;
+      const float* angle = turn ? turn + (turns == 1 ? 0 : b) * T * D : nullptr;
+      auto take = [T, D](Vector<bf16>& room, const bf16* from, long stride) {
+        bf16* to = room.data();
+        for (long t = 0; t < T; t++) copy_features(to + t * D, from + t * stride, D);
+      };
+      auto take_head = [&](Vector<bf16>& to, long head) { take(to, qkv + (b * T * N + head) * D, N * D); };
+      auto give = [&](const Vector<float>& from, long head, float scale, const float* angle) {
+        for (long t = 0; t < T; t++)
+          turned(dqkv + ((b * T + t) * N + head) * D, &from[t * D], angle ? angle + t * D : nullptr, -1, scale, D);
+      };
+      room.sight.look<R>(first ? first + b * T : nullptr, T, P);
+      take_head(room.key, s.H + k);
+      take_head(room.value, s.H + s.K + k);
+      put_panels(room.key_panels.data(), room.key.data(), T, D);
+      put_panels(room.value_panels.data(), room.value.data(), T, D);
+      put_pairs(room.key_pairs.data(), room.key.data(), T, D);
+      for (long h = k * group; h < (k + 1) * group; h++) {
+        take_head(room.query, h);
+        take(room.gradient, dout + (b * T * s.H + h) * D, s.H * D);
+        put_pairs(room.query_pairs.data(), room.query.data(), T, D);
+        put_pairs(room.gradient_pairs.data(), room.gradient.data(), T, D);
+        const bf16 *mixed = out + (b * T * s.H + h) * D, *gradient = room.gradient.data();
+        for (long t = 0; t < T; t += 4) {
+          Floats sums[4] = {};
+          for (long i = 0; i < std::min(4L, T - t); i++)
+            for (long d = 0; d < D; d += V)
+              sums[i] += wide(mixed + (t + i) * s.H * D + d) * wide(gradient + (t + i) * D + d);
+          totals<4>(sums, &room.delta[t]);
+        }
+        for (long t = 0; t < T; t++) room.log[t] = lse[(b * s.H + h) * T + t] * LOG2E;
+        Soon soon(T, D);
+        soon.next(qkv, b, h, s);
+        long last = b * s.H + h == s.B * s.H - 1, next = h + 1 < s.H || last ? h + 1 - last : T * s.H;
+        for (const bf16* x : {dout, out}) soon.add(x + (b * T * s.H + next) * D, s.H * D);
+        for (long head : {h, s.H + k, s.H + s.K + k}) soon.add(dqkv + (b * T * N + head) * D, N * D);
+        backward_head<R>(room, h > k * group, soon, T, D);
+        give(room.dquery, h, scale, angle);
+      }
+      give(room.dkey, s.H + k, scale, angle);
+      give(room.dvalue, s.H + s.K + k, 1, nullptr);
+    }
+  }
+}
+
+}  // namespace attention
+
+// Gradients of qkv before its rotation, from qkv as the forward left it.
+static void attention_backward(bf16* dqkv, const bf16* dout, const bf16* out, const float* lse, const bf16* qkv,
+                               const float* turn, long turns, const int32_t* first, long B, long T, long H, long K,
+                               long D, int threads) {
+  attention::sized(D, [&](auto R, auto size) {
+    attention::backward<R.value>(dqkv, dout, out, lse, qkv, turn, turns, first, {B, T, H, K, D}, size, threads);
+  });
+}

@@ -1,0 +1,130 @@
+// The gradient of weights: dW[N,K] = G^T X of the gradients G [M,N] and the inputs X [M,K] of M tokens, in bf16; summed
+// and written in fp32.
+//
+// Both are packed so that the numbers of two tokens lie side by side, as they are multiplied: G in strips of 8 columns,
+// a group of which stays in the second cache, X in strips of V columns, 3 at a time, a panel that is packed right
+// before the group's strips pass it. What is packed next is asked for meanwhile.
+#pragma once
+#include <omp.h>
+#include "products.h"
+
+#if defined(__AVX512BF16__)
+constexpr long TOKENS = 1024;  // that are packed at once: the more, the more seldom sums are read and written
+constexpr long GROUP = 192;    // columns of G that are packed at once: with those asked for they fill the second cache
+constexpr long EVERY = 16;     // pairs of tokens between two requests
+
+// From one strip to the next: 64 bytes more than it needs, or all would start in the same set of the first cache.
+template <int W>
+constexpr long STRIP = TOKENS / 2 * W + 16;
+struct alignas(64) Packed {
+  int g[GROUP / ROWS * STRIP<ROWS>], x[WIDE * STRIP<V>];  // pairs
+};
+
+// Pairs of W columns each; an odd last token is paired with 0.
+template <int W>
+static inline void pack(int* to, const bf16* from, long ld, long tokens, long columns) {
+  for (long t = 0; t < tokens; t += 2, from += 2 * ld, to += W)
+    for (long c = 0; c < columns; c += V) {
+      __mmask16 some = 0xffff >> std::max<long>(0, V - (columns - c));
+      auto one = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, from + c));
+      auto two = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(t + 1 < tokens ? some : 0, from + ld + c));
+      auto pairs = _mm512_or_si512(one, _mm512_slli_epi32(two, 16));
+      int* strip = to + c / W * STRIP<W>;
+      for (int i = 0; i < V / W; i++) memcpy(strip + i * STRIP<W>, (int*)&pairs + i * W, W * sizeof(int));
+    }
+}
+
+// Asks for the lines of a part of a matrix, a share of them at each of so many calls.
+struct Ahead {
+  const bf16* row;
+  long ld, rows, columns, share, at = 0;
+  Ahead(const bf16* row, long ld, long rows, long columns, long calls)
+      : row(row), ld(ld), rows(rows), columns(columns), share((rows * ((columns + 31) / 32) + calls - 1) / calls) {}
+  inline void ask() {
+    for (long n = 0; n < share && rows; n++) {
+      fetch(row + at);
+      if ((at += 32) >= columns) at = 0, row += ld, rows--;
+    }
+  }
+};
+
+// A strip of G times J strips of X, written to `out` or added there. The next tile's place is asked for.
+template <int J, class Ask>
+static inline void tile(float* out, float* next, long ld, long rows, long columns, const int* g, const int* x,
+                        long pairs, bool onto, Ask ask) {
+  Floats sum[ROWS][J] = {};
+  auto sums = [&](auto f) {
+    for (int r = 0; r < ROWS; r++)
+      for (int j = 0; j < J; j++)
+        if (r < rows) f(sum[r][j], out + r * ld + j * V, j + 1 < J ? 0xffff : 0xffff >> (J * V - columns));
+  };
+  if (onto) sums([](Floats& s, float* p, __mmask16 some) { s = _mm512_maskz_loadu_ps(some, p); });
+  for (int r = 0; r < ROWS; r++)
+    for (int j = 0; j < J; j++) __builtin_prefetch(next + r * ld + j * V, 1);
+  for (long i = 0; i < pairs; i++) {
+    if (i % EVERY == 0) ask();
+    Factor<bf16>::Type w[J];
+    for (int j = 0; j < J; j++) w[j] = Factor<bf16>::read((const bf16*)(x + i * V + j * STRIP<V>));
+    for (int r = 0; r < ROWS; r++) {
+      auto one = Factor<bf16>::repeat((const bf16*)(g + i * ROWS + r));
+      for (int j = 0; j < J; j++) Factor<bf16>::add(sum[r][j], one, w[j]);
+    }
+  }
+  sums([](Floats& s, float* p, __mmask16 some) { _mm512_mask_storeu_ps(p, some, s); });
+}
+
+// The size of equal parts that are multiples of a unit and at most so large.
+static inline long equal(long all, long most, long unit) {
+  long parts = (all + most - 1) / most;
+  return ((all + parts - 1) / parts + unit - 1) / unit * unit;
+}
+
+// What one thread does: all tokens, some rows and columns of the output.
+static void gradient_part(float* out, long ld_out, const bf16* g, long ld_g, const bf16* x, long ld_x, long M, long N,
+                          long K) {
+  static thread_local Packed packed;
+  long group = equal(N, GROUP, ROWS), tokens = equal(M, TOKENS, 2);
+  for (long n = 0; n < N; n += group)
+    for (long m = 0; m < M; m += tokens) {
+      bool same = m + tokens < M;  // as the group that is packed next
+      long then_n = same ? n : n + group, then_m = same ? m + tokens : 0, then = std::min(tokens, M - then_m);
+      if (then_n >= N) then = 0;
+      long some = std::min(tokens, M - m), pairs = (some + 1) / 2, rows = std::min(group, N - n);
+      long calls = (rows + ROWS - 1) / ROWS * ((pairs + EVERY - 1) / EVERY);
+      Ahead next_g(g + then_m * ld_g + then_n, ld_g, then, std::min(group, N - then_n), calls * ((K - 1) / PANEL + 1));
+      pack<ROWS>(packed.g, g + m * ld_g + n, ld_g, some, rows);
+      for (long k = 0; k < K; k += PANEL) {
+        bool last = k + PANEL >= K;
+        long wide = std::min<long>(PANEL, K - k);
+        Ahead next_x(x + (last ? then_m * ld_x : m * ld_x + k + PANEL), ld_x, last ? then : some, PANEL, calls);
+        auto ask = [&] { next_x.ask(), next_g.ask(); };
+        pack<V>(packed.x, x + m * ld_x + k, ld_x, some, wide);
+        auto any = wide > 2 * V ? tile<3, decltype(ask)> : wide > V ? tile<2, decltype(ask)> : tile<1, decltype(ask)>;
+        for (long r = 0; r < rows; r += ROWS) {
+          float* to = out + (n + r) * ld_out + k;
+          float* next = r + ROWS < rows ? to + ROWS * ld_out : out + n * ld_out + k + PANEL;
+          any(to, next, ld_out, rows - r, wide, packed.g + r / ROWS * STRIP<ROWS>, packed.x, pairs, m > 0, ask);
+        }
+      }
+    }
+}
+
+static void weight_gradient(float* out, long ld_out, const bf16* g, long ld_g, const bf16* x, long ld_x, long M, long N,
+                            long K, int threads) {
+#pragma omp parallel num_threads(threads) if (M * N * K > ALONE)
+  {
+    // Threads lie over the output as a grid that makes the largest part the least work: of products, and of packing.
+    long T = omp_get_num_threads(), t = omp_get_thread_num(), strips = (N + ROWS - 1) / ROWS, panels = (K + V - 1) / V;
+    long across = 1, least = 0;
+    for (long a = 1; a <= T; a++) {
+      long rows = (strips + T / a - 1) / (T / a) * ROWS, columns = (panels + a - 1) / a * V;
+      long work = rows * columns + 6 * (rows + columns);
+      if (T % a == 0 && (a == 1 || work < least)) across = a, least = work;
+    }
+    long down = T / across, i = t / across, j = t % across;
+    long n = strips * i / down * ROWS, n1 = std::min(N, strips * (i + 1) / down * ROWS);
+    long k = panels * j / across * V, k1 = std::min(K, panels * (j + 1) / across * V);
+    if (n < n1 && k < k1) gradient_part(out + n * ld_out + k, ld_out, g + n, ld_g, x + k, ld_x, M, n1 - n, k1 - k);
+  }
+}
+#endif

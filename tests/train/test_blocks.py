@@ -1,0 +1,292 @@
+"""Blocks computed by our own functions: against float64, and as exact as torch's bf16 is."""
+
+import copy
+import ctypes
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ingot.model import lora
+from ingot.model.adapter import AdapterSettings
+from ingot.model.attention import attend_plain, document_mask
+from ingot.model.rotary import Rotation, rotate, rotation
+from ingot.model.settings import ModelConfig, ModelSettings
+from ingot.model.transformer import Transformer, build
+from ingot.train import blocks
+from ingot.train.compiling import compiled
+from ingot.train.execution import choose, remembered
+from ingot.train.settings import LoopSettings
+from tests.train.test_engine import _engine, _gradient, _ragged
+
+needed = pytest.mark.skipif(not blocks.here(), reason="no bf16 instructions, or matrix tiles, or no C++ compiler")
+EXACT = torch.float64
+
+
+def _config(context: int = 32, **more: Any) -> ModelConfig:
+    shape = {"depth": 2, "width": 64, "heads": 4, "kv_heads": 2, "ffn": 96, "tied": True}
+    return ModelSettings(**{**shape, **more}, context=context).resolve(50)
+
+
+def _model(config: ModelConfig) -> Transformer:
+    model = build(config, 1)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+def _native(model: Transformer) -> Any:
+    return compiled(model, "native")
+
+
+def _found(model: Transformer, forward: Any, rows: dict[str, Tensor], exact: bool) -> dict[str, Tensor]:
+    """Hidden states, and every gradient of their sum with random weights, in float64."""
+    B, T = rows["ids_BT"].shape
+    weights = torch.randn(B, T, model.config.width, generator=torch.Generator().manual_seed(3))
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not exact):
+        hidden = forward(**rows).hidden
+    (hidden.double() * weights).sum().backward()
+    gradients = {name: p.grad.to(EXACT) for name, p in model.named_parameters() if p.grad is not None}
+    return {"hidden": hidden.detach().to(EXACT), **gradients}
+
+
+def _off(found: Tensor, wanted: Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm().clamp(min=1e-9))
+
+
+def _drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _rows(B: int, T: int, documents: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(B + T)
+    rows = {"ids_BT": torch.randint(50, (B, T), generator=generator)}
+    if documents:
+        rows["documents_BT"] = torch.randint(documents, (B, T), generator=generator).sort(dim=1).values
+    return rows
+
+
+CASES = {
+    "plain": (_config(), 4, 32, 0),
+    "odd": (_config(33), 3, 33, 0),
+    "documents": (_config(40), 3, 40, 3),
+    "window": (_config(70, window=9), 2, 70, 0),
+    "both": (_config(50, window=5), 2, 50, 4),
+    "no groups": (_config(heads=2, kv_heads=2, width=160, ffn=112), 5, 17, 0),
+    "one head of keys": (_config(130, heads=8, kv_heads=1, width=128, ffn=352), 2, 130, 2),
+    "heads of 64": (_config(200, heads=2, kv_heads=2, width=128, ffn=48), 1, 200, 0),
+    "heads of 128": (_config(64, heads=2, kv_heads=1, width=256, ffn=304), 2, 64, 2),
+    "learned positions": (_config(positions="learned"), 2, 32, 0),
+    "two tokens": (_config(), 2, 2, 0),
+}
+
+
+@needed
+@pytest.mark.parametrize("case", CASES)
+def test_hidden_states_and_gradients_are_as_exact_as_torchs_in_bf16(case: str) -> None:
+    config, B, T, documents = CASES[case]
+    model, rows = _model(config), _rows(B, T, documents)
+    exact, torchs, ours = (copy.deepcopy(model) for _ in range(3))
+    wanted = _found(exact.double(), exact, rows, True)
+    torchs_found, found = _found(torchs, torchs, rows, False), _found(ours, _native(ours), rows, False)
+    assert found.keys() == wanted.keys() == torchs_found.keys()
+    for name, value in wanted.items():
+        allowed = 1.3 * _off(torchs_found[name], value) + 2e-3
+        assert _off(found[name], value) < allowed, f"{name}: {_off(found[name], value):.4f}, allowed {allowed:.4f}"
+
+
+@needed
+def test_a_control_a_document_that_is_seen_by_the_next_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison above can fail."""
+    config, B, T, documents = CASES["documents"]
+    model, rows = _model(config), _rows(B, T, documents)
+    exact, ours = copy.deepcopy(model), copy.deepcopy(model)
+    wanted = _found(exact.double(), exact, rows, True)
+    monkeypatch.setattr("ingot.model.transformer.first_seen", lambda *_: None)
+    found = _found(ours, _native(ours), rows, False)
+    assert _off(found["hidden"], wanted["hidden"]) > 0.05
+    assert _off(found["layers.0.attention.v.weight"], wanted["layers.0.attention.v.weight"]) > 0.05
+
+
+def _call(name: str, *arguments: Any) -> None:
+    blocks._function(name)(blocks._words(*arguments, 2))
+
+
+HEADS = [
+    (3, 33, 2, 1, 16),
+    (2, 70, 4, 2, 32),
+    (1, 96, 6, 3, 48),
+    (2, 97, 2, 2, 64),
+    (1, 300, 3, 1, 80),
+    (1, 130, 2, 1, 128),
+    (1, 20, 1, 1, 256),
+    (2, 1, 2, 1, 32),
+    (2, 5, 2, 2, 64),
+]
+
+
+@needed
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("seen", ["all", "documents", "window"])
+@pytest.mark.parametrize(("B", "T", "H", "K", "D"), HEADS)
+def test_attention(B: int, T: int, H: int, K: int, D: int, seen: str, turned: bool) -> None:
+    """Output and gradients of queries, keys and values, against the one that writes scores out, in float64."""
+    qkv = _drawn(B, T, H + 2 * K, D).bfloat16()
+    slope = _drawn(B, T, H * D, seed=1).bfloat16()
+    turn = rotation(torch.arange(T)[None], D, 10_000.0, torch.float32) if turned else None
+    documents = torch.randint(3, (B, T)).sort(dim=1).values if seen == "documents" else torch.zeros(B, T).long()
+    mask = document_mask(documents, 7 if seen == "window" else None)
+    first = mask.int().argmax(-1).int() if seen != "all" else None
+
+    out, logs, given = torch.empty(B, T, H * D).bfloat16(), torch.empty(B, H, T), qkv.clone()
+    angles = None if turn is None else torch.complex(turn.cos_BT1E, turn.sin_BT1E)
+    where = (angles, int(turned), first, B, T, H, K, D)
+    _call("attention_forward_bf16", out, logs, given, *where)
+    found = torch.empty_like(qkv)
+    _call("attention_backward_bf16", found, slope, out, logs, given, *where)
+
+    exact = qkv.double().requires_grad_()
+    q, k, v = exact.split([H, K, K], dim=2)
+    if turn is not None:
+        wide = Rotation(turn.cos_BT1E.double(), turn.sin_BT1E.double())
+        q, k = rotate(q, wide), rotate(k, wide)
+    mixed, _ = attend_plain(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask)
+    wanted = mixed.transpose(1, 2).flatten(2)
+    wanted.backward(slope.double())
+    assert _off(out.double(), wanted.detach()) < 8e-3
+    assert exact.grad is not None
+    for part in (slice(H), slice(H, H + K), slice(H + K, None)):
+        if float(exact.grad[:, :, part].norm()) > 1e-9:  # of one token alone queries and keys have none
+            assert _off(found[:, :, part].double(), exact.grad[:, :, part]) < 2.5e-2
+
+
+@needed
+@pytest.mark.parametrize("M", [1, 2, 7, 601, 2100])
+@pytest.mark.parametrize(("O", "I"), [(8, 48), (98, 130), (400, 16), (9, 7), (208, 200)])
+def test_the_gradient_of_weights(M: int, O: int, I: int) -> None:  # noqa: E741
+    """Of bf16 numbers in fp32, of parts of wider rows too, whatever the number of threads."""
+    g, x = _drawn(M, O + 8).bfloat16()[:, 8:], _drawn(M, I + 16, seed=1).bfloat16()[:, :I]
+    wanted = g.double().T @ x.double()
+    for threads in (1, 2, 3, 8):
+        out = torch.full((O, I + 1), 7.0)
+        words = blocks._words(out, I + 1, g, O + 8, x, I + 16, M, O, I, threads)
+        blocks._function("weight_gradient_bf16")(words)
+        assert _off(out[:, :I].double(), wanted) < 1e-5
+        assert (out[:, I] == 7).all()
+
+
+@needed
+def test_the_same_every_time_and_gone_after_one_backward_pass() -> None:
+    config, B, T, documents = CASES["documents"]
+    model, rows = _model(config), _rows(B, T, documents)
+    once, again = ({n: g.clone() for n, g in _found(model, _native(model), rows, False).items()} for _ in range(2))
+    assert torch.equal(once["hidden"], again["hidden"])
+    assert torch.equal(2 * once["norm.weight"], again["norm.weight"]), "gradients are added up"
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = _native(model)(**rows).hidden.sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(AssertionError, match="gone"):
+        loss.backward()
+
+
+@needed
+def test_what_is_asked_for_between_blocks_comes_from_the_plain_model() -> None:
+    model, rows = _model(_config()), _rows(2, 8)
+    taps = frozenset({"hidden.1", "attention.0"})
+    assert _native(model)(**rows, taps=taps).taps.keys() == taps
+    assert _native(model)(**rows).taps == {}
+
+
+OTHERS = [
+    {"activation": "gelu"},
+    {"norm": "layer"},
+    {"bias": "qkv"},
+    {"qk_norm": True},
+    {"dropout": 0.1},
+    {"ffn": 100},
+    {"width": 72, "heads": 3, "kv_heads": 3},
+]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=str)
+def test_other_blocks_are_not_taken_for_these(other: dict[str, Any]) -> None:
+    config = _config(**other)
+    assert not blocks.common(config)
+    model = build(config, 0)
+    assert compiled(model, "native") is model
+    assert blocks.common(_config())
+
+
+def test_a_model_that_learns_in_part_or_in_float64_is_left_to_torch() -> None:
+    model = build(_config(), 0)
+    model.layers["1"].attention.k.weight.requires_grad_(False)  # pyright: ignore[reportAttributeAccessIssue]
+    assert not blocks.able(model)
+    assert not blocks.able(build(_config(), 0, dtype=torch.float64))
+    adapted = build(_config(), 0)
+    lora.adapt(adapted, AdapterSettings(), 0)
+    assert not blocks.able(adapted)
+    assert not blocks.able(torch.nn.Linear(2, 2))
+
+
+def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path))
+    monkeypatch.setattr(blocks, "_built", [])
+    assert not blocks.here()
+    model = build(_config(), 0)
+    assert compiled(model, "native") is model
+    assert choose(LoopSettings(), "auto", 32, 8, common=True).compile == ""
+
+
+@needed
+def test_it_is_chosen_where_nobody_says_otherwise_and_told_when_built(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert choose(LoopSettings(), "auto", 32, 8, common=True).compile == "native"
+    assert choose(LoopSettings(), "bf16", 32, 8, common=True).line().endswith("blocks in C++")
+    assert choose(LoopSettings(), "auto", 32, 8, common=False).compile == ""
+    assert choose(LoopSettings(), "fp32", 32, 8, common=True).compile == ""
+    assert choose(LoopSettings(compile=False), "auto", 32, 8, common=True).compile == ""
+    assert choose(LoopSettings(compile=True), "auto", 32, 8, common=True).compile == "whole"
+    fresh = choose(LoopSettings(), "auto", 32, 8, common=True)
+    remembered(tmp_path / "execution.json", replace(fresh, compile=""), LoopSettings())
+    assert remembered(tmp_path / "execution.json", fresh, LoopSettings()).compile == "", "goes on as it began"
+
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path))
+    for expected in (1, 0):
+        said: list[str] = []
+        monkeypatch.setattr(blocks, "_built", [])
+        assert blocks.here(said.append)
+        assert len(said) == expected
+
+
+@needed
+def test_steps_of_training_are_those_of_torchs_bf16(tmp_path: Path) -> None:
+    """Gradients of a ragged batch in micro-batches, a few steps, and an evaluation, which is the plain model's."""
+    batch, plain = _ragged(), _engine(tmp_path, "bf16")
+    if not blocks.able(plain.model):
+        pytest.fail("the test's model is no common one")
+    execution = replace(plain.execution, compile="native", micro_batch=1, context=batch.context)
+    twin = copy.deepcopy(plain.model)
+    native = type(plain)(twin, plain.objective, plain.plan, execution, plain.mesh, tmp_path)
+    exact = _engine(tmp_path, "fp32")
+    wanted, torchs = _gradient(exact, batch), _gradient(plain, batch)
+    assert float((_gradient(native, batch) - wanted).norm()) < 1.3 * float((torchs - wanted).norm()) + 1e-3
+    for _ in range(5):
+        a, b = plain.step(batch).loss, native.step(batch).loss
+    assert float(a) == pytest.approx(float(b), abs=0.01)
+    assert native.evaluate([batch])[0] == pytest.approx(plain.evaluate([batch])[0], abs=0.01)
+
+
+@needed
+def test_it_shares_torchs_threads() -> None:
+    """Two libraries of threads would keep each other from the cores."""
+    library = blocks._library()
+    assert isinstance(library, ctypes.CDLL)
+    maps = Path("/proc/self/maps").read_text()
+    assert len({line.split()[-1] for line in maps.splitlines() if "libgomp" in line}) == 1
