@@ -64,8 +64,8 @@ def test_a_coin_exchanges_half_of_the_sides_and_leaves_the_held_out_rows() -> No
 @pytest.mark.timing
 @pytest.mark.timeout(1200)
 def test_the_fast_path_learns_what_fp32_learns(shakespeare: Path, tmp_path: Path, ingot) -> None:
-    """bf16 by our own functions, else compiled, against fp32: 500 steps of 32 rows, paired seeds; the upper bound of the
-    difference < 0.01 nats.
+    """bf16 by our own functions, else compiled, against fp32: 500 steps of 32 rows, paired seeds; the upper bound of
+    the difference < 0.01 nats.
 
     That the bound can be missed: the two seeds of one arm are further apart than that.
     """

@@ -75,15 +75,19 @@ def test_only_a_train_stage_is_tuned(recipe: Path, tmp_path: Path) -> None:
 def test_candidates_begin_with_plain_torch_and_vary_the_best(recipe: Path, tmp_path: Path) -> None:
     settings = load_graph(recipe, [], tmp_path / "runs").nodes["base"].settings
     assert isinstance(settings, TrainSettings)
-    execution = {"micro_batch": 8, "threads": 2}
+    execution = {"micro_batch": 8, "threads": 2, "compile": "native"}
     trials = [Trial({"compile": True}, 1.0, 9.0, 90.0, execution), Trial({"compile": False}, 2.0, 3.0, 80.0, execution)]
     found = list(_candidates(settings, trials))
-    assert found[:3] == [{"precision": "fp32", "compile": False}, {"compile": False}, {"compile": True}]
-    assert found[3:] == [
+    assert found[:2] == [{"precision": "fp32", "compile": False}, {"compile": None}]
+    assert found[2:4] == [{"compile": False}, {"compile": True}]
+    assert found[4:] == [
         {"compile": False, **more} for more in ({"micro_batch": 4}, {"micro_batch": 2}, {"threads": 1})
     ]
     exact = settings.model_copy(update={"precision": "fp32"})
-    assert list(_candidates(exact, [])) == [{"compile": False}, {"compile": True}]
+    assert list(_candidates(exact, [])) == [{"compile": None}, {"compile": False}, {"compile": True}]
+    for taken, left in (("", True), ("whole", False), ("blocks", False)):
+        trials = [Trial({"compile": None}, 1.0, 1.0, 1.0, {**execution, "compile": taken})]
+        assert list(_candidates(exact, trials))[:2] == [{"compile": None}, {"compile": left}]
 
 
 def test_what_the_recipe_sets_is_not_varied(recipe: Path, tmp_path: Path) -> None:

@@ -81,7 +81,8 @@ def tune(
 
 def described(candidate: Candidate) -> str:
     """A candidate in words."""
-    return ", ".join(f"{name} {str(value).lower()}" for name, value in candidate.items())
+    words = {None: "as chosen"}
+    return ", ".join(f"{name} {words.get(value, str(value).lower())}" for name, value in candidate.items())
 
 
 def _train_stage(graph: Graph, stage: str) -> Node:
@@ -92,16 +93,19 @@ def _train_stage(graph: Graph, stage: str) -> Node:
 
 
 def _candidates(settings: Any, trials: list[Trial]) -> Iterator[Candidate]:
-    """Plain torch first, then the unasked choice, with and without compiling, then fewer rows at once with the best.
+    """Plain torch first, then the unasked choice, then with and without compiling if that was neither, then fewer rows
+    at once with the best.
 
     What the recipe sets stays as it is: a run would not take another choice.
     """
     assert isinstance(settings, TrainSettings)
     asked = settings.loop.compile
-    ways = [{"compile": value} for value in (False, True) if asked in (None, value)]
     if settings.precision == "auto":
-        yield {"precision": "fp32", **ways[0]}
-    yield from ways
+        yield {"precision": "fp32", "compile": bool(asked)}
+    yield {"compile": asked}
+    if asked is None:
+        taken = trials[-1].execution["compile"] if trials else None
+        yield from ({"compile": value} for value in (False, True) if taken not in _MEANT[value])
     if not trials:
         return
     best = min(trials, key=lambda t: t.total_s)
@@ -113,6 +117,10 @@ def _candidates(settings: Any, trials: list[Trial]) -> Iterator[Candidate]:
     threads = int(best.execution["threads"])
     if settings.loop.threads is None and threads > 1:
         yield {**best.candidate, "threads": threads // 2}
+
+
+_MEANT = {False: ("",), True: ("whole", "blocks")}
+"""What is computed where compiling is forbidden or asked for."""
 
 
 def _tried(job: dict[str, Any], candidate: Candidate, steps: int) -> Trial | None:
