@@ -24,6 +24,7 @@ from tests.train.test_engine import _engine, _gradient, _ragged
 
 needed = pytest.mark.skipif(not blocks.here(), reason="no bf16 instructions, or matrix tiles, or no C++ compiler")
 EXACT = torch.float64
+BF16 = torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
 
 
 def _config(context: int = 32, **more: Any) -> ModelConfig:
@@ -68,6 +69,7 @@ def _rows(B: int, T: int, documents: int = 0) -> dict[str, Tensor]:
     rows = {"ids_BT": torch.randint(50, (B, T), generator=generator)}
     if documents:
         rows["documents_BT"] = torch.randint(documents, (B, T), generator=generator).sort(dim=1).values
+        rows["positions_BT"] = torch.randint(2 * T, (B, T), generator=generator)  # each row its own, and out of order
     return rows
 
 
@@ -195,6 +197,18 @@ def test_the_same_every_time_and_gone_after_one_backward_pass() -> None:
 
 
 @needed
+def test_what_is_no_number_is_not_hidden() -> None:
+    """The guard stops a run that has gone wrong; a weight of nothing in its place would let it go on."""
+    for name in ("layers.0.attention.q.weight", "layers.1.ffn.gate.weight", "layers.1.ffn.down.weight"):
+        model, rows = _model(_config()), _rows(2, 8)
+        with torch.no_grad():
+            model.get_parameter(name).fill_(torch.nan)
+        found = _found(model, _native(model), rows, False)
+        assert found["hidden"].isnan().any()
+        assert found["layers.0.attention.v.weight"].isnan().any()
+
+
+@needed
 def test_what_is_asked_for_between_blocks_comes_from_the_plain_model() -> None:
     model, rows = _model(_config()), _rows(2, 8)
     taps = frozenset({"hidden.1", "attention.0"})
@@ -237,7 +251,9 @@ def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("CXX", "/nowhere/g++")
     monkeypatch.setenv("INGOT_CACHE", str(tmp_path))
     monkeypatch.setattr(blocks, "_built", [])
-    assert not blocks.here()
+    said: list[str] = []
+    assert not blocks.here(said.append)
+    assert "FileNotFoundError" in said[-1] or not BF16
     model = build(_config(), 0)
     assert compiled(model, "native") is model
     assert choose(LoopSettings(), "auto", 32, 8, common=True).compile == ""

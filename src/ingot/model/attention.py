@@ -80,6 +80,7 @@ def attend(
         path: "sdpa" (fused) or "plain" (scores written out).
         share: of the probabilities, how many are left out, the others scaled up: dropout.
     """
+    assert path != "native", "training's own functions attend by themselves"
     assert mask_BTS is not None or q_BHTD.shape[2] == k_BKSD.shape[2], "causal attention needs as many keys as queries"
     if path == "plain":
         return attend_plain(q_BHTD, k_BKSD, v_BKSD, mask_BTS, share)[0]

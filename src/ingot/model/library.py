@@ -10,7 +10,6 @@ import struct
 import subprocess
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from ctypes import CDLL
 from functools import cache
 from pathlib import Path
@@ -31,7 +30,7 @@ def build(source: Path, say: Callable[[str], None] | None = None) -> CDLL | None
     makes."""
     compiler = os.environ.get("CXX") or "g++"
     about = (compiler, FLAGS, platform.machine(), sorted(torch.cpu.get_capabilities().items()))
-    with suppress(OSError, subprocess.SubprocessError):
+    try:
         parts = [source, *sorted(source.parent.glob("[a-z]*.h")), *sorted(_SHARED.glob("[a-z]*.h"))]
         name = artifact.digest_bytes(repr(about).encode() + b"".join(part.read_bytes() for part in parts))
         path = artifact.cache() / "native" / f"{name}.so"
@@ -45,7 +44,10 @@ def build(source: Path, say: Callable[[str], None] | None = None) -> CDLL | None
                 subprocess.run(command, check=True, capture_output=True, timeout=_PATIENCE)
                 made.replace(path)  # whole, whoever else builds it
         return CDLL(str(path))
-    return None
+    except (OSError, subprocess.SubprocessError) as error:
+        if say is not None:
+            say(f"{compiler} could not build them ({type(error).__name__}); torch computes, which is slower")
+        return None
 
 
 def word(argument: Tensor | float | None) -> int:

@@ -104,8 +104,8 @@ class Transformer(nn.Module):
             ids_BT: token ids.
             positions_BT: default: 0 .. T-1 in every document. Rotary positions may start anywhere, since only their
                 differences matter; learned ones must be less than the context.
-            documents_BT: which document a token belongs to, any integers; tokens see their own document only. None:
-                the whole row is one document.
+            documents_BT: which document a token belongs to, any integers, a document's tokens side by side; tokens
+                see their own document only. None: the whole row is one document.
             taps: "hidden.N" (the stream before block N; N = depth is what the final norm reads), "attention.N" (the
                 probabilities of block N, B x H x T x S; scores are written out there).
         """

@@ -104,7 +104,8 @@ def _candidates(settings: Any, trials: list[Trial]) -> Iterator[Candidate]:
         yield {"precision": "fp32", "compile": bool(asked)}
     yield {"compile": asked}
     if asked is None:
-        taken = trials[-1].execution["compile"] if trials else None
+        ran = bool(trials) and trials[-1].candidate == {"compile": None}
+        taken = trials[-1].execution["compile"] if ran else None
         yield from ({"compile": value} for value in (False, True) if taken not in _MEANT[value])
     if not trials:
         return

@@ -10,12 +10,12 @@ LayerNorm, norms of heads, taps) is the compiler's (`ahead.py`) or torch's, and 
 fast, oneDNN's.
 
 Shapes: B rows, T tokens, M = B T, W width, N = H + 2K heads: H of queries, K of keys, K of values; D features of a
-head, E = D / 2, F features of the feed-forward.
+head, E = D / 2, V = H D, U = N D, F features of the feed-forward.
 """
 
 import ctypes
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,14 +68,18 @@ class Stack:
 
     def __init__(self, model: Any):
         self._config: ModelConfig = model.config
-        self._parameters = _parameters(model)
+        *weights, self._last = _parameters(model)
+        size = len(_Weights._fields)
+        self._blocks = [weights[i : i + size] for i in range(0, len(weights), size)]
 
     def __call__(self, x_BTW: Tensor, turn: Rotation | None, first_BT: Tensor | None, *_: Any) -> tuple[Tensor, dict]:
         angles = None if turn is None else torch.complex(turn.cos_BT1E, turn.sin_BT1E).contiguous()
         if first_BT is not None:
             first_BT = first_BT.expand(x_BTW.shape[:2]).contiguous()
         where = _Where(self._config, x_BTW.shape, angles, first_BT)
-        return _Stack.apply(where, x_BTW, *self._parameters), {}  # type: ignore[return-value]
+        for weights in self._blocks:
+            x_BTW = _Block.apply(where, x_BTW, *weights)  # type: ignore[assignment]
+        return _LastNorm.apply(where, x_BTW, self._last), {}  # type: ignore[return-value]
 
 
 class _Weights(NamedTuple):
@@ -112,17 +116,12 @@ def _parameters(model: Any) -> list[nn.Parameter]:
     return [*found, model.norm.weight]
 
 
-def _by_block(weights: Sequence[Tensor]) -> list[_Weights]:
-    size = len(_Weights._fields)
-    return [_Weights(*weights[i : i + size]) for i in range(0, len(weights) - 1, size)]
-
-
 class _Kept(NamedTuple):
     """Of a block, for its backward pass."""
 
     x_MW: Tensor
     normed_MW: Tensor
-    qkv_MND: Tensor
+    qkv_MU: Tensor
     logs_BHT: Tensor
     """Logarithms of the sums that attention divides by."""
     mixed_MV: Tensor
@@ -155,6 +154,9 @@ class _Where:
         sizes = (self.B, self.T, self.W, config.heads, config.kv_heads, config.head_size, config.ffn)
         eps = struct.unpack("<q", struct.pack("<d", config.norm_eps))[0]
         self.words = _words(angles, turns, first_BT, *sizes, eps, self.threads)
+        self.rows = (config.norm_eps, self.M, self.W, self.threads)
+        """What functions of single rows are told last."""
+        self._flow: _Flow | None = None
 
     def kept(self, x_MW: Tensor) -> _Kept:
         """Memory for it."""
@@ -167,42 +169,58 @@ class _Where:
         return _Kept(x_MW, normed, qkv, logs, mixed, torch.empty_like(x_MW), middle_normed, gates)
 
     def flow(self) -> _Flow:
-        return _Flow(torch.empty(self.M, self.W), torch.empty(self.M, self.W, dtype=torch.bfloat16))
+        """Memory for the gradient that the next of the backward passes reads."""
+        self._flow = _Flow(torch.empty(self.M, self.W), torch.empty(self.M, self.W, dtype=torch.bfloat16))
+        return self._flow
+
+    def rounded(self, gradient_BTW: Tensor) -> _Flow:
+        """A gradient as the pass before has left it, which rounded it too; else it is rounded now."""
+        flow, self._flow = self._flow, None
+        if flow is not None and flow.fp32_MW.data_ptr() == gradient_BTW.data_ptr():
+            return flow
+        gradient_MW = gradient_BTW.reshape(self.M, self.W).contiguous()
+        return _Flow(gradient_MW, gradient_MW.bfloat16())
 
 
-class _Stack(torch.autograd.Function):
-    """The hidden states of a stream."""
+class _Block(torch.autograd.Function):
+    """The stream after a block, from the stream before it."""
 
     @staticmethod
     def forward(ctx: Any, where: _Where, x_BTW: Tensor, *weights: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x_MW = x_BTW.reshape(where.M, where.W).contiguous()
-        ctx.where, ctx.weights, ctx.kept = where, weights, []
-        for block in _by_block(weights):
-            kept, out_MW = where.kept(x_MW), torch.empty_like(x_MW)
-            _function("forward_block")(where.words, _words(*block), _words(*kept), out_MW.data_ptr())
-            ctx.kept.append(kept)
-            x_MW = out_MW
-        ctx.x_MW, hidden_BTW = x_MW, torch.empty(x_BTW.shape)
-        sizes = (where.config.norm_eps, where.M, where.W, where.threads)
-        _function("rms_norm_last")(_words(hidden_BTW, x_MW, weights[-1], *sizes))
-        return hidden_BTW
+        x_MW, out_BTW = x_BTW.reshape(where.M, where.W).contiguous(), torch.empty(x_BTW.shape)
+        kept = where.kept(x_MW)
+        _function("forward_block")(where.words, _words(*weights), _words(*kept), out_BTW.data_ptr())
+        ctx.where, ctx.weights, ctx.kept = where, _Weights(*weights), kept
+        return out_BTW
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_BTW: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        where, weights, kept, ctx.kept = ctx.where, ctx.weights, ctx.kept, None
+        kept, ctx.kept = ctx.kept, None
         assert kept is not None, "what the backward pass needs is gone with the first one"
-        flow, of_norm, gradient_BTW = where.flow(), torch.empty_like(weights[-1]), gradient_BTW.contiguous()
-        sizes = (where.config.norm_eps, where.M, where.W, where.threads)
-        words = _words(*flow, of_norm, None, gradient_BTW, ctx.x_MW, weights[-1], *sizes)
+        flow, before, of = ctx.where.rounded(gradient_BTW), ctx.where.flow(), ctx.weights.gradients()
+        parts = (ctx.weights, kept, of, flow, before)
+        _function("backward_block")(ctx.where.words, *(_words(*part) for part in parts))
+        return None, before.fp32_MW.view_as(gradient_BTW), *of
+
+
+class _LastNorm(torch.autograd.Function):
+    """The hidden states of the last block's stream."""
+
+    @staticmethod
+    def forward(ctx: Any, where: _Where, x_BTW: Tensor, gain_W: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.where, ctx.x_BTW, ctx.gain_W = where, x_BTW.contiguous(), gain_W
+        out_BTW = torch.empty(x_BTW.shape)
+        _function("rms_norm_last")(_words(out_BTW, ctx.x_BTW, gain_W, *where.rows))
+        return out_BTW
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_BTW: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        flow, of_gain_W, gradient_BTW = ctx.where.flow(), torch.empty_like(ctx.gain_W), gradient_BTW.contiguous()
+        words = _words(*flow, of_gain_W, None, gradient_BTW, ctx.x_BTW, ctx.gain_W, *ctx.where.rows)
         _function("rms_norm_last_backward")(words)
-        found = [of_norm]
-        for block in reversed(_by_block(weights)):
-            of, before = block.gradients(), where.flow()
-            parts = (block, kept.pop(), of, flow, before)
-            _function("backward_block")(where.words, *(_words(*part) for part in parts))
-            flow, found[:0] = before, of
-        return None, flow.fp32_MW.view_as(gradient_BTW), *found
+        return None, flow.fp32_MW.view_as(gradient_BTW), of_gain_W
 
 
 def _words(*arguments: Tensor | float | None) -> ctypes.Array[Any]:

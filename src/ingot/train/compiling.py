@@ -18,7 +18,7 @@ Compile = Literal["", "whole", "blocks", "native"]
 
 
 def compiled(model: nn.Module, what: Compile, say: Callable[[str], None] | None = None) -> Callable[..., Any]:
-    """A compiled forward beside the model, which keeps its names and its plain forward for every other shape.
+    """A compiled forward beside the model, which keeps its names and its plain forward for every shape not compiled.
 
     Blocks are alike, so a deep model's are compiled once for all; that costs a few Python calls a block, which is too
     much for small ones. Its rows have one shape, so on a GPU it is worth cuDNN's while to plan attention for them.

@@ -162,7 +162,7 @@ def remembered(path: Path, fresh: Execution, settings: LoopSettings) -> Executio
             keep["threads"] = min(old["threads"], os.cpu_count() or 1)
         if settings.micro_batch is None:
             keep["micro_batch"] = old["micro_batch"]
-        if settings.compile is None:
+        if settings.compile is None and old["compile"] in ("", "whole", "blocks", fresh.compile):  # C++ may not be here
             keep["compile"] = old["compile"]
         if settings.replay is None:
             keep["replay"] = old["replay"]

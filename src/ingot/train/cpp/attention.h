@@ -17,7 +17,7 @@ static inline Floats together(const Floats* x, Function f) {
   return f(_mm512_shuffle_f32x4(c, c, 0x88), _mm512_shuffle_f32x4(c, c, 0xdd));
 }
 
-struct Room {  // of a thread
+struct ForwardRoom {  // of a thread
   Vector<bf16> query, key, value, weight;
   Vector<int> keys, values;
   Vector<float> score;
@@ -33,7 +33,7 @@ struct Room {  // of a thread
 
 // Some queries of a head, from q on: their output and the logarithm of the sum of their softmax.
 template <int R, class Size>
-static void forward_rows(bf16* out, long stride, float* lse, Room& room, long q, long rows, long P, Size D) {
+static void forward_rows(bf16* out, long stride, float* lse, ForwardRoom& room, long q, long rows, long P, Size D) {
   const Sight& sight = room.sight;
   float c = LOG2E / std::sqrt(float(D)), *score = room.score.data(), mixed[R * 256];
   bf16* weight = room.weight.data();
@@ -74,7 +74,7 @@ static void forward(bf16* out, float* lse, bf16* qkv, const float* turn, long tu
   long P = s.padded(), T = s.T, N = s.heads(), group = s.H / s.K;
 #pragma omp parallel num_threads(threads)
   {
-    Room& room = own<Room>();
+    ForwardRoom& room = own<ForwardRoom>();
     room.fit(P, D);
 #pragma omp for schedule(static)
     for (long task = 0; task < s.B * s.K; task++) {

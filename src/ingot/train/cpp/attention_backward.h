@@ -4,7 +4,7 @@
 
 namespace attention {
 
-struct Rooms {  // of a thread: a head's numbers, its gradients, and what is between a block of queries and one of keys
+struct BackwardRoom {  // of a thread: a head's numbers, its gradients, and what is between a block of queries and one of keys
   Vector<bf16> query, key, value, gradient, slopes;
   Vector<int> key_panels, value_panels, key_pairs, query_pairs, gradient_pairs, weights, slope_pairs;
   Vector<float> log, delta, dquery, dkey, dvalue, score, slope;
@@ -26,7 +26,7 @@ struct Rooms {  // of a thread: a head's numbers, its gradients, and what is bet
 // Probabilities and slopes of R queries, from q on, and the block's keys; q0 and k0 begin the block. A slope is the
 // gradient of a score before its scale.
 template <int R, class Size>
-static void slope_rows(Rooms& room, long q, long q0, long k0, Size D) {
+static void slope_rows(BackwardRoom& room, long q, long q0, long k0, Size D) {
   const Sight& sight = room.sight;
   long from = std::max<long>(k0, sight.low[q]), to = std::min(k0 + BLOCK, up(q + R, V)), at = (q - q0) / 2 * BLOCK;
   int *weights = &room.weights[at], *pairs = &room.slope_pairs[at];
@@ -70,7 +70,7 @@ static void slope_rows(Rooms& room, long q, long q0, long k0, Size D) {
 
 // The gradients of a head's queries, and of its keys and values; these may be added to those of another head.
 template <int R, class Size>
-static void backward_head(Rooms& room, bool add, const Soon& soon, long T, Size D) {
+static void backward_head(BackwardRoom& room, bool add, const Soon& soon, long T, Size D) {
   const Sight& sight = room.sight;
   for (long k0 = 0; k0 < T; k0 += BLOCK)
     for (long q0 = k0; q0 < T; q0 += BLOCK) {
@@ -101,7 +101,7 @@ static void backward(bf16* dqkv, const bf16* dout, const bf16* out, const float*
   float scale = 1 / std::sqrt(float(D));
 #pragma omp parallel num_threads(threads)
   {
-    Rooms& room = own<Rooms>();
+    BackwardRoom& room = own<BackwardRoom>();
     room.fit(P, D);
 #pragma omp for schedule(static)
     for (long task = 0; task < s.B * s.K; task++) {

@@ -43,15 +43,15 @@ struct Flow {
 };
 
 template <class T = bf16>
-static std::unique_ptr<T[]> room(long size) { return std::unique_ptr<T[]>(new T[size]); }
-static auto panels(long outputs, long inputs) { return room((outputs + PANEL - 1) / PANEL * PANEL * inputs); }
+static std::unique_ptr<T[]> memory(long size) { return std::unique_ptr<T[]>(new T[size]); }
+static auto panels(long outputs, long inputs) { return memory((outputs + PANEL - 1) / PANEL * PANEL * inputs); }
 
 // Matrices that read the same, or whose gradients are added up.
 struct Part {
   const float* matrix;
   long outputs;
 };
-static long together(std::initializer_list<Part> parts) {
+static long outputs_of(std::initializer_list<Part> parts) {
   long all = 0;
   for (auto part : parts) all += part.outputs;
   return all;
@@ -63,14 +63,14 @@ static void one_after_another(std::initializer_list<Part> parts, Function f) {
   for (auto part : parts) f(part, first), first += part.outputs;
 }
 static auto packed_outputs(std::initializer_list<Part> parts, long inputs, int threads) {
-  auto found = panels(together(parts), inputs);
+  auto found = panels(outputs_of(parts), inputs);
   one_after_another(parts, [&](Part part, long first) {
     pack_outputs(found.get(), part.matrix, part.outputs, inputs, first, 1, 0, threads);
   });
   return found;
 }
 static auto packed_inputs(std::initializer_list<Part> parts, long inputs, int threads) {
-  long all = together(parts);
+  long all = outputs_of(parts);
   auto found = panels(inputs, all);
   one_after_another(parts, [&](Part part, long first) {
     pack_inputs(found.get(), part.matrix, part.outputs, inputs, first, all, threads);
@@ -79,17 +79,17 @@ static auto packed_inputs(std::initializer_list<Part> parts, long inputs, int th
 }
 
 static void forward(const Where& at, const Weights<const float>& w, const Kept& kept, float* out) {
-  long M = at.M(), W = at.W, D = at.D, F = at.F, V_ = at.H * D, U = at.K * D;
+  long M = at.M(), W = at.W, D = at.D, F = at.F, Q = at.H * D, U = at.K * D;
   int threads = at.threads;
   rms_norm(kept.normed, kept.x, w.attention_norm, at.eps, M, W, threads);
-  auto qkv = packed_outputs({{w.q, V_}, {w.k, U}, {w.v, U}}, W, threads);
+  auto qkv = packed_outputs({{w.q, Q}, {w.k, U}, {w.v, U}}, W, threads);
   project(kept.qkv, kept.normed, qkv.get(), M, W, at.N() * D, threads);
   attention_forward(kept.mixed, kept.logs, kept.qkv, at.turn, at.turns, at.first, at.B, at.T, at.H, at.K, D, threads);
-  auto o = packed_outputs({{w.o, W}}, V_, threads);
-  add_product(kept.middle, kept.x, kept.mixed, o.get(), M, V_, W, threads);
+  auto o = packed_outputs({{w.o, W}}, Q, threads);
+  add_product(kept.middle, kept.x, kept.mixed, o.get(), M, Q, W, threads);
 
   rms_norm(kept.middle_normed, kept.middle, w.ffn_norm, at.eps, M, W, threads);
-  auto both = room(2 * ((F + PANEL - 1) / PANEL * PANEL) * W), product = room(M * F);
+  auto both = memory(2 * ((F + PANEL - 1) / PANEL * PANEL) * W), product = memory(M * F);
   pack_outputs(both.get(), w.gate, F, W, 0, 2, 0, threads);
   pack_outputs(both.get(), w.up, F, W, 0, 2, 1, threads);
   gate(product.get(), kept.gates, kept.middle_normed, both.get(), M, W, F, threads);
@@ -99,9 +99,9 @@ static void forward(const Where& at, const Weights<const float>& w, const Kept& 
 
 static void backward(const Where& at, const Weights<const float>& w, const Kept& kept, const Weights<float>& of,
                      const Flow& after, const Flow& before) {
-  long M = at.M(), W = at.W, D = at.D, F = at.F, V_ = at.H * D, U = at.K * D, N = at.N() * D;
+  long M = at.M(), W = at.W, D = at.D, F = at.F, Q = at.H * D, U = at.K * D, ND = at.N() * D;
   int threads = at.threads;
-  auto product = room(M * F), normed = room(M * W);
+  auto product = memory(M * F), normed = memory(M * W);
   auto down = packed_inputs({{w.down, W}}, F, threads);
   gate_backward(product.get(), kept.gates, after.rounded, down.get(), M, W, F, threads);
   weight_gradient(of.down, F, after.rounded, W, product.get(), F, M, W, F, threads);
@@ -111,15 +111,15 @@ static void backward(const Where& at, const Weights<const float>& w, const Kept&
   rms_norm_backward(before.exact, before.rounded, of.ffn_norm, after.exact, normed.get(), kept.middle, w.ffn_norm,
                     at.eps, M, W, threads);
 
-  auto mixed = room(M * V_), qkv = room(M * N);
-  auto o = packed_inputs({{w.o, W}}, V_, threads);
-  project(mixed.get(), before.rounded, o.get(), M, W, V_, threads);
-  weight_gradient(of.o, V_, before.rounded, W, kept.mixed, V_, M, W, V_, threads);
+  auto mixed = memory(M * Q), qkv = memory(M * ND);
+  auto o = packed_inputs({{w.o, W}}, Q, threads);
+  project(mixed.get(), before.rounded, o.get(), M, W, Q, threads);
+  weight_gradient(of.o, Q, before.rounded, W, kept.mixed, Q, M, W, Q, threads);
   attention_backward(qkv.get(), mixed.get(), kept.mixed, kept.logs, kept.qkv, at.turn, at.turns, at.first, at.B, at.T,
                      at.H, at.K, D, threads);
-  weight_gradient(of.q, W, qkv.get(), N, kept.normed, W, M, N, W, threads);
-  auto three = packed_inputs({{w.q, V_}, {w.k, U}, {w.v, U}}, W, threads);
-  project(normed.get(), qkv.get(), three.get(), M, N, W, threads);
+  weight_gradient(of.q, W, qkv.get(), ND, kept.normed, W, M, ND, W, threads);
+  auto three = packed_inputs({{w.q, Q}, {w.k, U}, {w.v, U}}, W, threads);
+  project(normed.get(), qkv.get(), three.get(), M, ND, W, threads);
   rms_norm_backward(before.exact, before.rounded, of.attention_norm, before.exact, normed.get(), kept.x,
                     w.attention_norm, at.eps, M, W, threads);
 }

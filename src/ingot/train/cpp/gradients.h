@@ -8,7 +8,6 @@
 #include <omp.h>
 #include "products.h"
 
-#if defined(__AVX512BF16__)
 constexpr long TOKENS = 1024;  // that are packed at once: the more, the more seldom sums are read and written
 constexpr long GROUP = 192;    // columns of G that are packed at once: with those asked for they fill the second cache
 constexpr long EVERY = 16;     // pairs of tokens between two requests
@@ -75,7 +74,7 @@ static inline void tile(float* out, float* next, long ld, long rows, long column
 
 // The size of equal parts that are multiples of a unit and at most so large.
 static inline long equal(long all, long most, long unit) {
-  long parts = (all + most - 1) / most;
+  long parts = std::max(1L, (all + most - 1) / most);
   return ((all + parts - 1) / parts + unit - 1) / unit * unit;
 }
 
@@ -127,4 +126,3 @@ static void weight_gradient(float* out, long ld_out, const bf16* g, long ld_g, c
     if (n < n1 && k < k1) gradient_part(out + n * ld_out + k, ld_out, g + n, ld_g, x + k, ld_x, M, n1 - n, k1 - k);
   }
 }
-#endif

@@ -4,9 +4,9 @@
 
 constexpr float LOG2E = 1.44269504f;
 
-// 2^x to 3e-6 of it, for x below 127; at least 2^-126.
+// 2^x to 3e-6 of it, for x below 127; about 2^-126 below that, which is 0 in bf16. What is no number stays so.
 static inline Floats power(Floats x) {
-  x = _mm512_max_ps(x, Floats{} - 126.f);
+  x = _mm512_max_ps(Floats{} - 126.f, x);
   Floats n = x + 12582912.f, r = x - (n - 12582912.f);  // n ends in the nearest integer
   Floats p = r * 9.57009968e-3f + 5.59178658e-2f;
   p = p * r + 2.40247449e-1f;
@@ -21,7 +21,7 @@ static inline Floats inverse(Floats x) {
   return part * (2.f - x * part);
 }
 
-static inline Floats sigmoid(Floats x) { return inverse(1.f + power(_mm512_min_ps(x * -LOG2E, Floats{} + 126.f))); }
+static inline Floats sigmoid(Floats x) { return inverse(1.f + power(_mm512_min_ps(Floats{} + 126.f, x * -LOG2E))); }
 
 // ln x to 1e-7, from that of 2 powers and (m - 1) / (m + 1) of what is left, which is from 3/4 to 3/2.
 static inline Floats logarithm(Floats x) {
