@@ -56,8 +56,7 @@ def able(model: nn.Module) -> bool:
     if not (isinstance(config, ModelConfig) and common(config)):
         return False
     stack: Any = model
-    matrices = [getattr(part, name) for block in stack.layers.values() for part, name in _matrices(block)]
-    if not all(type(matrix) is nn.Linear for matrix in matrices):
+    if not all(type(matrix) is nn.Linear for block in stack.layers.values() for matrix in _matrices(block)):
         return False
     kinds = {(p.requires_grad, p.dtype, p.device.type) for p in _parameters(model)}
     return kinds == {(True, torch.float32, "cpu")} and here()
@@ -103,15 +102,16 @@ class _Weights(NamedTuple):
         return _Weights(q=q, k=k, v=v, gate=gate, up=up, **others)
 
 
-def _matrices(block: Any) -> list[tuple[nn.Module, str]]:
-    return [(block.attention, name) for name in "qkvo"] + [(block.ffn, name) for name in ("gate", "up", "down")]
+def _matrices(block: Any) -> list[nn.Module]:
+    attention, ffn = block.attention, block.ffn
+    return [attention.q, attention.k, attention.v, attention.o, ffn.gate, ffn.up, ffn.down]
 
 
 def _parameters(model: Any) -> list[nn.Parameter]:
     """In the order of `_Weights`, block after block, and the last norm's."""
     found: list[nn.Parameter] = []
     for block in model.layers.values():
-        q, k, v, o, gate, up, down = (getattr(part, name).weight for part, name in _matrices(block))
+        q, k, v, o, gate, up, down = (matrix.weight for matrix in _matrices(block))
         found += [block.attention_norm.weight, q, k, v, o, block.ffn_norm.weight, gate, up, down]
     return [*found, model.norm.weight]
 

@@ -42,9 +42,8 @@ struct Flow {
   bf16* rounded;
 };
 
-template <class T = bf16>
-static std::unique_ptr<T[]> memory(long size) { return std::unique_ptr<T[]>(new T[size]); }
-static auto panels(long outputs, long inputs) { return memory((outputs + PANEL - 1) / PANEL * PANEL * inputs); }
+static auto memory(long size) { return std::unique_ptr<bf16[]>(new bf16[size]); }
+static auto panels(long outputs, long inputs) { return memory(up(outputs, PANEL) * inputs); }
 
 // Matrices that read the same, or whose gradients are added up.
 struct Part {
@@ -89,7 +88,7 @@ static void forward(const Where& at, const Weights<const float>& w, const Kept& 
   add_product(kept.middle, kept.x, kept.mixed, o.get(), M, Q, W, threads);
 
   rms_norm(kept.middle_normed, kept.middle, w.ffn_norm, at.eps, M, W, threads);
-  auto both = memory(2 * ((F + PANEL - 1) / PANEL * PANEL) * W), product = memory(M * F);
+  auto both = panels(2 * up(F, PANEL), W), product = memory(M * F);
   pack_outputs(both.get(), w.gate, F, W, 0, 2, 0, threads);
   pack_outputs(both.get(), w.up, F, W, 0, 2, 1, threads);
   gate(product.get(), kept.gates, kept.middle_normed, both.get(), M, W, F, threads);

@@ -6,6 +6,7 @@
 // before the group's strips pass it. What is packed next is asked for meanwhile.
 #pragma once
 #include <omp.h>
+#include "layouts.h"
 #include "products.h"
 
 constexpr long TOKENS = 1024;  // that are packed at once: the more, the more seldom sums are read and written
@@ -25,9 +26,8 @@ static inline void pack(int* to, const bf16* from, long ld, long tokens, long co
   for (long t = 0; t < tokens; t += 2, from += 2 * ld, to += W)
     for (long c = 0; c < columns; c += V) {
       __mmask16 some = 0xffff >> std::max<long>(0, V - (columns - c));
-      auto one = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, from + c));
-      auto two = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(t + 1 < tokens ? some : 0, from + ld + c));
-      auto pairs = _mm512_or_si512(one, _mm512_slli_epi32(two, 16));
+      auto one = _mm256_maskz_loadu_epi16(some, from + c);
+      auto pairs = pair(one, _mm256_maskz_loadu_epi16(t + 1 < tokens ? some : 0, from + ld + c));
       int* strip = to + c / W * STRIP<W>;
       for (int i = 0; i < V / W; i++) memcpy(strip + i * STRIP<W>, (int*)&pairs + i * W, W * sizeof(int));
     }
@@ -75,7 +75,7 @@ static inline void tile(float* out, float* next, long ld, long rows, long column
 // The size of equal parts that are multiples of a unit and at most so large.
 static inline long equal(long all, long most, long unit) {
   long parts = std::max(1L, (all + most - 1) / most);
-  return ((all + parts - 1) / parts + unit - 1) / unit * unit;
+  return up((all + parts - 1) / parts, unit);
 }
 
 // What one thread does: all tokens, some rows and columns of the output.

@@ -10,7 +10,7 @@ namespace attention {
 struct Shape {
   long B, T, H, K, D;
   long heads() const { return H + 2 * K; }
-  long padded() const { return (T + BLOCK - 1) / BLOCK * BLOCK; }  // what rooms hold; zeros after the last token
+  long padded() const { return up(T, BLOCK); }  // what rooms hold; zeros after the last token
 };
 
 struct Sight {
