@@ -43,7 +43,7 @@ def test_the_head_equals_plain_torch(vocab, max_logits) -> None:
     expected = [wanted, *torch.autograd.grad((wanted * scale).sum(), exact)]
     for dtype, bound in ((None, 1e-5), (torch.bfloat16, 5e-2)):
         with torch.autocast("cuda", dtype=dtype, enabled=dtype is not None):
-            found = heads.nll(hidden, heads.Head(weight), labels, max_logits)
+            found = heads.Head(weight).nll(hidden, labels, max_logits)
         gradients = torch.autograd.grad((found * scale).sum(), (hidden, weight))
         for one, right in zip((found, *gradients), expected, strict=True):
             assert (one - right).norm() < bound * right.norm()

@@ -16,13 +16,13 @@ from ingot.model.attention import attend_plain, document_mask
 from ingot.model.rotary import Rotation, rotate, rotation
 from ingot.model.settings import ModelConfig, ModelSettings
 from ingot.model.transformer import Transformer, build
-from ingot.train import blocks
+from ingot.train import blocks, native
 from ingot.train.compiling import compiled
 from ingot.train.execution import choose, remembered
 from ingot.train.settings import LoopSettings
 from tests.train.test_engine import _engine, _gradient, _ragged
 
-needed = pytest.mark.skipif(not blocks.here(), reason="no bf16 instructions, or matrix tiles, or no C++ compiler")
+needed = pytest.mark.skipif(not native.here(), reason="no bf16 instructions, or matrix tiles, or no C++ compiler")
 EXACT = torch.float64
 BF16 = torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
 
@@ -116,7 +116,7 @@ def test_a_control_a_document_that_is_seen_by_the_next_is_noticed(monkeypatch: p
 
 
 def _call(name: str, *arguments: Any) -> None:
-    blocks._function(name)(blocks._words(*arguments, 2))
+    native.call(name, *arguments, 2)
 
 
 HEADS = [
@@ -176,8 +176,7 @@ def test_the_gradient_of_weights(M: int, O: int, I: int) -> None:  # noqa: E741
     wanted = g.double().T @ x.double()
     for threads in (1, 2, 3, 8):
         out = torch.full((O, I + 1), 7.0)
-        words = blocks._words(out, I + 1, g, O + 8, x, I + 16, M, O, I, threads)
-        blocks._function("weight_gradient_bf16")(words)
+        native.call("weight_gradient_bf16", out, I + 1, g, O + 8, x, I + 16, False, M, O, I, threads)
         assert _off(out[:, :I].double(), wanted) < 1e-5
         assert (out[:, I] == 7).all()
 
@@ -250,9 +249,9 @@ def test_a_model_that_learns_in_part_or_in_float64_is_left_to_torch() -> None:
 def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CXX", "/nowhere/g++")
     monkeypatch.setenv("INGOT_CACHE", str(tmp_path))
-    monkeypatch.setattr(blocks, "_built", [])
+    monkeypatch.setattr(native, "_built", [])
     said: list[str] = []
-    assert not blocks.here(said.append)
+    assert not native.here(said.append)
     assert "FileNotFoundError" in said[-1] or not BF16
     model = build(_config(), 0)
     assert compiled(model, "native") is model
@@ -276,8 +275,8 @@ def test_it_is_chosen_where_nobody_says_otherwise_and_told_when_built(
     monkeypatch.setenv("INGOT_CACHE", str(tmp_path))
     for expected in (1, 0):
         said: list[str] = []
-        monkeypatch.setattr(blocks, "_built", [])
-        assert blocks.here(said.append)
+        monkeypatch.setattr(native, "_built", [])
+        assert native.here(said.append)
         assert len(said) == expected
 
 
@@ -289,20 +288,20 @@ def test_steps_of_training_are_those_of_torchs_bf16(tmp_path: Path) -> None:
         pytest.fail("the test's model is no common one")
     execution = replace(plain.execution, compile="native", micro_batch=1, context=batch.context)
     twin = copy.deepcopy(plain.model)
-    native = type(plain)(twin, plain.objective, plain.plan, execution, plain.mesh, tmp_path)
+    ours = type(plain)(twin, plain.objective, plain.plan, execution, plain.mesh, tmp_path)
     exact = _engine(tmp_path, "fp32")
     wanted, torchs = _gradient(exact, batch), _gradient(plain, batch)
-    assert float((_gradient(native, batch) - wanted).norm()) < 1.3 * float((torchs - wanted).norm()) + 1e-3
+    assert float((_gradient(ours, batch) - wanted).norm()) < 1.3 * float((torchs - wanted).norm()) + 1e-3
     for _ in range(5):
-        a, b = plain.step(batch).loss, native.step(batch).loss
+        a, b = plain.step(batch).loss, ours.step(batch).loss
     assert float(a) == pytest.approx(float(b), abs=0.01)
-    assert native.evaluate([batch])[0] == pytest.approx(plain.evaluate([batch])[0], abs=0.01)
+    assert ours.evaluate([batch])[0] == pytest.approx(plain.evaluate([batch])[0], abs=0.01)
 
 
 @needed
 def test_it_shares_torchs_threads() -> None:
     """Two libraries of threads would keep each other from the cores."""
-    library = blocks._library()
+    library = native._library()
     assert isinstance(library, ctypes.CDLL)
     maps = Path("/proc/self/maps").read_text()
     assert len({line.split()[-1] for line in maps.splitlines() if "libgomp" in line}) == 1

@@ -49,6 +49,33 @@ class Head:
     def __call__(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, filled_up(self.weight))[..., : len(self.weight)]
 
+    def nll(self, hidden_ND: Tensor, labels_N: Tensor, max_logits: int | None = None) -> Tensor:
+        """-ln p(label) of every position, N, in fp32 or better."""
+        dtype = autocast_dtype(hidden_ND.device) or torch.promote_types(hidden_ND.dtype, self.weight.dtype)
+        kept = torch.is_grad_enabled() and (hidden_ND.requires_grad or self.weight.requires_grad)
+        size = chunk(len(self.weight), hidden_ND.device, max_logits, kept)
+        return _NLL.apply(self, hidden_ND, self.weight, labels_N, dtype, size, kept)  # type: ignore[no-any-return]
+
+    # What `nll` is made of, some positions at a time.
+
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """The matrix as it is multiplied with, P x D."""
+        return filled_up(self.weight.detach().to(dtype))
+
+    def costs(self, x_nD: Tensor, matrix_PD: Tensor, labels_n: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
+        """-ln p(label), n, and the excess where it is to be kept: p - 1(label), as products read it."""
+        logits_nP = product(x_nD, matrix_PD.T)
+        return nll_(logits_nP, labels_n, len(self.weight), keep), logits_nP
+
+    def hidden_gradient(self, excess_nP: Tensor, matrix_PD: Tensor, grad_n: Tensor) -> Tensor:
+        """Of the rows, n x D."""
+        return product(excess_nP, matrix_PD) * grad_n[:, None]
+
+    def weight_gradient(self, excess_nP: Tensor, scaled_nD: Tensor, others_VD: Tensor | None) -> Tensor:
+        """Of the matrix, V x D: from rows times their gradients, added to that of other positions."""
+        found_VD = (excess_nP.T @ scaled_nD)[: len(self.weight)]
+        return found_VD.to(self.weight.dtype) if others_VD is None else others_VD.add_(found_VD)
+
 
 def chunk(vocab: int, device: torch.device, max_logits: int | None = None, kept: bool = True) -> int:
     """Positions whose logits are held at once.
@@ -72,56 +99,49 @@ def wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def nll(hidden_ND: Tensor, head: Head, labels_N: Tensor, max_logits: int | None = None) -> Tensor:
-    """-ln p(label) of every position, N, in fp32 or better."""
-    dtype = autocast_dtype(hidden_ND.device) or torch.promote_types(hidden_ND.dtype, head.weight.dtype)
-    kept = torch.is_grad_enabled() and (hidden_ND.requires_grad or head.weight.requires_grad)
-    size = chunk(len(head.weight), hidden_ND.device, max_logits, kept)
-    return _NLL.apply(hidden_ND, head.weight, labels_N, dtype, size, kept)  # type: ignore[no-any-return]
-
-
 class _NLL(torch.autograd.Function):
-    """`nll`, `size` positions at a time."""
+    """A head's `nll`, `size` positions at a time."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, dtype: torch.dtype, size: int, kept: bool
+        ctx: Any,
+        head: Head,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        labels_N: Tensor,
+        dtype: torch.dtype,
+        size: int,
+        kept: bool,
     ) -> Tensor:
-        rounded_ND, matrix_PD = hidden_ND.to(dtype), filled_up(weight_VD.to(dtype))
+        rounded_ND, matrix_PD = hidden_ND.to(dtype), head.matrix(dtype)
         at_once = kept and len(labels_N) <= size
         found, saved = [], []
         for some_nD, labels_n in zip(rounded_ND.split(size), labels_N.split(size), strict=True):
-            logits_nP = product(some_nD, matrix_PD.T)
-            found.append(nll_(logits_nP, labels_n, len(weight_VD), at_once))
-            saved = [logits_nP] if at_once else []
+            nll_n, excess = head.costs(some_nD, matrix_PD, labels_n, at_once)
+            found.append(nll_n)
+            saved = [excess] if at_once else []
         if kept:
             ctx.save_for_backward(rounded_ND, matrix_PD, labels_N, *saved)
-            ctx.size, ctx.vocab, ctx.dtypes = size, len(weight_VD), (hidden_ND.dtype, weight_VD.dtype)
+            ctx.head, ctx.size, ctx.dtype = head, size, hidden_ND.dtype
         return torch.cat(found)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, nll_grad_N: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         rounded_ND, matrix_PD, labels_N, *saved = ctx.saved_tensors
-        of_hidden, of_weight = ctx.needs_input_grad[:2]
-        hidden_dtype, weight_dtype = ctx.dtypes
+        _, of_hidden, of_weight, *_ = ctx.needs_input_grad
+        head: Head = ctx.head
         hidden_grads: list[Tensor] = []
-        weight_grad_PD = None
+        weight_grad_VD = None
         chunks = (x.split(ctx.size) for x in (rounded_ND, labels_N, nll_grad_N))
         for some_nD, labels_n, grad_n in zip(*chunks, strict=True):
-            excess_nP = saved[0] if saved else product(some_nD, matrix_PD.T)
-            if not saved:
-                nll_(excess_nP, labels_n, ctx.vocab, True)
+            excess = saved[0] if saved else head.costs(some_nD, matrix_PD, labels_n, True)[1]
             if of_hidden:
-                hidden_grads.append((product(excess_nP, matrix_PD) * grad_n[:, None]).to(hidden_dtype))
+                hidden_grads.append(head.hidden_gradient(excess, matrix_PD, grad_n).to(ctx.dtype))
             if of_weight:
-                found_PD = excess_nP.T @ (some_nD * grad_n[:, None]).to(some_nD.dtype)
-                weight_grad_PD = found_PD.to(weight_dtype) if weight_grad_PD is None else weight_grad_PD.add_(found_PD)
-        return (
-            torch.cat(hidden_grads) if of_hidden else None,
-            None if weight_grad_PD is None else weight_grad_PD[: ctx.vocab],
-            *(None,) * 4,
-        )
+                scaled_nD = (some_nD * grad_n[:, None]).to(some_nD.dtype)
+                weight_grad_VD = head.weight_gradient(excess, scaled_nD, weight_grad_VD)
+        return None, torch.cat(hidden_grads) if of_hidden else None, weight_grad_VD, *(None,) * 4
 
 
 def nll_(logits_nP: Tensor, labels_n: Tensor, vocab: int, keep: bool) -> Tensor:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ingot.model.head import Head, chunk, nll, wide
+from ingot.model.head import Head, chunk, wide
 
 IGNORE = -100
 _SIZES = 16
@@ -78,7 +78,7 @@ def token_logps(
     """ln p(label) at every position, B x T, 0 where the label is `ignore`; the softmax is in fp32 or better."""
 
     def logps(hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
-        return -nll(hidden_ND, head, labels_N, max_logits)[:, None]
+        return -head.nll(hidden_ND, labels_N, max_logits)[:, None]
 
     def sharpened(logits_nV: Tensor, labels_n: Tensor) -> Tensor:
         return -F.cross_entropy(wide(logits_nV) / temperature, labels_n, reduction="none")[:, None]

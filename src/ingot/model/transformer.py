@@ -78,6 +78,9 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """A decoder-only language model of the given shape, its parameters uninitialised until `init_weights`."""
 
+    head_type = Head
+    """How the head computes what labels cost."""
+
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
@@ -118,7 +121,7 @@ class Transformer(nn.Module):
                 positions_BT = positions_BT - _starts(documents_BT)
         x_BTW, turn = self._embed(ids_BT, positions_BT)
         hidden_BTW, found = self.stack(x_BTW, turn, mask_BTS, path, wanted)
-        head = Head(self.embedding.weight if self.head is None else self.head.weight)
+        head = self.head_type(self.embedding.weight if self.head is None else self.head.weight)
         return ModelOut(hidden_BTW, head, found)
 
     def stack(

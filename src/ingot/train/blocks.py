@@ -13,30 +13,16 @@ Shapes: B rows, T tokens, M = B T, W width, N = H + 2K heads: H of queries, K of
 head, E = D / 2, V = H D, U = N D, F features of the feed-forward.
 """
 
-import ctypes
 import struct
-from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ingot.model.library import build, word
 from ingot.model.rotary import Rotation
 from ingot.model.settings import ModelConfig
-
-_SOURCE = Path(__file__).parent / "cpp" / "native.cpp"
-_LANES = 16
-"""Numbers of a register; widths are multiples of it."""
-
-
-def here(say: Callable[[str], None] | None = None) -> bool:
-    """Whether the CPU multiplies bf16 in vectors and has no matrix tiles; the first call builds the functions."""
-    wanted = torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
-    return wanted and _library(say) is not None
+from ingot.train.native import LANES, call, function, here, words
 
 
 def common(config: ModelConfig) -> bool:
@@ -46,7 +32,7 @@ def common(config: ModelConfig) -> bool:
         (config.norm, config.activation, config.bias) == ("rms", "swiglu", "none")
         and not (config.qk_norm or config.dropout)
         and config.head_size <= 256
-        and all(width % _LANES == 0 for width in widths)
+        and all(width % LANES == 0 for width in widths)
     )
 
 
@@ -153,7 +139,7 @@ class _Where:
         turns = 0 if angles is None else len(angles)
         sizes = (self.B, self.T, self.W, config.heads, config.kv_heads, config.head_size, config.ffn)
         eps = struct.unpack("<q", struct.pack("<d", config.norm_eps))[0]
-        self.words = _words(angles, turns, first_BT, *sizes, eps, self.threads)
+        self.words = words(angles, turns, first_BT, *sizes, eps, self.threads)
         self.rows = (config.norm_eps, self.M, self.W, self.threads)
         """What functions of single rows are told last."""
         self._flow: _Flow | None = None
@@ -189,7 +175,7 @@ class _Block(torch.autograd.Function):
     def forward(ctx: Any, where: _Where, x_BTW: Tensor, *weights: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         x_MW, out_BTW = x_BTW.reshape(where.M, where.W).contiguous(), torch.empty(x_BTW.shape)
         kept = where.kept(x_MW)
-        _function("forward_block")(where.words, _words(*weights), _words(*kept), out_BTW.data_ptr())
+        function("forward_block")(where.words, words(*weights), words(*kept), out_BTW.data_ptr())
         ctx.where, ctx.weights, ctx.kept = where, _Weights(*weights), kept
         return out_BTW
 
@@ -200,7 +186,7 @@ class _Block(torch.autograd.Function):
         assert kept is not None, "what the backward pass needs is gone with the first one"
         flow, before, of = ctx.where.rounded(gradient_BTW), ctx.where.flow(), ctx.weights.gradients()
         parts = (ctx.weights, kept, of, flow, before)
-        _function("backward_block")(ctx.where.words, *(_words(*part) for part in parts))
+        function("backward_block")(ctx.where.words, *(words(*part) for part in parts))
         return None, before.fp32_MW.view_as(gradient_BTW), *of
 
 
@@ -211,37 +197,13 @@ class _LastNorm(torch.autograd.Function):
     def forward(ctx: Any, where: _Where, x_BTW: Tensor, gain_W: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx.where, ctx.x_BTW, ctx.gain_W = where, x_BTW.contiguous(), gain_W
         out_BTW = torch.empty(x_BTW.shape)
-        _function("rms_norm_last")(_words(out_BTW, ctx.x_BTW, gain_W, *where.rows))
+        call("rms_norm_last", out_BTW, ctx.x_BTW, gain_W, *where.rows)
         return out_BTW
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_BTW: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         flow, of_gain_W, gradient_BTW = ctx.where.flow(), torch.empty_like(ctx.gain_W), gradient_BTW.contiguous()
-        words = _words(*flow, of_gain_W, None, gradient_BTW, ctx.x_BTW, ctx.gain_W, *ctx.where.rows)
-        _function("rms_norm_last_backward")(words)
+        given = (*flow, of_gain_W, None, gradient_BTW, ctx.x_BTW, ctx.gain_W)
+        call("rms_norm_last_backward", *given, *ctx.where.rows)
         return None, flow.fp32_MW.view_as(gradient_BTW), of_gain_W
-
-
-def _words(*arguments: Tensor | float | None) -> ctypes.Array[Any]:
-    return (ctypes.c_int64 * len(arguments))(*map(word, arguments))
-
-
-@cache
-def _function(name: str) -> Callable[..., None]:
-    function = getattr(_library(), name)
-    function.argtypes, function.restype = [ctypes.c_void_p] * _POINTERS.get(name, 1), None
-    return function
-
-
-_POINTERS = {"forward_block": 4, "backward_block": 6}
-
-
-_built: list[ctypes.CDLL | None] = []
-
-
-def _library(say: Callable[[str], None] | None = None) -> ctypes.CDLL | None:
-    """The functions; None where they cannot be built."""
-    if not _built:
-        _built.append(build(_SOURCE, say))
-    return _built[0]

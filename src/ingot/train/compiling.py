@@ -13,6 +13,7 @@ from torch import nn
 
 from ingot.train import blocks
 from ingot.train.ahead import Ahead
+from ingot.train.head import NativeHead
 
 Compile = Literal["", "whole", "blocks", "native"]
 
@@ -28,7 +29,7 @@ def compiled(model: nn.Module, what: Compile, say: Callable[[str], None] | None 
     on_gpu = next(model.parameters()).device.type == "cuda"
     twin: Any = copy.copy(model)
     if what == "native":
-        twin.stack, twin.attention_path = blocks.Stack(model), "native"
+        twin.stack, twin.attention_path, twin.head_type = blocks.Stack(model), "native", NativeHead
         return lambda *args, taps=frozenset(), **options: (model if taps else twin)(*args, taps=taps, **options)
     if what == "blocks":
         layers = model.get_submodule("layers").named_children()

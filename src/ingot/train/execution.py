@@ -25,7 +25,7 @@ import torch
 
 from ingot.core.artifact import atomic_json
 from ingot.core.errors import UserError
-from ingot.train import blocks
+from ingot.train import native
 from ingot.train.compiling import Compile
 from ingot.train.settings import LoopSettings, Precision
 
@@ -149,8 +149,8 @@ def choose(
     threads, micro_batch = settings.threads or torch.get_num_threads(), settings.rows_at_once(context, batch)
     replay = settings.replay is not False and device == "cuda" and chosen != "fp16"  # whose loss scale is asked for
     fresh = Execution(device, chosen, threads, micro_batch, reason, context, replay=replay)
-    native = common and settings.compile is None and (device, chosen) == ("cpu", "bf16") and blocks.here(say)
-    return replace(fresh, compile="native" if native else _compile(settings, fresh, depth, flops))
+    ours = common and settings.compile is None and (device, chosen) == ("cpu", "bf16") and native.here(say)
+    return replace(fresh, compile="native" if ours else _compile(settings, fresh, depth, flops))
 
 
 def remembered(path: Path, fresh: Execution, settings: LoopSettings) -> Execution:

@@ -103,8 +103,8 @@ static void backward(const Where& at, const Weights<const float>& w, const Kept&
   auto product = memory(M * F), normed = memory(M * W);
   auto down = packed_inputs({{w.down, W}}, F, threads);
   gate_backward(product.get(), kept.gates, after.rounded, down.get(), M, W, F, threads);
-  weight_gradient(of.down, F, after.rounded, W, product.get(), F, M, W, F, threads);
-  weight_gradient(of.gate, W, kept.gates, 2 * F, kept.middle_normed, W, M, 2 * F, W, threads);
+  weight_gradient(of.down, F, after.rounded, W, product.get(), F, false, M, W, F, threads);
+  weight_gradient(of.gate, W, kept.gates, 2 * F, kept.middle_normed, W, false, M, 2 * F, W, threads);
   auto both = packed_inputs({{w.gate, F}, {w.up, F}}, W, threads);
   project(normed.get(), kept.gates, both.get(), M, 2 * F, W, threads);
   rms_norm_backward(before.exact, before.rounded, of.ffn_norm, after.exact, normed.get(), kept.middle, w.ffn_norm,
@@ -113,10 +113,10 @@ static void backward(const Where& at, const Weights<const float>& w, const Kept&
   auto mixed = memory(M * Q), qkv = memory(M * ND);
   auto o = packed_inputs({{w.o, W}}, Q, threads);
   project(mixed.get(), before.rounded, o.get(), M, W, Q, threads);
-  weight_gradient(of.o, Q, before.rounded, W, kept.mixed, Q, M, W, Q, threads);
+  weight_gradient(of.o, Q, before.rounded, W, kept.mixed, Q, false, M, W, Q, threads);
   attention_backward(qkv.get(), mixed.get(), kept.mixed, kept.logs, kept.qkv, at.turn, at.turns, at.first, at.B, at.T,
                      at.H, at.K, D, threads);
-  weight_gradient(of.q, W, qkv.get(), ND, kept.normed, W, M, ND, W, threads);
+  weight_gradient(of.q, W, qkv.get(), ND, kept.normed, W, false, M, ND, W, threads);
   auto three = packed_inputs({{w.q, Q}, {w.k, U}, {w.v, U}}, W, threads);
   project(normed.get(), qkv.get(), three.get(), M, ND, W, threads);
   rms_norm_backward(before.exact, before.rounded, of.attention_norm, before.exact, normed.get(), kept.x,

@@ -1,5 +1,5 @@
 // The gradient of weights: dW[N,K] = G^T X of the gradients G [M,N] and the inputs X [M,K] of M tokens, in bf16; summed
-// and written in fp32.
+// and written in fp32, or added to what is there.
 //
 // Both are packed so that the numbers of two tokens lie side by side, as they are multiplied: G in strips of 8 columns,
 // a group of which stays in the second cache, X in strips of V columns, 3 at a time, a panel that is packed right
@@ -79,8 +79,8 @@ static inline long equal(long all, long most, long unit) {
 }
 
 // What one thread does: all tokens, some rows and columns of the output.
-static void gradient_part(float* out, long ld_out, const bf16* g, long ld_g, const bf16* x, long ld_x, long M, long N,
-                          long K) {
+static void gradient_part(float* out, long ld_out, const bf16* g, long ld_g, const bf16* x, long ld_x, bool onto,
+                          long M, long N, long K) {
   static thread_local Packed packed;
   long group = equal(N, GROUP, ROWS), tokens = equal(M, TOKENS, 2);
   for (long n = 0; n < N; n += group)
@@ -102,14 +102,14 @@ static void gradient_part(float* out, long ld_out, const bf16* g, long ld_g, con
         for (long r = 0; r < rows; r += ROWS) {
           float* to = out + (n + r) * ld_out + k;
           float* next = r + ROWS < rows ? to + ROWS * ld_out : out + n * ld_out + k + PANEL;
-          any(to, next, ld_out, rows - r, wide, packed.g + r / ROWS * STRIP<ROWS>, packed.x, pairs, m > 0, ask);
+          any(to, next, ld_out, rows - r, wide, packed.g + r / ROWS * STRIP<ROWS>, packed.x, pairs, onto || m, ask);
         }
       }
     }
 }
 
-static void weight_gradient(float* out, long ld_out, const bf16* g, long ld_g, const bf16* x, long ld_x, long M, long N,
-                            long K, int threads) {
+static void weight_gradient(float* out, long ld_out, const bf16* g, long ld_g, const bf16* x, long ld_x, bool onto,
+                            long M, long N, long K, int threads) {
 #pragma omp parallel num_threads(threads) if (M * N * K > ALONE)
   {
     // Threads lie over the output as a grid that makes the largest part the least work: of products, and of packing.
@@ -123,6 +123,7 @@ static void weight_gradient(float* out, long ld_out, const bf16* g, long ld_g, c
     long down = T / across, i = t / across, j = t % across;
     long n = strips * i / down * ROWS, n1 = std::min(N, strips * (i + 1) / down * ROWS);
     long k = panels * j / across * V, k1 = std::min(K, panels * (j + 1) / across * V);
-    if (n < n1 && k < k1) gradient_part(out + n * ld_out + k, ld_out, g + n, ld_g, x + k, ld_x, M, n1 - n, k1 - k);
+    if (n < n1 && k < k1)
+      gradient_part(out + n * ld_out + k, ld_out, g + n, ld_g, x + k, ld_x, onto, M, n1 - n, k1 - k);
   }
 }

@@ -1,6 +1,6 @@
 // Weights in fp32 as products read them: bf16, in panels of outputs side by side, pairs of inputs after each other.
 // Layers that read the same input, or whose gradients are added up, lie in the same panels. All sizes are multiples of
-// V.
+// V but outputs of a last layer, which is filled up with copies of its last one.
 #pragma once
 #include "layouts.h"
 #include "products.h"
@@ -21,7 +21,7 @@ static void pack_outputs(bf16* panels, const float* w, long O, long I, long firs
       bool whole = i + V < I;
       __m512i pairs[V];
       for (int row = 0; row < V; row++) {
-        const float* from = w + (o + row) * I + i;
+        const float* from = w + std::min(o + row, O - 1) * I + i;
         pairs[row] = rounded(from, whole ? from + V : from);
       }
       transpose(pairs);
@@ -34,9 +34,11 @@ static void pack_outputs(bf16* panels, const float* w, long O, long I, long firs
 // w, O x I, as weights of g w, whose inputs are O of `all`, from `first` on.
 static void pack_inputs(bf16* panels, const float* w, long O, long I, long first, long all, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (O * I > ALONE)
-  for (long o = 0; o < O; o += 2)
+  for (long o = 0; o < up(O, V); o += 2) {
+    const float *one = w + std::min(o, O - 1) * I, *two = w + std::min(o + 1, O - 1) * I;
     for (long i = 0; i < I; i += V) {
       int* to = (int*)(panels + i / PANEL * PANEL * all) + (first + o) / 2 * PANEL + i % PANEL;
-      _mm512_storeu_si512(to, pair(rounded(w + o * I + i, w + (o + 1) * I + i)));
+      _mm512_storeu_si512(to, pair(rounded(one + i, two + i)));
     }
+  }
 }

@@ -1,0 +1,75 @@
+// The head in training: what labels cost, and gradients. The vocabulary is taken a piece of columns at a time, whose
+// weights fit the caches; a piece's logits lie one row after another, filled up to whole registers.
+#pragma once
+#include "gradients.h"
+#include "packing.h"
+#include "rows.h"
+
+constexpr long PIECE = 32 * PANEL;
+
+// Calls f(first, columns, columns as they lie, place of the first row's logits) for each piece of a vocabulary.
+template <class T, class Function>
+static void pieces(T* logits, long M, long V_, Function f) {
+  for (long first = 0; first < V_; first += PIECE) {
+    long some = std::min(PIECE, V_ - first);
+    f(first, some, up(some, V), logits + M * first);
+  }
+}
+
+// -ln p(label) of a row of logits, which become p - 1(label), and 0 past the vocabulary.
+static float row_cost(bf16* logits, long m, long M, long V_, long label) {
+  auto vectors = [&](auto f) {
+    pieces(logits, M, V_, [&](long, long some, long wide, bf16* at) {
+      for (long v = 0; v < wide; v += V) f(at + m * wide + v, v + V <= some ? 0xffff : 0xffff >> (v + V - some));
+    });
+  };
+  long first = label / PIECE * PIECE;
+  bf16* own = logits + M * first + m * up(std::min(PIECE, V_ - first), V) + label - first;
+  float logit = load(own, 1)[0], top = -INFINITY;
+  Floats tops = Floats{} + top, sums = {};
+  vectors([&](bf16* at, __mmask16 some) { tops = _mm512_mask_max_ps(tops, some, wide(at), tops); });
+  for (int i = 0; i < V; i++) top = std::max(top, tops[i]);
+  vectors([&](bf16* at, __mmask16 some) { sums += (Floats)_mm512_maskz_mov_ps(some, power((wide(at) - top) * LOG2E)); });
+  float log = std::log(total(sums)) + top;
+  vectors([&](bf16* at, __mmask16 some) {
+    store(at, (Floats)_mm512_maskz_mov_ps(some, power((wide(at) - log) * LOG2E)));
+  });
+  store(own, Floats{} + std::exp(logit - log) - 1.f, 1);
+  return log - logit;
+}
+
+// Costs M of rows x, M x W, and in place of their logits (M columns as they lie for each row) gradients of the costs.
+static void head_costs(float* costs, bf16* logits, const bf16* x, const float* weight, const int64_t* labels, long M,
+                       long W, long V_, int threads) {
+  auto packed = std::unique_ptr<bf16[]>(new bf16[PIECE * W]);
+  pieces(logits, M, V_, [&](long first, long some, long wide, bf16* at) {
+    pack_outputs(packed.get(), weight + first * W, some, W, 0, 1, 0, threads);
+    project(at, x, packed.get(), M, W, wide, threads);
+  });
+#pragma omp parallel for num_threads(threads) schedule(static) if (M * V_ > ALONE)
+  for (long m = 0; m < M; m++) costs[m] = row_cost(logits, m, M, V_, labels[m]);
+}
+
+// Gradients of rows, M x W: of each as often as it counts.
+static void head_gradient(float* out, const bf16* excess, const float* weight, const float* counts, long M, long W,
+                          long V_, int threads) {
+  auto packed = std::unique_ptr<bf16[]>(new bf16[PIECE * up(W, PANEL)]);
+  pieces(excess, M, V_, [&](long first, long some, long wide, const bf16* at) {
+    pack_inputs(packed.get(), weight + first * W, some, W, 0, wide, threads);
+    bool last = first + some == V_;
+    multiplied(at, packed.get(), M, wide, W, threads, [=](long m, long w, Floats sum, auto n) {
+      float* to = out + m * W + w;
+      if (first) sum += load(to, n);
+      store(to, last ? sum * counts[m] : sum, n);
+    });
+  });
+}
+
+// The gradient of the matrix, V x W, from rows times how often each counts; or what it adds to others.
+static void head_weight_gradient(float* out, const bf16* excess, const bf16* x, bool onto, long M, long W, long V_,
+                                 int threads) {
+  if (!M && !onto) std::fill(out, out + V_ * W, 0.f);
+  pieces(excess, M, V_, [&](long first, long some, long wide, const bf16* at) {
+    weight_gradient(out + first * W, W, at, wide, x, W, onto, M, some, W, threads);
+  });
+}

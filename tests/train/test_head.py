@@ -1,0 +1,123 @@
+"""The head in C++ against float64, beside torch's own way in bf16."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from ingot.model.head import Head
+from ingot.model.ops import IGNORE, cross_entropy, token_logps
+from ingot.train import native
+from ingot.train.head import NativeHead
+
+needed = pytest.mark.skipif(not native.here(), reason="no bf16 instructions, or matrix tiles, or no C++ compiler")
+
+PIECE = 1536
+
+
+def _drawn(rows: int, width: int, vocab: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Hidden states, a matrix that makes logits of some size, labels, and how often each counts."""
+    g = torch.Generator().manual_seed(rows + vocab)
+    hidden, weight = torch.randn(rows, width, generator=g), torch.randn(vocab, width, generator=g) / width**0.5 * 2
+    return hidden, weight, torch.randint(vocab, (rows,), generator=g), torch.randn(rows, generator=g)
+
+
+def _found(head: type[Head], given: tuple[Tensor, ...], max_logits: int | None, exact: bool = False) -> list[Tensor]:
+    """Costs and gradients of hidden states and the matrix."""
+    hidden, weight, labels, counts = given
+    # What is multiplied is rounded before, so that only what each does is compared.
+    hidden, weight = (x.bfloat16().float().requires_grad_() for x in (hidden, weight))
+    if exact:
+        hidden, weight = (x.detach().double().requires_grad_() for x in (hidden, weight))
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not exact):
+        nll = head(weight).nll(hidden, labels, max_logits)
+    (nll * counts).sum().backward()
+    assert hidden.grad is not None
+    assert weight.grad is not None
+    return [nll.detach(), hidden.grad, weight.grad]
+
+
+def _off(found: Tensor, wanted: Tensor) -> float:
+    return float((found.double() - wanted).norm() / wanted.norm())
+
+
+@needed
+@pytest.mark.parametrize(
+    ("rows", "width", "vocab", "chunk"),
+    [
+        (1, 16, 2, None),
+        (7, 48, 65, None),
+        (64, 128, 65, 20),
+        (130, 32, 257, 50),
+        (33, 80, PIECE - 1, None),
+        (40, 64, PIECE, None),
+        (40, 64, PIECE + 1, 9),
+        (136, 48, 2 * PIECE + 33, None),
+        (65, 96, 4096, 64),
+    ],
+)
+def test_costs_and_gradients(rows: int, width: int, vocab: int, chunk: int | None) -> None:
+    """As near to float64 as torch's operations in bf16 are, in pieces of the vocabulary and in chunks of positions."""
+    given = _drawn(rows, width, vocab)
+    limit = None if chunk is None else chunk * vocab
+    wanted = _found(Head, given, None, exact=True)
+    ours, others = _found(NativeHead, given, limit), _found(Head, given, limit)
+    for found, torchs, exact in zip(ours, others, wanted, strict=True):
+        assert _off(found, exact) < 1.1 * _off(torchs, exact) + 1e-6
+
+
+@needed
+def test_a_broken_head_is_found() -> None:
+    given = _drawn(40, 64, 300)
+    exact = _found(Head, given, None, exact=True)
+
+    class Late(NativeHead):
+        def weight_gradient(self, excess_nP: Tensor, scaled_nD: Tensor, others_VD: Tensor | None) -> Tensor:
+            return super().weight_gradient(excess_nP, scaled_nD.roll(1, 0), others_VD)
+
+    (_, _, found), (_, _, torchs) = _found(Late, given, None), _found(Head, given, None)
+    assert _off(found, exact[2]) > 10 * _off(torchs, exact[2])
+
+
+@needed
+def test_nothing_labelled() -> None:
+    costs, hidden, weight = _found(NativeHead, _drawn(0, 32, 50), None)
+    assert (len(costs), len(hidden)) == (0, 0)
+    assert torch.equal(weight, torch.zeros(50, 32))
+
+
+@needed
+def test_sure_and_hopeless_labels() -> None:
+    """A label of probability one costs nothing and asks for nothing; one of none costs its distance, as in torch."""
+    weight = torch.zeros(20, 16)
+    weight[3, 0], weight[4, 0] = 64.0, -64.0
+    hidden = torch.zeros(2, 16, requires_grad=True)
+    with torch.no_grad():
+        hidden[:, 0] = 2.0
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        nll = NativeHead(weight).nll(hidden, torch.tensor([3, 4]))
+    nll.sum().backward()
+    assert nll.tolist() == pytest.approx([0.0, 256.0], abs=1e-4)
+    assert hidden.grad is not None
+    assert hidden.grad[0].abs().max() < 1e-30
+    assert hidden.grad[1, 0] == pytest.approx(128.0)
+
+
+@needed
+def test_what_is_frozen_gets_no_gradient_and_what_is_no_number_is_not_hidden() -> None:
+    hidden, weight, labels, _ = _drawn(9, 32, 50)
+    hidden.requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, count = cross_entropy(hidden[None], NativeHead(weight), labels[None])
+        loss.backward()
+        assert (count, weight.grad) == (9, None)
+        assert hidden.grad is not None
+        with torch.no_grad():
+            some = torch.where(torch.arange(9) % 2 == 0, labels, IGNORE)[None]
+            logps = token_logps(hidden[None], NativeHead(weight), some)
+            assert torch.equal(logps[0, 1::2], torch.zeros(4))
+            torchs = token_logps(hidden[None], Head(weight), some)
+            torch.testing.assert_close(logps, torchs, rtol=0, atol=1e-2)
+            broken = hidden.detach().clone()
+            broken[4, 7] = float("nan")
+            found = NativeHead(weight).nll(broken, labels)
+    assert found.isnan().tolist() == [i == 4 for i in range(9)]
