@@ -9,7 +9,9 @@ from ingot.model import lora
 from ingot.model.adapter import AdapterSettings, adapter_parameters, linear_layers
 from ingot.model.settings import MAX_LOGITS, ModelConfig, ModelSettings
 from ingot.model.transformer import build
-from ingot.plan.memory import adapter_activations, engine_activations
+from ingot.plan.memory import adapter_activations, engine_activations, native_activations
+from ingot.train import native
+from ingot.train.compiling import compiled
 
 ROWS = 2
 SMALL = {"width": 64, "heads": 4, "ffn": 192}
@@ -77,6 +79,29 @@ def test_f2_e6_activations_under_an_adapter_are_at_most_what_the_plan_says(
     casts = adapter_parameters(adapter, config) * element if bf16 else 0
     kept = _kept(config, "sdpa", bf16, False, adapter)
     assert 0.97 * kept < told + casts < 1.25 * kept
+
+
+@pytest.mark.skipif(not native.here(), reason="no bf16 instructions, or matrix tiles, or no C++ compiler")
+@pytest.mark.parametrize("name", ["llama", "grouped", "isolated"])
+def test_f2_activations_are_what_our_functions_keep(name: str) -> None:
+    """Of the blocks in C++: what each of them holds for its backward pass, and what the head does."""
+    config = SHAPES[name].resolve(64)
+    ids, documents = torch.randint(64, (ROWS, config.context)), torch.arange(config.context).repeat(ROWS, 1) // 20
+    with torch.autocast("cpu", torch.bfloat16):
+        out = compiled(build(config, seed=0), "native")(ids, documents_BT=documents if name == "isolated" else None)
+        cost = out.head.nll(out.hidden.flatten(0, 1), ids.flatten()).sum()
+    seen = {}
+    node = out.hidden.grad_fn
+    held = [node.x_BTW]
+    while hasattr(node := node.next_functions[0][0], "kept"):
+        held += node.kept
+    (head, _), *_ = cost.grad_fn.next_functions
+    rounded, _, _, excess = head.saved_tensors
+    for tensor in (*held, rounded, excess):
+        seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    told = native_activations(config, ROWS, MAX_LOGITS["cpu"])
+    assert told.layers + told.logits == sum(seen.values())
+    assert told.scores == told.casts == 0
 
 
 def test_d7_source_error_16_bits_do_not_halve_even_what_a_layer_keeps() -> None:

@@ -259,15 +259,25 @@ def test_a_window_and_isolated_documents_cost_masks() -> None:
     ("device", "precision", "attention"),
     [
         (CPU, "bf16", "plain"),
+        (replace(CPU, vectors=True), "bf16", "native"),
         (replace(CPU, half=None), "fp32", "fused"),
         (GPUS["a100"], "bf16", "fused"),
         (GPUS["v100"], "fp16", "fused"),
     ],
-    ids=["cpu with bf16", "cpu", "gpu", "gpu without bf16"],
+    ids=["cpu with bf16", "cpu with bf16 in vectors", "cpu", "gpu", "gpu without bf16"],
 )
 def test_d7_what_the_device_decides(device: Device, precision: str, attention: str) -> None:
     choice = _told(_small(), device=device)["execution"]
     assert (choice["precision"], choice["attention"]) == (precision, attention)
+
+
+def test_our_own_functions_keep_less_and_are_not_for_every_model() -> None:
+    own = replace(CPU, vectors=True)
+    plain, ours = _told(_small())["memory"], _told(_small(), device=own)["memory"]
+    assert ours["activations"] < plain["activations"]
+    assert (ours["attention"], ours["casts"]) == (0, 0)
+    for other in ({"loop": {"compile": False}}, {"model": {**SMALL["model"], "family": "gpt2"}}, {"precision": "fp32"}):
+        assert _told(_small(**other), device=own) == _told(_small(**other), device=replace(own, vectors=False))
 
 
 def test_epochs_are_known_with_the_data_and_not_before() -> None:

@@ -229,10 +229,10 @@ OTHERS = [
 @pytest.mark.parametrize("other", OTHERS, ids=str)
 def test_other_blocks_are_not_taken_for_these(other: dict[str, Any]) -> None:
     config = _config(**other)
-    assert not blocks.common(config)
+    assert not config.common
     model = build(config, 0)
     assert compiled(model, "native") is model
-    assert blocks.common(_config())
+    assert _config().common
 
 
 def test_a_model_that_learns_in_part_or_in_float64_is_left_to_torch() -> None:

@@ -42,7 +42,6 @@ from ingot.optim.schedule import Schedule
 from ingot.optim.settings import OptimSettings
 from ingot.plan.flops import attention_flops, training_flops
 from ingot.text.store import Store
-from ingot.train.blocks import common
 from ingot.train.engine import Engine, Plan
 from ingot.train.execution import AUTOCAST, choose, fastest_precision
 from ingot.train.settings import LoopSettings
@@ -70,7 +69,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     loop = LoopSettings.model_validate(job.get("loop", {}))
     optim = OptimSettings(betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, clip=CLIP)
     plan = Plan(10**6, SEED, Schedule("constant", LR, 0, 0, 1), optim, loop, 10**6)
-    execution = choose(loop, job["precision"], context, rows, depth=config.depth, flops=math.inf, common=common(config))
+    execution = choose(loop, job["precision"], context, rows, depth=config.depth, flops=math.inf, common=config.common)
     execution.prepare()
     model = build(config, SEED, dtype=execution.parameter_dtype).to(execution.device)
     engine = Engine(model, LanguageModel(), plan, execution, Mesh(), Path("."))

@@ -33,7 +33,6 @@ from ingot.optim.schedule import Schedule
 from ingot.optim.settings import OptimSettings
 from ingot.text.tokenizer import Char
 from ingot.train.api import Objective
-from ingot.train.blocks import common
 from ingot.train.engine import Engine, Plan
 from ingot.train.execution import choose
 from ingot.train.settings import LoopSettings
@@ -54,7 +53,7 @@ def align(job: dict[str, Any]) -> dict[str, Any]:
     rows = 2 * job["pairs"] if method == "dpo" else job["rollouts"]
     batch = _batch(job)
     longest = batch.context if method == "dpo" else config.context
-    execution = choose(loop, job["precision"], longest, rows, depth=config.depth, flops=math.inf, common=common(config))
+    execution = choose(loop, job["precision"], longest, rows, depth=config.depth, flops=math.inf, common=config.common)
     execution.prepare()
     optim = OptimSettings(betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, clip=CLIP)
     plan = Plan(10**6, SEED, Schedule("constant", LR, 0, 0, 1), optim, loop, 10**6)

@@ -26,6 +26,8 @@ _UNITS = {"K": 10**3, "M": 10**6, "B": 10**9}
 _MAX_DEPTH = 256
 MAX_LOGITS = {"cpu": 1 << 26, "cuda": 1 << 30}
 """Elements of logits held at once: 128 MiB in bf16, on a GPU 2 GiB."""
+LANES = 16
+"""Numbers of a CPU's register of 512 bits in fp32."""
 PLAIN_BF16_KEYS = 512
 """Up to this many keys, attention in bf16 on a CPU writes its scores out (`attention.faster` has the measurements)."""
 
@@ -112,6 +114,16 @@ class ModelConfig(Settings):
         if self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}; change one of them")
         return self
+
+    @property
+    def common(self) -> bool:
+        """Whether its blocks are such as training's own functions compute (`train/blocks.py`)."""
+        return (
+            (self.norm, self.activation, self.bias) == ("rms", "swiglu", "none")
+            and not (self.qk_norm or self.dropout)
+            and self.head_size <= 256
+            and all(width % LANES == 0 for width in (self.width, self.head_size, self.ffn))
+        )
 
     @property
     def parameters(self) -> int:

@@ -129,6 +129,27 @@ def engine_activations(
     )
 
 
+def native_activations(shape: Shape, rows: int, max_logits: int) -> Activations:
+    """The same of the common block by functions of our own, in bf16 on a CPU: no scores, no copies of matrices.
+
+    Args:
+        shape: the model.
+        rows: rows of a micro-batch.
+        max_logits: elements of logits held at once.
+    """
+    tokens, d, bf16 = rows * shape.context, shape.width, 2
+    queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    stream = 2 * d * FP32  # before attention and before the feed-forward
+    rounded = 2 * d + 2 * (queries + keys) + 2 * shape.ffn  # norms, queries, keys, values, output, gates and ups
+    layer = stream + rounded * bf16 + shape.heads * FP32
+    return Activations(
+        layers=tokens * (shape.depth * layer + d * FP32 + d * bf16),
+        scores=0,
+        casts=0,
+        logits=bf16 * min(tokens * shape.vocab, max(max_logits, shape.vocab)),
+    )
+
+
 def adapter_activations(
     sizes: Collection[tuple[int, int]], rank: int, tokens: int, element: int, dora: bool = False, dropout: bool = False
 ) -> int:

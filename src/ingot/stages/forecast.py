@@ -22,7 +22,15 @@ from ingot.optim.settings import OptimSettings
 from ingot.plan.batch import accumulation
 from ingot.plan.flops import training_flops_per_token
 from ingot.plan.machine import Device, gpu_hours
-from ingot.plan.memory import Activations, Memory, adapter_activations, cache_bytes, engine_activations, state_bytes
+from ingot.plan.memory import (
+    Activations,
+    Memory,
+    adapter_activations,
+    cache_bytes,
+    engine_activations,
+    native_activations,
+    state_bytes,
+)
 from ingot.stages.layout import longest, rows_of_a_draw, timeline
 from ingot.stages.settings import TrainSettings
 from ingot.stages.timeline import Extents, Phase, Timeline, assumed
@@ -152,7 +160,7 @@ def _machine(settings: TrainSettings, config: ModelConfig, line: Timeline, known
             _at_once(settings, line, p, known.ranks),
             precision,
             known,
-            settings.adapter,
+            settings,
         )
         for p in line.phases
     ]
@@ -188,9 +196,13 @@ def _state(config: ModelConfig, settings: TrainSettings, number: int, element: i
 
 
 def _pass(
-    config: ModelConfig, rows: int, precision: str, known: Known, adapter: AdapterSettings | None
+    config: ModelConfig, rows: int, precision: str, known: Known, settings: TrainSettings
 ) -> tuple[str, Activations]:
     """How attention is computed in a forward pass, and what the pass keeps."""
+    adapter = settings.adapter
+    by_itself = known.device.vectors and settings.loop.compile is None
+    if by_itself and precision == "bf16" and config.common and not adapter:
+        return "native", native_activations(config, rows, MAX_LOGITS["cpu"])
     few_keys = precision == "bf16" and config.context <= PLAIN_BF16_KEYS
     plain = not known.device.is_gpu and (few_keys or config.dropout > 0)
     windowed = config.window is not None and config.window < config.context

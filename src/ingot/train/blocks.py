@@ -22,24 +22,13 @@ from torch.autograd.function import once_differentiable
 
 from ingot.model.rotary import Rotation
 from ingot.model.settings import ModelConfig
-from ingot.train.native import LANES, call, function, here, words
-
-
-def common(config: ModelConfig) -> bool:
-    """Whether the blocks of a model are such as these."""
-    widths = (config.width, config.head_size, config.ffn)
-    return (
-        (config.norm, config.activation, config.bias) == ("rms", "swiglu", "none")
-        and not (config.qk_norm or config.dropout)
-        and config.head_size <= 256
-        and all(width % LANES == 0 for width in widths)
-    )
+from ingot.train.native import call, function, here, words
 
 
 def able(model: nn.Module) -> bool:
     """Whether these are the model's blocks, and learn as a whole, here."""
     config = getattr(model, "config", None)
-    if not (isinstance(config, ModelConfig) and common(config)):
+    if not (isinstance(config, ModelConfig) and config.common):
         return False
     stack: Any = model
     if not all(type(matrix) is nn.Linear for block in stack.layers.values() for matrix in _matrices(block)):

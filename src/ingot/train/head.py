@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ingot.model.head import Head
-from ingot.train.native import LANES, call
+from ingot.model.settings import LANES
+from ingot.train.native import call
 
 
 class NativeHead(Head):

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from ingot.model.library import build, word
 
-LANES = 16
-"""Numbers of a register; widths are multiples of it."""
 _SOURCE = Path(__file__).parent / "cpp" / "native.cpp"
 _POINTERS = {"forward_block": 4, "backward_block": 6}
 """How many arguments a function has that takes more than a list of words."""
