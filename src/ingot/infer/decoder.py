@@ -30,7 +30,6 @@ from ingot.infer import native
 from ingot.infer.cache import Cache
 from ingot.infer.product import Product, Way, gated, gelu, head_product, product, way
 from ingot.infer.tape import Tape
-from ingot.model.attention import causal_mask
 from ingot.model.feedforward import GELU, SwiGLU
 from ingot.model.norms import LayerNorm, RMSNorm
 from ingot.model.precision import autocast_dtype
@@ -181,6 +180,22 @@ class Decoder:
             x_MW = layer.down(inner_MF.to(self.dtype), x_MW)
         return x_MW
 
+    @torch.inference_mode()
+    def read(self, ids_BT: Tensor, positions_BT: Tensor) -> Tensor:
+        """Hidden states after the last norm of rows that are one text each, B x T x W in the precision of products.
+
+        Args:
+            positions_BT: read where they are learned; rotary ones follow each other.
+        """
+        (B, T), turn_TE = ids_BT.shape, self.table(ids_BT.shape[1])
+        of_a_layer = self.config.model_copy(update={"depth": 1})
+        cache = Cache(of_a_layer, B, T, self.stream, self.dtype, self.device)
+
+        def attend(_: int, qkv_BTND: Tensor) -> Tensor:
+            return cache.read(0, slice(0, B), qkv_BTND, turn_TE)
+
+        return self.norm(self.forward(self.embed(ids_BT, positions_BT), B, attend)).view(B, T, -1)
+
     def logits(self, hidden_BW: Tensor) -> Tensor:
         """Hidden states before the last norm to logits B x V, in the precision of the products or in fp32."""
         return self.head(self.norm(hidden_BW).to(self.dtype))
@@ -254,12 +269,10 @@ class Rows:
         """Run some of the prompts; the hidden states of their last tokens, B x W."""
         decoder, T = self.decoder, ids_BT.shape[1]
         turn_TE = None if self.turns_CE is None else self.turns_CE[:T]
-        into, window = slice(rows.start * samples, rows.stop * samples), decoder.config.window
-        moves = not decoder.native and window is not None and window < T
-        mask_TT = causal_mask(T, window, decoder.device) if moves else None
+        into = slice(rows.start * samples, rows.stop * samples)
 
         def attend(index: int, qkv_BTND: Tensor) -> Tensor:
-            return self.cache.read(index, into, qkv_BTND, turn_TE, samples, mask_TT)
+            return self.cache.read(index, into, qkv_BTND, turn_TE, samples)
 
         positions_BT = torch.arange(T, device=decoder.device).expand(ids_BT.shape)
         last_B = torch.arange(0, ids_BT.numel(), T, device=decoder.device) + length_B - 1
