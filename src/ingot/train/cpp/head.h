@@ -16,26 +16,29 @@ static void pieces(T* logits, long M, long V_, Function f) {
   }
 }
 
-// -ln p(label) of a row of logits, which become p - 1(label), and 0 past the vocabulary.
-static float row_cost(bf16* logits, long m, long M, long V_, long label) {
+// -ln p(label) of a row of logits, which become p - 1(label), and 0 past the vocabulary; `room` for a row of floats.
+static float row_cost(bf16* logits, float* room, long m, long M, long V_, long label) {
   auto vectors = [&](auto f) {
-    pieces(logits, M, V_, [&](long, long some, long wide, bf16* at) {
-      for (long v = 0; v < wide; v += V) f(at + m * wide + v, v + V <= some ? 0xffff : 0xffff >> (v + V - some));
+    pieces(logits, M, V_, [&](long first, long some, long wide, bf16* at) {
+      for (long v = 0; v < wide; v += V)
+        f(at + m * wide + v, room + first + v, v + V <= some ? 0xffff : 0xffff >> (v + V - some));
     });
   };
   long first = label / PIECE * PIECE;
   bf16* own = logits + M * first + m * up(std::min(PIECE, V_ - first), V) + label - first;
   float logit = load(own, 1)[0], top = -INFINITY;
   Floats tops = Floats{} + top, sums = {};
-  vectors([&](bf16* at, __mmask16 some) { tops = _mm512_mask_max_ps(tops, some, wide(at), tops); });
+  vectors([&](bf16* at, float*, __mmask16 some) { tops = _mm512_mask_max_ps(tops, some, wide(at), tops); });
   for (int i = 0; i < V; i++) top = std::max(top, tops[i]);
-  vectors([&](bf16* at, __mmask16 some) { sums += (Floats)_mm512_maskz_mov_ps(some, power((wide(at) - top) * LOG2E)); });
-  float log = std::log(total(sums)) + top;
-  vectors([&](bf16* at, __mmask16 some) {
-    store(at, (Floats)_mm512_maskz_mov_ps(some, power((wide(at) - log) * LOG2E)));
+  vectors([&](bf16* at, float* p, __mmask16 some) {
+    Floats part = _mm512_maskz_mov_ps(some, power((wide(at) - top) * LOG2E));
+    store(p, part);
+    sums += part;
   });
-  store(own, Floats{} + std::exp(logit - log) - 1.f, 1);
-  return log - logit;
+  float sum = total(sums), cost = std::log(sum) + top - logit;
+  vectors([&](bf16* at, float* p, __mmask16) { store(at, load(p) * (1 / sum)); });
+  store(own, Floats{} + std::exp(-cost) - 1.f, 1);
+  return cost;
 }
 
 // Costs M of rows x, M x W, and in place of their logits (M columns as they lie for each row) gradients of the costs.
@@ -46,8 +49,12 @@ static void head_costs(float* costs, bf16* logits, const bf16* x, const float* w
     pack_outputs(packed.get(), weight + first * W, some, W, 0, 1, 0, threads);
     project(at, x, packed.get(), M, W, wide, threads);
   });
-#pragma omp parallel for num_threads(threads) schedule(static) if (M * V_ > ALONE)
-  for (long m = 0; m < M; m++) costs[m] = row_cost(logits, m, M, V_, labels[m]);
+#pragma omp parallel num_threads(threads) if (M * V_ > ALONE)
+  {
+    std::vector<float> room(up(V_, V));
+#pragma omp for schedule(static)
+    for (long m = 0; m < M; m++) costs[m] = row_cost(logits, room.data(), m, M, V_, labels[m]);
+  }
 }
 
 // Gradients of rows, M x W: of each as often as it counts.
