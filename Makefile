@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 OUT    ?= runs
 
-.PHONY: demo test check tune bench bench-full proofs soak setup setup-dev clean
+.PHONY: demo test check tune bench bench-full proofs soak sanitize setup setup-dev clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.base: pyproject.toml constraints.txt
@@ -58,6 +58,13 @@ proofs: $(VENV)/.base
 soak: $(VENV)/.dev
 	@INGOT_KILLS=50 $(BIN)/python -m pytest -q -s tests/pipeline/test_kill.py -o timeout=0
 	@$(BIN)/python -m pytest -m long tests -o timeout=0
+
+# Our C++ under AddressSanitizer, in a build and a cache of its own: nothing is read or written past its end.
+sanitize: $(VENV)/.dev
+	@CXX="g++ -fsanitize=address -fno-omit-frame-pointer -g" INGOT_CACHE=$(abspath $(OUT))/sanitize \
+	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
+	  ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest -s -m "not timing and not long" -o timeout=0 \
+	  tests/train/test_blocks.py tests/train/test_head.py tests/infer
 
 clean:
 	@rm -rf $(VENV) build dist .pytest_cache .ruff_cache
