@@ -60,10 +60,12 @@ soak: $(VENV)/.dev
 	@$(BIN)/python -m pytest -m long tests -o timeout=0
 
 # Our C++ under AddressSanitizer, in a build and a cache of its own: nothing is read or written past its end.
+SANITIZED = CXX="g++ -fsanitize=address -fno-omit-frame-pointer -g" INGOT_CACHE=$(abspath $(OUT))/sanitize \
+  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
+  ASAN_OPTIONS=detect_leaks=0 $(BIN)/python
 sanitize: $(VENV)/.dev
-	@CXX="g++ -fsanitize=address -fno-omit-frame-pointer -g" INGOT_CACHE=$(abspath $(OUT))/sanitize \
-	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
-	  ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest -s -m "not timing and not long" -o timeout=0 \
+	@$(SANITIZED) -c "from ingot.infer.native import _library; assert _library(), 'the sanitized build failed'"
+	@$(SANITIZED) -m pytest -s -m "not timing and not long" -o timeout=0 \
 	  tests/train/test_blocks.py tests/train/test_head.py tests/infer
 
 clean:

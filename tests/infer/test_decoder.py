@@ -197,20 +197,6 @@ def test_every_way_gives_the_logits_of_the_full_forward(how, monkeypatch):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("compiled", [False, True])
-def test_texts_are_read_as_by_the_full_forward(compiled, family, monkeypatch):
-    if not compiled:
-        monkeypatch.setattr(native, "_library", lambda: None)
-    model = _model(family, kv_heads=2, **({"window": 7} if FAMILIES[family].window else {}))
-    ids_BT, first = _ids(3, 29), 4 if model.position_embedding else 0
-    positions_BT = torch.arange(first, first + 29).expand(3, -1)
-    with torch.inference_mode():
-        wanted_BTW = model(ids_BT, positions_BT=positions_BT).hidden
-    found_BTW = Decoder(model).read(ids_BT, positions_BT)
-    torch.testing.assert_close(found_BTW, wanted_BTW, rtol=0, atol=1e-5 * float(wanted_BTW.abs().max()))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("compiled", [False, True])
 def test_with_a_compiler_and_without_one_the_logits_are_those_of_the_full_forward(compiled, family, monkeypatch):
     if not compiled:
         monkeypatch.setattr(native, "_library", lambda: None)

@@ -259,7 +259,7 @@ def test_a_window_and_isolated_documents_cost_masks() -> None:
     ("device", "precision", "attention"),
     [
         (CPU, "bf16", "plain"),
-        (replace(CPU, vectors=True), "bf16", "native"),
+        (replace(CPU, native=True), "bf16", "native"),
         (replace(CPU, half=None), "fp32", "fused"),
         (GPUS["a100"], "bf16", "fused"),
         (GPUS["v100"], "fp16", "fused"),
@@ -272,12 +272,12 @@ def test_d7_what_the_device_decides(device: Device, precision: str, attention: s
 
 
 def test_our_own_functions_keep_less_and_are_not_for_every_model() -> None:
-    own = replace(CPU, vectors=True)
+    own = replace(CPU, native=True)
     plain, ours = _told(_small())["memory"], _told(_small(), device=own)["memory"]
     assert ours["activations"] < plain["activations"]
     assert (ours["attention"], ours["casts"]) == (0, 0)
     for other in ({"loop": {"compile": False}}, {"model": {**SMALL["model"], "family": "gpt2"}}, {"precision": "fp32"}):
-        assert _told(_small(**other), device=own) == _told(_small(**other), device=replace(own, vectors=False))
+        assert _told(_small(**other), device=own) == _told(_small(**other), device=replace(own, native=False))
 
 
 def test_epochs_are_known_with_the_data_and_not_before() -> None:

@@ -229,10 +229,10 @@ OTHERS = [
 @pytest.mark.parametrize("other", OTHERS, ids=str)
 def test_other_blocks_are_not_taken_for_these(other: dict[str, Any]) -> None:
     config = _config(**other)
-    assert not config.common
+    assert not config.common_block
     model = build(config, 0)
     assert compiled(model, "native") is model
-    assert _config().common
+    assert _config().common_block
 
 
 def test_a_model_that_learns_in_part_or_in_float64_is_left_to_torch() -> None:

@@ -86,20 +86,32 @@ def test_nothing_labelled() -> None:
 
 
 @needed
-def test_sure_and_hopeless_labels() -> None:
+@pytest.mark.parametrize("size", [10.0, 64.0])
+def test_sure_and_hopeless_labels(size: float) -> None:
     """A label of probability one costs nothing and asks for nothing; one of none costs its distance, as in torch."""
     weight = torch.zeros(20, 16)
-    weight[3, 0], weight[4, 0] = 64.0, -64.0
+    weight[3, 0], weight[4, 0] = size, -size
     hidden = torch.zeros(2, 16, requires_grad=True)
     with torch.no_grad():
         hidden[:, 0] = 2.0
     with torch.autocast("cpu", dtype=torch.bfloat16):
         nll = NativeHead(weight).nll(hidden, torch.tensor([3, 4]))
     nll.sum().backward()
-    assert nll.tolist() == pytest.approx([0.0, 256.0], abs=1e-4)
+    sure, hopeless = nll.tolist()
+    assert 0 <= sure < 1e-6
+    assert hopeless == pytest.approx(4 * size)
     assert hidden.grad is not None
-    assert hidden.grad[0].abs().max() < 1e-30
-    assert hidden.grad[1, 0] == pytest.approx(128.0)
+    assert hidden.grad[0].abs().max() < 1e-6
+    assert hidden.grad[1, 0] == pytest.approx(2 * size)
+
+
+@needed
+@pytest.mark.parametrize("label", [-100, -1, 50])
+def test_a_label_that_is_none_is_refused(label: int) -> None:
+    hidden, weight, labels, _ = _drawn(9, 32, 50)
+    labels[3] = label
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(AssertionError, match="labels"):
+        NativeHead(weight).nll(hidden, labels)
 
 
 @needed

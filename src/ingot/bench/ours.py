@@ -69,7 +69,9 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     loop = LoopSettings.model_validate(job.get("loop", {}))
     optim = OptimSettings(betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, clip=CLIP)
     plan = Plan(10**6, SEED, Schedule("constant", LR, 0, 0, 1), optim, loop, 10**6)
-    execution = choose(loop, job["precision"], context, rows, depth=config.depth, flops=math.inf, common=config.common)
+    execution = choose(
+        loop, job["precision"], context, rows, depth=config.depth, flops=math.inf, common=config.common_block
+    )
     execution.prepare()
     model = build(config, SEED, dtype=execution.parameter_dtype).to(execution.device)
     engine = Engine(model, LanguageModel(), plan, execution, Mesh(), Path("."))

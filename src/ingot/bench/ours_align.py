@@ -53,7 +53,9 @@ def align(job: dict[str, Any]) -> dict[str, Any]:
     rows = 2 * job["pairs"] if method == "dpo" else job["rollouts"]
     batch = _batch(job)
     longest = batch.context if method == "dpo" else config.context
-    execution = choose(loop, job["precision"], longest, rows, depth=config.depth, flops=math.inf, common=config.common)
+    execution = choose(
+        loop, job["precision"], longest, rows, depth=config.depth, flops=math.inf, common=config.common_block
+    )
     execution.prepare()
     optim = OptimSettings(betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, clip=CLIP)
     plan = Plan(10**6, SEED, Schedule("constant", LR, 0, 0, 1), optim, loop, 10**6)

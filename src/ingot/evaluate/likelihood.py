@@ -19,8 +19,6 @@ import torch
 
 from ingot.data.batches import IGNORE, Batch, Source, all_rows
 from ingot.data.packing import BestFit, Windows
-from ingot.infer.decoder import Decoder
-from ingot.infer.native import able
 from ingot.model.ops import divergences, token_logps
 from ingot.model.transformer import ModelOut, Transformer
 from ingot.text.store import Store
@@ -67,10 +65,8 @@ def likelihood(
         context: tokens of a window; default: the model's context.
     """
 
-    read = _reader(model)
-
     def nll(batch: Batch) -> torch.Tensor:
-        out = read(batch)
+        out = _forward(model, batch)
         return -token_logps(out.hidden, out.head, batch.labels_BT)
 
     sums, tokens = _by_document(nll, model, store, overlap, rows_per_batch, advance, context)
@@ -89,10 +85,9 @@ def divergence(
     """KL(old || new) of the next token in nats, over all that `likelihood` scores, with its interval; exact over the
     vocabulary, which is the same for both."""
     context = min(old.config.context, new.config.context)
-    readers = _reader(old), _reader(new)
 
     def kl(batch: Batch) -> torch.Tensor:
-        before, after = (read(batch) for read in readers)
+        before, after = _forward(old, batch), _forward(new, batch)
         return divergences(after.hidden, after.head, before.hidden, before.head, batch.labels_BT)
 
     return ratio(*_by_document(kl, new, store, overlap, rows_per_batch, advance, context))
@@ -139,18 +134,8 @@ def _once(batch: Batch, seen: int) -> Batch:
     return replace(batch, labels_BT=labels)
 
 
-def _reader(model: Transformer) -> Callable[[Batch], ModelOut]:
-    """A model's forward; where decoding has functions of its own in fp32, texts are read by them, in half the time."""
-    stored = model.embedding.weight.dtype
-    ours = stored == torch.float32 and able(model.embedding.weight.device, stored, stored)
-    decoder = Decoder(model) if ours else None
-
-    def read(batch: Batch) -> ModelOut:
-        if decoder is None or batch.documents_BT is not None:
-            return model(batch.ids_BT, positions_BT=batch.positions_BT, documents_BT=batch.documents_BT)
-        return ModelOut(decoder.read(batch.ids_BT, batch.positions_BT), model.as_head(), {})
-
-    return read
+def _forward(model: Transformer, batch: Batch) -> ModelOut:
+    return model(batch.ids_BT, positions_BT=batch.positions_BT, documents_BT=batch.documents_BT)
 
 
 def ratio(numerator: np.ndarray, denominator: np.ndarray) -> dict[str, float]:

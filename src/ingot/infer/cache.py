@@ -45,14 +45,7 @@ class Cache:
         self.values_LBKCD = torch.empty(shape, dtype=dtype, device=device)
         self.keys_LBKCD = torch.empty(shape, dtype=dtype if self.native else wide, device=device)
 
-    def read(
-        self,
-        layer: int,
-        rows: slice,
-        qkv_BTND: Tensor,
-        turn_TE: Tensor | None,
-        samples: int = 1,
-    ) -> Tensor:
+    def read(self, layer: int, rows: slice, qkv_BTND: Tensor, turn_TE: Tensor | None, samples: int = 1) -> Tensor:
         """Write the first slots of some rows, which are in use then, and mix for each token of their prompts the
         values up to its own: B x T x (H D).
 

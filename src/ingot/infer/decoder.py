@@ -180,22 +180,6 @@ class Decoder:
             x_MW = layer.down(inner_MF.to(self.dtype), x_MW)
         return x_MW
 
-    @torch.inference_mode()
-    def read(self, ids_BT: Tensor, positions_BT: Tensor) -> Tensor:
-        """Hidden states after the last norm of rows that are one text each, B x T x W in the precision of products.
-
-        Args:
-            positions_BT: read where they are learned; rotary ones follow each other.
-        """
-        (B, T), turn_TE = ids_BT.shape, self.table(ids_BT.shape[1])
-        of_a_layer = self.config.model_copy(update={"depth": 1})
-        cache = Cache(of_a_layer, B, T, self.stream, self.dtype, self.device)
-
-        def attend(_: int, qkv_BTND: Tensor) -> Tensor:
-            return cache.read(0, slice(0, B), qkv_BTND, turn_TE)
-
-        return self.norm(self.forward(self.embed(ids_BT, positions_BT), B, attend)).view(B, T, -1)
-
     def logits(self, hidden_BW: Tensor) -> Tensor:
         """Hidden states before the last norm to logits B x V, in the precision of the products or in fp32."""
         return self.head(self.norm(hidden_BW).to(self.dtype))

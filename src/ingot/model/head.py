@@ -56,24 +56,24 @@ class Head:
         size = chunk(len(self.weight), hidden_ND.device, max_logits, kept)
         return _NLL.apply(self, hidden_ND, self.weight, labels_N, dtype, size, kept)  # type: ignore[no-any-return]
 
-    # What `nll` is made of, some positions at a time.
+    # What `nll` is made of, some positions at a time. How a matrix and an excess lie is the head's own business.
 
     def matrix(self, dtype: torch.dtype) -> Tensor:
         """The matrix as it is multiplied with, P x D."""
         return filled_up(self.weight.detach().to(dtype))
 
-    def costs(self, x_nD: Tensor, matrix_PD: Tensor, labels_n: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
-        """-ln p(label), n, and the excess where it is to be kept: p - 1(label), as products read it."""
-        logits_nP = product(x_nD, matrix_PD.T)
+    def costs(self, x_nD: Tensor, matrix: Tensor, labels_n: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
+        """-ln p(label), n, and where it is to be kept the excess, p - 1(label); else what is left of the logits."""
+        logits_nP = product(x_nD, matrix.T)
         return nll_(logits_nP, labels_n, len(self.weight), keep), logits_nP
 
-    def hidden_gradient(self, excess_nP: Tensor, matrix_PD: Tensor, grad_n: Tensor) -> Tensor:
+    def hidden_gradient(self, excess: Tensor, matrix: Tensor, grad_n: Tensor) -> Tensor:
         """Of the rows, n x D."""
-        return product(excess_nP, matrix_PD) * grad_n[:, None]
+        return product(excess, matrix) * grad_n[:, None]
 
-    def weight_gradient(self, excess_nP: Tensor, scaled_nD: Tensor, others_VD: Tensor | None) -> Tensor:
+    def weight_gradient(self, excess: Tensor, scaled_nD: Tensor, others_VD: Tensor | None) -> Tensor:
         """Of the matrix, V x D: from rows times their gradients, added to that of other positions."""
-        found_VD = (excess_nP.T @ scaled_nD)[: len(self.weight)]
+        found_VD = (excess.T @ scaled_nD)[: len(self.weight)]
         return found_VD.to(self.weight.dtype) if others_VD is None else others_VD.add_(found_VD)
 
 
@@ -113,31 +113,31 @@ class _NLL(torch.autograd.Function):
         size: int,
         kept: bool,
     ) -> Tensor:
-        rounded_ND, matrix_PD = hidden_ND.to(dtype), head.matrix(dtype)
+        rounded_ND, matrix = hidden_ND.to(dtype), head.matrix(dtype)
         at_once = kept and len(labels_N) <= size
         found, saved = [], []
         for some_nD, labels_n in zip(rounded_ND.split(size), labels_N.split(size), strict=True):
-            nll_n, excess = head.costs(some_nD, matrix_PD, labels_n, at_once)
+            nll_n, excess = head.costs(some_nD, matrix, labels_n, at_once)
             found.append(nll_n)
             saved = [excess] if at_once else []
         if kept:
-            ctx.save_for_backward(rounded_ND, matrix_PD, labels_N, *saved)
-            ctx.head, ctx.size, ctx.dtype = head, size, hidden_ND.dtype
+            ctx.save_for_backward(rounded_ND, matrix, labels_N, *saved)
+            ctx.head, ctx.size, ctx.hidden_dtype = head, size, hidden_ND.dtype
         return torch.cat(found)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, nll_grad_N: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        rounded_ND, matrix_PD, labels_N, *saved = ctx.saved_tensors
+        rounded_ND, matrix, labels_N, *saved = ctx.saved_tensors
         _, of_hidden, of_weight, *_ = ctx.needs_input_grad
         head: Head = ctx.head
         hidden_grads: list[Tensor] = []
         weight_grad_VD = None
         chunks = (x.split(ctx.size) for x in (rounded_ND, labels_N, nll_grad_N))
         for some_nD, labels_n, grad_n in zip(*chunks, strict=True):
-            excess = saved[0] if saved else head.costs(some_nD, matrix_PD, labels_n, True)[1]
+            excess = saved[0] if saved else head.costs(some_nD, matrix, labels_n, True)[1]
             if of_hidden:
-                hidden_grads.append(head.hidden_gradient(excess, matrix_PD, grad_n).to(ctx.dtype))
+                hidden_grads.append(head.hidden_gradient(excess, matrix, grad_n).to(ctx.hidden_dtype))
             if of_weight:
                 scaled_nD = (some_nD * grad_n[:, None]).to(some_nD.dtype)
                 weight_grad_VD = head.weight_gradient(excess, scaled_nD, weight_grad_VD)

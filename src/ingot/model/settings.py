@@ -116,7 +116,7 @@ class ModelConfig(Settings):
         return self
 
     @property
-    def common(self) -> bool:
+    def common_block(self) -> bool:
         """Whether its blocks are such as training's own functions compute (`train/blocks.py`)."""
         return (
             (self.norm, self.activation, self.bias) == ("rms", "swiglu", "none")

@@ -121,11 +121,8 @@ class Transformer(nn.Module):
                 positions_BT = positions_BT - _starts(documents_BT)
         x_BTW, turn = self._embed(ids_BT, positions_BT)
         hidden_BTW, found = self.stack(x_BTW, turn, mask_BTS, path, wanted)
-        return ModelOut(hidden_BTW, self.as_head(), found)
-
-    def as_head(self) -> Head:
-        """Hidden states to logits."""
-        return self.head_type(self.embedding.weight if self.head is None else self.head.weight)
+        head = self.head_type(self.embedding.weight if self.head is None else self.head.weight)
+        return ModelOut(hidden_BTW, head, found)
 
     def stack(
         self,

@@ -27,7 +27,7 @@ class Device:
     """Dense 16-bit FLOP/s; None where no data sheet is known."""
     half: Literal["bf16", "fp16"] | None = None
     """The 16 bits that its matrix units know, bf16 where they know both."""
-    vectors: bool = False
+    native: bool = False
     """Whether it is a CPU that multiplies bf16 in vectors and not in tiles, where there is a C++ compiler: the common
     block trains by functions of our own there."""
 
@@ -85,11 +85,11 @@ def cpu() -> Device:
     if limit.exists() and (text := limit.read_text().strip()).isdigit():
         memory = min(memory, int(text))
     flags = Path("/proc/cpuinfo")
-    known = set(flags.read_text().split()) if flags.exists() else set()
-    vectors, tiles = "avx512_bf16" in known, "amx_tile" in known
+    words = set(flags.read_text().split()) if flags.exists() else set()
+    vectors, tiles = "avx512_bf16" in words, "amx_tile" in words
     compiler = shutil.which((os.environ.get("CXX") or "g++").split()[0])
     half = "bf16" if vectors or tiles else None
-    return Device("CPU", memory, half=half, vectors=vectors and not tiles and compiler is not None)
+    return Device("CPU", memory, half=half, native=vectors and not tiles and compiler is not None)
 
 
 def achieved(flops: float, gpu_hours: float) -> float:

@@ -14,6 +14,8 @@ from ingot.plan.shape import Shape
 
 FP32 = 4
 ADAM_MOMENTS = 2
+_LANES = 16
+"""What our functions fill a row of logits up to a multiple of."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,8 @@ def engine_activations(
 def native_activations(shape: Shape, rows: int, max_logits: int) -> Activations:
     """The same of the common block by functions of our own, in bf16 on a CPU: no scores, no copies of matrices.
 
+    Angles are left out: there is one set of them for all blocks.
+
     Args:
         shape: the model.
         rows: rows of a micro-batch.
@@ -146,7 +150,7 @@ def native_activations(shape: Shape, rows: int, max_logits: int) -> Activations:
         layers=tokens * (shape.depth * layer + d * FP32 + d * bf16),
         scores=0,
         casts=0,
-        logits=bf16 * min(tokens * shape.vocab, max(max_logits, shape.vocab)),
+        logits=bf16 * -(-shape.vocab // _LANES) * _LANES * min(tokens, max(1, max_logits // shape.vocab)),
     )
 
 

@@ -200,8 +200,8 @@ def _pass(
 ) -> tuple[str, Activations]:
     """How attention is computed in a forward pass, and what the pass keeps."""
     adapter = settings.adapter
-    by_itself = known.device.vectors and settings.loop.compile is None
-    if by_itself and precision == "bf16" and config.common and not adapter:
+    unasked = settings.loop.compile is None  # as `train.execution.choose` does
+    if unasked and known.device.native and precision == "bf16" and config.common_block and not adapter:
         return "native", native_activations(config, rows, MAX_LOGITS["cpu"])
     few_keys = precision == "bf16" and config.context <= PLAIN_BF16_KEYS
     plain = not known.device.is_gpu and (few_keys or config.dropout > 0)

@@ -111,7 +111,7 @@ def _save_rows(job: Job, data: Data) -> None:
 def _execution(job: Job, settings: TrainSettings, config: ModelConfig, line: Timeline) -> Execution:
     """Sized for the longest rows that are trained on, which a model from elsewhere may exceed by far."""
     longest_rows = max(phase.context for phase in line.phases)
-    flops, common = training_flops(settings, config, line), not settings.adapter and config.common
+    flops, common = training_flops(settings, config, line), not settings.adapter and config.common_block
     rows = line.largest * rows_of_a_draw(settings)
     shape = {"depth": config.depth, "flops": flops, "common": common}
     fresh = choose(settings.loop, settings.precision, longest_rows, rows, **shape, say=job.display.say)

@@ -28,7 +28,7 @@ from ingot.train.native import call, function, here, words
 def able(model: nn.Module) -> bool:
     """Whether these are the model's blocks, and learn as a whole, here."""
     config = getattr(model, "config", None)
-    if not (isinstance(config, ModelConfig) and config.common):
+    if not (isinstance(config, ModelConfig) and config.common_block):
         return False
     stack: Any = model
     if not all(type(matrix) is nn.Linear for block in stack.layers.values() for matrix in _matrices(block)):

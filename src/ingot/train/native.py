@@ -30,7 +30,7 @@ def call(name: str, *arguments: Tensor | float | None) -> None:
     function(name)(words(*arguments))
 
 
-def words(*arguments: Tensor | float | None) -> "ctypes.Array[Any]":
+def words(*arguments: Tensor | float | None) -> ctypes.Array[Any]:
     """Arguments one after another, as the functions read them."""
     return (ctypes.c_int64 * len(arguments))(*map(word, arguments))
 

@@ -7,7 +7,7 @@
 
 constexpr long PIECE = 32 * PANEL;
 
-// Calls f(first, columns, columns as they lie, place of the first row's logits) for each piece of a vocabulary.
+// Calls f(first, columns, columns filled up, place of the first row's logits) for each piece of a vocabulary.
 template <class T, class Function>
 static void pieces(T* logits, long M, long V_, Function f) {
   for (long first = 0; first < V_; first += PIECE) {
@@ -16,67 +16,70 @@ static void pieces(T* logits, long M, long V_, Function f) {
   }
 }
 
-// -ln p(label) of a row of logits, which become p - 1(label), and 0 past the vocabulary; `room` for a row of floats.
-static float row_cost(bf16* logits, float* room, long m, long M, long V_, long label) {
+// -ln p(label) of a row of logits, which become p - 1(label), and 0 past the vocabulary, where they are to be kept;
+// `room` for a row of floats.
+static float row_cost(bf16* logits, float* room, bool keep, long m, long M, long V_, long label) {
   auto vectors = [&](auto f) {
-    pieces(logits, M, V_, [&](long first, long some, long wide, bf16* at) {
-      for (long v = 0; v < wide; v += V)
-        f(at + m * wide + v, room + first + v, v + V <= some ? 0xffff : 0xffff >> (v + V - some));
+    pieces(logits, M, V_, [&](long first, long some, long filled, bf16* at) {
+      for (long v = 0; v < filled; v += V)
+        f(at + m * filled + v, room + first + v, v + V <= some ? 0xffff : 0xffff >> (v + V - some));
     });
   };
   long first = label / PIECE * PIECE;
   bf16* own = logits + M * first + m * up(std::min(PIECE, V_ - first), V) + label - first;
   float logit = load(own, 1)[0], top = -INFINITY;
   Floats tops = Floats{} + top, sums = {};
-  vectors([&](bf16* at, float*, __mmask16 some) { tops = _mm512_mask_max_ps(tops, some, wide(at), tops); });
+  vectors([&](bf16* at, float*, __mmask16 mask) { tops = _mm512_mask_max_ps(tops, mask, wide(at), tops); });
   for (int i = 0; i < V; i++) top = std::max(top, tops[i]);
-  vectors([&](bf16* at, float* p, __mmask16 some) {
-    Floats part = _mm512_maskz_mov_ps(some, power((wide(at) - top) * LOG2E));
+  vectors([&](bf16* at, float* p, __mmask16 mask) {
+    Floats part = _mm512_maskz_mov_ps(mask, power((wide(at) - top) * LOG2E));
     store(p, part);
     sums += part;
   });
-  float sum = total(sums), cost = std::log(sum) + top - logit;
+  float sum = total(sums), cost = std::log(sum) + (top - logit);
+  if (cost < 0) cost = 0;  // a sum that is rounded down to less than 1; what is no number stays so
+  if (!keep) return cost;
   vectors([&](bf16* at, float* p, __mmask16) { store(at, load(p) * (1 / sum)); });
-  store(own, Floats{} + std::exp(-cost) - 1.f, 1);
+  store(own, Floats{} + std::expm1(-cost), 1);
   return cost;
 }
 
-// Costs M of rows x, M x W, and in place of their logits (M columns as they lie for each row) gradients of the costs.
-static void head_costs(float* costs, bf16* logits, const bf16* x, const float* weight, const int64_t* labels, long M,
-                       long W, long V_, int threads) {
+// Costs of M rows x, M x W. Their logits, M times the vocabulary filled up, become gradients of the costs if kept.
+static void head_costs(float* costs, bf16* logits, const bf16* x, const float* weight, const int64_t* labels, bool keep,
+                       long M, long W, long V_, int threads) {
   auto packed = std::unique_ptr<bf16[]>(new bf16[PIECE * W]);
-  pieces(logits, M, V_, [&](long first, long some, long wide, bf16* at) {
+  pieces(logits, M, V_, [&](long first, long some, long filled, bf16* at) {
     pack_outputs(packed.get(), weight + first * W, some, W, 0, 1, 0, threads);
-    project(at, x, packed.get(), M, W, wide, threads);
+    project(at, x, packed.get(), M, W, filled, threads);
   });
 #pragma omp parallel num_threads(threads) if (M * V_ > ALONE)
   {
     std::vector<float> room(up(V_, V));
 #pragma omp for schedule(static)
-    for (long m = 0; m < M; m++) costs[m] = row_cost(logits, room.data(), m, M, V_, labels[m]);
+    for (long m = 0; m < M; m++) costs[m] = row_cost(logits, room.data(), keep, m, M, V_, labels[m]);
   }
 }
 
-// Gradients of rows, M x W: of each as often as it counts.
-static void head_gradient(float* out, const bf16* excess, const float* weight, const float* counts, long M, long W,
+// Gradients of rows, M x W, each times its cost's own gradient.
+static void head_gradient(float* out, const bf16* excess, const float* weight, const float* of_costs, long M, long W,
                           long V_, int threads) {
   auto packed = std::unique_ptr<bf16[]>(new bf16[PIECE * up(W, PANEL)]);
-  pieces(excess, M, V_, [&](long first, long some, long wide, const bf16* at) {
-    pack_inputs(packed.get(), weight + first * W, some, W, 0, wide, threads);
+  pieces(excess, M, V_, [&](long first, long some, long filled, const bf16* at) {
+    pack_inputs(packed.get(), weight + first * W, some, W, 0, filled, threads);
     bool last = first + some == V_;
-    multiplied(at, packed.get(), M, wide, W, threads, [=](long m, long w, Floats sum, auto n) {
+    multiplied(at, packed.get(), M, filled, W, threads, [=](long m, long w, Floats sum, auto n) {
       float* to = out + m * W + w;
       if (first) sum += load(to, n);
-      store(to, last ? sum * counts[m] : sum, n);
+      store(to, last ? sum * of_costs[m] : sum, n);
     });
   });
 }
 
-// The gradient of the matrix, V x W, from rows times how often each counts; or what it adds to others.
+// The gradient of the matrix, V x W, from rows times their costs' gradients; or what it adds to that of others.
 static void head_weight_gradient(float* out, const bf16* excess, const bf16* x, bool onto, long M, long W, long V_,
                                  int threads) {
   if (!M && !onto) std::fill(out, out + V_ * W, 0.f);
-  pieces(excess, M, V_, [&](long first, long some, long wide, const bf16* at) {
-    weight_gradient(out + first * W, W, at, wide, x, W, onto, M, some, W, threads);
+  pieces(excess, M, V_, [&](long first, long some, long filled, const bf16* at) {
+    weight_gradient(out + first * W, W, at, filled, x, W, onto, M, some, W, threads);
   });
 }

@@ -1,4 +1,4 @@
-// What blocks.py calls.
+// What blocks.py and head.py call.
 #include "block.h"
 #include "calls.h"
 #include "head.h"
