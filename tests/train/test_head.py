@@ -62,7 +62,7 @@ def test_costs_and_gradients(rows: int, width: int, vocab: int, chunk: int | Non
     wanted = _found(Head, given, None, exact=True)
     ours, others = _found(NativeHead, given, limit), _found(Head, given, limit)
     for found, torchs, exact in zip(ours, others, wanted, strict=True):
-        assert _off(found, exact) < 1.1 * _off(torchs, exact) + 1e-6
+        assert _off(found, exact) < 1.3 * _off(torchs, exact) + 1e-6
 
 
 @needed
