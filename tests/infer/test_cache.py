@@ -5,6 +5,7 @@ import torch
 
 from ingot.infer import native
 from ingot.infer.cache import Cache
+from ingot.model.attention import causal_mask
 from ingot.model.settings import ModelSettings
 
 ROWS, PROMPT, NEW = 3, 70, 65
@@ -84,9 +85,10 @@ def test_prompts_attend_to_themselves_and_leave_keys_and_values(dtype, atol, sam
     turn_TE = torch.complex(angle.cos(), angle.sin())
     q, k, v = qkv_BTND.split((4, 2, 2), dim=2)
     q, k = (_turned(x.flatten(0, 1), turn_TE.repeat(2, 1)).view(x.shape).transpose(1, 2) for x in (q, k))
+    mask_TT = causal_mask(T, window, torch.device("cpu")) if window and window < T else None
     turn = turn_TE.to(torch.complex128 if wide == torch.float64 else torch.complex64)
     with torch.inference_mode():
-        found = cache.read(1, slice(samples, 3 * samples), qkv_BTND.to(wide), turn, samples)
+        found = cache.read(1, slice(samples, 3 * samples), qkv_BTND.to(wide), turn, samples, mask_TT)
     age = torch.arange(T)[:, None] - torch.arange(T)
     hidden = (age < 0) | (age >= (window or T))
     for t in range(T):

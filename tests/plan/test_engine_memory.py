@@ -7,7 +7,7 @@ import torch
 
 from ingot.model import lora
 from ingot.model.adapter import AdapterSettings, adapter_parameters, linear_layers
-from ingot.model.settings import MAX_LOGITS, ModelConfig, ModelSettings
+from ingot.model.settings import LANES, MAX_LOGITS, ModelConfig, ModelSettings
 from ingot.model.transformer import build
 from ingot.plan.memory import adapter_activations, engine_activations, native_activations
 from ingot.train import native
@@ -90,16 +90,14 @@ def test_f2_activations_are_what_our_functions_keep(name: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         out = compiled(build(config, seed=0), "native")(ids, documents_BT=documents if name == "isolated" else None)
         cost = out.head.nll(out.hidden.flatten(0, 1), ids.flatten()).sum()
-    seen = {}
     node = out.hidden.grad_fn
     held = [node.x_BTW]
     while hasattr(node := node.next_functions[0][0], "kept"):
         held += node.kept
     (head, _), *_ = cost.grad_fn.next_functions
     rounded, _, _, excess = head.saved_tensors
-    for tensor in (*held, rounded, excess):
-        seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-    told = native_activations(config, ROWS, MAX_LOGITS["cpu"])
+    seen = {(s := t.untyped_storage()).data_ptr(): s.nbytes() for t in (*held, rounded, excess)}
+    told = native_activations(config, ROWS, MAX_LOGITS["cpu"], LANES)
     assert told.layers + told.logits == sum(seen.values())
     assert told.scores == told.casts == 0
 

@@ -71,8 +71,8 @@ def test_a_broken_head_is_found() -> None:
     exact = _found(Head, given, None, exact=True)
 
     class Late(NativeHead):
-        def weight_gradient(self, excess_nP: Tensor, scaled_nD: Tensor, others_VD: Tensor | None) -> Tensor:
-            return super().weight_gradient(excess_nP, scaled_nD.roll(1, 0), others_VD)
+        def weight_gradient(self, excess: Tensor, scaled_nD: Tensor, others_VD: Tensor | None) -> Tensor:
+            return super().weight_gradient(excess, scaled_nD.roll(1, 0), others_VD)
 
     (_, _, found), (_, _, torchs) = _found(Late, given, None), _found(Head, given, None)
     assert _off(found, exact[2]) > 10 * _off(torchs, exact[2])

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from ingot.infer import native
 from ingot.infer.tape import Word
-from ingot.model.attention import causal_mask
 from ingot.model.settings import ModelConfig
 
 
@@ -45,13 +44,23 @@ class Cache:
         self.values_LBKCD = torch.empty(shape, dtype=dtype, device=device)
         self.keys_LBKCD = torch.empty(shape, dtype=dtype if self.native else wide, device=device)
 
-    def read(self, layer: int, rows: slice, qkv_BTND: Tensor, turn_TE: Tensor | None, samples: int = 1) -> Tensor:
+    def read(
+        self,
+        layer: int,
+        rows: slice,
+        qkv_BTND: Tensor,
+        turn_TE: Tensor | None,
+        samples: int = 1,
+        mask_TT: Tensor | None = None,
+    ) -> Tensor:
         """Write the first slots of some rows, which are in use then, and mix for each token of their prompts the
         values up to its own: B x T x (H D).
 
         Args:
             rows: the samples of a prompt side by side.
             turn_TE: what queries and keys are still to be turned by; None: by nothing.
+            mask_TT: who sees whom, for torch's operations where the window is shorter than the prompts; None: all
+                before. Our own functions know the window.
         """
         keys_RKCD, values_RKCD = self.keys_LBKCD[layer, rows], self.values_LBKCD[layer, rows]
         T = qkv_BTND.shape[1]
@@ -65,8 +74,6 @@ class Cache:
         q_BHTD, k_BKTD, v_BKTD = qkv_BTND.transpose(1, 2).split((H, K, K), dim=1)
         for table_RKCD, new_BKTD in ((keys_RKCD, k_BKTD), (values_RKCD, v_BKTD)):
             table_RKCD[:, :, :T] = new_BKTD.repeat_interleave(samples, dim=0)
-        moves = self.window is not None and self.window < T
-        mask_TT = causal_mask(T, self.window, qkv_BTND.device) if moves else None
         mixed_BHTD = F.scaled_dot_product_attention(
             q_BHTD, k_BKTD, v_BKTD, mask_TT, is_causal=mask_TT is None, enable_gqa=H != K
         )

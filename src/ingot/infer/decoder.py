@@ -30,6 +30,7 @@ from ingot.infer import native
 from ingot.infer.cache import Cache
 from ingot.infer.product import Product, Way, gated, gelu, head_product, product, way
 from ingot.infer.tape import Tape
+from ingot.model.attention import causal_mask
 from ingot.model.feedforward import GELU, SwiGLU
 from ingot.model.norms import LayerNorm, RMSNorm
 from ingot.model.precision import autocast_dtype
@@ -253,10 +254,12 @@ class Rows:
         """Run some of the prompts; the hidden states of their last tokens, B x W."""
         decoder, T = self.decoder, ids_BT.shape[1]
         turn_TE = None if self.turns_CE is None else self.turns_CE[:T]
-        into = slice(rows.start * samples, rows.stop * samples)
+        into, window = slice(rows.start * samples, rows.stop * samples), decoder.config.window
+        moves = not decoder.native and window is not None and window < T
+        mask_TT = causal_mask(T, window, decoder.device) if moves else None
 
         def attend(index: int, qkv_BTND: Tensor) -> Tensor:
-            return self.cache.read(index, into, qkv_BTND, turn_TE, samples)
+            return self.cache.read(index, into, qkv_BTND, turn_TE, samples, mask_TT)
 
         positions_BT = torch.arange(T, device=decoder.device).expand(ids_BT.shape)
         last_B = torch.arange(0, ids_BT.numel(), T, device=decoder.device) + length_B - 1

@@ -14,8 +14,6 @@ from ingot.plan.shape import Shape
 
 FP32 = 4
 ADAM_MOMENTS = 2
-_LANES = 16
-"""What our functions fill a row of logits up to a multiple of."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ def engine_activations(
     )
 
 
-def native_activations(shape: Shape, rows: int, max_logits: int) -> Activations:
+def native_activations(shape: Shape, rows: int, max_logits: int, lanes: int) -> Activations:
     """The same of the common block by functions of our own, in bf16 on a CPU: no scores, no copies of matrices.
 
     Angles are left out: there is one set of them for all blocks.
@@ -140,6 +138,7 @@ def native_activations(shape: Shape, rows: int, max_logits: int) -> Activations:
         shape: the model.
         rows: rows of a micro-batch.
         max_logits: elements of logits held at once.
+        lanes: numbers of a register, to a multiple of which a row of logits is filled up.
     """
     tokens, d, bf16 = rows * shape.context, shape.width, 2
     queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
@@ -150,7 +149,7 @@ def native_activations(shape: Shape, rows: int, max_logits: int) -> Activations:
         layers=tokens * (shape.depth * layer + d * FP32 + d * bf16),
         scores=0,
         casts=0,
-        logits=bf16 * -(-shape.vocab // _LANES) * _LANES * min(tokens, max(1, max_logits // shape.vocab)),
+        logits=bf16 * -(-shape.vocab // lanes) * lanes * min(tokens, max(1, max_logits // shape.vocab)),
     )
 
 

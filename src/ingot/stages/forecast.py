@@ -17,7 +17,7 @@ from ingot.model.adapter import (
     correction_parameters,
     whole_modules,
 )
-from ingot.model.settings import MAX_LOGITS, PLAIN_BF16_KEYS, ModelConfig
+from ingot.model.settings import LANES, MAX_LOGITS, PLAIN_BF16_KEYS, ModelConfig
 from ingot.optim.settings import OptimSettings
 from ingot.plan.batch import accumulation
 from ingot.plan.flops import training_flops_per_token
@@ -202,7 +202,7 @@ def _pass(
     adapter = settings.adapter
     unasked = settings.loop.compile is None  # as `train.execution.choose` does
     if unasked and known.device.native and precision == "bf16" and config.common_block and not adapter:
-        return "native", native_activations(config, rows, MAX_LOGITS["cpu"])
+        return "native", native_activations(config, rows, MAX_LOGITS["cpu"], LANES)
     few_keys = precision == "bf16" and config.context <= PLAIN_BF16_KEYS
     plain = not known.device.is_gpu and (few_keys or config.dropout > 0)
     windowed = config.window is not None and config.window < config.context

@@ -1,7 +1,5 @@
 // A block's forward and backward pass.
 #pragma once
-#include <memory>
-
 #include "attention.h"
 #include "attention_backward.h"
 #include "gradients.h"
@@ -41,9 +39,6 @@ struct Flow {
   float* exact;
   bf16* rounded;
 };
-
-static auto memory(long size) { return std::unique_ptr<bf16[]>(new bf16[size]); }
-static auto panels(long outputs, long inputs) { return memory(up(outputs, PANEL) * inputs); }
 
 // Matrices that read the same, or whose gradients are added up.
 struct Part {

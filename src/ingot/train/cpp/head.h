@@ -47,7 +47,7 @@ static float row_cost(bf16* logits, float* room, bool keep, long m, long M, long
 // Costs of M rows x, M x W. Their logits, M times the vocabulary filled up, become gradients of the costs if kept.
 static void head_costs(float* costs, bf16* logits, const bf16* x, const float* weight, const int64_t* labels, bool keep,
                        long M, long W, long V_, int threads) {
-  auto packed = std::unique_ptr<bf16[]>(new bf16[PIECE * W]);
+  auto packed = panels(PIECE, W);
   pieces(logits, M, V_, [&](long first, long some, long filled, bf16* at) {
     pack_outputs(packed.get(), weight + first * W, some, W, 0, 1, 0, threads);
     project(at, x, packed.get(), M, W, filled, threads);
@@ -63,7 +63,7 @@ static void head_costs(float* costs, bf16* logits, const bf16* x, const float* w
 // Gradients of rows, M x W, each times its cost's own gradient.
 static void head_gradient(float* out, const bf16* excess, const float* weight, const float* of_costs, long M, long W,
                           long V_, int threads) {
-  auto packed = std::unique_ptr<bf16[]>(new bf16[PIECE * up(W, PANEL)]);
+  auto packed = panels(W, PIECE);
   pieces(excess, M, V_, [&](long first, long some, long filled, const bf16* at) {
     pack_inputs(packed.get(), weight + first * W, some, W, 0, filled, threads);
     bool last = first + some == V_;

@@ -2,8 +2,13 @@
 // Layers that read the same input, or whose gradients are added up, lie in the same panels. All sizes are multiples of
 // V but outputs of a last layer, which is filled up with copies of its last one.
 #pragma once
+#include <memory>
+
 #include "layouts.h"
 #include "products.h"
+
+static auto memory(long size) { return std::unique_ptr<bf16[]>(new bf16[size]); }
+static auto panels(long outputs, long inputs) { return memory(up(outputs, PANEL) * inputs); }
 
 static inline __m512i rounded(const float* low, const float* high) {
   return (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(high), _mm512_loadu_ps(low));
