@@ -81,14 +81,17 @@ def test_f2_e6_activations_under_an_adapter_are_at_most_what_the_plan_says(
     assert 0.97 * kept < told + casts < 1.25 * kept
 
 
-@pytest.mark.skipif(not native.here(), reason="no bf16 instructions, or matrix tiles, or no C++ compiler")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("name", ["llama", "grouped", "isolated"])
-def test_f2_activations_are_what_our_functions_keep(name: str) -> None:
+def test_f2_activations_are_what_our_functions_keep(name: str, dtype: torch.dtype) -> None:
     """Of the blocks in C++: what each of them holds for its backward pass, and what the head does."""
+    if not native.here(dtype):
+        pytest.skip("no such vectors, or matrix tiles for bf16, or no C++ compiler")
     config = SHAPES[name].resolve(65)  # rows of logits are filled up
     ids, documents = torch.randint(65, (ROWS, config.context)), torch.arange(config.context).repeat(ROWS, 1) // 20
-    with torch.autocast("cpu", torch.bfloat16):
-        out = compiled(build(config, seed=0), "native")(ids, documents_BT=documents if name == "isolated" else None)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        forward = compiled(build(config, seed=0), "native", dtype)
+        out = forward(ids, documents_BT=documents if name == "isolated" else None)
         cost = out.head.nll(out.hidden.flatten(0, 1), ids.flatten()).sum()
     node = out.hidden.grad_fn
     held = [node.x_BTW]
@@ -97,7 +100,7 @@ def test_f2_activations_are_what_our_functions_keep(name: str) -> None:
     (head, _), *_ = cost.grad_fn.next_functions
     rounded, _, _, excess = head.saved_tensors
     seen = {(s := t.untyped_storage()).data_ptr(): s.nbytes() for t in (*held, rounded, excess)}
-    told = native_activations(config, ROWS, MAX_LOGITS["cpu"], LANES)
+    told = native_activations(config, ROWS, dtype.itemsize, MAX_LOGITS["cpu"], LANES)
     assert told.layers + told.logits == sum(seen.values())
     assert told.scores == told.casts == 0
 

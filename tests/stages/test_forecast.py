@@ -259,12 +259,13 @@ def test_a_window_and_isolated_documents_cost_masks() -> None:
     ("device", "precision", "attention"),
     [
         (CPU, "bf16", "plain"),
-        (replace(CPU, native=True), "bf16", "native"),
+        (replace(CPU, native=("fp32", "bf16")), "bf16", "native"),
         (replace(CPU, half=None), "fp32", "fused"),
+        (replace(CPU, half=None, native=("fp32",)), "fp32", "native"),
         (GPUS["a100"], "bf16", "fused"),
         (GPUS["v100"], "fp16", "fused"),
     ],
-    ids=["cpu with bf16", "cpu with bf16 in vectors", "cpu", "gpu", "gpu without bf16"],
+    ids=["cpu with bf16", "cpu with bf16 in vectors", "cpu", "cpu with vectors", "gpu", "gpu without bf16"],
 )
 def test_d7_what_the_device_decides(device: Device, precision: str, attention: str) -> None:
     choice = _told(_small(), device=device)["execution"]
@@ -272,12 +273,12 @@ def test_d7_what_the_device_decides(device: Device, precision: str, attention: s
 
 
 def test_our_own_functions_keep_less_and_are_not_for_every_model() -> None:
-    own = replace(CPU, native=True)
+    own = replace(CPU, native=("fp32", "bf16"))
     plain, ours = _told(_small())["memory"], _told(_small(), device=own)["memory"]
     assert ours["activations"] < plain["activations"]
     assert (ours["attention"], ours["casts"]) == (0, 0)
-    for other in ({"loop": {"compile": False}}, {"model": {**SMALL["model"], "family": "gpt2"}}, {"precision": "fp32"}):
-        assert _told(_small(**other), device=own) == _told(_small(**other), device=replace(own, native=False))
+    for other in ({"loop": {"compile": False}}, {"model": {**SMALL["model"], "family": "gpt2"}}, {"precision": "fp64"}):
+        assert _told(_small(**other), device=own) == _told(_small(**other), device=replace(own, native=()))
 
 
 def test_epochs_are_known_with_the_data_and_not_before() -> None:

@@ -1,4 +1,4 @@
-"""The head in C++ against float64, beside torch's own way in bf16."""
+"""The head in C++ against float64, beside torch's own way in the same precision."""
 
 import pytest
 import torch
@@ -9,7 +9,16 @@ from ingot.model.ops import IGNORE, cross_entropy, token_logps
 from ingot.train import native
 from ingot.train.head import NativeHead
 
-needed = pytest.mark.skipif(not native.here(), reason="no bf16 instructions, or matrix tiles, or no C++ compiler")
+BF16, FP32 = torch.bfloat16, torch.float32
+WHY = "no such vectors, or matrix tiles for bf16, or no C++ compiler"
+needed = pytest.mark.skipif(not native.here(BF16), reason=WHY)
+each = pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(BF16, marks=needed, id="bf16"),
+        pytest.param(FP32, marks=pytest.mark.skipif(not native.here(FP32), reason=WHY), id="fp32"),
+    ],
+)
 
 PIECE = 1536
 
@@ -21,14 +30,14 @@ def _drawn(rows: int, width: int, vocab: int) -> tuple[Tensor, Tensor, Tensor, T
     return hidden, weight, torch.randint(vocab, (rows,), generator=g), torch.randn(rows, generator=g)
 
 
-def _found(head: type[Head], given: tuple[Tensor, ...], max_logits: int | None, exact: bool = False) -> list[Tensor]:
+def _found(head: type[Head], given: tuple[Tensor, ...], max_logits: int | None, dtype: torch.dtype) -> list[Tensor]:
     """Costs and gradients of hidden states and the matrix."""
     hidden, weight, labels, counts = given
     # What is multiplied is rounded before, so that only what each does is compared.
     hidden, weight = (x.bfloat16().float().requires_grad_() for x in (hidden, weight))
-    if exact:
+    if dtype == torch.float64:
         hidden, weight = (x.detach().double().requires_grad_() for x in (hidden, weight))
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=not exact):
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == BF16):
         nll = head(weight).nll(hidden, labels, max_logits)
     (nll * counts).sum().backward()
     assert hidden.grad is not None
@@ -40,7 +49,7 @@ def _off(found: Tensor, wanted: Tensor) -> float:
     return float((found.double() - wanted).norm() / wanted.norm())
 
 
-@needed
+@each
 @pytest.mark.parametrize(
     ("rows", "width", "vocab", "chunk"),
     [
@@ -55,46 +64,46 @@ def _off(found: Tensor, wanted: Tensor) -> float:
         (65, 96, 4096, 64),
     ],
 )
-def test_costs_and_gradients(rows: int, width: int, vocab: int, chunk: int | None) -> None:
-    """As near to float64 as torch's operations in bf16 are, in pieces of the vocabulary and in chunks of positions."""
+def test_costs_and_gradients(rows: int, width: int, vocab: int, chunk: int | None, dtype: torch.dtype) -> None:
+    """As near to float64 as torch's operations are, in pieces of the vocabulary and in chunks of positions."""
     given = _drawn(rows, width, vocab)
     limit = None if chunk is None else chunk * vocab
-    wanted = _found(Head, given, None, exact=True)
-    ours, others = _found(NativeHead, given, limit), _found(Head, given, limit)
+    wanted = _found(Head, given, None, torch.float64)
+    ours, others = _found(NativeHead, given, limit, dtype), _found(Head, given, limit, dtype)
     for found, torchs, exact in zip(ours, others, wanted, strict=True):
-        assert _off(found, exact) < 1.3 * _off(torchs, exact) + 1e-6
+        assert _off(found, exact) < 1.3 * _off(torchs, exact) + 1e-6  # thousands of products are added up
 
 
 @needed
 def test_a_broken_head_is_found() -> None:
     given = _drawn(40, 64, 300)
-    exact = _found(Head, given, None, exact=True)
+    exact = _found(Head, given, None, torch.float64)
 
     class Late(NativeHead):
         def weight_gradient(self, excess: Tensor, scaled_nD: Tensor, others_VD: Tensor | None) -> Tensor:
             return super().weight_gradient(excess, scaled_nD.roll(1, 0), others_VD)
 
-    (_, _, found), (_, _, torchs) = _found(Late, given, None), _found(Head, given, None)
+    (_, _, found), (_, _, torchs) = _found(Late, given, None, BF16), _found(Head, given, None, BF16)
     assert _off(found, exact[2]) > 10 * _off(torchs, exact[2])
 
 
-@needed
-def test_nothing_labelled() -> None:
-    costs, hidden, weight = _found(NativeHead, _drawn(0, 32, 50), None)
+@each
+def test_nothing_labelled(dtype: torch.dtype) -> None:
+    costs, hidden, weight = _found(NativeHead, _drawn(0, 32, 50), None, dtype)
     assert (len(costs), len(hidden)) == (0, 0)
     assert torch.equal(weight, torch.zeros(50, 32))
 
 
-@needed
+@each
 @pytest.mark.parametrize("size", [10.0, 64.0])
-def test_sure_and_hopeless_labels(size: float) -> None:
+def test_sure_and_hopeless_labels(size: float, dtype: torch.dtype) -> None:
     """A label of probability one costs nothing and asks for nothing; one of none costs its distance, as in torch."""
     weight = torch.zeros(20, 16)
     weight[3, 0], weight[4, 0] = size, -size
     hidden = torch.zeros(2, 16, requires_grad=True)
     with torch.no_grad():
         hidden[:, 0] = 2.0
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == BF16):
         nll = NativeHead(weight).nll(hidden, torch.tensor([3, 4]))
     nll.sum().backward()
     sure, hopeless = nll.tolist()

@@ -25,11 +25,17 @@ _PATIENCE = 120
 """Seconds that the compiler may take."""
 
 
-def build(source: Path, say: Callable[[str], None] | None = None) -> CDLL | None:
-    """The functions, built if they are not on disk, which `say` is told; None without a compiler or a place for what it
-    makes."""
+def build(source: Path, say: Callable[[str], None] | None = None, defined: str = "") -> CDLL | None:
+    """The functions, built if they are not on disk, which `say` is told.
+
+    None without a compiler or a place for what it makes.
+
+    Args:
+        defined: NAME=VALUE of a macro, so that one source makes several libraries.
+    """
     compiler = os.environ.get("CXX") or "g++"
-    about = (compiler, FLAGS, platform.machine(), sorted(torch.cpu.get_capabilities().items()))
+    flags = (*FLAGS, *([f"-D{defined}"] if defined else []))
+    about = (compiler, flags, platform.machine(), sorted(torch.cpu.get_capabilities().items()))
     try:
         parts = [source, *sorted(source.parent.glob("[a-z]*.h")), *sorted(_SHARED.glob("[a-z]*.h"))]
         name = artifact.digest_bytes(repr(about).encode() + b"".join(part.read_bytes() for part in parts))
@@ -40,7 +46,7 @@ def build(source: Path, say: Callable[[str], None] | None = None) -> CDLL | None
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
                 made = Path(scratch, "made.so")
-                command = [*compiler.split(), *FLAGS, f"-I{_SHARED}", str(source), "-o", str(made)]
+                command = [*compiler.split(), *flags, f"-I{_SHARED}", str(source), "-o", str(made)]
                 subprocess.run(command, check=True, capture_output=True, timeout=_PATIENCE)
                 made.replace(path)  # whole, whoever else builds it
         return CDLL(str(path))

@@ -27,9 +27,9 @@ class Device:
     """Dense 16-bit FLOP/s; None where no data sheet is known."""
     half: Literal["bf16", "fp16"] | None = None
     """The 16 bits that its matrix units know, bf16 where they know both."""
-    native: bool = False
-    """Whether it is a CPU that multiplies bf16 in vectors and not in tiles, where there is a C++ compiler: the common
-    block trains by functions of our own there."""
+    native: tuple[str, ...] = ()
+    """The precisions in which the common block trains by functions of our own: on a CPU with such vectors (and in bf16
+    without matrix tiles) where there is a C++ compiler."""
 
     @property
     def is_gpu(self) -> bool:
@@ -87,9 +87,11 @@ def cpu() -> Device:
     flags = Path("/proc/cpuinfo")
     words = set(flags.read_text().split()) if flags.exists() else set()
     vectors, tiles = "avx512_bf16" in words, "amx_tile" in words
+    able = {"fp32": "avx2" in words, "bf16": vectors and not tiles}
     compiler = shutil.which((os.environ.get("CXX") or "g++").split()[0])
     half = "bf16" if vectors or tiles else None
-    return Device("CPU", memory, half=half, native=vectors and not tiles and compiler is not None)
+    native = tuple(precision for precision, can in able.items() if can and compiler)
+    return Device("CPU", memory, half=half, native=native)
 
 
 def achieved(flops: float, gpu_hours: float) -> float:

@@ -201,8 +201,8 @@ def _pass(
     """How attention is computed in a forward pass, and what the pass keeps."""
     adapter = settings.adapter
     unasked = settings.loop.compile is None  # as `train.execution.choose` does
-    if unasked and known.device.native and precision == "bf16" and config.common_block and not adapter:
-        return "native", native_activations(config, rows, MAX_LOGITS["cpu"], LANES)
+    if unasked and precision in known.device.native and config.common_block and not adapter:
+        return "native", native_activations(config, rows, _ELEMENT[precision], MAX_LOGITS["cpu"], LANES)
     few_keys = precision == "bf16" and config.context <= PLAIN_BF16_KEYS
     plain = not known.device.is_gpu and (few_keys or config.dropout > 0)
     windowed = config.window is not None and config.window < config.context

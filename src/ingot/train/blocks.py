@@ -1,4 +1,4 @@
-"""All blocks of a model, forward and backward, by functions of our own (`cpp/`) on a CPU with bf16 instructions.
+"""All blocks of a model, forward and backward, by functions of our own (`cpp/`) on a CPU.
 
 A compiler sees a step as products that somebody else computes and loops between them, each of which reads and writes
 all of the activations. Here what follows a product is done while its sums are in registers (SwiGLU and its gradient,
@@ -25,8 +25,8 @@ from ingot.model.settings import ModelConfig
 from ingot.train.native import call, function, here, words
 
 
-def able(model: nn.Module) -> bool:
-    """Whether these are the model's blocks, and learn as a whole, here."""
+def able(model: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether these are the model's blocks, and learn as a whole, and such numbers are multiplied here."""
     config = getattr(model, "config", None)
     if not (isinstance(config, ModelConfig) and config.common_block):
         return False
@@ -34,23 +34,24 @@ def able(model: nn.Module) -> bool:
     if not all(type(matrix) is nn.Linear for block in stack.layers.values() for matrix in _matrices(block)):
         return False
     kinds = {(p.requires_grad, p.dtype, p.device.type) for p in _parameters(model)}
-    return kinds == {(True, torch.float32, "cpu")} and here()
+    return kinds == {(True, torch.float32, "cpu")} and here(dtype)
 
 
 class Stack:
-    """`Transformer.stack` of such a model, which learns."""
+    """`Transformer.stack` of such a model, which learns, with products of `dtype`."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: Any, dtype: torch.dtype):
         self._config: ModelConfig = model.config
+        self._dtype = dtype
         *weights, self._last = _parameters(model)
         size = len(_Weights._fields)
         self._blocks = [weights[i : i + size] for i in range(0, len(weights), size)]
 
     def __call__(self, x_BTW: Tensor, turn: Rotation | None, first_BT: Tensor | None, *_: Any) -> tuple[Tensor, dict]:
-        angles = None if turn is None else torch.complex(turn.cos_BT1E, turn.sin_BT1E).contiguous()
+        angles = None if turn is None else torch.cat((turn.cos_BT1E, turn.sin_BT1E), -1)
         if first_BT is not None:
             first_BT = first_BT.expand(x_BTW.shape[:2]).contiguous()
-        where = _Where(self._config, x_BTW.shape, angles, first_BT)
+        where = _Where(self._config, self._dtype, x_BTW.shape, angles, first_BT)
         for weights in self._blocks:
             x_BTW = _Block.apply(where, x_BTW, *weights)  # type: ignore[assignment]
         return _LastNorm.apply(where, x_BTW, self._last), {}  # type: ignore[return-value]
@@ -109,20 +110,28 @@ class _Kept(NamedTuple):
 class _Flow(NamedTuple):
     """A gradient of the stream, exact and as products read it."""
 
-    fp32_MW: Tensor
-    bf16_MW: Tensor
+    exact_MW: Tensor
+    rounded_MW: Tensor
 
 
 class _Where:
     """What is the same for all blocks.
 
     Args:
-        angles: (1 or B) x T x 1 x E in complex numbers; None where positions are learned.
+        dtype: of products.
+        angles: (1 or B) x T x 1 x 2E, cosines and then sines; None where positions are learned.
         first_BT: the first slot that a token sees, int32; None: its row's first.
     """
 
-    def __init__(self, config: ModelConfig, shape: torch.Size, angles: Tensor | None, first_BT: Tensor | None):
-        self.config, (self.B, self.T, self.W) = config, shape
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        shape: torch.Size,
+        angles: Tensor | None,
+        first_BT: Tensor | None,
+    ):
+        self.config, self.dtype, (self.B, self.T, self.W) = config, dtype, shape
         self.M, self.V, self.threads = self.B * self.T, config.heads * config.head_size, torch.get_num_threads()
         self._held = angles, first_BT
         turns = 0 if angles is None else len(angles)
@@ -137,7 +146,7 @@ class _Where:
         """Memory for it."""
         config, M = self.config, self.M
         normed, qkv, mixed, middle_normed, gates = (
-            torch.empty(M, size, dtype=torch.bfloat16)
+            torch.empty(M, size, dtype=self.dtype)
             for size in (self.W, self.V + 2 * config.kv_heads * config.head_size, self.V, self.W, 2 * config.ffn)
         )
         logs = torch.empty(self.B, config.heads, self.T)
@@ -145,16 +154,18 @@ class _Where:
 
     def flow(self) -> _Flow:
         """Memory for the gradient that the next of the backward passes reads."""
-        self._flow = _Flow(torch.empty(self.M, self.W), torch.empty(self.M, self.W, dtype=torch.bfloat16))
+        exact_MW = torch.empty(self.M, self.W)
+        rounded_MW = exact_MW if self.dtype == exact_MW.dtype else torch.empty(self.M, self.W, dtype=self.dtype)
+        self._flow = _Flow(exact_MW, rounded_MW)
         return self._flow
 
     def rounded(self, gradient_BTW: Tensor) -> _Flow:
         """A gradient as the pass before has left it, which rounded it too; else it is rounded now."""
         flow, self._flow = self._flow, None
-        if flow is not None and flow.fp32_MW.data_ptr() == gradient_BTW.data_ptr():
+        if flow is not None and flow.exact_MW.data_ptr() == gradient_BTW.data_ptr():
             return flow
         gradient_MW = gradient_BTW.reshape(self.M, self.W).contiguous()
-        return _Flow(gradient_MW, gradient_MW.bfloat16())
+        return _Flow(gradient_MW, gradient_MW.to(self.dtype))
 
 
 class _Block(torch.autograd.Function):
@@ -164,7 +175,7 @@ class _Block(torch.autograd.Function):
     def forward(ctx: Any, where: _Where, x_BTW: Tensor, *weights: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         x_MW, out_BTW = x_BTW.reshape(where.M, where.W).contiguous(), torch.empty(x_BTW.shape)
         kept = where.kept(x_MW)
-        function("forward_block")(where.words, words(*weights), words(*kept), out_BTW.data_ptr())
+        function(where.dtype, "forward_block")(where.words, words(*weights), words(*kept), out_BTW.data_ptr())
         ctx.where, ctx.weights, ctx.kept = where, _Weights(*weights), kept
         return out_BTW
 
@@ -175,8 +186,8 @@ class _Block(torch.autograd.Function):
         assert kept is not None, "what the backward pass needs is gone with the first one"
         flow, before, of = ctx.where.rounded(gradient_BTW), ctx.where.flow(), ctx.weights.gradients()
         parts = (ctx.weights, kept, of, flow, before)
-        function("backward_block")(ctx.where.words, *(words(*part) for part in parts))
-        return None, before.fp32_MW.view_as(gradient_BTW), *of
+        function(ctx.where.dtype, "backward_block")(ctx.where.words, *(words(*part) for part in parts))
+        return None, before.exact_MW.view_as(gradient_BTW), *of
 
 
 class _LastNorm(torch.autograd.Function):
@@ -186,7 +197,7 @@ class _LastNorm(torch.autograd.Function):
     def forward(ctx: Any, where: _Where, x_BTW: Tensor, gain_W: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx.where, ctx.x_BTW, ctx.gain_W = where, x_BTW.contiguous(), gain_W
         out_BTW = torch.empty(x_BTW.shape)
-        call("rms_norm_last", out_BTW, ctx.x_BTW, gain_W, *where.rows)
+        call(where.dtype, "rms_norm_last", out_BTW, ctx.x_BTW, gain_W, *where.rows)
         return out_BTW
 
     @staticmethod
@@ -194,5 +205,5 @@ class _LastNorm(torch.autograd.Function):
     def backward(ctx: Any, gradient_BTW: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         flow, of_gain_W, gradient_BTW = ctx.where.flow(), torch.empty_like(ctx.gain_W), gradient_BTW.contiguous()
         given = (*flow, of_gain_W, None, gradient_BTW, ctx.x_BTW, ctx.gain_W)
-        call("rms_norm_last_backward", *given, *ctx.where.rows)
-        return None, flow.fp32_MW.view_as(gradient_BTW), of_gain_W
+        call(ctx.where.dtype, "rms_norm_last_backward", *given, *ctx.where.rows)
+        return None, flow.exact_MW.view_as(gradient_BTW), of_gain_W

@@ -1,7 +1,7 @@
 """Who computes the forward and backward pass of a model that trains, if not torch's operations one by one.
 
-On a CPU with bf16 instructions functions of our own do for the common model (`blocks.py`), and what is compiled ahead
-for any other (`ahead.py`); on a GPU torch.compile does.
+On a CPU functions of our own do for the common model (`blocks.py`), and what is compiled ahead for any other
+(`ahead.py`); on a GPU torch.compile does.
 """
 
 import copy
@@ -18,18 +18,23 @@ from ingot.train.head import NativeHead
 Compile = Literal["", "whole", "blocks", "native"]
 
 
-def compiled(model: nn.Module, what: Compile, say: Callable[[str], None] | None = None) -> Callable[..., Any]:
+def compiled(
+    model: nn.Module, what: Compile, dtype: torch.dtype, say: Callable[[str], None] | None = None
+) -> Callable[..., Any]:
     """A compiled forward beside the model, which keeps its names and its plain forward for every shape not compiled.
 
     Blocks are alike, so a deep model's are compiled once for all; that costs a few Python calls a block, which is too
     much for small ones. Its rows have one shape, so on a GPU it is worth cuDNN's while to plan attention for them.
+
+    Args:
+        dtype: what matrices are multiplied in.
     """
-    if not what or (what == "native" and not blocks.able(model)):
+    if not what or (what == "native" and not blocks.able(model, dtype)):
         return model
     on_gpu = next(model.parameters()).device.type == "cuda"
     twin: Any = copy.copy(model)
     if what == "native":
-        twin.stack, twin.attention_path, twin.head_type = blocks.Stack(model), "native", NativeHead
+        twin.stack, twin.attention_path, twin.head_type = blocks.Stack(model, dtype), "native", NativeHead
         return lambda *args, taps=frozenset(), **options: (model if taps else twin)(*args, taps=taps, **options)
     if what == "blocks":
         layers = model.get_submodule("layers").named_children()

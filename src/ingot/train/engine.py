@@ -121,7 +121,7 @@ class Engine:
         """Whose rows replayed ones are."""
         self.execution, self.mesh = execution, mesh
         self.checkpoints = directory / "checkpoints"
-        self._compiled = compiled(model, execution.compile, say)
+        self._compiled = compiled(model, execution.compile, execution.product_dtype, say)
         torch.manual_seed(plan.seed)  # of what the objective's modules start with
         self.extra = nn.ModuleDict(objective.modules(model)).to(execution.device, execution.parameter_dtype)
         self.named = dict(model.named_parameters()) | {f"extra.{n}": p for n, p in self.extra.named_parameters()}

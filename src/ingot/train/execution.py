@@ -149,7 +149,7 @@ def choose(
     threads, micro_batch = settings.threads or torch.get_num_threads(), settings.rows_at_once(context, batch)
     replay = settings.replay is not False and device == "cuda" and chosen != "fp16"  # whose loss scale is asked for
     fresh = Execution(device, chosen, threads, micro_batch, reason, context, replay=replay)
-    ours = common and settings.compile is None and (device, chosen) == ("cpu", "bf16") and native.here(say)
+    ours = common and settings.compile is None and device == "cpu" and native.here(fresh.product_dtype, say)
     return replace(fresh, compile="native" if ours else _compile(settings, fresh, depth, flops))
 
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from ingot.model.head import Head
 from ingot.model.settings import LANES
-from ingot.train.native import call
+from ingot.train.native import call, here
 
 
 class NativeHead(Head):
-    """Of a model in fp32 that trains in bf16 on a CPU where `native.here`; its width is a multiple of `LANES`.
+    """Of a model in fp32 that trains in what `native.here`; its width is a multiple of `LANES`.
 
     An excess lies in pieces of the vocabulary (`cpp/head.h`).
     """
@@ -21,7 +21,7 @@ class NativeHead(Head):
     def matrix(self, dtype: torch.dtype) -> Tensor:
         """As it is: what is multiplied with is made anew for each product, V x D."""
         weight_VD = self.weight.detach()
-        assert dtype == torch.bfloat16, f"found {dtype}, expected what the functions multiply"
+        assert here(dtype), f"found {dtype}, expected what the functions multiply"
         assert weight_VD.dtype == torch.float32, f"found {weight_VD.dtype}, expected what the functions read"
         return weight_VD.contiguous()
 
@@ -32,22 +32,23 @@ class NativeHead(Head):
             assert 0 <= low <= high < len(matrix), f"found labels {low} to {high}, expected less than {len(matrix)}"
         filled_up = -(-len(matrix) // LANES) * LANES
         costs_n = torch.empty(len(x_nD), dtype=torch.float32)
-        excess = torch.empty(len(x_nD) * filled_up, dtype=torch.bfloat16)
+        excess = torch.empty(len(x_nD) * filled_up, dtype=x_nD.dtype)
         given = (x_nD.contiguous(), matrix, labels_n.long().contiguous())
-        call("head_costs_bf16", costs_n, excess, *given, keep, *self._sizes(x_nD))
+        call(x_nD.dtype, "head_costs", costs_n, excess, *given, keep, *self._sizes(x_nD))
         return costs_n, excess
 
     def hidden_gradient(self, excess: Tensor, matrix: Tensor, grad_n: Tensor) -> Tensor:
         """Of the rows, n x D."""
         out_nD = torch.empty(len(grad_n), matrix.shape[1], dtype=torch.float32)
-        call("head_gradient_bf16", out_nD, excess, matrix, grad_n.float().contiguous(), *self._sizes(out_nD))
+        call(excess.dtype, "head_gradient", out_nD, excess, matrix, grad_n.float().contiguous(), *self._sizes(out_nD))
         return out_nD
 
     def weight_gradient(self, excess: Tensor, scaled_nD: Tensor, others_VD: Tensor | None) -> Tensor:
         """Of the matrix, V x D."""
         onto = others_VD is not None
         out_VD = torch.empty(self.weight.shape, dtype=torch.float32) if others_VD is None else others_VD
-        call("head_weight_gradient_bf16", out_VD, excess, scaled_nD.contiguous(), onto, *self._sizes(scaled_nD))
+        given = (out_VD, excess, scaled_nD.contiguous(), onto)
+        call(excess.dtype, "head_weight_gradient", *given, *self._sizes(scaled_nD))
         return out_VD
 
     def _sizes(self, x_nD: Tensor) -> tuple[int, ...]:

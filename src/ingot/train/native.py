@@ -1,6 +1,7 @@
-"""Training's own functions in C++ (`cpp/`) for CPUs with bf16 instructions: whether they are here, and how to call one.
+"""Training's own functions in C++ (`cpp/`): whether they are here, and how to call one.
 
-Matrix tiles are four times as fast as such instructions, and oneDNN's.
+There is a library of them for each kind of numbers that are multiplied. In bf16 it is for CPUs with such instructions;
+matrix tiles are four times as fast, and oneDNN's. In fp32 it is for vectors of 8 floats and more.
 """
 
 import ctypes
@@ -19,15 +20,14 @@ _POINTERS = {"forward_block": 4, "backward_block": 6}
 """How many arguments a function has that takes more than a list of words."""
 
 
-def here(say: Callable[[str], None] | None = None) -> bool:
-    """Whether the CPU multiplies bf16 in vectors and has no matrix tiles; the first call builds the functions."""
-    wanted = torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
-    return wanted and _library(say) is not None
+def here(dtype: torch.dtype, say: Callable[[str], None] | None = None) -> bool:
+    """Whether this CPU has functions that multiply such numbers; the first call builds them."""
+    return _vectors(dtype) and _library(dtype, say) is not None
 
 
-def call(name: str, *arguments: Tensor | float | None) -> None:
+def call(dtype: torch.dtype, name: str, *arguments: Tensor | float | None) -> None:
     """A function that takes a list of words."""
-    function(name)(words(*arguments))
+    function(dtype, name)(words(*arguments))
 
 
 def words(*arguments: Tensor | float | None) -> ctypes.Array[Any]:
@@ -36,18 +36,25 @@ def words(*arguments: Tensor | float | None) -> ctypes.Array[Any]:
 
 
 @cache
-def function(name: str) -> Callable[..., None]:
+def function(dtype: torch.dtype, name: str) -> Callable[..., None]:
     """By its name."""
-    found = getattr(_library(), name)
+    found = getattr(_library(dtype), name)
     found.argtypes, found.restype = [ctypes.c_void_p] * _POINTERS.get(name, 1), None
     return found
 
 
-_built: list[ctypes.CDLL | None] = []
+def _vectors(dtype: torch.dtype) -> bool:
+    if dtype == torch.bfloat16:
+        return torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
+    return dtype == torch.float32 and torch.cpu._is_avx2_supported()
 
 
-def _library(say: Callable[[str], None] | None = None) -> ctypes.CDLL | None:
+_NUMBERS = {torch.bfloat16: "bf16", torch.float32: "float"}
+_built: dict[torch.dtype, ctypes.CDLL | None] = {}
+
+
+def _library(dtype: torch.dtype, say: Callable[[str], None] | None = None) -> ctypes.CDLL | None:
     """The functions; None where they cannot be built."""
-    if not _built:
-        _built.append(build(_SOURCE, say))
-    return _built[0]
+    if dtype not in _built:
+        _built[dtype] = build(_SOURCE, say, f"NUMBER={_NUMBERS[dtype]}")
+    return _built[dtype]

@@ -76,6 +76,15 @@ static inline Floats load(const T* p, std::integral_constant<long, V>) { return 
 template <class T>
 static inline void store(T* p, Floats x, std::integral_constant<long, V>) { store(p, x); }
 
+// 0, 1, 2 and so on.
+static inline Ints lanes() {
+  Ints x;
+  for (int i = 0; i < V; i++) x[i] = i;
+  return x;
+}
+// b where one of them is no number.
+static inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
 static inline float total(Floats x) {
   float sum = 0;
   for (int i = 0; i < V; i++) sum += x[i];

@@ -1,4 +1,4 @@
-// Causal self-attention for training: products of bf16 with fp32 sums, softmax in fp32.
+// Causal self-attention for training: sums and softmax in fp32.
 #pragma once
 #include "heads.h"
 
@@ -6,7 +6,8 @@ namespace attention {
 
 // Of each of 8 vectors, all its numbers together.
 template <class Function>
-static inline Floats together(const Floats* x, Function f) {
+static inline void together(float* out, const Floats* x, Function f) {
+#if defined(__AVX512F__)
   auto four = [&](const Floats* x) {
     auto two = [&](Floats a, Floats b) { return (__m512d)f(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)); };
     __m512d ab = two(x[0], x[1]), cd = two(x[2], x[3]);
@@ -14,18 +15,25 @@ static inline Floats together(const Floats* x, Function f) {
   };
   Floats a = four(x), b = four(x + 4);  // 4 numbers each of 4 vectors
   Floats c = f(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
-  return f(_mm512_shuffle_f32x4(c, c, 0x88), _mm512_shuffle_f32x4(c, c, 0xdd));
+  store(out, f(_mm512_shuffle_f32x4(c, c, 0x88), _mm512_shuffle_f32x4(c, c, 0xdd)), 8);
+#else
+  float across[V][8];
+  for (int i = 0; i < V; i++)
+    for (int r = 0; r < 8; r++) across[i][r] = x[r][i];
+  for (int r = 0; r < 8; r += V) {
+    Floats all = load(across[0] + r);
+    for (int i = 1; i < V; i++) all = f(all, load(across[i] + r));
+    store(out + r, all);
+  }
+#endif
 }
 
 struct ForwardRoom {  // of a thread
-  Vector<bf16> query, key, value, weight;
-  Vector<int> keys, values;
+  Vector<Number> query, key, value, keys, values, weight;
   Vector<float> score;
   Sight sight;
   void fit(long P, long D) {
-    for (auto* x : {&query, &key, &value}) x->assign(P * D, 0);
-    keys.assign(P * D / 2, 0);
-    values.assign(P * D / 2, 0);
+    for (auto* x : {&query, &key, &value, &keys, &values}) x->assign(P * D, 0);
     score.resize(8 * P);
     weight.resize(8 * P);
   }
@@ -33,26 +41,27 @@ struct ForwardRoom {  // of a thread
 
 // Some queries of a head, from q on: their output and the logarithm of the sum of their softmax.
 template <int R, class Size>
-static void forward_rows(bf16* out, long stride, float* lse, ForwardRoom& room, long q, long rows, long P, Size D) {
+static void forward_rows(Number* out, long stride, float* lse, ForwardRoom& room, long q, long rows, long P, Size D) {
   const Sight& sight = room.sight;
   float c = LOG2E / std::sqrt(float(D)), *score = room.score.data(), mixed[R * 256];
-  bf16* weight = room.weight.data();
+  Number* weight = room.weight.data();
   long from = sight.low[q], to = up(q + R, V);
-  Rows queries = {(int*)&room.query[q * D], D / 2};
-  multiply<R>(false, score, P, queries, Panels<Size>{&room.keys[from * D / 2], D}, (to - from) / V, D / 2);
+  Rows queries = {&room.query[q * D], D};
+  multiply<R>(false, score, P, queries, Panels<Size>{&room.keys[from * D], D}, (to - from) / V, D / PAIR);
   Floats tops[8], sums[8] = {};
   for (Floats& x : tops) x = Floats{} - INFINITY;
   for (long key = from; key < to; key += V) {
     float* at = score + key - from;
     if (!sight.whole(q, key))
       for (int r = 0; r < R; r++)
-        store(at + r * P, _mm512_mask_mov_ps(Floats{} - INFINITY, sight.seen(q + r, key), load(at + r * P)));
+        store(at + r * P, sight.seen(q + r, key, load(at + r * P), -INFINITY));
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++) tops[r] = _mm512_max_ps(tops[r], load(at + r * P));
+    for (int r = 0; r < R; r++) tops[r] = larger(tops[r], load(at + r * P));
   }
-  Floats top = together(tops, [](Floats a, Floats b) -> Floats { return _mm512_max_ps(a, b); }) * c;
+  float top[8], sum[8], logs[8];
+  together(top, tops, larger);
 #pragma GCC unroll 8
-  for (int r = 0; r < R; r++) tops[r] = Floats{} + top[r];
+  for (int r = 0; r < R; r++) tops[r] = Floats{} + top[r] * c;
   for (long i = 0; i < to - from; i += V)
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
@@ -60,16 +69,17 @@ static void forward_rows(bf16* out, long stride, float* lse, ForwardRoom& room, 
       sums[r] += p;
       store(&weight[r * P + i], p);
     }
-  Floats sum = together(sums, [](Floats a, Floats b) { return a + b; }), share = 1.f / sum;
-  store(lse, logarithm(sum) + top / LOG2E, rows);
-  Rows weights = {(int*)room.weight.data(), P / 2};
-  multiply<R>(false, mixed, D, weights, Pairs<Size>{&room.values[from / 2 * D], D}, D / V, (q + R - from) / 2);
+  together(sum, sums, [](Floats a, Floats b) { return a + b; });
+  each(8, [&](long r, auto n) { store(logs + r, logarithm(load(sum + r, n)), n); });
+  for (long r = 0; r < rows; r++) lse[r] = logs[r] + top[r] * c / LOG2E;
+  Rows weights = {room.weight.data(), P};
+  multiply<R>(false, mixed, D, weights, Pairs<Size>{&room.values[from * D], D}, D / V, (q + R - from) / PAIR);
   for (long r = 0; r < rows; r++)
-    for (long d = 0; d < D; d += V) store(out + r * stride + d, load(mixed + r * D + d) * share[r]);
+    for (long d = 0; d < D; d += V) store(out + r * stride + d, load(mixed + r * D + d) * (1 / sum[r]));
 }
 
 template <int R, class Size>
-static void forward(bf16* out, float* lse, bf16* qkv, const float* turn, long turns, const int32_t* first, Shape s,
+static void forward(Number* out, float* lse, Number* qkv, const float* turn, long turns, const int32_t* first, Shape s,
                     Size D, int threads) {
   long P = s.padded(), T = s.T, N = s.heads(), group = s.H / s.K;
 #pragma omp parallel num_threads(threads)
@@ -80,8 +90,8 @@ static void forward(bf16* out, float* lse, bf16* qkv, const float* turn, long tu
     for (long task = 0; task < s.B * s.K; task++) {
       long b = task / s.K, k = task % s.K;
       const float* angle = turn ? turn + (turns == 1 ? 0 : b) * T * D : nullptr;
-      auto take = [=](bf16* to, long head, bool rotates) {
-        bf16* x = qkv + (b * T * N + head) * D;
+      auto take = [=](Number* to, long head, bool rotates) {
+        Number* x = qkv + (b * T * N + head) * D;
         for (long t = 0; t < T; t++, to += D, x += N * D) {
           if (rotates && angle) turned(x, x, angle + t * D, 1, 1, D);
           copy_features(to, x, D);
@@ -111,7 +121,7 @@ static void forward(bf16* out, float* lse, bf16* qkv, const float* turn, long tu
 // Output, B x T x H D, and the logarithms of the sums of exponentials, B x H x T, of qkv, B x T x N x D, whose queries
 // and keys are rotated in place where there is a turn, (B or 1) x T x D / 2 cosines and sines. Token t of a row sees those
 // from first[t], which is t at most, to itself. D is a multiple of 16, 256 at most; H one of K.
-static void attention_forward(bf16* out, float* lse, bf16* qkv, const float* turn, long turns, const int32_t* first,
+static void attention_forward(Number* out, float* lse, Number* qkv, const float* turn, long turns, const int32_t* first,
                               long B, long T, long H, long K, long D, int threads) {
   attention::sized(D, [&](auto R, auto size) {
     attention::forward<R.value>(out, lse, qkv, turn, turns, first, {B, T, H, K, D}, size, threads);

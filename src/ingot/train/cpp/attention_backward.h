@@ -5,40 +5,48 @@
 namespace attention {
 
 struct BackwardRoom {  // of a thread: a head's numbers, its gradients, and what is between a block of queries and one of keys
-  Vector<bf16> query, key, value, gradient, slopes;
-  Vector<int> key_panels, value_panels, key_pairs, query_pairs, gradient_pairs, weights, slope_pairs;
+  Vector<Number> query, key, value, gradient, key_panels, value_panels, key_pairs, query_pairs, gradient_pairs;
+  Vector<Number> slopes, slope_pairs, weights;
   Vector<float> log, delta, dquery, dkey, dvalue, score, slope;
   Sight sight;
   void fit(long P, long D) {
-    for (auto* x : {&query, &key, &value, &gradient}) x->assign(P * D, 0);
-    for (auto* x : {&key_panels, &value_panels, &key_pairs, &query_pairs, &gradient_pairs}) x->assign(P * D / 2, 0);
+    for (auto* x : {&query, &key, &value, &gradient, &key_panels, &value_panels}) x->assign(P * D, 0);
+    for (auto* x : {&key_pairs, &query_pairs, &gradient_pairs}) x->assign(P * D, 0);
     for (auto* x : {&dquery, &dkey, &dvalue}) x->resize(P * D);
     log.assign(P, 0);
     delta.assign(P, 0);
-    slopes.resize(BLOCK * BLOCK);
-    weights.resize(BLOCK * BLOCK / 2);
-    slope_pairs.resize(BLOCK * BLOCK / 2);
+    for (auto* x : {&slopes, &slope_pairs, &weights}) x->resize(BLOCK * BLOCK);
     score.resize(8 * BLOCK);
     slope.resize(8 * BLOCK);
   }
 };
+
+// Numbers of PAIR rows and V columns, as pairs of the rows' numbers, and as rows too.
+static inline void put_pairs(float* to, const Floats* x) { store(to, *x); }
+static inline void put_both(float* rows, float* pairs, const Floats* x) { store(rows, *x), store(pairs, *x); }
+#if defined(__AVX512BF16__)
+static inline void put_pairs(bf16* to, const Floats* x) { put(to, pair(rounded(x[0], x[1]))); }
+static inline void put_both(bf16* rows, bf16* pairs, const Floats* x) {
+  __m512i both = rounded(x[0], x[1]);
+  _mm256_storeu_si256((__m256i*)rows, _mm512_castsi512_si256(both));
+  _mm256_storeu_si256((__m256i*)(rows + BLOCK), _mm512_extracti64x4_epi64(both, 1));
+  put(pairs, pair(both));
+}
+#endif
 
 // Probabilities and slopes of R queries, from q on, and the block's keys; q0 and k0 begin the block. A slope is the
 // gradient of a score before its scale.
 template <int R, class Size>
 static void slope_rows(BackwardRoom& room, long q, long q0, long k0, Size D) {
   const Sight& sight = room.sight;
-  long from = std::max<long>(k0, sight.low[q]), to = std::min(k0 + BLOCK, up(q + R, V)), at = (q - q0) / 2 * BLOCK;
-  int *weights = &room.weights[at], *pairs = &room.slope_pairs[at];
-  bf16* slopes = &room.slopes[2 * at];
-  if (from > k0 || to < k0 + BLOCK) {
-    memset(weights, 0, R / 2 * BLOCK * sizeof(int));
-    memset(pairs, 0, R / 2 * BLOCK * sizeof(int));
-  }
+  long from = std::max<long>(k0, sight.low[q]), to = std::min(k0 + BLOCK, up(q + R, V)), at = (q - q0) * BLOCK;
+  Number *weights = &room.weights[at], *pairs = &room.slope_pairs[at], *slopes = &room.slopes[at];
+  if (from > k0 || to < k0 + BLOCK)
+    for (Number* x : {weights, pairs}) memset(x, 0, R * BLOCK * sizeof(Number));
   if (from >= to) return;
-  auto dots = [&](Vector<float>& out, const Vector<bf16>& rows, const Vector<int>& panels) {
-    multiply<R>(false, out.data(), BLOCK, Rows{(int*)&rows[q * D], D / 2}, Panels<Size>{&panels[from * D / 2], D},
-                (to - from) / V, D / 2);
+  auto dots = [&](Vector<float>& out, const Vector<Number>& rows, const Vector<Number>& panels) {
+    multiply<R>(false, out.data(), BLOCK, Rows{&rows[q * D], D}, Panels<Size>{&panels[from * D], D}, (to - from) / V,
+                D / PAIR);
   };
   dots(room.score, room.query, room.key_panels);
   dots(room.slope, room.gradient, room.value_panels);
@@ -46,26 +54,22 @@ static void slope_rows(BackwardRoom& room, long q, long q0, long k0, Size D) {
   for (long key = from; key < to; key += V) {
     bool whole = sight.whole(q, key);
     const float *score = &room.score[key - from], *slope = &room.slope[key - from];
-    bf16* row = slopes + key - k0;
-    int *weight = weights + key - k0, *both = pairs + key - k0;
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r += 2) {
-      Floats p[2], ds[2];
+    long column = key - k0;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r += PAIR) {
+      Floats p[PAIR], ds[PAIR];
 #pragma GCC unroll 2
-      for (int i = 0; i < 2; i++) {
+      for (int i = 0; i < PAIR; i++) {
         p[i] = power(load(score + (r + i) * BLOCK) * c - log[r + i]);
-        if (!whole) p[i] = _mm512_maskz_mov_ps(sight.seen(q + r + i, key), p[i]);
+        if (!whole) p[i] = sight.seen(q + r + i, key, p[i], 0);
         ds[i] = p[i] * (load(slope + (r + i) * BLOCK) - delta[r + i]);
       }
-      __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(ds[1], ds[0]);
-      put(row + r * BLOCK, _mm512_castsi512_si256(rounded));
-      put(row + (r + 1) * BLOCK, _mm512_extracti64x4_epi64(rounded, 1));
-      _mm512_storeu_si512(both + r / 2 * BLOCK, pair(rounded));
-      _mm512_storeu_si512(weight + r / 2 * BLOCK, pair((__m512i)_mm512_cvtne2ps_pbh(p[1], p[0])));
+      put_pairs(weights + r * BLOCK + column * PAIR, p);
+      put_both(slopes + r * BLOCK + column, pairs + r * BLOCK + column * PAIR, ds);
     }
   }
-  multiply<R>(from > sight.low[q], &room.dquery[q * D], D, Rows{(int*)(slopes + from - k0), BLOCK / 2},
-              Pairs<Size>{&room.key_pairs[from / 2 * D], D}, D / V, (std::min(to, q + R) - from) / 2);
+  multiply<R>(from > sight.low[q], &room.dquery[q * D], D, Rows{slopes + from - k0, BLOCK},
+              Pairs<Size>{&room.key_pairs[from * D], D}, D / V, (std::min(to, q + R) - from) / PAIR);
 }
 
 // The gradients of a head's queries, and of its keys and values; these may be added to those of another head.
@@ -83,10 +87,10 @@ static void backward_head(BackwardRoom& room, bool add, const Soon& soon, long T
         long from = std::max(q0, key), to = end;
         while (to > from && sight.low[to - R] >= key + R) to -= R;
         if (from >= to) continue;
-        long at = (from - q0) / 2 * BLOCK + key - k0;
-        auto mix = [&](Vector<float>& out, const Vector<int>& weights, const Vector<int>& pairs) {
-          multiply<R>(add || q0 > k0, &out[key * D], D, Columns{&weights[at]}, Pairs<Size>{&pairs[from / 2 * D], D},
-                      D / V, (to - from) / 2);
+        long at = (from - q0) * BLOCK + (key - k0) * PAIR;
+        auto mix = [&](Vector<float>& out, const Vector<Number>& weights, const Vector<Number>& pairs) {
+          multiply<R>(add || q0 > k0, &out[key * D], D, Columns{&weights[at]}, Pairs<Size>{&pairs[from * D], D},
+                      D / V, (to - from) / PAIR);
         };
         mix(room.dvalue, room.weights, room.gradient_pairs);
         mix(room.dkey, room.slope_pairs, room.query_pairs);
@@ -95,7 +99,7 @@ static void backward_head(BackwardRoom& room, bool add, const Soon& soon, long T
 }
 
 template <int R, class Size>
-static void backward(bf16* dqkv, const bf16* dout, const bf16* out, const float* lse, const bf16* qkv,
+static void backward(Number* dqkv, const Number* dout, const Number* out, const float* lse, const Number* qkv,
                      const float* turn, long turns, const int32_t* first, Shape s, Size D, int threads) {
   long P = s.padded(), T = s.T, N = s.heads(), group = s.H / s.K;
   float scale = 1 / std::sqrt(float(D));
@@ -107,11 +111,11 @@ static void backward(bf16* dqkv, const bf16* dout, const bf16* out, const float*
     for (long task = 0; task < s.B * s.K; task++) {
       long b = task / s.K, k = task % s.K;
       const float* angle = turn ? turn + (turns == 1 ? 0 : b) * T * D : nullptr;
-      auto take = [T, D](Vector<bf16>& room, const bf16* from, long stride) {
-        bf16* to = room.data();
+      auto take = [T, D](Vector<Number>& room, const Number* from, long stride) {
+        Number* to = room.data();
         for (long t = 0; t < T; t++) copy_features(to + t * D, from + t * stride, D);
       };
-      auto take_head = [&](Vector<bf16>& to, long head) { take(to, qkv + (b * T * N + head) * D, N * D); };
+      auto take_head = [&](Vector<Number>& to, long head) { take(to, qkv + (b * T * N + head) * D, N * D); };
       auto give = [&](const Vector<float>& from, long head, float scale, const float* angle) {
         for (long t = 0; t < T; t++)
           turned(dqkv + ((b * T + t) * N + head) * D, &from[t * D], angle ? angle + t * D : nullptr, -1, scale, D);
@@ -127,7 +131,7 @@ static void backward(bf16* dqkv, const bf16* dout, const bf16* out, const float*
         take(room.gradient, dout + (b * T * s.H + h) * D, s.H * D);
         put_pairs(room.query_pairs.data(), room.query.data(), T, D);
         put_pairs(room.gradient_pairs.data(), room.gradient.data(), T, D);
-        const bf16 *mixed = out + (b * T * s.H + h) * D, *gradient = room.gradient.data();
+        const Number *mixed = out + (b * T * s.H + h) * D, *gradient = room.gradient.data();
         for (long t = 0; t < T; t += 4) {
           Floats sums[4] = {};
           for (long i = 0; i < std::min(4L, T - t); i++)
@@ -139,7 +143,7 @@ static void backward(bf16* dqkv, const bf16* dout, const bf16* out, const float*
         Soon soon(T, D);
         soon.next(qkv, b, h, s);
         long last = b * s.H + h == s.B * s.H - 1, next = h + 1 < s.H || last ? h + 1 - last : T * s.H;
-        for (const bf16* x : {dout, out}) soon.add(x + (b * T * s.H + next) * D, s.H * D);
+        for (const Number* x : {dout, out}) soon.add(x + (b * T * s.H + next) * D, s.H * D);
         for (long head : {h, s.H + k, s.H + s.K + k}) soon.add(dqkv + (b * T * N + head) * D, N * D);
         backward_head<R>(room, h > k * group, soon, T, D);
         give(room.dquery, h, scale, angle);
@@ -153,7 +157,7 @@ static void backward(bf16* dqkv, const bf16* dout, const bf16* out, const float*
 }  // namespace attention
 
 // Gradients of qkv before its rotation, from qkv as the forward left it.
-static void attention_backward(bf16* dqkv, const bf16* dout, const bf16* out, const float* lse, const bf16* qkv,
+static void attention_backward(Number* dqkv, const Number* dout, const Number* out, const float* lse, const Number* qkv,
                                const float* turn, long turns, const int32_t* first, long B, long T, long H, long K,
                                long D, int threads) {
   attention::sized(D, [&](auto R, auto size) {

@@ -27,17 +27,17 @@ struct Weights {
 // For the backward pass.
 struct Kept {
   const float* x;          // the stream before the block
-  bf16 *normed, *qkv;      // queries and keys turned
+  Number *normed, *qkv;      // queries and keys turned
   float* logs;             // of the sums that attention divides by
-  bf16* mixed;
+  Number* mixed;
   float* middle;           // the stream between attention and feed-forward
-  bf16 *middle_normed, *gates;
+  Number *middle_normed, *gates;
 };
 
 // A gradient of the stream, exact and as products read it.
 struct Flow {
   float* exact;
-  bf16* rounded;
+  Number* rounded;
 };
 
 // Matrices that read the same, or whose gradients are added up.

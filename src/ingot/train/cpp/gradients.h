@@ -1,5 +1,5 @@
-// The gradient of weights: dW[N,K] = G^T X of the gradients G [M,N] and the inputs X [M,K] of M tokens, in bf16; summed
-// and written in fp32, or added to what is there.
+// The gradient of weights: dW[N,K] = G^T X of the gradients G [M,N] and the inputs X [M,K] of M tokens; summed and
+// written in fp32, or added to what is there.
 //
 // Both are packed so that the numbers of two tokens lie side by side, as they are multiplied: G in strips of 8 columns,
 // a group of which stays in the second cache, X in strips of V columns, 3 at a time, a panel that is packed right
@@ -7,69 +7,68 @@
 #pragma once
 #include <omp.h>
 #include "layouts.h"
-#include "products.h"
 
-constexpr long TOKENS = 1024;  // that are packed at once: the more, the more seldom sums are read and written
+constexpr long TOKENS = 512 * PAIR;  // that are packed at once: the more, the more seldom sums are read and written
 constexpr long GROUP = 192;    // columns of G that are packed at once: with those asked for they fill the second cache
 constexpr long EVERY = 16;     // pairs of tokens between two requests
 
 // From one strip to the next: 64 bytes more than it needs, or all would start in the same set of the first cache.
 template <int W>
-constexpr long STRIP = TOKENS / 2 * W + 16;
+constexpr long STRIP = (TOKENS / PAIR * W + 16) * PAIR;
 struct alignas(64) Packed {
-  int g[GROUP / ROWS * STRIP<ROWS>], x[WIDE * STRIP<V>];  // pairs
+  Number g[GROUP / ROWS * STRIP<ROWS>], x[WIDE * STRIP<V>];
 };
 
 // Pairs of W columns each; an odd last token is paired with 0.
 template <int W>
-static inline void pack(int* to, const bf16* from, long ld, long tokens, long columns) {
-  for (long t = 0; t < tokens; t += 2, from += 2 * ld, to += W)
+static inline void pack(Number* to, const Number* from, long ld, long tokens, long columns) {
+  for (long t = 0; t < tokens; t += PAIR, from += PAIR * ld, to += PAIR * W)
     for (long c = 0; c < columns; c += V) {
-      __mmask16 some = 0xffff >> std::max<long>(0, V - (columns - c));
-      auto one = _mm256_maskz_loadu_epi16(some, from + c);
-      auto pairs = pair(one, _mm256_maskz_loadu_epi16(t + 1 < tokens ? some : 0, from + ld + c));
-      int* strip = to + c / W * STRIP<W>;
-      for (int i = 0; i < V / W; i++) memcpy(strip + i * STRIP<W>, (int*)&pairs + i * W, W * sizeof(int));
+      Ints both = pairs(from + c, t + 1 < tokens ? from + ld + c : nullptr, columns - c);
+      Number* strip = to + c / W * STRIP<W>;
+      for (int i = 0; i < V / W; i++) memcpy(strip + i * STRIP<W>, (int*)&both + i * W, W * sizeof(int));
     }
 }
 
 // Asks for the lines of a part of a matrix, a share of them at each of so many calls.
 struct Ahead {
-  const bf16* row;
+  static constexpr long LINE = 64 / sizeof(Number);
+  const Number* row;
   long ld, rows, columns, share, at = 0;
-  Ahead(const bf16* row, long ld, long rows, long columns, long calls)
-      : row(row), ld(ld), rows(rows), columns(columns), share((rows * ((columns + 31) / 32) + calls - 1) / calls) {}
+  Ahead(const Number* row, long ld, long rows, long columns, long calls)
+      : row(row), ld(ld), rows(rows), columns(columns), share((rows * (up(columns, LINE) / LINE) + calls - 1) / calls) {}
   inline void ask() {
     for (long n = 0; n < share && rows; n++) {
       fetch(row + at);
-      if ((at += 32) >= columns) at = 0, row += ld, rows--;
+      if ((at += LINE) >= columns) at = 0, row += ld, rows--;
     }
   }
 };
 
 // A strip of G times J strips of X, written to `out` or added there. The next tile's place is asked for.
 template <int J, class Ask>
-static inline void tile(float* out, float* next, long ld, long rows, long columns, const int* g, const int* x,
-                        long pairs, bool onto, Ask ask) {
+static inline void tile(float* out, float* next, long ld, long rows, long columns, const Number* g,
+                        const Number* x, long pairs, bool onto, Ask ask) {
+  typedef Factor<Number> F;
   Floats sum[ROWS][J] = {};
   auto sums = [&](auto f) {
     for (int r = 0; r < ROWS; r++)
       for (int j = 0; j < J; j++)
-        if (r < rows) f(sum[r][j], out + r * ld + j * V, j + 1 < J ? 0xffff : 0xffff >> (J * V - columns));
+        if (r < rows) f(sum[r][j], out + r * ld + j * V, j + 1 < J ? V : columns - j * V);
   };
-  if (onto) sums([](Floats& s, float* p, __mmask16 some) { s = _mm512_maskz_loadu_ps(some, p); });
+  if (onto) sums([](Floats& s, float* p, long n) { s = n == V ? load(p) : load(p, n); });
   for (int r = 0; r < ROWS; r++)
     for (int j = 0; j < J; j++) __builtin_prefetch(next + r * ld + j * V, 1);
   for (long i = 0; i < pairs; i++) {
     if (i % EVERY == 0) ask();
-    Factor<bf16>::Type w[J];
-    for (int j = 0; j < J; j++) w[j] = Factor<bf16>::read((const bf16*)(x + i * V + j * STRIP<V>));
+    F::Type w[J];
+    for (int j = 0; j < J; j++) w[j] = F::read(x + i * V * PAIR + j * STRIP<V>);
     for (int r = 0; r < ROWS; r++) {
-      auto one = Factor<bf16>::repeat((const bf16*)(g + i * ROWS + r));
-      for (int j = 0; j < J; j++) Factor<bf16>::add(sum[r][j], one, w[j]);
+      auto one = F::repeat(g + (i * ROWS + r) * PAIR);
+      for (int j = 0; j < J; j++) F::add(sum[r][j], one, w[j]);
     }
   }
-  sums([](Floats& s, float* p, __mmask16 some) { _mm512_mask_storeu_ps(p, some, s); });
+  sums([](Floats& s, float* p, long n) { n == V ? store(p, s) : store(p, s, n); });
 }
 
 // The size of equal parts that are multiples of a unit and at most so large.
@@ -79,16 +78,16 @@ static inline long equal(long all, long most, long unit) {
 }
 
 // What one thread does: all tokens, some rows and columns of the output.
-static void gradient_part(float* out, long ld_out, const bf16* g, long ld_g, const bf16* x, long ld_x, bool onto,
+static void gradient_part(float* out, long ld_out, const Number* g, long ld_g, const Number* x, long ld_x, bool onto,
                           long M, long N, long K) {
   static thread_local Packed packed;
-  long group = equal(N, GROUP, ROWS), tokens = equal(M, TOKENS, 2);
+  long group = equal(N, GROUP, ROWS), tokens = equal(M, TOKENS, PAIR);
   for (long n = 0; n < N; n += group)
     for (long m = 0; m < M; m += tokens) {
       bool same = m + tokens < M;  // as the group that is packed next
       long then_n = same ? n : n + group, then_m = same ? m + tokens : 0, then = std::min(tokens, M - then_m);
       if (then_n >= N) then = 0;
-      long some = std::min(tokens, M - m), pairs = (some + 1) / 2, rows = std::min(group, N - n);
+      long some = std::min(tokens, M - m), pairs = up(some, PAIR) / PAIR, rows = std::min(group, N - n);
       long calls = (rows + ROWS - 1) / ROWS * ((pairs + EVERY - 1) / EVERY);
       Ahead next_g(g + then_m * ld_g + then_n, ld_g, then, std::min(group, N - then_n), calls * ((K - 1) / PANEL + 1));
       pack<ROWS>(packed.g, g + m * ld_g + n, ld_g, some, rows);
@@ -108,7 +107,7 @@ static void gradient_part(float* out, long ld_out, const bf16* g, long ld_g, con
     }
 }
 
-static void weight_gradient(float* out, long ld_out, const bf16* g, long ld_g, const bf16* x, long ld_x, bool onto,
+static void weight_gradient(float* out, long ld_out, const Number* g, long ld_g, const Number* x, long ld_x, bool onto,
                             long M, long N, long K, int threads) {
 #pragma omp parallel num_threads(threads) if (M * N * K > ALONE)
   {

@@ -4,15 +4,14 @@
 
 #include "norms.h"
 #include "power.h"
-#include "products.h"
 
-// In bf16, as the next product reads it.
-static void project(bf16* out, const bf16* x, const bf16* panels, long M, long I, long O, int threads) {
+// As the next product reads it.
+static void project(Number* out, const Number* x, const Number* panels, long M, long I, long O, int threads) {
   multiplied(x, panels, M, I, O, threads, [=](long m, long o, Floats sum, auto n) { store(out + m * O + o, sum, n); });
 }
 
 // The stream, and what a product adds to it.
-static void add_product(float* out, const float* stream, const bf16* x, const bf16* panels, long M, long I, long O,
+static void add_product(float* out, const float* stream, const Number* x, const Number* panels, long M, long I, long O,
                         int threads) {
   multiplied(x, panels, M, I, O, threads, [=](long m, long o, Floats sum, auto n) {
     store(out + m * O + o, load(stream + m * O + o, n) + sum, n);
@@ -20,14 +19,14 @@ static void add_product(float* out, const float* stream, const bf16* x, const bf
 }
 
 // silu(gate) * up, and both, side by side in rows of 2F. Panels are those of gates and ups in turns.
-static void gate(bf16* out, bf16* gates, const bf16* x, const bf16* panels, long M, long I, long F, int threads) {
+static void gate(Number* out, Number* gates, const Number* x, const Number* panels, long M, long I, long F, int threads) {
   pass(x, panels, 2, M, I, (F + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
     float sums[2][ROWS * PANEL];
     for (int which = 0; which < 2; which++) multiply(which, F - p * PANEL, keep(sums[which]));
     for (long r = 0, f = p * PANEL; r < rows; r++)
       each(std::min<long>(PANEL, F - f), [&](long at, auto n) {
         Floats gate = load(sums[0] + r * PANEL + at), up = load(sums[1] + r * PANEL + at);
-        bf16* both = gates + (row + r) * 2 * F + f + at;
+        Number* both = gates + (row + r) * 2 * F + f + at;
         store(both, gate, n);
         store(both + F, up, n);
         store(out + (row + r) * F + f + at, gate * sigmoid(gate) * up, n);
@@ -37,10 +36,10 @@ static void gate(bf16* out, bf16* gates, const bf16* x, const bf16* panels, long
 
 // The gradients of gates and ups in their place, from the gradient of what leaves the layer, M x I, and the matrix that
 // read the products of the two; these once more, for that matrix's gradient.
-static void gate_backward(bf16* out, bf16* gates, const bf16* gradient, const bf16* panels, long M, long I, long F,
+static void gate_backward(Number* out, Number* gates, const Number* gradient, const Number* panels, long M, long I, long F,
                           int threads) {
   multiplied(gradient, panels, M, I, F, threads, [=](long m, long f, Floats sum, auto n) {
-    bf16* both = gates + m * 2 * F + f;
+    Number* both = gates + m * 2 * F + f;
     Floats gate = load(both, n), up = load(both + F, n), share = sigmoid(gate), silu = gate * share;
     store(both, sum * up * (share + silu - silu * share), n);
     store(both + F, sum * silu, n);
@@ -48,10 +47,10 @@ static void gate_backward(bf16* out, bf16* gates, const bf16* gradient, const bf
   });
 }
 
-// The gradient of rows through RMSNorm, added to what reaches them beside it (or to nothing), in fp32 and in bf16; the
-// gain's.
+// The gradient of rows through RMSNorm, added to what reaches them beside it (or to nothing), exact and as products
+// read it; the gain's.
 template <class T>
-static void rms_norm_backward(float* out, bf16* rounded, float* of_gain, const float* beside, const T* gradient,
+static void rms_norm_backward(float* out, Number* rounded, float* of_gain, const float* beside, const T* gradient,
                               const float* x, const float* gain, float eps, long M, long W, int threads) {
   std::fill(of_gain, of_gain + W, 0.f);
 #pragma omp parallel num_threads(threads) if (M * W > ALONE)
@@ -74,7 +73,7 @@ static void rms_norm_backward(float* out, bf16* rounded, float* of_gain, const f
         Floats found = (slope * load(gain + w, n) - here * back) * by;
         if (beside) found += load(beside + m * W + w, n);
         store(out + m * W + w, found, n);
-        store(rounded + m * W + w, found, n);
+        if constexpr (PAIR == 2) store(rounded + m * W + w, found, n);
       });
     }
 #pragma omp for ordered schedule(static)  // in the same order every time
