@@ -16,8 +16,10 @@ from ingot.model.attention import attend_plain, document_mask
 from ingot.model.rotary import Rotation, rotate, rotation
 from ingot.model.settings import ModelConfig, ModelSettings
 from ingot.model.transformer import Transformer, build
+from ingot.objectives.preference import answer_logps
 from ingot.train import blocks, native
 from ingot.train.compiling import compiled
+from ingot.train.engine import Engine
 from ingot.train.execution import choose, remembered
 from ingot.train.settings import LoopSettings
 from tests.train.test_engine import _engine, _gradient, _ragged
@@ -283,16 +285,42 @@ def test_it_is_chosen_where_nobody_says_otherwise_and_told_when_built(
         assert len(said) == expected
 
 
+def _like(plain: Engine, directory: Path, context: int) -> Engine:
+    """The same with blocks in C++."""
+    execution = replace(plain.execution, compile="native", micro_batch=1, context=context)
+    return Engine(copy.deepcopy(plain.model), plain.objective, plain.plan, execution, plain.mesh, directory)
+
+
+@each
+def test_a_model_compared_with_itself_differs_by_nothing(tmp_path: Path, dtype: torch.dtype) -> None:
+    """What the reference and the policy of before say of an answer is computed as training computes it, to the bit."""
+    batch, plain = _ragged(), _engine(tmp_path, "bf16" if dtype == BF16 else "fp32")
+    ours = _like(plain, tmp_path, batch.context)
+    frozen = copy.deepcopy(ours.model).requires_grad_(False).eval()
+
+    def said(engine: Engine, model: torch.nn.Module) -> Tensor:
+        with torch.no_grad():
+            return torch.cat(engine.context(1).over(model, batch, answer_logps))
+
+    with ours.execution.forward():
+        trained = [
+            answer_logps(ours._compiled(m.ids_BT, positions_BT=m.positions_BT, documents_BT=m.documents_BT), m)
+            for m in (micro.to("cpu") for micro in batch.micro(1))
+        ]
+    assert trained[0].requires_grad
+    assert torch.equal(torch.cat(trained), said(ours, ours.model))
+    assert torch.equal(torch.cat(trained), said(ours, frozen))
+    assert not torch.equal(torch.cat(trained), said(plain, plain.model)), "a control"
+
+
 @each
 def test_steps_of_training_are_those_of_torch(tmp_path: Path, dtype: torch.dtype) -> None:
-    """Gradients of a ragged batch in micro-batches, a few steps, and an evaluation, which is the plain model's."""
+    """Gradients of a ragged batch in micro-batches, a few steps, and an evaluation."""
     precision, near = ("bf16", 0.01) if dtype == BF16 else ("fp32", 1e-5)
     batch, plain = _ragged(), _engine(tmp_path, precision)
     if not blocks.able(plain.model, dtype):
         pytest.fail("the test's model is no common one")
-    execution = replace(plain.execution, compile="native", micro_batch=1, context=batch.context)
-    twin = copy.deepcopy(plain.model)
-    ours = type(plain)(twin, plain.objective, plain.plan, execution, plain.mesh, tmp_path)
+    ours = _like(plain, tmp_path, batch.context)
     exact = _engine(tmp_path, "fp64")
     wanted, torchs = _gradient(exact, batch), _gradient(plain, batch)
     assert float((_gradient(ours, batch) - wanted).norm()) < 1.3 * float((torchs - wanted).norm()) + 0.1 * near

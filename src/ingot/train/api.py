@@ -33,6 +33,10 @@ class Term:
     metric: bool = False
 
 
+ForwardOf = Callable[[nn.Module], Callable[..., Any]]
+"""What to call instead of a model."""
+
+
 @dataclass(frozen=True)
 class Context:
     """What `expand` may use besides the batch: the step, the seed, the model being trained, and frozen companions."""
@@ -47,6 +51,8 @@ class Context:
     """What the objective keeps from step to step (its `fresh` at first): plain numbers, saved with a checkpoint."""
     tokenizer: Tokenizer | None = None
     """What the ids are made with; None where a model is trained on ids alone."""
+    forward_of: ForwardOf = lambda model: model
+    """How a model is run: as training runs it, so that one compared with itself differs by nothing."""
     notes: dict[str, Any] = field(default_factory=dict)
     """Numbers of the whole step by name, written here by the objective and logged beside its loss."""
 
@@ -56,16 +62,16 @@ class Context:
         return self.step == 0
 
     def over(self, model: nn.Module, batch: Batch, read: Callable[[Any, Batch], T]) -> list[T]:
-        """`read(model's output, rows)` for all rows of a batch, as many at once and in the precision as training does.
+        """`read(model's output, rows)` for all rows of a batch, as many at once and in the way that training does.
 
         The model is run as it stands: a companion is in evaluation mode, and the trained model has no dropout where its
         objective compares it with itself.
         """
-        found = []
+        found, forward = [], self.forward_of(model)
         for micro in batch.micro(self.execution.rows(batch.context)):
             rows = micro.to(self.execution.device)
             with self.execution.forward():
-                out = model(rows.ids_BT, positions_BT=rows.positions_BT, documents_BT=rows.documents_BT)
+                out = forward(rows.ids_BT, positions_BT=rows.positions_BT, documents_BT=rows.documents_BT)
                 found.append(read(out, rows))
         return found
 

@@ -165,7 +165,14 @@ class Engine:
             self.companions,
             state=state if step else dict(state),
             tokenizer=self.tokenizer,
+            forward_of=self.forward_of,
         )
+
+    def forward_of(self, model: nn.Module) -> Callable[..., Any]:
+        """A model as this one is trained where that suits any shape of rows; else as it stands."""
+        if self.execution.compile != "native":
+            return model
+        return self._compiled if model is self.model else compiled(model, "native", self.execution.product_dtype)
 
     def gradients(
         self, batch: Batch, inner: int = 0, counts: Mapping[str, int] | None = None
@@ -253,17 +260,16 @@ class Engine:
     def _terms(self, batch: Batch, penalties: Penalties | None = None) -> dict[str, Term]:
         batch = batch.to(self.execution.device)
         # One shape is compiled, that of nearly all training; others (a rest, an evaluation, rollouts) are too many.
-        any_shape = self.execution.compile == "native"
-        usual = torch.is_grad_enabled() and (any_shape or (len(batch), batch.context) == self.execution.shape)
+        usual = torch.is_grad_enabled() and (len(batch), batch.context) == self.execution.shape
         with self.execution.forward():
-            out = (self._compiled if usual else self.model)(
+            out = (self._compiled if usual else self.forward_of(self.model))(
                 batch.ids_BT,
                 positions_BT=batch.positions_BT,
                 documents_BT=batch.documents_BT,
                 taps=self._learner(batch).taps,
             )
             terms = self._learner(batch).loss(out, batch)
-            return terms | penalties.terms(out, batch) if penalties and not batch.replayed else terms
+            return terms | penalties.terms(out, batch, self.forward_of) if penalties and not batch.replayed else terms
 
     def _learner(self, batch: Batch) -> Objective:
         """Whose rows these are."""

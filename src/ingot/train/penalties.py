@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from ingot.data.batches import Batch
 from ingot.model.ops import divergences
 from ingot.optim.grad_terms import Anchor
-from ingot.train.api import Term
+from ingot.train.api import ForwardOf, Term
 
 
 class LossPenalty(Protocol):
     """A term beside those of the objective."""
 
-    def terms(self, out: Any, batch: Batch) -> dict[str, Term]:
-        """Named terms with `penalty=True`, from the forward of some rows."""
+    def terms(self, out: Any, batch: Batch, forward_of: ForwardOf) -> dict[str, Term]:
+        """Named terms with `penalty=True`, from the forward of some rows; other models are called by `forward_of`."""
         ...
 
 
@@ -40,9 +40,11 @@ class Divergence:
     reference: nn.Module
     """A frozen model with the Transformer's forward."""
 
-    def terms(self, out: Any, batch: Batch) -> dict[str, Term]:
+    def terms(self, out: Any, batch: Batch, forward_of: ForwardOf) -> dict[str, Term]:
         with torch.no_grad():
-            old = self.reference(batch.ids_BT, positions_BT=batch.positions_BT, documents_BT=batch.documents_BT)
+            old = forward_of(self.reference)(
+                batch.ids_BT, positions_BT=batch.positions_BT, documents_BT=batch.documents_BT
+            )
         kl_BT = divergences(out.hidden, out.head, old.hidden, old.head, batch.labels_BT, ignore=batch.ignore)
         return {self.name: Term(kl_BT.sum(), "token", self.weight, penalty=True)}
 
@@ -56,9 +58,9 @@ class Penalties:
     weights: Callable[[], Mapping[str, Tensor]] = dict
     """The weights that the model computes with, by name: what anchors hold on to."""
 
-    def terms(self, out: Any, batch: Batch) -> dict[str, Term]:
+    def terms(self, out: Any, batch: Batch, forward_of: ForwardOf) -> dict[str, Term]:
         """The terms of all that are part of the loss."""
-        return {name: term for penalty in self.losses for name, term in penalty.terms(out, batch).items()}
+        return {n: term for penalty in self.losses for n, term in penalty.terms(out, batch, forward_of).items()}
 
     def pull(self) -> dict[str, Tensor]:
         """Add the gradients of all anchors to `.grad`; their values and norms, by name."""
