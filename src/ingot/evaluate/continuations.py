@@ -17,6 +17,7 @@ from ingot.core.errors import UserError
 from ingot.infer.sampling import likeliest
 from ingot.model.head import chunk
 from ingot.model.transformer import Transformer
+from ingot.train.compiling import as_trained
 from ingot.train.settings import rows_per_pass
 
 Ids = np.ndarray | Sequence[int]
@@ -79,7 +80,7 @@ def _score(model: Transformer, rows: list[np.ndarray], lengths: list[int]) -> li
         ids_BT[b, : len(row) - 1] = torch.from_numpy(row[:-1])
         asked_BT[b, len(row) - 1 - n : len(row) - 1] = True
     labels_N = torch.from_numpy(np.concatenate([row[-n:] for row, n in zip(rows, lengths, strict=True)])).to(device)
-    out = model(ids_BT.to(device))
+    out = as_trained(model)(ids_BT.to(device))
     hidden_ND = out.hidden[asked_BT.to(device)]
     size = chunk(int(model.config.vocab), hidden_ND.device, kept=False)
     logps, best = [], []

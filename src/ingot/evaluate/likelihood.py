@@ -23,6 +23,7 @@ from ingot.model.ops import divergences, token_logps
 from ingot.model.transformer import ModelOut, Transformer
 from ingot.text.store import Store
 from ingot.text.tokenizer import Tokenizer
+from ingot.train.compiling import as_trained
 
 _RESAMPLES = 1000
 
@@ -135,7 +136,7 @@ def _once(batch: Batch, seen: int) -> Batch:
 
 
 def _forward(model: Transformer, batch: Batch) -> ModelOut:
-    return model(batch.ids_BT, positions_BT=batch.positions_BT, documents_BT=batch.documents_BT)
+    return as_trained(model)(batch.ids_BT, positions_BT=batch.positions_BT, documents_BT=batch.documents_BT)
 
 
 def ratio(numerator: np.ndarray, denominator: np.ndarray) -> dict[str, float]:

@@ -22,16 +22,15 @@ from torch.autograd.function import once_differentiable
 
 from ingot.model.rotary import Rotation
 from ingot.model.settings import ModelConfig
+from ingot.model.transformer import Transformer
 from ingot.train.native import call, function, here, words
 
 
 def able(model: nn.Module, dtype: torch.dtype) -> bool:
-    """Whether these are the model's blocks, which learn as a whole or not at all, and so multiplied here."""
-    config = getattr(model, "config", None)
-    if not (isinstance(config, ModelConfig) and config.common_block):
+    """Whether these are the model's blocks, of which all learn or none, and such numbers are multiplied here."""
+    if not (isinstance(model, Transformer) and model.config.common_block):
         return False
-    stack: Any = model
-    if not all(type(matrix) is nn.Linear for block in stack.layers.values() for matrix in _matrices(block)):
+    if not all(type(matrix) is nn.Linear for block in model.layers.values() for matrix in _matrices(block)):
         return False
     parameters = _parameters(model)
     kinds = {(parameters[0].requires_grad, torch.float32, "cpu")}

@@ -46,6 +46,11 @@ def compiled(
     return _with_cudnn(twin) if on_gpu else twin
 
 
+def as_trained(model: nn.Module) -> Callable[..., Any]:
+    """A model as training in its parameters' precision computes it, where that suits any shape of rows; else itself."""
+    return compiled(model, "native", next(model.parameters()).dtype)
+
+
 def _with_cudnn(forward: Callable[..., Any]) -> Callable[..., Any]:
     """The same, trying cuDNN's fused attention first.
 
