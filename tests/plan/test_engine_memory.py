@@ -90,7 +90,7 @@ def test_f2_activations_are_what_our_functions_keep(name: str, dtype: torch.dtyp
     config = SHAPES[name].resolve(65)  # rows of logits are filled up
     ids, documents = torch.randint(65, (ROWS, config.context)), torch.arange(config.context).repeat(ROWS, 1) // 20
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-        forward = compiled(build(config, seed=0), "native", dtype)
+        forward = compiled(build(config, seed=0), "native")
         out = forward(ids, documents_BT=documents if name == "isolated" else None)
         cost = out.head.nll(out.hidden.flatten(0, 1), ids.flatten()).sum()
     node = out.hidden.grad_fn

@@ -2,6 +2,10 @@
 
 import copy
 import ctypes
+import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,8 +51,8 @@ def _model(config: ModelConfig) -> Transformer:
     return model
 
 
-def _native(model: Transformer, dtype: torch.dtype = BF16) -> Any:
-    return compiled(model, "native", dtype)
+def _native(model: Transformer) -> Any:
+    return compiled(model, "native")
 
 
 def _found(model: Transformer, forward: Any, rows: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
@@ -101,7 +105,7 @@ def test_hidden_states_and_gradients_are_as_exact_as_torchs(case: str, dtype: to
     model, rows = _model(config), _rows(B, T, documents)
     exact, torchs, ours = (copy.deepcopy(model) for _ in range(3))
     wanted = _found(exact.double(), exact, rows, EXACT)
-    torchs_found, found = _found(torchs, torchs, rows, dtype), _found(ours, _native(ours, dtype), rows, dtype)
+    torchs_found, found = _found(torchs, torchs, rows, dtype), _found(ours, _native(ours), rows, dtype)
     more = 2e-3 if dtype == BF16 else 2e-7
     assert found.keys() == wanted.keys() == torchs_found.keys()
     for name, value in wanted.items():
@@ -109,15 +113,17 @@ def test_hidden_states_and_gradients_are_as_exact_as_torchs(case: str, dtype: to
         assert _off(found[name], value) < allowed, f"{name}: {_off(found[name], value):.2g}, allowed {allowed:.2g}"
 
 
-@needed
-def test_a_control_a_document_that_is_seen_by_the_next_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+@each
+def test_a_control_a_document_that_is_seen_by_the_next_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
     """The comparison above can fail."""
     config, B, T, documents = CASES["documents"]
     model, rows = _model(config), _rows(B, T, documents)
     exact, ours = copy.deepcopy(model), copy.deepcopy(model)
     wanted = _found(exact.double(), exact, rows, EXACT)
     monkeypatch.setattr("ingot.model.transformer.first_seen", lambda *_: None)
-    found = _found(ours, _native(ours), rows, BF16)
+    found = _found(ours, _native(ours), rows, dtype)
     assert _off(found["hidden"], wanted["hidden"]) > 0.05
     assert _off(found["layers.0.attention.v.weight"], wanted["layers.0.attention.v.weight"]) > 0.05
 
@@ -189,7 +195,7 @@ def test_the_gradient_of_weights(M: int, O: int, I: int, dtype: torch.dtype) -> 
 def test_the_same_every_time_and_gone_after_one_backward_pass(dtype: torch.dtype) -> None:
     config, B, T, documents = CASES["documents"]
     model, rows = _model(config), _rows(B, T, documents)
-    forward = _native(model, dtype)
+    forward = _native(model)
     once, again = ({n: g.clone() for n, g in _found(model, forward, rows, dtype).items()} for _ in range(2))
     assert torch.equal(once["hidden"], again["hidden"])
     assert torch.equal(2 * once["norm.weight"], again["norm.weight"]), "gradients are added up"
@@ -206,12 +212,12 @@ def test_what_is_no_number_is_not_hidden(dtype: torch.dtype) -> None:
         model, rows = _model(_config()), _rows(2, 8)
         with torch.no_grad():
             model.get_parameter(name).fill_(torch.nan)
-        found = _found(model, _native(model, dtype), rows, dtype)
+        found = _found(model, _native(model), rows, dtype)
         assert found["hidden"].isnan().any()
         assert found["layers.0.attention.v.weight"].isnan().any()
 
 
-@needed
+@wide_vectors
 def test_what_is_asked_for_between_blocks_comes_from_the_plain_model() -> None:
     model, rows = _model(_config()), _rows(2, 8)
     taps = frozenset({"hidden.1", "attention.0"})
@@ -235,19 +241,19 @@ def test_other_blocks_are_not_taken_for_these(other: dict[str, Any]) -> None:
     config = _config(**other)
     assert not config.common_block
     model = build(config, 0)
-    assert all(_native(model, dtype) is model for dtype in (BF16, FP32))
+    assert _native(model) is model
     assert _config().common_block
 
 
 def test_a_model_that_learns_in_part_or_in_float64_is_left_to_torch() -> None:
     model = build(_config(), 0)
     model.layers["1"].attention.k.weight.requires_grad_(False)  # pyright: ignore[reportAttributeAccessIssue]
-    assert not blocks.able(model, FP32)
-    assert not blocks.able(build(_config(), 0, dtype=torch.float64), FP32)
+    assert not blocks.able(model)
+    assert not blocks.able(build(_config(), 0, dtype=torch.float64))
     adapted = build(_config(), 0)
     lora.adapt(adapted, AdapterSettings(), 0)
-    assert not blocks.able(adapted, FP32)
-    assert not blocks.able(torch.nn.Linear(2, 2), FP32)
+    assert not blocks.able(adapted)
+    assert not blocks.able(torch.nn.Linear(2, 2))
 
 
 def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -257,8 +263,8 @@ def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, tmp_
     said: list[str] = []
     assert not native.here(FP32, said.append)
     assert "FileNotFoundError" in said[-1] or not native._vectors(FP32)
-    model = build(_config(), 0)
-    assert _native(model, FP32) is model
+    model, rows = build(_config(), 0), _rows(2, 8)
+    assert torch.equal(_native(model)(**rows).hidden, model(**rows).hidden)
     assert choose(LoopSettings(), "auto", 32, 8, common=True).compile == ""
 
 
@@ -274,8 +280,17 @@ def test_it_is_chosen_where_nobody_says_otherwise_and_told_when_built(
     assert choose(LoopSettings(compile=False), "auto", 32, 8, common=True).compile == ""
     assert choose(LoopSettings(compile=True), "auto", 32, 8, common=True).compile == "whole"
     fresh = choose(LoopSettings(), "auto", 32, 8, common=True)
-    remembered(tmp_path / "execution.json", replace(fresh, compile=""), LoopSettings())
-    assert remembered(tmp_path / "execution.json", fresh, LoopSettings()).compile == "", "goes on as it began"
+    path = tmp_path / "execution.json"
+    remembered(path, replace(fresh, compile=""), LoopSettings())
+    assert remembered(path, fresh, LoopSettings()).compile == "", "goes on as it began"
+
+    path.unlink()
+    exact = replace(fresh, precision="fp32", compile="whole")
+    assert remembered(path, fresh, LoopSettings()).compile == "native"
+    monkeypatch.setattr(native, "here", lambda dtype, say=None: dtype == FP32)
+    moved = remembered(path, exact, LoopSettings())
+    assert (moved.precision, moved.compile) == ("bf16", "whole"), "another machine, without bf16"
+    monkeypatch.undo()
 
     monkeypatch.setenv("INGOT_CACHE", str(tmp_path))
     for expected in (1, 0):
@@ -318,7 +333,7 @@ def test_steps_of_training_are_those_of_torch(tmp_path: Path, dtype: torch.dtype
     """Gradients of a ragged batch in micro-batches, a few steps, and an evaluation."""
     precision, near = ("bf16", 0.01) if dtype == BF16 else ("fp32", 1e-5)
     batch, plain = _ragged(), _engine(tmp_path, precision)
-    if not blocks.able(plain.model, dtype):
+    if not blocks.able(plain.model):
         pytest.fail("the test's model is no common one")
     ours = _like(plain, tmp_path, batch.context)
     exact = _engine(tmp_path, "fp64")
@@ -337,3 +352,17 @@ def test_it_shares_torchs_threads() -> None:
     assert isinstance(library, ctypes.CDLL)
     maps = Path("/proc/self/maps").read_text()
     assert len({line.split()[-1] for line in maps.splitlines() if "libgomp" in line}) == 1
+
+
+@wide_vectors
+@pytest.mark.skipif(not torch.cpu._is_avx512_supported(), reason="the tests above are of such a CPU")
+def test_a_cpu_without_avx512_computes_the_same(tmp_path: Path) -> None:
+    """Vectors of 8 floats, by the tests of fp32."""
+    environment = {**os.environ, "CXX": "g++ -mno-avx512f", "INGOT_CACHE": str(tmp_path)}
+    tests = [str(Path(__file__).with_name(name)) for name in ("test_blocks.py", "test_head.py")]
+    only = "fp32 and (attention or hidden or weights or costs) and not documents"
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", only, *tests]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert found.returncode == 0, found.stdout[-3000:]
+    assert int(re.findall(r"(\d+) passed", found.stdout)[0]) > 40
+    assert list(tmp_path.rglob("*.so")), "they were built for it"

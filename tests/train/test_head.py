@@ -74,8 +74,8 @@ def test_costs_and_gradients(rows: int, width: int, vocab: int, chunk: int | Non
         assert _off(found, exact) < 1.3 * _off(torchs, exact) + 1e-6  # thousands of products are added up
 
 
-@needed
-def test_a_broken_head_is_found() -> None:
+@each
+def test_a_broken_head_is_found(dtype: torch.dtype) -> None:
     given = _drawn(40, 64, 300)
     exact = _found(Head, given, None, torch.float64)
 
@@ -83,7 +83,7 @@ def test_a_broken_head_is_found() -> None:
         def weight_gradient(self, excess: Tensor, scaled_nD: Tensor, others_VD: Tensor | None) -> Tensor:
             return super().weight_gradient(excess, scaled_nD.roll(1, 0), others_VD)
 
-    (_, _, found), (_, _, torchs) = _found(Late, given, None, BF16), _found(Head, given, None, BF16)
+    (_, _, found), (_, _, torchs) = _found(Late, given, None, dtype), _found(Head, given, None, dtype)
     assert _off(found, exact[2]) > 10 * _off(torchs, exact[2])
 
 

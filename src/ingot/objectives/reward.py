@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from ingot.data.batches import Batch
 from ingot.objectives.preference import wins
 from ingot.train.api import Context, Objective, Term
+from ingot.train.compiling import as_trained
 
 BINS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Borders of the predicted probability that the preferred answer is the better one, for the calibration."""
@@ -65,7 +66,7 @@ class RewardModel(nn.Module):
                 left; what follows is never looked at.
             lengths_B: tokens of each.
         """
-        return (self.head(self.model(ids_BT).hidden, lengths_B) - self.mean) / self.std
+        return (self.head(as_trained(self.model)(ids_BT).hidden, lengths_B) - self.mean) / self.std
 
 
 class Reward(Objective):

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import torch
 
 from ingot.core.artifact import atomic_write
 from ingot.evaluate.abilities import Answered, Examinee, rows, sit
@@ -23,6 +24,8 @@ from ingot.text.base import TURNS
 from ingot.text.chat import render
 from ingot.text.store import Store
 from ingot.text.tokenizer import Tokenizer
+from ingot.train.blocks import able
+from ingot.train.native import here
 from ingot.train.settings import rows_per_pass
 
 ANSWERS = "answers.jsonl"
@@ -39,6 +42,8 @@ def run(job: Job) -> dict[str, Any]:
     judged: set[str] = set()
     for name, stage in job.roles("model").items():
         loaded = load_model(stage.path, job.display.say, settings.device, exact=True)
+        if able(loaded.model):
+            here(torch.float32, job.display.say)  # building takes seconds
         for data, tokens in job.roles("data").items():
             corpus = data.split("@")[0]
             if tokens.key_of("tokenizer") != stage.key_of("tokenizer"):

@@ -20,29 +20,29 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from ingot.model.precision import autocast_dtype
 from ingot.model.rotary import Rotation
 from ingot.model.settings import ModelConfig
 from ingot.model.transformer import Transformer
-from ingot.train.native import call, function, here, words
+from ingot.train.native import call, function, words
 
 
-def able(model: nn.Module, dtype: torch.dtype) -> bool:
-    """Whether these are the model's blocks, of which all learn or none, and such numbers are multiplied here."""
+def able(model: nn.Module) -> bool:
+    """Whether these are the model's blocks, of which all learn or none."""
     if not (isinstance(model, Transformer) and model.config.common_block):
         return False
     if not all(type(matrix) is nn.Linear for block in model.layers.values() for matrix in _matrices(block)):
         return False
     parameters = _parameters(model)
-    kinds = {(parameters[0].requires_grad, torch.float32, "cpu")}
-    return kinds == {(p.requires_grad, p.dtype, p.device.type) for p in parameters} and here(dtype)
+    kinds = {(p.dtype, p.device.type) for p in (*parameters, model.embedding.weight)}
+    return kinds == {(torch.float32, "cpu")} and len({p.requires_grad for p in parameters}) == 1
 
 
 class Stack:
-    """`Transformer.stack` of such a model, with products of `dtype`."""
+    """`Transformer.stack` of such a model; products are in what autocast says, else in fp32."""
 
-    def __init__(self, model: Any, dtype: torch.dtype):
+    def __init__(self, model: Any):
         self._config: ModelConfig = model.config
-        self._dtype = dtype
         *weights, self._last = _parameters(model)
         size = len(_Weights._fields)
         self._blocks = [weights[i : i + size] for i in range(0, len(weights), size)]
@@ -51,7 +51,8 @@ class Stack:
         angles = None if turn is None else torch.cat((turn.cos_BT1E, turn.sin_BT1E), -1)
         if first_BT is not None:
             first_BT = first_BT.expand(x_BTW.shape[:2]).contiguous()
-        where = _Where(self._config, self._dtype, x_BTW.shape, angles, first_BT)
+        dtype = autocast_dtype(x_BTW.device) or x_BTW.dtype
+        where = _Where(self._config, dtype, x_BTW.shape, angles, first_BT)
         for weights in self._blocks:
             x_BTW = _Block.apply(where, x_BTW, *weights)  # type: ignore[assignment]
         return _LastNorm.apply(where, x_BTW, self._last), {}  # type: ignore[return-value]
@@ -203,7 +204,9 @@ class _LastNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_BTW: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x_BTW, ctx.x_BTW = ctx.x_BTW, None
+        assert x_BTW is not None, "what the backward pass needs is gone with the first one"
         flow, of_gain_W, gradient_BTW = ctx.where.flow(), torch.empty_like(ctx.gain_W), gradient_BTW.contiguous()
-        given = (*flow, of_gain_W, None, gradient_BTW, ctx.x_BTW, ctx.gain_W)
+        given = (*flow, of_gain_W, None, gradient_BTW, x_BTW, ctx.gain_W)
         call(ctx.where.dtype, "rms_norm_last_backward", *given, *ctx.where.rows)
         return None, flow.exact_MW.view_as(gradient_BTW), of_gain_W

@@ -11,31 +11,25 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from ingot.model.precision import autocast_dtype
 from ingot.train import blocks
 from ingot.train.ahead import Ahead
 from ingot.train.head import NativeHead
+from ingot.train.native import here
 
 Compile = Literal["", "whole", "blocks", "native"]
 
 
-def compiled(
-    model: nn.Module, what: Compile, dtype: torch.dtype, say: Callable[[str], None] | None = None
-) -> Callable[..., Any]:
+def compiled(model: nn.Module, what: Compile, say: Callable[[str], None] | None = None) -> Callable[..., Any]:
     """A compiled forward beside the model, which keeps its names and its plain forward for every shape not compiled.
 
     Blocks are alike, so a deep model's are compiled once for all; that costs a few Python calls a block, which is too
     much for small ones. Its rows have one shape, so on a GPU it is worth cuDNN's while to plan attention for them.
-
-    Args:
-        dtype: what matrices are multiplied in.
     """
-    if not what or (what == "native" and not blocks.able(model, dtype)):
-        return model
+    if not what or what == "native":
+        return as_trained(model) if what else model
     on_gpu = next(model.parameters()).device.type == "cuda"
     twin: Any = copy.copy(model)
-    if what == "native":
-        twin.stack, twin.attention_path, twin.head_type = blocks.Stack(model, dtype), "native", NativeHead
-        return lambda *args, taps=frozenset(), **options: (model if taps else twin)(*args, taps=taps, **options)
     if what == "blocks":
         layers = model.get_submodule("layers").named_children()
         each = {n: torch.compile(b, dynamic=False) if on_gpu else Ahead(b, say=say) for n, b in layers}
@@ -47,8 +41,20 @@ def compiled(
 
 
 def as_trained(model: nn.Module) -> Callable[..., Any]:
-    """A model as training in its parameters' precision computes it, where that suits any shape of rows; else itself."""
-    return compiled(model, "native", next(model.parameters()).dtype)
+    """What to call instead of a model: functions of our own where they compute it in any shape, else the model itself.
+
+    Training calls the same, so a model that is compared with itself differs by nothing.
+    """
+    if not blocks.able(model):
+        return model
+    twin: Any = copy.copy(model)
+    twin.stack, twin.attention_path, twin.head_type = blocks.Stack(model), "native", NativeHead
+
+    def forward(*args: Any, taps: frozenset[str] = frozenset(), **options: Any) -> Any:
+        ours = not taps and here(autocast_dtype(torch.device("cpu")) or torch.float32)
+        return (twin if ours else model)(*args, taps=taps, **options)
+
+    return forward
 
 
 def _with_cudnn(forward: Callable[..., Any]) -> Callable[..., Any]:

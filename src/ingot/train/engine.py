@@ -32,7 +32,7 @@ from ingot.optim.settings import OptimSettings
 from ingot.text.tokenizer import Tokenizer
 from ingot.train import guard, scaling
 from ingot.train.api import Context, Objective, Term
-from ingot.train.compiling import compiled
+from ingot.train.compiling import as_trained, compiled
 from ingot.train.execution import Execution
 from ingot.train.graphs import Learned, Recorder
 from ingot.train.penalties import Penalties
@@ -121,7 +121,7 @@ class Engine:
         """Whose rows replayed ones are."""
         self.execution, self.mesh = execution, mesh
         self.checkpoints = directory / "checkpoints"
-        self._compiled = compiled(model, execution.compile, execution.product_dtype, say)
+        self._compiled = compiled(model, execution.compile, say)
         torch.manual_seed(plan.seed)  # of what the objective's modules start with
         self.extra = nn.ModuleDict(objective.modules(model)).to(execution.device, execution.parameter_dtype)
         self.named = dict(model.named_parameters()) | {f"extra.{n}": p for n, p in self.extra.named_parameters()}
@@ -169,10 +169,8 @@ class Engine:
         )
 
     def forward_of(self, model: nn.Module) -> Callable[..., Any]:
-        """A model as this one is trained where that suits any shape of rows; else as it stands."""
-        if self.execution.compile != "native":
-            return model
-        return self._compiled if model is self.model else compiled(model, "native", self.execution.product_dtype)
+        """What to call instead of a model that is compared with this one, or of this one for any shape of rows."""
+        return as_trained(model) if self.execution.compile == "native" else model
 
     def gradients(
         self, batch: Batch, inner: int = 0, counts: Mapping[str, int] | None = None

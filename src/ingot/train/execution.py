@@ -149,7 +149,7 @@ def choose(
     threads, micro_batch = settings.threads or torch.get_num_threads(), settings.rows_at_once(context, batch)
     replay = settings.replay is not False and device == "cuda" and chosen != "fp16"  # whose loss scale is asked for
     fresh = Execution(device, chosen, threads, micro_batch, reason, context, replay=replay)
-    ours = common and settings.compile is None and device == "cpu" and native.here(fresh.product_dtype, say)
+    ours = common and settings.compile is None and _ours(fresh, say)
     return replace(fresh, compile="native" if ours else _compile(settings, fresh, depth, flops))
 
 
@@ -162,13 +162,21 @@ def remembered(path: Path, fresh: Execution, settings: LoopSettings) -> Executio
             keep["threads"] = min(old["threads"], os.cpu_count() or 1)
         if settings.micro_batch is None:
             keep["micro_batch"] = old["micro_batch"]
-        if settings.compile is None and old["compile"] in ("", "whole", "blocks", fresh.compile):  # C++ may not be here
+        if settings.compile is None:
             keep["compile"] = old["compile"]
         if settings.replay is None:
             keep["replay"] = old["replay"]
-        fresh = Execution(**{**asdict(fresh), **keep})
+        begun = Execution(**{**asdict(fresh), **keep})
+        if begun.compile == "native" and not _ours(begun):  # another machine
+            begun = replace(begun, compile="" if fresh.compile == "native" else fresh.compile)
+        fresh = begun
     atomic_json(path, asdict(fresh))
     return fresh
+
+
+def _ours(execution: Execution, say: Callable[[str], None] | None = None) -> bool:
+    """Whether functions of our own compute so here."""
+    return execution.device == "cpu" and native.here(execution.product_dtype, say)
 
 
 def _compile(settings: LoopSettings, execution: Execution, depth: int, flops: float) -> Compile:

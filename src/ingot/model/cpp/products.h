@@ -9,8 +9,8 @@ constexpr int CHUNK = 128;             // rows that pass a panel before the next
 constexpr int TOGETHER = 8;            // dot products whose lanes are added up at once
 constexpr long AHEAD = 12288;          // bytes of weights that are asked for before they are needed
 
-// What is multiplied at once: of each of V outputs `pair` weights, in bf16 two where the CPU can. Sums are floats, and so
-// are the numbers of a row that is repeated where the CPU has no products in bf16.
+// What is multiplied at once: of each of V outputs `pair` weights, in bf16 two where the CPU can. Sums are floats, and
+// so are the numbers of a row that is repeated where the CPU has no products in bf16.
 template <class T>
 struct Factor {
   static constexpr long pair = 1;
@@ -74,7 +74,7 @@ static void linear(float* out, const T* x, const T* w, long I, long O, int threa
 }
 
 // R rows times J registers of a panel: take(row, output, sums) for each. The part that is given of the next panel is
-// fetched meanwhile.
+// fetched meanwhile. By itself it has all registers.
 template <int R, int J = WIDE, class T, class X, class Take>
 [[gnu::noinline]] static void block(const X* x, const T* panel, long I, const char* next, long part, Take take) {
   typedef Factor<T> F;

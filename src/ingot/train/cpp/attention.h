@@ -119,8 +119,8 @@ static void forward(Number* out, float* lse, Number* qkv, const float* turn, lon
 }  // namespace attention
 
 // Output, B x T x H D, and the logarithms of the sums of exponentials, B x H x T, of qkv, B x T x N x D, whose queries
-// and keys are rotated in place where there is a turn, (B or 1) x T x D / 2 cosines and sines. Token t of a row sees those
-// from first[t], which is t at most, to itself. D is a multiple of 16, 256 at most; H one of K.
+// and keys are rotated in place where there is a turn, (B or 1) x T x D, cosines and then sines. Token t of a row sees
+// those from first[t], which is t at most, to itself. D is a multiple of 16, 256 at most; H one of K.
 static void attention_forward(Number* out, float* lse, Number* qkv, const float* turn, long turns, const int32_t* first,
                               long B, long T, long H, long K, long D, int threads) {
   attention::sized(D, [&](auto R, auto size) {

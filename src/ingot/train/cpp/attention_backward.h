@@ -4,7 +4,8 @@
 
 namespace attention {
 
-struct BackwardRoom {  // of a thread: a head's numbers, its gradients, and what is between a block of queries and one of keys
+// Of a thread: a head's numbers, its gradients, and what is between a block of queries and one of keys.
+struct BackwardRoom {
   Vector<Number> query, key, value, gradient, key_panels, value_panels, key_pairs, query_pairs, gradient_pairs;
   Vector<Number> slopes, slope_pairs, weights;
   Vector<float> log, delta, dquery, dkey, dvalue, score, slope;

@@ -8,7 +8,7 @@
 
 // What is the same for all blocks. Words, as in what follows, so that Python can write it down.
 struct Where {
-  const float* turn;  // cosine and sine of each angle, turns x T x D / 2, or none
+  const float* turn;  // turns x T x D: cosines of D / 2 angles, then sines; or none
   long turns;
   const int32_t* first;  // the first slot that a token sees, B x T, or none
   long B, T, W, H, K, D, F;
@@ -52,13 +52,13 @@ static long outputs_of(std::initializer_list<Part> parts) {
 }
 // Calls f(part, outputs before it).
 template <class Function>
-static void one_after_another(std::initializer_list<Part> parts, Function f) {
+static void in_turn(std::initializer_list<Part> parts, Function f) {
   long first = 0;
   for (auto part : parts) f(part, first), first += part.outputs;
 }
 static auto packed_outputs(std::initializer_list<Part> parts, long inputs, int threads) {
   auto found = panels(outputs_of(parts), inputs);
-  one_after_another(parts, [&](Part part, long first) {
+  in_turn(parts, [&](Part part, long first) {
     pack_outputs(found.get(), part.matrix, part.outputs, inputs, first, 1, 0, threads);
   });
   return found;
@@ -66,7 +66,7 @@ static auto packed_outputs(std::initializer_list<Part> parts, long inputs, int t
 static auto packed_inputs(std::initializer_list<Part> parts, long inputs, int threads) {
   long all = outputs_of(parts);
   auto found = panels(inputs, all);
-  one_after_another(parts, [&](Part part, long first) {
+  in_turn(parts, [&](Part part, long first) {
     pack_inputs(found.get(), part.matrix, part.outputs, inputs, first, all, threads);
   });
   return found;

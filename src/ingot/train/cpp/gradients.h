@@ -1,9 +1,9 @@
 // The gradient of weights: dW[N,K] = G^T X of the gradients G [M,N] and the inputs X [M,K] of M tokens; summed and
 // written in fp32, or added to what is there.
 //
-// Both are packed so that the numbers of two tokens lie side by side, as they are multiplied: G in strips of 8 columns,
-// a group of which stays in the second cache, X in strips of V columns, 3 at a time, a panel that is packed right
-// before the group's strips pass it. What is packed next is asked for meanwhile.
+// Both are packed as they are multiplied, pairs of tokens after each other: G in strips of ROWS columns, a group of
+// which stays in the second cache, X in strips of V columns, 3 at a time, a panel that is packed right before the
+// group's strips pass it. What is packed next is asked for meanwhile.
 #pragma once
 #include <omp.h>
 #include "layouts.h"
@@ -19,7 +19,7 @@ struct alignas(64) Packed {
   Number g[GROUP / ROWS * STRIP<ROWS>], x[WIDE * STRIP<V>];
 };
 
-// Pairs of W columns each; an odd last token is paired with 0.
+// Pairs of W columns each; a last token without another is paired with 0.
 template <int W>
 static inline void pack(Number* to, const Number* from, long ld, long tokens, long columns) {
   for (long t = 0; t < tokens; t += PAIR, from += PAIR * ld, to += PAIR * W)
@@ -36,7 +36,7 @@ struct Ahead {
   const Number* row;
   long ld, rows, columns, share, at = 0;
   Ahead(const Number* row, long ld, long rows, long columns, long calls)
-      : row(row), ld(ld), rows(rows), columns(columns), share((rows * (up(columns, LINE) / LINE) + calls - 1) / calls) {}
+      : row(row), ld(ld), rows(rows), columns(columns), share((rows * up(columns, LINE) / LINE + calls - 1) / calls) {}
   inline void ask() {
     for (long n = 0; n < share && rows; n++) {
       fetch(row + at);

@@ -45,8 +45,8 @@ static float row_cost(Number* logits, float* room, bool keep, long m, long M, lo
 }
 
 // Costs of M rows x, M x W. Their logits, M times the vocabulary filled up, become gradients of the costs if kept.
-static void head_costs(float* costs, Number* logits, const Number* x, const float* weight, const int64_t* labels, bool keep,
-                       long M, long W, long V_, int threads) {
+static void head_costs(float* costs, Number* logits, const Number* x, const float* weight, const int64_t* labels,
+                       bool keep, long M, long W, long V_, int threads) {
   auto packed = panels(PIECE, W);
   pieces(logits, M, V_, [&](long first, long some, long filled, Number* at) {
     pack_outputs(packed.get(), weight + first * W, some, W, 0, 1, 0, threads);

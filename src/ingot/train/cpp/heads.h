@@ -70,10 +70,10 @@ struct Soon {
   long D, count = 0;
   Soon(long T, long D) : D(T * D * sizeof(Number) > 1 << 16 ? 0 : D) {}  // no more than the second cache has room for
   void add(const Number* at, long stride) { strips[count++] = {at, stride}; }
-  void ask(long t, long rows) const {
+  void ask(long t, long rows) const {  // the compiler drops calls of what does nothing but __builtin_prefetch
     for (long i = 0; i < count; i++)
       for (long r = t; r < t + rows; r++)
-        for (long d = 0; d < D; d += 64 / sizeof(Number))  // the compiler drops calls of what does nothing but __builtin_prefetch
+        for (long d = 0; d < D; d += 64 / sizeof(Number))
           asm volatile("prefetcht1 %0" : : "m"(strips[i].at[r * strips[i].stride + d]));
   }
   // The head after h of b's, of queries and where these are others of keys and values.

@@ -1,5 +1,5 @@
-// Numbers side by side as they are multiplied: bf16 in pairs of 32 bits, whose products are added up at once, floats one
-// by one. What is called a pair here is PAIR numbers, and V pairs fill a register.
+// Numbers side by side as they are multiplied: bf16 in pairs of 32 bits, whose products are added up at once, floats
+// one by one. What is called a pair here is PAIR numbers, and V pairs fill a register.
 #pragma once
 #include "products.h"
 
@@ -11,13 +11,13 @@ static inline long up(long x, long to) { return (x + to - 1) / to * to; }
 static inline Floats wide(const float* p) { return load(p); }
 static inline void copy(float* to, const float* from) { store(to, load(from)); }  // V numbers
 
-// V pairs: of numbers one after another, and of two rows' numbers in the same places. The rest after n numbers is 0, and
-// so is a row that is null.
+// V pairs: of numbers one after another, and of two rows' numbers in the same places. The rest after n numbers is 0,
+// and so is a row that is null.
 static inline Ints pairs(const float* p, long n) { return (Ints)(n >= V ? load(p) : load(p, n)); }
 static inline Ints pairs(const float* one, const float*, long n) { return pairs(one, n); }
 static inline void put(void* p, Ints pairs) { memcpy(p, &pairs, sizeof pairs); }
 
-// The same, rounded, of V floats in each of two places.
+// The same of V floats in each of two places, rounded to what the first argument points to.
 static inline Ints one_after_another(const float*, const float* one, const float*) { return (Ints)load(one); }
 static inline Ints side_by_side(const float*, const float* one, const float*) { return (Ints)load(one); }
 

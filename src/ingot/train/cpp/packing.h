@@ -1,6 +1,6 @@
-// Weights in fp32 as products read them, in panels of outputs side by side, pairs of inputs after each other. Layers that
-// read the same input, or whose gradients are added up, lie in the same panels. All sizes are multiples of V but outputs
-// of a last layer, which is filled up with copies of its last one.
+// Weights in fp32 as products read them, in panels of outputs side by side, pairs of inputs after each other. Layers
+// that read the same input, or whose gradients are added up, lie in the same panels. All sizes are multiples of V but
+// outputs of a last layer, which is filled up with copies of its last one.
 #pragma once
 #include <memory>
 

@@ -19,7 +19,8 @@ static void add_product(float* out, const float* stream, const Number* x, const 
 }
 
 // silu(gate) * up, and both, side by side in rows of 2F. Panels are those of gates and ups in turns.
-static void gate(Number* out, Number* gates, const Number* x, const Number* panels, long M, long I, long F, int threads) {
+static void gate(Number* out, Number* gates, const Number* x, const Number* panels, long M, long I, long F,
+                 int threads) {
   pass(x, panels, 2, M, I, (F + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
     float sums[2][ROWS * PANEL];
     for (int which = 0; which < 2; which++) multiply(which, F - p * PANEL, keep(sums[which]));
@@ -36,8 +37,8 @@ static void gate(Number* out, Number* gates, const Number* x, const Number* pane
 
 // The gradients of gates and ups in their place, from the gradient of what leaves the layer, M x I, and the matrix that
 // read the products of the two; these once more, for that matrix's gradient.
-static void gate_backward(Number* out, Number* gates, const Number* gradient, const Number* panels, long M, long I, long F,
-                          int threads) {
+static void gate_backward(Number* out, Number* gates, const Number* gradient, const Number* panels, long M, long I,
+                          long F, int threads) {
   multiplied(gradient, panels, M, I, F, threads, [=](long m, long f, Floats sum, auto n) {
     Number* both = gates + m * 2 * F + f;
     Floats gate = load(both, n), up = load(both + F, n), share = sigmoid(gate), silu = gate * share;
