@@ -66,8 +66,10 @@ def likelihood(
         context: tokens of a window; default: the model's context.
     """
 
+    forward = as_trained(model)
+
     def nll(batch: Batch) -> torch.Tensor:
-        out = _forward(model, batch)
+        out = _read(forward, batch)
         return -token_logps(out.hidden, out.head, batch.labels_BT)
 
     sums, tokens = _by_document(nll, model, store, overlap, rows_per_batch, advance, context)
@@ -87,8 +89,10 @@ def divergence(
     vocabulary, which is the same for both."""
     context = min(old.config.context, new.config.context)
 
+    forwards = as_trained(old), as_trained(new)
+
     def kl(batch: Batch) -> torch.Tensor:
-        before, after = _forward(old, batch), _forward(new, batch)
+        before, after = (_read(forward, batch) for forward in forwards)
         return divergences(after.hidden, after.head, before.hidden, before.head, batch.labels_BT)
 
     return ratio(*_by_document(kl, new, store, overlap, rows_per_batch, advance, context))
@@ -135,8 +139,8 @@ def _once(batch: Batch, seen: int) -> Batch:
     return replace(batch, labels_BT=labels)
 
 
-def _forward(model: Transformer, batch: Batch) -> ModelOut:
-    return as_trained(model)(batch.ids_BT, positions_BT=batch.positions_BT, documents_BT=batch.documents_BT)
+def _read(forward: Callable[..., ModelOut], batch: Batch) -> ModelOut:
+    return forward(batch.ids_BT, positions_BT=batch.positions_BT, documents_BT=batch.documents_BT)
 
 
 def ratio(numerator: np.ndarray, denominator: np.ndarray) -> dict[str, float]:

@@ -25,16 +25,15 @@ _PATIENCE = 120
 """Seconds that the compiler may take."""
 
 
-def build(source: Path, say: Callable[[str], None] | None = None, defined: str = "") -> CDLL | None:
+def build(source: Path, say: Callable[[str], None] | None = None, flags: tuple[str, ...] = FLAGS) -> CDLL | None:
     """The functions, built if they are not on disk, which `say` is told.
 
     None without a compiler or a place for what it makes.
 
     Args:
-        defined: NAME=VALUE of a macro, so that one source makes several libraries.
+        flags: the compiler's; with macros in them one source makes several libraries.
     """
     compiler = os.environ.get("CXX") or "g++"
-    flags = (*FLAGS, *([f"-D{defined}"] if defined else []))
     about = (compiler, flags, platform.machine(), sorted(torch.cpu.get_capabilities().items()))
     try:
         parts = [source, *sorted(source.parent.glob("[a-z]*.h")), *sorted(_SHARED.glob("[a-z]*.h"))]

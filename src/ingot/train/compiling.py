@@ -26,8 +26,10 @@ def compiled(model: nn.Module, what: Compile, say: Callable[[str], None] | None 
     Blocks are alike, so a deep model's are compiled once for all; that costs a few Python calls a block, which is too
     much for small ones. Its rows have one shape, so on a GPU it is worth cuDNN's while to plan attention for them.
     """
-    if not what or what == "native":
-        return as_trained(model) if what else model
+    if not what:
+        return model
+    if what == "native":
+        return as_trained(model)
     on_gpu = next(model.parameters()).device.type == "cuda"
     twin: Any = copy.copy(model)
     if what == "blocks":

@@ -170,7 +170,9 @@ class Engine:
 
     def forward_of(self, model: nn.Module) -> Callable[..., Any]:
         """What to call instead of a model that is compared with this one, or of this one for any shape of rows."""
-        return as_trained(model) if self.execution.compile == "native" else model
+        if self.execution.compile != "native":
+            return model
+        return self._compiled if model is self.model else as_trained(model)
 
     def gradients(
         self, batch: Batch, inner: int = 0, counts: Mapping[str, int] | None = None

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ingot.model.library import build, word
+from ingot.model.library import FLAGS, build, word
 
 _SOURCE = Path(__file__).parent / "cpp" / "native.cpp"
 _POINTERS = {"forward_block": 4, "backward_block": 6}
@@ -56,5 +56,5 @@ _built: dict[torch.dtype, ctypes.CDLL | None] = {}
 def _library(dtype: torch.dtype, say: Callable[[str], None] | None = None) -> ctypes.CDLL | None:
     """The functions; None where they cannot be built."""
     if dtype not in _built:
-        _built[dtype] = build(_SOURCE, say, f"NUMBER={_NUMBERS[dtype]}")
+        _built[dtype] = build(_SOURCE, say, (*FLAGS, f"-DNUMBER={_NUMBERS[dtype]}"))
     return _built[dtype]
