@@ -14,6 +14,7 @@ head, E = D / 2, V = H D, U = N D, F features of the feed-forward.
 """
 
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -43,9 +44,7 @@ class Stack:
 
     def __init__(self, model: Any):
         self._config: ModelConfig = model.config
-        *weights, self._last = _parameters(model)
-        size = len(_Weights._fields)
-        self._blocks = [weights[i : i + size] for i in range(0, len(weights), size)]
+        self._parameters = _parameters(model)
 
     def __call__(self, x_BTW: Tensor, turn: Rotation | None, first_BT: Tensor | None, *_: Any) -> tuple[Tensor, dict]:
         angles = None if turn is None else torch.cat((turn.cos_BT1E, turn.sin_BT1E), -1)
@@ -53,9 +52,9 @@ class Stack:
             first_BT = first_BT.expand(x_BTW.shape[:2]).contiguous()
         dtype = autocast_dtype(x_BTW.device) or x_BTW.dtype
         where = _Where(self._config, dtype, x_BTW.shape, angles, first_BT)
-        for weights in self._blocks:
-            x_BTW = _Block.apply(where, x_BTW, *weights)  # type: ignore[assignment]
-        return _LastNorm.apply(where, x_BTW, self._last), {}  # type: ignore[return-value]
+        given = x_BTW, *self._parameters
+        keep = torch.is_grad_enabled() and any(x.requires_grad for x in given)
+        return _Stack.apply(where, keep, *given), {}  # type: ignore[return-value]
 
 
 class _Weights(NamedTuple):
@@ -93,6 +92,13 @@ def _parameters(model: Any) -> list[nn.Parameter]:
     return [*found, model.norm.weight]
 
 
+def _in_blocks(parameters: Sequence[Tensor]) -> tuple[list[_Weights], Tensor]:
+    """Each block's, and the last norm's."""
+    *weights, last_W = parameters
+    size = len(_Weights._fields)
+    return [_Weights(*weights[i : i + size]) for i in range(0, len(weights), size)], last_W
+
+
 class _Kept(NamedTuple):
     """Of a block, for its backward pass."""
 
@@ -109,7 +115,7 @@ class _Kept(NamedTuple):
 
 
 class _Flow(NamedTuple):
-    """A gradient of the stream, exact and as products read it."""
+    """The gradient of the stream, exact and as products read it; a block's backward pass leaves its own in place."""
 
     exact_MW: Tensor
     rounded_MW: Tensor
@@ -141,7 +147,6 @@ class _Where:
         self.words = words(angles, turns, first_BT, *sizes, eps, self.threads)
         self.rows = (config.norm_eps, self.M, self.W, self.threads)
         """What functions of single rows are told last."""
-        self._flow: _Flow | None = None
 
     def kept(self, x_MW: Tensor) -> _Kept:
         """Memory for it."""
@@ -154,59 +159,48 @@ class _Where:
         return _Kept(x_MW, normed, qkv, logs, mixed, torch.empty_like(x_MW), middle_normed, gates)
 
     def flow(self) -> _Flow:
-        """Memory for the gradient that the next of the backward passes reads."""
+        """Memory for it."""
         exact_MW = torch.empty(self.M, self.W)
-        rounded_MW = exact_MW if self.dtype == exact_MW.dtype else torch.empty(self.M, self.W, dtype=self.dtype)
-        self._flow = _Flow(exact_MW, rounded_MW)
-        return self._flow
-
-    def rounded(self, gradient_BTW: Tensor) -> _Flow:
-        """A gradient as the pass before has left it, which rounded it too; else it is rounded now."""
-        flow, self._flow = self._flow, None
-        if flow is not None and flow.exact_MW.data_ptr() == gradient_BTW.data_ptr():
-            return flow
-        gradient_MW = gradient_BTW.reshape(self.M, self.W).contiguous()
-        return _Flow(gradient_MW, gradient_MW.to(self.dtype))
+        same = self.dtype == exact_MW.dtype
+        return _Flow(exact_MW, exact_MW if same else torch.empty(self.M, self.W, dtype=self.dtype))
 
 
-class _Block(torch.autograd.Function):
-    """The stream after a block, from the stream before it."""
+class _Stack(torch.autograd.Function):
+    """The hidden states behind the last norm, from the stream before the first block.
+
+    It is one node of the graph: what a node costs beside its own computing counts where a model is small.
+
+    Args:
+        keep: whether a backward pass may follow; where none does all blocks use the same memory.
+    """
 
     @staticmethod
-    def forward(ctx: Any, where: _Where, x_BTW: Tensor, *weights: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x_MW, out_BTW = x_BTW.reshape(where.M, where.W).contiguous(), torch.empty(x_BTW.shape)
-        kept = where.kept(x_MW)
-        function(where.dtype, "forward_block")(where.words, words(*weights), words(*kept), out_BTW.data_ptr())
-        ctx.where, ctx.weights, ctx.kept = where, _Weights(*weights), kept
-        return out_BTW
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient_BTW: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        kept, ctx.kept = ctx.kept, None
-        assert kept is not None, "what the backward pass needs is gone with the first one"
-        flow, before, of = ctx.where.rounded(gradient_BTW), ctx.where.flow(), ctx.weights.gradients()
-        parts = (ctx.weights, kept, of, flow, before)
-        function(ctx.where.dtype, "backward_block")(ctx.where.words, *(words(*part) for part in parts))
-        return None, before.exact_MW.view_as(gradient_BTW), *of
-
-
-class _LastNorm(torch.autograd.Function):
-    """The hidden states of the last block's stream."""
-
-    @staticmethod
-    def forward(ctx: Any, where: _Where, x_BTW: Tensor, gain_W: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.where, ctx.x_BTW, ctx.gain_W = where, x_BTW.contiguous(), gain_W
+    def forward(ctx: Any, where: _Where, keep: bool, x_BTW: Tensor, *parameters: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x_MW, all_kept = x_BTW.reshape(where.M, where.W).contiguous(), []
+        blocks, last_W = _in_blocks(parameters)
+        forward = function(where.dtype, "forward_block")
+        for weights in blocks:
+            kept = where.kept(x_MW) if keep or not all_kept else all_kept.pop()._replace(x_MW=x_MW)
+            x_MW = torch.empty_like(x_MW)
+            forward(where.words, words(*weights), words(*kept), x_MW.data_ptr())
+            all_kept.append(kept)
         out_BTW = torch.empty(x_BTW.shape)
-        call(where.dtype, "rms_norm_last", out_BTW, ctx.x_BTW, gain_W, *where.rows)
+        call(where.dtype, "rms_norm_last", out_BTW, x_MW, last_W, *where.rows)
+        ctx.where, ctx.parameters, ctx.kept = where, parameters, (all_kept, x_MW)
         return out_BTW
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_BTW: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x_BTW, ctx.x_BTW = ctx.x_BTW, None
-        assert x_BTW is not None, "what the backward pass needs is gone with the first one"
-        flow, of_gain_W, gradient_BTW = ctx.where.flow(), torch.empty_like(ctx.gain_W), gradient_BTW.contiguous()
-        given = (*flow, of_gain_W, None, gradient_BTW, x_BTW, ctx.gain_W)
-        call(ctx.where.dtype, "rms_norm_last_backward", *given, *ctx.where.rows)
-        return None, flow.exact_MW.view_as(gradient_BTW), of_gain_W
+        where, kept, ctx.kept = ctx.where, ctx.kept, None
+        assert kept is not None, "what the backward pass needs is gone with the first one"
+        (all_kept, x_MW), (blocks, last_W) = kept, _in_blocks(ctx.parameters)
+        flow, found = where.flow(), [torch.empty_like(last_W)]
+        given = (*flow, found[0], None, gradient_BTW.contiguous(), x_MW, last_W)
+        call(where.dtype, "rms_norm_last_backward", *given, *where.rows)
+        backward = function(where.dtype, "backward_block")
+        for weights in reversed(blocks):
+            kept, of = all_kept.pop(), weights.gradients()
+            backward(where.words, *(words(*part) for part in (weights, kept, of, flow)))
+            found[:0] = of
+        return None, None, flow.exact_MW.view_as(gradient_BTW), *found

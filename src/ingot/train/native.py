@@ -16,7 +16,7 @@ from torch import Tensor
 from ingot.model.library import FLAGS, build, word
 
 _SOURCE = Path(__file__).parent / "cpp" / "native.cpp"
-_POINTERS = {"forward_block": 4, "backward_block": 6}
+_POINTERS = {"forward_block": 4, "backward_block": 5}
 """How many arguments a function has that takes more than a list of words."""
 
 

@@ -34,7 +34,7 @@ struct Kept {
   Number *middle_normed, *gates;
 };
 
-// A gradient of the stream, exact and as products read it.
+// The gradient of the stream, exact and as products read it: behind the block, and when all is done before it.
 struct Flow {
   float* exact;
   Number* rounded;
@@ -92,28 +92,28 @@ static void forward(const Where& at, const Weights<const float>& w, const Kept& 
 }
 
 static void backward(const Where& at, const Weights<const float>& w, const Kept& kept, const Weights<float>& of,
-                     const Flow& after, const Flow& before) {
+                     const Flow& flow) {
   long M = at.M(), W = at.W, D = at.D, F = at.F, Q = at.H * D, U = at.K * D, ND = at.N() * D;
   int threads = at.threads;
   auto product = memory(M * F), normed = memory(M * W);
   auto down = packed_inputs({{w.down, W}}, F, threads);
-  gate_backward(product.get(), kept.gates, after.rounded, down.get(), M, W, F, threads);
-  weight_gradient(of.down, F, after.rounded, W, product.get(), F, false, M, W, F, threads);
+  gate_backward(product.get(), kept.gates, flow.rounded, down.get(), M, W, F, threads);
+  weight_gradient(of.down, F, flow.rounded, W, product.get(), F, false, M, W, F, threads);
   weight_gradient(of.gate, W, kept.gates, 2 * F, kept.middle_normed, W, false, M, 2 * F, W, threads);
   auto both = packed_inputs({{w.gate, F}, {w.up, F}}, W, threads);
   project(normed.get(), kept.gates, both.get(), M, 2 * F, W, threads);
-  rms_norm_backward(before.exact, before.rounded, of.ffn_norm, after.exact, normed.get(), kept.middle, w.ffn_norm,
+  rms_norm_backward(flow.exact, flow.rounded, of.ffn_norm, flow.exact, normed.get(), kept.middle, w.ffn_norm,
                     at.eps, M, W, threads);
 
   auto mixed = memory(M * Q), qkv = memory(M * ND);
   auto o = packed_inputs({{w.o, W}}, Q, threads);
-  project(mixed.get(), before.rounded, o.get(), M, W, Q, threads);
-  weight_gradient(of.o, Q, before.rounded, W, kept.mixed, Q, false, M, W, Q, threads);
+  project(mixed.get(), flow.rounded, o.get(), M, W, Q, threads);
+  weight_gradient(of.o, Q, flow.rounded, W, kept.mixed, Q, false, M, W, Q, threads);
   attention_backward(qkv.get(), mixed.get(), kept.mixed, kept.logs, kept.qkv, at.turn, at.turns, at.first, at.B, at.T,
                      at.H, at.K, D, threads);
   weight_gradient(of.q, W, qkv.get(), ND, kept.normed, W, false, M, ND, W, threads);
   auto three = packed_inputs({{w.q, Q}, {w.k, U}, {w.v, U}}, W, threads);
   project(normed.get(), qkv.get(), three.get(), M, ND, W, threads);
-  rms_norm_backward(before.exact, before.rounded, of.attention_norm, before.exact, normed.get(), kept.x,
+  rms_norm_backward(flow.exact, flow.rounded, of.attention_norm, flow.exact, normed.get(), kept.x,
                     w.attention_norm, at.eps, M, W, threads);
 }

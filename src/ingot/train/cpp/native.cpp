@@ -9,8 +9,8 @@ void forward_block(const Where* at, const Weights<const float>* weights, const K
   forward(*at, *weights, *kept, out);
 }
 void backward_block(const Where* at, const Weights<const float>* weights, const Kept* kept, const Weights<float>* of,
-                    const Flow* after, const Flow* before) {
-  backward(*at, *weights, *kept, *of, *after, *before);
+                    const Flow* flow) {
+  backward(*at, *weights, *kept, *of, *flow);
 }
 CALL(rms_norm_last, rms_norm<float>)
 CALL(rms_norm_last_backward, rms_norm_backward<float>)
