@@ -88,11 +88,14 @@ class LanguageModel:
     precision: str = "fp32"
     """Of the matrix products: "fp32", whose texts are the same on every machine up to rounding, or "bf16"."""
 
-    _decoders: "list[Decoder]" = field(init=False, default_factory=list, repr=False, compare=False)
-    """The copy of the weights that generation reads, once there is one."""
+    _copies: "list[tuple[list[tuple[int, int]], Decoder]]" = field(
+        init=False, default_factory=list, repr=False, compare=False
+    )
+    """The copy of the weights that generation reads, once there is one, behind where each of them lay and how often it
+    had been changed."""
 
     def decoder(self, rows: int) -> "Decoder":
-        """The weights as generation of so many rows needs them, copied at the first use; later changes don't count.
+        """The weights as generation of so many rows needs them, copied at the first use and when they have changed.
 
         Beside matrix tiles a copy for a single row gives way to one for several when those are asked for; elsewhere,
         and from then on, one copy serves both.
@@ -101,11 +104,14 @@ class LanguageModel:
 
         from ingot.infer.decoder import Decoder
 
-        if not self._decoders or (rows > 1 and self._decoders[0].single):
-            dtype = torch.bfloat16 if self.precision == "bf16" else None
-            self._decoders.clear()  # before the next copy is made, so that there are never two
-            self._decoders.append(Decoder(self.loaded.model, dtype, single=rows == 1))
-        return self._decoders[0]
+        weights = [(p.data_ptr(), p._version) for p in self.loaded.model.parameters()]
+        for copied, decoder in self._copies:
+            if copied == weights and not (rows > 1 and decoder.single):
+                return decoder
+        self._copies.clear()  # before the next copy is made, so that there are never two
+        dtype = torch.bfloat16 if self.precision == "bf16" else None
+        self._copies.append((weights, Decoder(self.loaded.model, dtype, single=rows == 1)))
+        return self._copies[0][1]
 
     @overload
     def generate(self, prompt: str = "", **options: Any) -> str: ...

@@ -224,3 +224,17 @@ def test_beside_matrix_tiles_weights_for_one_row_give_way_to_those_for_several(b
 def test_elsewhere_one_copy_of_the_weights_serves_one_row_and_several(babbler):
     model = api.LanguageModel(babbler.loaded)
     assert model.decoder(1) is model.decoder(3)
+
+
+def test_a_changed_model_goes_on_as_it_is_now(stage):
+    """A copy of old matrices beside the live embedding would be neither the old model nor the new one."""
+    model = api.load(stage, device="cpu")
+    before, decoder = model.generate("a", max_new=8, temperature=0), model.decoder(1)
+    assert model.decoder(1) is decoder
+    with torch.no_grad():
+        for parameter in model.loaded.model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    after = model.generate("a", max_new=8, temperature=0)
+    assert model.decoder(1) is not decoder
+    assert after == api.LanguageModel(model.loaded).generate("a", max_new=8, temperature=0)
+    assert after != before

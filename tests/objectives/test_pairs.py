@@ -227,6 +227,39 @@ def test_2_5_a_mismatched_answer_is_the_next_pairs(tmp_path: Path) -> None:
     assert short.context == 6
 
 
+def test_2_5_a_mismatched_answer_is_never_one_to_the_same_prompt(tmp_path: Path) -> None:
+    """A ranking A > B > C is three pairs side by side, whose answers all belong to its prompt."""
+    prompts, answers = ([5, 6], [7, 8]), {"A": [1, 2, 3], "B": [4, 9], "C": [10, 11, 12, 13]}
+    rows = [(prompt, answers[name]) for prompt in prompts for name in "ABACBC"]
+    one = rows_of(rows[:6])
+    assert mismatched(one, 16) is None
+    both = rows_of(rows)
+    other = mismatched(both, 16)
+    assert other is not None
+    assert len(other) == 12
+    for row in range(12):
+        source = (6 if row < 6 else 0) + row % 2  # the first pair of the other prompt, the same side
+        assert other.ids_BT[row][: 2 + len(rows[source][1])].tolist() == [*rows[row][0], *rows[source][1]]
+    reference = model(2).eval()
+    made = engine(tmp_path, Unpaired(), companions={"reference": reference})
+    ctx = made.context(1)
+    (expanded,) = made._expanded(one, ctx)  # nothing to measure by, so the zero is 0, and training goes on
+    assert (expanded.columns["zero_B"] == 0).all()
+
+
+def rows_of(documents: list[tuple[list[int], list[int]]]) -> Batch:
+    """Rows of a prompt and an answer each, pairs side by side."""
+    ids = np.zeros((len(documents), 16), np.int64)
+    labels = np.full_like(ids, IGNORE)
+    for i, (prompt, answer) in enumerate(documents):
+        whole = prompt + answer
+        ids[i, : len(whole)] = whole
+        labels[i, len(prompt) - 1 : len(whole) - 1] = answer
+    lengths, row = np.array([len(p) + len(a) for p, a in documents]), np.arange(len(documents)) // 2
+    positions = np.broadcast_to(np.arange(16), ids.shape).copy()
+    return Batch(ids, labels, positions, None, 0 * row, row, columns={"lengths_B": lengths}, group=2)
+
+
 def test_2_5_ktos_zero_is_of_the_whole_step_and_never_negative(tmp_path: Path) -> None:
     batch, reference = pairs(6), model(2).eval()
     zeros = []

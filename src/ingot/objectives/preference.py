@@ -202,7 +202,8 @@ class Preference(Objective):
 class Unpaired(Objective):
     """KTO: every answer by itself, liked (chosen) or not (rejected).
 
-    The zero is the mean ratio of answers that belong to another prompt of the same step, no less than 0.
+    The zero is the mean ratio of answers that belong to another prompt of the same step, no less than 0; it is 0 where
+    all pairs of a step have one prompt.
 
     Args:
         beta: how much a ratio counts.
@@ -226,7 +227,7 @@ class Unpaired(Objective):
                 torch.cat(ctx.over(model, other, answer_logps)) for model in (ctx.model, ctx.companions["reference"])
             )
             zero = max(0.0, float((policy - reference).mean()))
-        elif not ctx.evaluating:
+        elif len(batch) == batch.group and not ctx.evaluating:
             raise UserError("objective kto: a step of one pair has no answer of another prompt; set batch to 2 or more")
         ctx.notes["kl_zero"] = zero
         yield replace(batch, columns={**batch.columns, "zero_B": np.full(len(batch), zero)})
@@ -248,29 +249,44 @@ class Unpaired(Objective):
 
 
 def mismatched(batch: Batch, context: int) -> Batch | None:
-    """Each prompt with the answer of the same side of the next pair; None where there is no other pair.
+    """Each prompt with the answer of the same side of the next pair of another prompt; None where there is no other.
 
     What goes beyond the context is cut: these answers are not learned from.
     """
     label_BT, ids_BT = batch.labels_BT, batch.ids_BT
-    there = np.flatnonzero((label_BT != batch.ignore).any(1))
-    if len(there) < 2 * batch.group:
-        return None
     first_B = (label_BT != batch.ignore).argmax(1)  # the last id of the prompt, whose label begins the answer
     rows: list[tuple[np.ndarray, np.ndarray]] = []
-    for row, other in zip(there, np.roll(there, -batch.group), strict=True):
-        prompt, answer = slice(0, first_B[row]), slice(first_B[other] + 1, batch.columns["lengths_B"][other])
-        ids = np.concatenate([ids_BT[row, prompt], ids_BT[row, first_B[row] : first_B[row] + 1], ids_BT[other, answer]])
+    matched = _of_another_prompt(batch, first_B)
+    for row, other in matched:
+        end = batch.columns["lengths_B"][other]
+        ids = np.concatenate([ids_BT[row, : first_B[row] + 1], ids_BT[other, first_B[other] + 1 : end]])
         labels = np.full(len(ids), batch.ignore)
-        taken = label_BT[other, first_B[other] : batch.columns["lengths_B"][other]]
-        labels[first_B[row] :] = taken
+        labels[first_B[row] :] = label_BT[other, first_B[other] : end]
         rows.append((ids[:context], labels[:context]))
+    if not rows:
+        return None
+    there = [row for row, _ in matched]
     width = max(len(ids) for ids, _ in rows)
     new_ids, new_labels = np.zeros((len(rows), width), np.int64), np.full((len(rows), width), batch.ignore)
     for i, (ids, labels) in enumerate(rows):
         new_ids[i, : len(ids)], new_labels[i, : len(labels)] = ids, labels
     positions = np.broadcast_to(np.arange(width), new_ids.shape).copy()
     return Batch(new_ids, new_labels, positions, None, batch.source_B[there], batch.row_B[there], batch.ignore)
+
+
+def _of_another_prompt(batch: Batch, first_B: np.ndarray) -> list[tuple[int, int]]:
+    """Rows that have an answer, each with the next one of its side whose prompt, up to `first_B`, is another."""
+    there = np.flatnonzero((batch.labels_BT != batch.ignore).any(1))
+    prompts = {row: batch.ids_BT[row, : first_B[row] + 1].tobytes() for row in there}
+    found = []
+    for side in range(batch.group):
+        alike = [row for row in there if row % batch.group == side]
+        for i, row in enumerate(alike):
+            following = (*alike[i + 1 :], *alike[:i])
+            other = next((o for o in following if prompts[o] != prompts[row]), None)
+            if other is not None:
+                found.append((row, other))
+    return sorted(found)
 
 
 def _sides(logp_B: Tensor, batch: Batch) -> tuple[Side, Side]:
