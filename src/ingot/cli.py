@@ -28,8 +28,7 @@ from ingot.cli_options import (
     TopPOption,
     emit,
 )
-from ingot.core.artifact import is_full_disk
-from ingot.core.errors import StageFailed, UserError
+from ingot.core.errors import StageFailed, UserError, refused
 
 app = typer.Typer(
     help="From raw text to a trained, aligned language model, from one recipe file.\n\n"
@@ -44,7 +43,7 @@ app.command()(tune)
 
 
 def main() -> None:
-    """Entry point: a user's error is one sentence and exit code 2, a full disk likewise."""
+    """Entry point: a user's error is one sentence and exit code 2, what the machine refuses likewise."""
     try:
         app()
     except UserError as error:
@@ -57,9 +56,9 @@ def main() -> None:
     except BrokenPipeError:
         sys.exit(0)
     except OSError as error:
-        if not is_full_disk(error):
+        if (sentence := refused(error)) is None:
             raise
-        _fail(f"disk full while writing {error.filename or 'a file'}; free space and run the same command again")
+        _fail(sentence)
 
 
 @app.command()

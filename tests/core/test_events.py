@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from ingot.core.errors import UserError
 from ingot.core.events import EventLog, read_events, stable
 
 
@@ -36,3 +39,11 @@ def test_a_torn_last_line_is_ignored_and_then_cut(tmp_path: Path) -> None:
 def test_what_two_equal_runs_share() -> None:
     record = {"event": "step", "time": 1.0, "attempt": 2, "step": 3, "tok_s": 9, "loss": 0.5}
     assert stable(record) == {"event": "step", "step": 3, "loss": 0.5}
+
+
+def test_a_damaged_line_is_named_and_not_the_end_of_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"event": "start"}\n{"event": \xff\n{"event": "step"}\n')
+    for read in (lambda: read_events(path), lambda: EventLog(path)):
+        with pytest.raises(UserError, match=r"metrics\.jsonl: line 2 is not JSON; remove that line"):
+            read()

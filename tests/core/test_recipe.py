@@ -84,6 +84,14 @@ def test_sentences(tmp_path: Path, text: str, sentence: str) -> None:
     assert sentence in str(error.value)
 
 
+def test_an_override_of_a_stage_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    text = '[stage.base]\nkind = "thing"\ndepth = 1\n'
+    with pytest.raises(UserError, match=r"--set stage\.bas\.depth=2: no stage 'bas'; did you mean 'base'\?"):
+        _load(tmp_path, text, "stage.bas.depth=2")
+    made = _load(tmp_path, text, "stage.more.kind='thing'", "stage.more.depth=2")  # a new one begins with its kind
+    assert made.stages["more"][1].depth == 2
+
+
 @pytest.mark.parametrize("override", ["depth", "=3", "run.name.x=3"])
 def test_wrong_overrides(tmp_path: Path, override: str) -> None:
     with pytest.raises(UserError, match="--set"):

@@ -101,3 +101,10 @@ def test_what_is_wrong_with_the_table(repeat: dict[str, Any], message: str) -> N
 def test_a_stage_may_not_have_the_name_of_a_round() -> None:
     with pytest.raises(UserError, match=r"stage\.pairs-2: is the name of a round of 'pairs'"):
         unrolled(_table(RECIPE + '[stage.pairs-2]\nkind = "label"\n'))
+
+
+def test_what_people_fill_in_is_a_file_for_each_round() -> None:
+    stages = unrolled(_table(RECIPE.replace("rule.py:good", "better.jsonl")))["stage"]
+    assert [stages[f"pairs-{i}"]["by"] for i in (1, 2)] == ["better-1.jsonl", "better-2.jsonl"]
+    outside = unrolled(_table(RECIPE + '[stage.last]\nkind = "label"\nby = "better.jsonl"\n'))["stage"]["last"]
+    assert outside["by"] == "better.jsonl", "a stage that is not repeated"

@@ -83,12 +83,15 @@ def test_B2_one_function_is_a_filter(tmp_path, monkeypatch):
 def test_B2_wrong_filters_are_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = jsonl(tmp_path / "a.jsonl", [{"text": "fine"}, {"text": "also"}])
-    (tmp_path / "mine.py").write_text("def scalar(documents):\n    return True\n")
+    (tmp_path / "mine.py").write_text(
+        "def scalar(documents):\n    return True\n\n\ndef raises(documents):\n    return documents['nothing']\n"
+    )
     for name, sentence in {
         "lorem_ipsun": "did you mean 'lorem_ipsum'",
         "other.py:f": "no file other.py",
         "mine.py:scaler": "did you mean 'scalar'",
         "mine.py:scalar": "returned bool, expected a Boolean",
+        "mine.py:raises": "'raises' raised ColumnNotFoundError: .* on the 2 documents from .*a.jsonl to .*; mend it",
     }.items():
         with pytest.raises(UserError, match=sentence):
             make(tmp_path / "out", source, filters=[name])

@@ -22,6 +22,8 @@ from ingot.core.errors import UserError
 from ingot.corpus import files, read_json, read_tables, readers
 from ingot.corpus.documents import iter_texts, read_documents
 from ingot.corpus.funnel import Quarantined
+from ingot.corpus.settings import Source
+from ingot.corpus.sources import left_out
 from tests.conftest import DATA
 from tests.corpus.corpus_helpers import funnel, make, quarantine, settings
 
@@ -35,8 +37,12 @@ def table(rows: list[dict[str, Any]], delimiter: str) -> bytes:
 
 
 def parquet(rows: list[dict[str, Any]], **options: Any) -> bytes:
+    return parquet_of(pa.Table.from_pylist(rows), **options)
+
+
+def parquet_of(table: pa.Table, **options: Any) -> bytes:
     out = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), out, **options)
+    pq.write_table(table, out, **options)
     return out.getvalue()
 
 
@@ -222,6 +228,11 @@ def test_csv_quotes_line_ends_and_bad_rows(tmp_path):
         ("a.csv", "text\nx\n".encode("utf-16"), "the header cannot be read: byte 0 .* is not UTF-8; save the file"),
         ("a.parquet", parquet([{"body": "x", "id": 1}]), "a.parquet: no field 'text', found 'body', 'id'; set `field`"),
         ("a.parquet", parquet([{"text": 3}]), "a.parquet: column 'text' is int64, expected a string"),
+        (
+            "a.parquet",
+            parquet_of(pa.table([pa.array(["x"]), pa.array(["y"])], names=["text", "text"])),
+            "a.parquet: column 'text' is there more than once; keep one",
+        ),
         ("a.parquet", b"PAR1 and nothing more", "a.parquet: not a whole Parquet file"),
         ("a.json", b'[{"body": "x"}]', "a.json: row 1: no field 'text', found 'body'"),
     ],
@@ -276,6 +287,11 @@ def test_a_mixed_folder_counts_and_keeps_going(tmp_path):
     (top / "other.csv").write_bytes(b"id,body\n1,x\n2,y\n")
     out = tmp_path / "out"
     result = make(out, top, dedup={"exact": False})
+    assert left_out(Source(path=str(top))) == [top / "picture.png"]
+    (top / "\udcff.txt").write_text("a name that is no text")
+    with pytest.raises(UserError, match=r"the name '.*\\udcff.txt' is not UTF-8"):
+        make(tmp_path / "refused", top)
+    (top / "\udcff.txt").unlink()
     assert result["documents"] == 2 * len(WRITERS) + 1 + 2
     assert result["quarantined_documents"] == 4
     assert result["input_documents"] == result["documents"] + 4

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,8 @@ def _recipe(path: Path, *changes: tuple[str, str]) -> None:
             [('duration = "60 steps"', 'duration = "a while"')],
             ["stage.base.duration", "found 'a while'", "'5000 steps'"],
         ),
+        ([("clean = 1.0", "clean = inf")], ["stage.base.data", "found inf", "finite number"]),
+        ([('duration = "60 steps"', 'duration = "1e400 steps"')], ["stage.base.duration", "at most 1e+18"]),
         ([("width = 32", "width = 33")], ["stage.base.model", "width 33", "heads 2"]),
         (
             [('tokenizer = "bpe"', 'tokenizer = "bep"')],
@@ -197,13 +200,53 @@ def test_a_full_disk(work: Path, ingot) -> None:
     if mount.returncode:
         pytest.skip("needs the right to mount a small file system")
     try:
-        error = _refused(ingot("run", "tiny.toml", "--out", "small", cwd=work), "disk full", "free space")
+        error = _refused(ingot("run", "tiny.toml", "--out", "small", cwd=work), "disk is full", "free space")
         assert "run the same command again" in error
         assert not list(small.rglob("*.tmp"))
         subprocess.run(["mount", "-o", "remount,size=100m", str(small)], check=True)
         assert ingot("run", "tiny.toml", "--out", "small", "--only", "base", cwd=work).returncode == 0
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+def test_what_the_machine_refuses_is_a_sentence(work: Path, ingot) -> None:
+    """A file where a directory is to be, a directory where a file is to be."""
+    (work / "note.txt").write_text("here before")
+    for out in ("note.txt", "note.txt/deeper"):
+        for command in ("run", "plan"):
+            _refused(ingot(command, "tiny.toml", "--out", out, cwd=work), "note.txt", "expected a directory")
+    assert (work / "note.txt").read_text() == "here before"
+    assert ingot("run", "tiny.toml", "--only", "clean", cwd=work).returncode == 0
+    _refused(ingot("report", "tiny.toml", "--to", "runs", cwd=work), "runs", "found a directory")
+
+
+@pytest.mark.parametrize("name", ["DONE", "result.json"])
+def test_a_damaged_file_of_a_stage_is_named(work: Path, ingot, name: str) -> None:
+    assert ingot("run", "tiny.toml", "--only", "clean", cwd=work).returncode == 0
+    stage = (work / "runs" / "tiny" / "clean").resolve()
+    (work / "runs" / "stages" / "file-digests.json").write_text("[1]")  # only a memory of what can be read again
+    assert ingot("status", "tiny.toml", cwd=work).returncode == 0
+    (stage / name).write_bytes(b'{"torn": \xff\n')
+    _refused(ingot("report", "tiny.toml", cwd=work), f"{stage.name}/{name}", "not readable", "delete that stage's")
+
+
+def test_no_memory_is_a_sentence(work: Path, ingot) -> None:
+    huge = ingot("run", "tiny.toml", "--only", "base", "--set", "stage.base.model.width=100000000", cwd=work)
+    _refused(huge, "base: there is not enough memory", "`ingot plan` says how much")
+
+
+def test_a_signal_for_the_parent_alone_ends_the_stage_too(work: Path) -> None:
+    command = [sys.executable, "-m", "ingot", "run", "tiny.toml", "--set", "stage.base.duration='100000 steps'"]
+    began = subprocess.Popen(command, cwd=work, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert began.stderr is not None
+    for line in began.stderr:
+        if "train base" in line:
+            break
+    began.send_signal(signal.SIGINT)
+    _, rest = began.communicate(timeout=60)
+    assert began.returncode == 130, rest
+    assert "Traceback" not in rest
+    assert not StageDir((work / "runs" / "tiny" / "base").resolve()).is_locked()
 
 
 def test_torchrun_is_refused_with_a_sentence(work: Path, ingot) -> None:

@@ -17,7 +17,9 @@ from ingot.model import hf
 from ingot.model.settings import ModelSettings
 from ingot.model.transformer import build
 from ingot.pipeline.graph import load_graph
+from ingot.pipeline.run import job_of
 from ingot.report.plan import plan_rows
+from ingot.stages import child
 from ingot.stages.foreign import export_hf
 from ingot.text.hf_files import export_tokenizer, import_tokenizer
 from ingot.text.settings import SPECIALS, TokenizerSettings
@@ -122,6 +124,21 @@ def test_a_changed_weight_changes_the_key_of_what_starts_from_it(start: Path) ->
     hf.write(start, config, dict(build(config, 8).named_parameters()), eos=tokenizer.eot)
     changed = {n for n, key in keys().items() if key != before[n]}
     assert changed == {"hf:start", "tuned", "card"}
+
+
+def test_weights_that_are_no_numbers_are_refused(start: Path) -> None:
+    config, tensors = hf.read_config(start), dict(build(hf.read_config(start), 8).named_parameters())
+    tensors["layers.0.ffn.up.weight"].data[3, 5] = torch.nan
+    for name in ("config.json", "model.safetensors"):
+        (start / name).unlink()
+    hf.write(start, config, tensors)
+    graph = load_graph(Path("tune.toml"), [], Path("runs"))
+    node = graph.nodes["hf:start"]
+    vocabulary, jobs = (job_of(Path("runs"), n, graph.recipe, quiet=True) for n in (node.inputs["tokenizer"], node))
+    child.run(vocabulary)
+    with pytest.raises(UserError, match=r"layers\.0\.ffn\.up\.weight here hold NaN or infinite numbers"):
+        child.run(jobs)
+    assert not (Path(jobs["dir"]) / "DONE").exists()
 
 
 def test_a_larger_tokenizer_makes_the_embeddings_grow(start: Path) -> None:

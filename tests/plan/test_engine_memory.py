@@ -93,10 +93,8 @@ def test_f2_activations_are_what_our_functions_keep(name: str, dtype: torch.dtyp
         forward = compiled(build(config, seed=0), "native")
         out = forward(ids, documents_BT=documents if name == "isolated" else None)
         cost = out.head.nll(out.hidden.flatten(0, 1), ids.flatten()).sum()
-    node = out.hidden.grad_fn
-    held = [node.x_BTW]
-    while hasattr(node := node.next_functions[0][0], "kept"):
-        held += node.kept
+    blocks, behind = out.hidden.grad_fn.kept
+    held = [behind, *(tensor for kept in blocks for tensor in kept)]
     (head, _), *_ = cost.grad_fn.next_functions
     rounded, _, _, excess = head.saved_tensors
     seen = {(s := t.untyped_storage()).data_ptr(): s.nbytes() for t in (*held, rounded, excess)}

@@ -145,6 +145,10 @@ def nan(prompts, completions):
 
 def short(prompts, completions):
     return [0.0]
+
+
+def leaves(prompts, completions):
+    raise SystemExit(3)
 """
 
 
@@ -161,6 +165,7 @@ def short(prompts, completions):
             r"returned nan at prompt 'say \w+ \d+' with completion '.*', expected a finite number, or None for what "
             r"it cannot score; mend it",
         ),
+        ("leaves", r"raised SystemExit: 3 at prompt .*; mend it, or let it return None for what it cannot score"),
         ("short", r"returned 1 scores for \d+ completions, expected one for each; mend its return value"),
     ],
 )

@@ -233,6 +233,8 @@ def test_people_fill_a_file_and_the_same_command_goes_on(work: Path) -> None:
         _build(["people"], "people.toml")
     rows = [json.loads(line) for line in Path("better.jsonl").read_text().splitlines()]
     assert state()[0] == "WAIT"
+    page = write_report(_graph("people.toml"), ROOT).read_text()
+    assert "waiting" in page, "a run that waits has a page like any other"
     for n, row in enumerate(rows):
         row["better"] = "a" if n % 3 == 0 else "b" if n % 3 == 1 else "tie"
     Path("better.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

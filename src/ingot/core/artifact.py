@@ -9,7 +9,6 @@ or restored directory then looks new).
 """
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -47,6 +46,21 @@ def digest_file(path: Path) -> str:
     return state.hexdigest()
 
 
+def read_json(path: Path) -> Any:
+    """Plain data of a file that a stage has written.
+
+    Raises:
+        UserError: it was damaged since.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise UserError(
+            f"{path}: not readable, expected the JSON that the stage wrote; delete that stage's directory and run the "
+            "recipe again"
+        ) from None
+
+
 def cache() -> Path:
     """Where is kept what can be made anew: INGOT_CACHE, else ~/.cache/ingot."""
     return Path(os.environ.get("INGOT_CACHE") or "~/.cache/ingot").expanduser()
@@ -65,7 +79,8 @@ def atomic_open(path: Path) -> Iterator[IO[bytes]]:
         os.replace(temporary, path)
         _sync_directory(path.parent)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # of which the first one tells
+            temporary.unlink(missing_ok=True)
         raise
 
 
@@ -147,11 +162,6 @@ def _sync_directory(path: Path) -> None:
         os.close(handle)
 
 
-def is_full_disk(error: OSError) -> bool:
-    """Whether an error says that no more can be written."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
 class StageDir:
     """One stage's directory: lock, outputs, DONE."""
 
@@ -168,7 +178,7 @@ class StageDir:
         return (self.path / "inputs.json").exists()
 
     def done(self) -> dict[str, Any]:
-        return json.loads((self.path / DONE).read_text())
+        return read_json(self.path / DONE)
 
     def is_locked(self) -> bool:
         """Whether another process is writing here now."""
@@ -238,10 +248,10 @@ class FileHashes:
 
     def __init__(self, memo: Path):
         self._memo = memo
-        try:
-            self._known: dict[str, list[Any]] = json.loads(memo.read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
-            self._known = {}
+        self._known: dict[str, list[Any]] = {}
+        with contextlib.suppress(FileNotFoundError, ValueError, AttributeError):  # what is damaged is made anew
+            found = json.loads(memo.read_text()).items()
+            self._known = {name: told for name, told in found if isinstance(told, list) and len(told) == 4}
         self._changed = False
 
     def digest(self, path: Path) -> str:

@@ -4,6 +4,7 @@ Everything else that escapes is a bug of ours and shows a traceback (exit code 1
 """
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 
@@ -17,6 +18,42 @@ class StageFailed(Exception):
     def __init__(self, code: int):
         super().__init__(code)
         self.code = code
+
+
+_REFUSED = {
+    errno.ENOSPC: "the disk is full; free space and run the same command again",
+    errno.EDQUOT: "the disk quota is used up; free space and run the same command again",
+    errno.EROFS: "the file system can only be read; choose a directory that can be written, with --out",
+    errno.EACCES: "permission denied; change the permissions, or choose another place",
+    errno.EPERM: "permission denied; change the permissions, or choose another place",
+    errno.ENOTDIR: "found a file on this path, expected a directory; move the file away, or choose another place",
+    errno.EISDIR: "found a directory, expected a file or a link; move it away",
+    errno.EEXIST: "found a file, expected a directory or nothing; move it away, or choose another place",
+    errno.EIO: "the disk cannot be read or written; look at its health",
+}
+
+
+def refused(error: OSError, where: str = "a file") -> str | None:
+    """The sentence for what the machine refuses, which is the user's to mend; None where the error may be ours.
+
+    Args:
+        where: what was being written, where the error doesn't say.
+    """
+    if error.errno not in _REFUSED:
+        return None
+    return f"{error.filename2 or error.filename or where}: {_REFUSED[error.errno]}"
+
+
+def no_memory(error: Exception) -> str | None:
+    """The sentence for an allocation that failed, by Python, numpy or torch on any device; None for other errors."""
+    kind = type(error).__name__
+    if not (isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "can't allocate memory" in str(error)):
+        return None
+    what = str(error).splitlines()[0] if str(error) else kind
+    return (
+        f"there is not enough memory ({what}); a smaller batch, loop.micro_batch, context or model needs less, and "
+        "`ingot plan` says how much"
+    )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from ingot.core.errors import UserError
+
 if TYPE_CHECKING:
     from ingot.core.sinks import Sinks
 
@@ -78,11 +80,11 @@ def stable(record: dict[str, Any]) -> dict[str, Any]:
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if not line.endswith("\n"):
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
                 return  # being written at this moment
-            yield json.loads(line)
+            yield _parsed(path, number, line)
 
 
 def _cut_torn_line(path: Path) -> list[dict[str, Any]]:
@@ -93,7 +95,14 @@ def _cut_torn_line(path: Path) -> list[dict[str, Any]]:
     if end < len(data):
         with path.open("r+b") as file:
             file.truncate(end)
-    return [json.loads(line) for line in data[:end].splitlines()]
+    return [_parsed(path, number, line) for number, line in enumerate(data[:end].splitlines(), 1)]
+
+
+def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        return json.loads(line)
+    except ValueError:
+        raise UserError(f"{path}: line {number} is not JSON; remove that line, on which no result depends") from None
 
 
 class Bar:

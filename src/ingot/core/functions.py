@@ -3,8 +3,9 @@
 The file's content is part of the key of the stage that names it, so an edited function runs the stage again.
 """
 
+import ast
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,31 @@ def load_function(name: str, where: str) -> Callable[..., Any]:
 
 
 def require_file(name: str, where: str) -> Path:
-    """The file of a function; a UserError where it does not exist."""
-    file = file_of(name)
+    """The file of a function, which is read but not run.
+
+    Raises:
+        UserError: it does not exist, is not Python, or plainly has no such function.
+    """
+    file, function = file_of(name), name.rpartition(":")[2]
     if not file.is_file():
         raise UserError(f"{where}: '{name}': no file {file}; expected \"file.py:function\" relative to {Path.cwd()}")
+    try:
+        body = ast.parse(file.read_bytes()).body
+    except (SyntaxError, ValueError) as error:
+        raise UserError(f"{where}: '{name}': {file} is not Python ({error}); mend it") from None
+    known = {made for part in body for made in _names(part)}
+    if function not in known and "*" not in known:
+        raise UserError(f"{where}: '{name}': {file} has no function '{function}'; {nearest(function, known)}")
     return file
+
+
+def _names(part: ast.stmt) -> Iterator[str]:
+    """What a statement defines; `*` where only running it would tell."""
+    if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield part.name
+    elif isinstance(part, ast.Assign):
+        yield from (target.id for target in part.targets if isinstance(target, ast.Name))
+    elif isinstance(part, ast.Import | ast.ImportFrom):
+        yield from (alias.asname or alias.name for alias in part.names)
+    elif not isinstance(part, ast.Expr | ast.AnnAssign):
+        yield "*"

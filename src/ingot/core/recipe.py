@@ -34,9 +34,14 @@ SHARED = ("stages", "tensorboard", "wandb")
 
 
 class Settings(BaseModel):
-    """Base of every settings model: frozen, unknown keys refused, field docstrings kept for `--help` and schemas."""
+    """Base of every settings model: frozen, unknown keys refused, field docstrings kept for `--help` and schemas.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+    Numbers are finite.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
 
 
 class RunSettings(Settings):
@@ -44,7 +49,7 @@ class RunSettings(Settings):
 
     name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
     """Names the directory `runs/NAME` where the stages of this recipe are linked."""
-    seed: int = 1
+    seed: int = Field(default=1, ge=0, lt=2**63)
     """Seeds initialisation, shuffling and sampling; part of the key only of stages that use it."""
     sinks: Annotated[tuple[str, ...], EXECUTION] = ()
     """Dashboards that are shown the numbers of running stages: "tensorboard", "wandb", "trackio"."""
@@ -205,6 +210,10 @@ def _apply_override(table: dict[str, Any], override: str) -> None:
     except tomllib.TOMLDecodeError:
         value = text
     *parents, leaf = name.strip().split(".")
+    stages = table.get("stage", {})
+    stage = parents[1] if parents[:1] == ["stage"] and len(parents) > 1 else None
+    if stage and leaf != "kind" and isinstance(stages, dict) and stage not in stages:  # a kind begins a new one
+        raise UserError(f"--set {override}: no stage '{stage}'; {nearest(stage, stages)}")
     for parent in parents:
         table = table.setdefault(parent, {})
         if not isinstance(table, dict):

@@ -14,11 +14,14 @@ other, so a killed loop goes on, and a fourth round leaves the first three as th
     `pairs*`, in either         every round's so far; a share is divided among them. In round 1, where there is none yet
                                 of a stage not before it, what `start` names, or else nothing
 
+What people fill in (`by = "better.jsonl"`) is a file for each round, `better-1.jsonl` and so on.
+
 Names mean stages only where a setting takes stages (`REFERENCES`), so that a stage may be called `reward`.
 
 Rejected: a loop at run time (what a run will do could not be planned, and a stage's key would depend on its history).
 """
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -136,7 +139,9 @@ class _Names:
 
     def _one(self, name: str) -> str:
         if name not in self._names:
-            return name
+            stem, suffix = os.path.splitext(name)
+            repeated = self._place < len(self._names)
+            return f"{stem}-{self._i}{suffix}" if repeated and suffix == ".jsonl" else name
         if newest := self._newest(name):
             return f"{name}-{newest}"
         if name not in self._start:

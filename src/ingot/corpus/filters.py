@@ -160,8 +160,10 @@ def _ask(name: str, rejects: Filter, documents: pl.DataFrame) -> pl.Series:
         answer = rejects(documents)
     except Exception as error:
         first, last = documents["path"][0], documents["path"][-1]
-        error.add_note(f"in filter '{name}', on the {len(documents)} documents from {first} to {last}")
-        raise
+        raise UserError(
+            f"filters: '{name}' raised {type(error).__name__}: {error}, on the {len(documents)} documents from {first} "
+            f"to {last}; mend it"
+        ) from error
     if not isinstance(answer, pl.Series) or answer.dtype != pl.Boolean or len(answer) != len(documents):
         found = f"{answer.dtype} x {len(answer)}" if isinstance(answer, pl.Series) else type(answer).__name__
         raise UserError(

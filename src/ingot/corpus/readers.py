@@ -180,6 +180,9 @@ class _File:
         if field not in schema.names:
             self._reject(shapes.missing(field, schema.names), documents=rows)
             return
+        if schema.names.count(field) > 1:
+            self._reject(f"column '{field}' is there more than once; keep one", documents=rows)
+            return
         if not read_tables.is_text(schema.field(field).type):
             self._reject(f"column '{field}' is {schema.field(field).type}, expected a string", documents=rows)
             return

@@ -29,6 +29,7 @@ from ingot.corpus import contents, dedup, filters, holdout, readers
 from ingot.corpus.documents import SCHEMA, DocumentWriter, document_parts, read_documents
 from ingot.corpus.funnel import Funnel
 from ingot.corpus.settings import CorpusSettings
+from ingot.corpus.sources import left_out
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -67,6 +68,12 @@ def build(settings: CorpusSettings, out: Path, display: Display, log: EventLog) 
     log.write("corpus", step=1, **result)
     log.flush()
     _say(display, funnel, result)
+    for source in settings.sources:
+        if files := left_out(source):
+            display.say(
+                f"{source.path}: {len(files):,} files were not read, such as {files[0]}, whose suffix says nothing of "
+                "text; name a file itself, or a glob, and it is"
+            )
     for reason, (number, _) in funnel.total.dropped.items():
         if _is_wrong(settings, reason):
             display.say(f"{_first(funnel, reason)}; {number:,} of this kind are left out, see dropped.parquet")

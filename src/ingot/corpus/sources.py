@@ -144,21 +144,38 @@ def _fixed_part(pattern: Path) -> Path:
     return Path(*fixed)
 
 
+def left_out(source: Source) -> list[Path]:
+    """Files of a source that is a directory whose suffix says nothing of text, so that they are not read."""
+    path = Path(source.path).expanduser()
+    return [file for file in _files(path) if not _is_readable(file.name)] if path.is_dir() else []
+
+
 def _walk(top: Path, name: str, root: Path) -> Iterator[InputFile]:
+    for full in _files(top):
+        if _is_readable(full.name):
+            yield InputFile(full, f"{name}/{full.relative_to(top).as_posix()}", full.relative_to(root).as_posix())
+
+
+def _files(top: Path) -> Iterator[Path]:
+    """All files below a directory that are not hidden, in sorted order."""
     for directory, subdirectories, files in os.walk(top):
         subdirectories[:] = sorted(d for d in subdirectories if d not in _SKIPPED_DIRECTORIES and not d.startswith("."))
         for file in sorted(files):
-            full = Path(directory, file)
-            if _is_readable(file) and full.is_file():
-                yield InputFile(full, f"{name}/{full.relative_to(top).as_posix()}", full.relative_to(root).as_posix())
+            if not file.startswith(".") and (full := Path(directory, file)).is_file():
+                yield full
 
 
 def _is_readable(file: str) -> bool:
     suffix = _inner_suffix(file)
-    return not file.startswith(".") and (suffix in SUFFIXES or suffix in ROWS)
+    return suffix in SUFFIXES or suffix in ROWS
 
 
 def _nonempty(name: str, files: list[InputFile]) -> list[InputFile]:
+    for file in files:
+        try:
+            file.path.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"sources: the name {file.path!r} is not UTF-8, expected that; rename the file") from None
     if not files:
         raise UserError(
             f"sources: '{name}' holds no readable file, expected at least one such as .txt, .md, .py, .jsonl, "

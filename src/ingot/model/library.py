@@ -39,20 +39,34 @@ def build(source: Path, say: Callable[[str], None] | None = None, flags: tuple[s
         parts = [source, *sorted(source.parent.glob("[a-z]*.h")), *sorted(_SHARED.glob("[a-z]*.h"))]
         name = artifact.digest_bytes(repr(about).encode() + b"".join(part.read_bytes() for part in parts))
         path = artifact.cache() / "native" / f"{name}.so"
-        if not path.exists():
+        if not _whole(path):
             if say is not None:
                 say("building our functions for this CPU, once; that takes some seconds")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            with tempfile.TemporaryDirectory() as scratch:
                 made = Path(scratch, "made.so")
                 command = [*compiler.split(), *flags, f"-I{_SHARED}", str(source), "-o", str(made)]
                 subprocess.run(command, check=True, capture_output=True, timeout=_PATIENCE)
-                made.replace(path)  # whole, whoever else builds it
+                data = made.read_bytes()
+            artifact.atomic_write(path, data + _end(data))
         return CDLL(str(path))
     except (OSError, subprocess.SubprocessError) as error:
         if say is not None:
             say(f"{compiler} could not build them ({type(error).__name__}); torch computes, which is slower")
         return None
+
+
+def _whole(path: Path) -> bool:
+    """Whether a library is there as it was written: a damaged one ends the process that loads it."""
+    if not path.exists():
+        return False
+    data = path.read_bytes()
+    size = len(_end(b""))
+    return data[-size:] == _end(data[:-size])
+
+
+def _end(data: bytes) -> bytes:
+    """What is written behind a library, where no loader looks."""
+    return artifact.digest_bytes(data).encode()
 
 
 def word(argument: Tensor | float | None) -> int:

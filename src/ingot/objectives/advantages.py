@@ -62,9 +62,11 @@ def whiten(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
 def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """1 - Var(returns - values) / Var(returns) over the mask: 1 is a perfect value function, 0 no better than a number.
 
-    Not finite where the returns do not vary, so that there was nothing to explain.
+    Not finite where there are no returns or they do not vary, so that there was nothing to explain.
     """
     returns_N, error_N = returns_BT[mask_BT], (returns_BT - values_BT)[mask_BT]
+    if not len(returns_N):
+        return returns_N.new_tensor(math.nan)
     return 1 - error_N.var(correction=0) / returns_N.var(correction=0)
 
 

@@ -109,7 +109,7 @@ def ask(
     """
     try:
         scores = list(function(prompts, completions))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         guilty = next((i for i in range(len(prompts)) if _fails(function, prompts[i], completions[i])), 0)
         raise UserError(
             f"{where}: '{name}' raised {type(error).__name__}: {error} {_at(prompts, completions, guilty)}; "
@@ -139,7 +139,7 @@ def _is_number(score: Any) -> bool:
 def _fails(function: Function, prompt: dict[str, Any], completion: str) -> bool:
     try:
         function([prompt], [completion])
-    except Exception:
+    except (Exception, SystemExit):
         return True
     return False
 

@@ -5,7 +5,7 @@ ignored, and what is left out gets that kind's own default, so that a resolved r
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -33,6 +33,9 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 """The same of each schedule."""
 
 
+_Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimSettings(Settings):
     """The optimizer, its learning-rate schedule, and gradient clipping."""
 
@@ -45,7 +48,7 @@ class OptimSettings(Settings):
     """sgd (.9) and muon (.95): share of the last velocity kept; v = momentum * v + g, no moving average."""
     nesterov: bool | None = None
     """sgd (false) and muon (true): look ahead along the velocity."""
-    betas: tuple[float, float] | None = None
+    betas: tuple[_Decay, _Decay] | None = None
     """Decay of the first and second moments: .9 and .95; for lion, of the update and its memory: .9 and .99."""
     eps: float | None = Field(default=None, gt=0)
     """adamw, adam, muon: added to the square root of the second moment; default 1e-8."""

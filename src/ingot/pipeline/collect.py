@@ -1,12 +1,11 @@
 """Stage directories that nothing links to any more."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingot.core.artifact import StageDir
+from ingot.core.artifact import StageDir, read_json
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ def _whole(stage: Path) -> Iterator[Path]:
     """A stage and, where it is an adapter, the stages that hold the rest of its model."""
     yield stage
     record = stage / "inputs.json"
-    told = json.loads(record.read_text()) if record.exists() else {}
+    told = read_json(record) if record.exists() else {}
     if told.get("kind") == "train" and told["settings"].get("adapter"):
         yield from _whole(stage.parents[1] / told["inputs"]["init"]["dir"])
 

@@ -92,13 +92,25 @@ def _run_child(root: Path, node: Node, recipe: Recipe, quiet: bool) -> None:
     try:
         code = child.wait()
     except KeyboardInterrupt:
-        child.wait()
+        _end(child)
         raise
+    if code == -signal.SIGINT:
+        code = 130
     if code < 0:
         name = signal.Signals(-code).name
-        print(f"{node.name}: ended by {name} (out of memory?); the same command goes on", file=sys.stderr)
+        why = " (out of memory?)" if name == "SIGKILL" else ""
+        print(f"{node.name}: ended by {name}{why}; the same command goes on", file=sys.stderr)
     if code:
         raise StageFailed(code if code in (2, 130) else 1)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Wait for a child that was interrupted with us; one that was not, because the signal was ours alone, is told."""
+    try:
+        child.wait(timeout=1)
+    except subprocess.TimeoutExpired:
+        child.send_signal(signal.SIGINT)
+        child.wait()
 
 
 def job_of(root: Path, node: Node, recipe: Recipe, quiet: bool) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def _changes(link: Path, node: Node) -> str:
     """Which setting or input differs from the result that the run's link points to."""
     try:
         before = json.loads((link / "inputs.json").read_text())
-    except (OSError, json.JSONDecodeError):
+    except (OSError, ValueError):
         return "first run"
     changes = _differences(before["canonical"], node.canonical)
     if before["version"] != KINDS[node.kind].version:

@@ -25,7 +25,16 @@ from ingot.report.rendering import render
 from ingot.stages.job import EXECUTION
 from ingot.stages.kinds import KINDS
 
-STATES = {"HIT": "done", "RUNNING": "running", "RESUME": "interrupted", "FAILED": "failed", "RUN": "not run"}
+STATES = {
+    "HIT": "done",
+    "RUNNING": "running",
+    "RESUME": "interrupted",
+    "FAILED": "failed",
+    "RUN": "not run",
+    "WAIT": "waiting",
+    "MISSING": "not run",
+}
+"""What a page calls the states that a stage can be in."""
 
 
 def write_report(graph: Graph, root: Path, to: Path | None = None) -> Path:

@@ -257,7 +257,7 @@ def _resources(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
     of = f"{figures.size(total)} of {figures.size(there)}{'' if total <= there else ', does not fit'}"
     yield "memory", f"{of}{' (each rank)' if told['batch']['ranks'] > 1 else ''}: {parts}"
     later = told["generation"]
-    cache = f"{figures.size(later['cache'])} of keys and values a row of {told['batch']['context']:,}"
+    cache = f"{figures.size(later['cache'])} of keys and values a row of {later['context']:,}"
     yield "generation", f"weights {figures.size(later['weights'])}, {cache}"
     chosen = (choice["device"], choice["precision"], choice["optimizer"], f"{choice['attention']} attention")
     yield "compute", ", ".join(chosen)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from ingot.core import artifact
 from ingot.core.events import METRICS, read_events
 
 SAMPLES = 2
@@ -20,7 +21,7 @@ SAMPLES = 2
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON file's table; empty where there is none (yet)."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return artifact.read_json(path)
     except FileNotFoundError:
         return {}
 

@@ -74,6 +74,8 @@ def _print_train(out: Console, name: str, stage: Path) -> None:
     line = f"{name}: validation loss {figures.nats(loss)} nats, {figures.meaning(result)}"
     if "val_reward" in result:
         line = f"{name}: reward {figures.nats(result['val_reward'])} of fresh samples on held-out prompts"
+        if unscored := result.get("val_unscored_share"):
+            line += f", {unscored:.0%} of which could not be scored"
     if "bits_per_byte" in result:
         line += f", {figures.nats(result['bits_per_byte'])} bits per byte"
     out.print(

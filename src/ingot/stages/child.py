@@ -7,13 +7,17 @@ mend (one sentence on standard error), 1 is ours.
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from ingot.core.artifact import StageDir, atomic_json, atomic_write, is_full_disk
-from ingot.core.errors import UserError
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is still being imported ends without a word
+
+from ingot.core.artifact import StageDir, atomic_json, atomic_write
+from ingot.core.errors import UserError, no_memory, refused
 from ingot.core.events import METRICS, Display, EventLog
 from ingot.core.process import die_with
 from ingot.core.recipe import dump_toml
@@ -27,22 +31,26 @@ def main() -> int:
     job = json.load(sys.stdin)
     die_with(job["parent"])
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         run(job)
-    except UserError as error:
-        print(f"{job['name']}: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        if not is_full_disk(error):
-            raise
-        where = error.filename or job["dir"]
-        print(
-            f"{job['name']}: disk full while writing {where}; free space and run the same command again",
-            file=sys.stderr,
-        )
-        return 2
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        sentence = _sentence(error, job)
+        if sentence is None:
+            raise
+        print(f"{job['name']}: {sentence}", file=sys.stderr)
+        return 2
     return 0
+
+
+def _sentence(error: Exception, job: dict[str, Any]) -> str | None:
+    """What the user can mend; None where the error is ours."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, OSError):
+        return refused(error, job["dir"])
+    return no_memory(error)
 
 
 def run(job: dict[str, Any]) -> None:

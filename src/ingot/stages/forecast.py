@@ -181,7 +181,7 @@ def _machine(settings: TrainSettings, config: ModelConfig, line: Timeline, known
     return {
         "execution": choice,
         "memory": {**memory, "total": sum(memory.values()), "available": device.memory},
-        "generation": {"weights": config.parameters * number, "cache": cache},
+        "generation": {"weights": config.parameters * number, "cache": cache, "context": config.context},
     }
 
 

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ingot.core.artifact import atomic_directory
 from ingot.core.errors import UserError
 from ingot.dist import checkpoint
@@ -32,6 +34,11 @@ def import_model(job: Job) -> dict[str, Any]:
         peft.merge(Path(settings.adapter), model)
         job.display.say(f"merged with the adapter in {settings.adapter}")
     config, tensors = model.config, {n: p.detach() for n, p in model.named_parameters()}
+    if broken := next((name for name, weight in tensors.items() if not torch.isfinite(weight).all()), None):
+        raise UserError(
+            f"{settings.path}: the weights that are {broken} here hold NaN or infinite numbers, expected finite ones; "
+            "the file is damaged or the model has diverged, so take another"
+        )
     if tokenizer.vocab > config.vocab:
         job.display.say(f"embeddings grow from {config.vocab:,} to {tokenizer.vocab:,} ids, as the tokenizer has")
         tensors, config = hf.resize_embeddings(tensors, config, tokenizer.vocab)

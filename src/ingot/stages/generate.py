@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ingot.core.artifact import atomic_json
+from ingot.core.artifact import atomic_json, read_json
 from ingot.core.errors import UserError
 from ingot.corpus.documents import SCHEMA, DocumentWriter, Split, document_parts, read_documents
 from ingot.corpus.shapes import dump_document
@@ -110,7 +110,7 @@ def _answered(
     """For each prompt its answers {text, tokens, ended}, made now or by the process before; none if too long."""
     path = job.out / _PARTS / f"{split}-{part:06d}.json"
     if path.exists():
-        return json.loads(path.read_text())
+        return read_json(path)
     prompts = [render(parse_conversation(row["text"]), loaded.tokenizer, generation_prompt=True)[0] for _, row in rows]
     fits = [i for i, prompt in enumerate(prompts) if len(prompt) < loaded.config.context]
     sampling = sampling_for(

@@ -1,6 +1,5 @@
 """What a stage's child process is told, and what it hands to the builder."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ingot.core.artifact import StageDir
+from ingot.core.artifact import StageDir, read_json
 from ingot.core.errors import UserError
 from ingot.core.events import Display, EventLog
 from ingot.core.recipe import Settings
@@ -68,7 +67,7 @@ def open_stage(stage: Path) -> dict[str, Any]:
     path = stage / "inputs.json"
     if not path.exists():
         raise UserError(f"{stage}: no inputs.json, expected a stage's directory, such as runs/NAME/base")
-    return json.loads(path.read_text())
+    return read_json(path)
 
 
 def read_result(stage: Path) -> dict[str, Any]:
@@ -80,7 +79,7 @@ def read_result(stage: Path) -> dict[str, Any]:
     path = stage / "result.json"
     if not path.exists():
         raise UserError(f"{stage}: no result.json, so the stage has not finished; `ingot run` it first")
-    return json.loads(path.read_text())
+    return read_json(path)
 
 
 def read_config(stage: Path) -> ModelConfig:

@@ -102,7 +102,7 @@ KINDS: dict[str, Kind] = {
     "tokens": Kind(TokensSettings, 3, "ingot.stages.text:tokens", ("text", "stages/text.py")),
     "train": Kind(
         TrainSettings,
-        6,
+        7,
         "ingot.stages.train:run",
         ("text", "data", "model", "optim", "dist", "train", "objectives", "infer", *_WIRING, *_TRAINING),
         seeded=True,

@@ -129,10 +129,13 @@ def _by_people(path: Path, groups: list[Answers]) -> list[Judged]:
     if not path.exists():
         people.write(path, wanted)
     rows = people.read(path)
-    if [(row["prompt"], row["a"], row["b"]) for row in rows] != wanted:
+    found = [(row["prompt"], row["a"], row["b"]) for row in rows]
+    if found != wanted:
+        both = zip(wanted, found, strict=False)
+        first = next((n for n, (now, then) in enumerate(both, 1) if now != then), len(rows) + 1)
         raise UserError(
-            f"{path}: is not about the answers that are there now ({len(rows)} lines, expected {len(wanted)}); move it "
-            "away, and a new one is written"
+            f"{path}:{first}: is not about the answers that are there now, of which there are {len(wanted)} lines; "
+            "name another file, or move this one away, and a new one is written"
         )
     if why := people.waits(path):
         raise UserError(f"waits {why}; fill them in and run the same command again")

@@ -253,6 +253,8 @@ class TrainSettings(Settings):
             raise ValueError('found no duration, expected one such as "5000 steps", "3M tokens" or "20 tokens/param"')
         if self.duration is not None and names and not shares:
             raise ValueError("found duration beside phases that all have their own; leave it out, or give them shares")
+        if self.batch == 1 and getattr(self.objective, "kind", None) == "kto":
+            raise ValueError("found objective kto with batch = 1, expected 2 or more: a step needs another prompt")
         for phase in self.phases:
             phase.curve(self.optim, first=False, lr=self.optim.lr or 1.0)  # says what does not fit together
         return self

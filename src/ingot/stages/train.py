@@ -115,7 +115,7 @@ def _execution(job: Job, settings: TrainSettings, config: ModelConfig, line: Tim
     rows = line.largest * rows_of_a_draw(settings)
     shape = {"depth": config.depth, "flops": flops, "common": common}
     fresh = choose(settings.loop, settings.precision, longest_rows, rows, **shape, say=job.display.say)
-    execution = remembered(job.out / EXECUTION, fresh, settings.loop)
+    execution = remembered(job.out / EXECUTION, fresh, settings.loop, job.display.say)
     execution.prepare()
     return execution
 

@@ -9,6 +9,8 @@ _FORM = re.compile(
     r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([KMBT]?)\s*(steps?|tokens?/param(?:eter)?|tokens?|epochs?)"
 )
 _SCALE = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_MOST = 1e18
+"""Steps beyond which a 64-bit number ends."""
 EXPECTED = "expected a number and a unit: '5000 steps', '3M tokens', '1 epoch' or '20 tokens/param'"
 
 
@@ -31,8 +33,8 @@ class Duration:
             raise ValueError(f"found {text!r}, {EXPECTED}")
         number, scale, unit = match.groups()
         amount = float(re.sub("[_,]", "", number)) * _SCALE[scale]
-        if amount <= 0:
-            raise ValueError(f"found {text!r}, expected more than nothing")
+        if not 0 < amount <= _MOST:
+            raise ValueError(f"found {text!r}, expected more than nothing and at most {_MOST:.0e}")
         unit = "tokens/param" if "/" in unit else unit.rstrip("s") + "s"
         return cls(amount, unit)
 

@@ -12,7 +12,6 @@ checkpoint and export never meet it. fp64 exists for proofs: there the parameter
 """
 
 import contextlib
-import json
 import os
 import shutil
 import time
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 
-from ingot.core.artifact import atomic_json
+from ingot.core.artifact import atomic_json, read_json
 from ingot.core.errors import UserError
 from ingot.train import native
 from ingot.train.compiling import Compile
@@ -153,10 +152,15 @@ def choose(
     return replace(fresh, compile="native" if ours else _compile(settings, fresh, depth, flops))
 
 
-def remembered(path: Path, fresh: Execution, settings: LoopSettings) -> Execution:
-    """The execution an interrupted run began with, so that it goes on bit for bit; explicit settings win."""
+def remembered(
+    path: Path, fresh: Execution, settings: LoopSettings, say: Callable[[str], None] = lambda text: None
+) -> Execution:
+    """The execution an interrupted run began with, so that it goes on bit for bit; explicit settings win.
+
+    Where that is not possible here, `say` is told.
+    """
     if path.exists():
-        old = json.loads(path.read_text())
+        old = read_json(path)
         keep = {"precision": old["precision"], "reason": old["reason"]}
         if settings.threads is None:
             keep["threads"] = min(old["threads"], os.cpu_count() or 1)
@@ -169,6 +173,7 @@ def remembered(path: Path, fresh: Execution, settings: LoopSettings) -> Executio
         begun = Execution(**{**asdict(fresh), **keep})
         if begun.compile == "native" and not _ours(begun):  # another machine
             begun = replace(begun, compile="" if fresh.compile == "native" else fresh.compile)
+            say("the run began with functions in C++ that are not here; it goes on without, equal but for rounding")
         fresh = begun
     atomic_json(path, asdict(fresh))
     return fresh
