@@ -280,7 +280,7 @@ sources = ["text.txt"]
 kind = "corpus"
 sources = ["pairs.jsonl"]
 format = "pairs"
-[stage.questions]
+[stage.prompts]
 kind = "corpus"
 sources = ["questions.jsonl"]
 format = "prompts"

@@ -61,22 +61,20 @@ def require_file(name: str, where: str) -> Path:
     if not file.is_file():
         raise UserError(f"{where}: '{name}': no file {file}; expected \"file.py:function\" relative to {Path.cwd()}")
     try:
-        body = ast.parse(file.read_bytes()).body
+        known = set(_names(ast.parse(file.read_bytes(), file.name)))
     except (SyntaxError, ValueError) as error:
         raise UserError(f"{where}: '{name}': {file} is not Python ({error}); mend it") from None
-    known = {made for part in body for made in _names(part)}
     if function not in known and "*" not in known:
         raise UserError(f"{where}: '{name}': {file} has no function '{function}'; {nearest(function, known)}")
     return file
 
 
-def _names(part: ast.stmt) -> Iterator[str]:
-    """What a statement defines; `*` where only running it would tell."""
-    if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield part.name
-    elif isinstance(part, ast.Assign):
-        yield from (target.id for target in part.targets if isinstance(target, ast.Name))
-    elif isinstance(part, ast.Import | ast.ImportFrom):
-        yield from (alias.asname or alias.name for alias in part.names)
-    elif not isinstance(part, ast.Expr | ast.AnnAssign):
-        yield "*"
+def _names(tree: ast.AST) -> Iterator[str]:
+    """What is defined anywhere in a file; `*` where only running it would tell."""
+    for part in ast.walk(tree):
+        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield part.name
+        elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+            yield part.id
+        elif isinstance(part, ast.alias):
+            yield part.asname or part.name

@@ -42,6 +42,7 @@ def build(source: Path, say: Callable[[str], None] | None = None, flags: tuple[s
         if not _whole(path):
             if say is not None:
                 say("building our functions for this CPU, once; that takes some seconds")
+            path.parent.mkdir(parents=True, exist_ok=True)  # where that is not possible there is nothing to build for
             with tempfile.TemporaryDirectory() as scratch:
                 made = Path(scratch, "made.so")
                 command = [*compiler.split(), *flags, f"-I{_SHARED}", str(source), "-o", str(made)]

@@ -63,6 +63,8 @@ def export_hf(stage: Path, to: Path, dtype: Dtype, best: bool, say: Callable[[st
     """
     _refuse_existing(to)
     loaded = load_model(stage, say, device="cpu", best=best)
+    if open_stage(stage)["settings"].get("objective", {}).get("kind") == "reward":
+        say("the layout has no place for the head that gives rewards: the model is written without it")
     with atomic_directory(to) as directory:
         tokenizer = loaded.tokenizer
         export_tokenizer(tokenizer, directory)
