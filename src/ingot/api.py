@@ -104,7 +104,8 @@ class LanguageModel:
 
         from ingot.infer.decoder import Decoder
 
-        weights = [(p.data_ptr(), p._version) for p in self.loaded.model.parameters()]
+        parameters = self.loaded.model.parameters()
+        weights = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters]  # which are not counted
         for copied, decoder in self._copies:
             if copied == weights and not (rows > 1 and decoder.single):
                 return decoder

@@ -84,6 +84,13 @@ def test_sentences(tmp_path: Path, text: str, sentence: str) -> None:
     assert sentence in str(error.value)
 
 
+@pytest.mark.parametrize("seed", ["9223372036854775808", "-9223372036854775809"])
+def test_a_seed_is_a_number_of_64_bits(tmp_path: Path, seed: str) -> None:
+    with pytest.raises(UserError, match=r"run\.seed: found"):
+        _load(tmp_path, '[stage.a]\nkind = "thing"\ndepth = 1\n', f"run.seed={seed}")
+    assert _load(tmp_path, '[stage.a]\nkind = "thing"\ndepth = 1\n', "run.seed=-7").run.seed == -7
+
+
 def test_an_override_of_a_stage_that_is_not_there_is_refused(tmp_path: Path) -> None:
     text = '[stage.base]\nkind = "thing"\ndepth = 1\n'
     with pytest.raises(UserError, match=r"--set stage\.bas\.depth=2: no stage 'bas'; did you mean 'base'\?"):

@@ -6,7 +6,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -235,13 +237,33 @@ def test_no_memory_is_a_sentence(work: Path, ingot) -> None:
     _refused(huge, "base: there is not enough memory", "`ingot plan` says how much")
 
 
-def test_a_signal_for_the_parent_alone_ends_the_stage_too(work: Path) -> None:
+def _training(work: Path, **options: Any) -> "subprocess.Popen[str]":
+    """A long run, once it trains."""
     command = [sys.executable, "-m", "ingot", "run", "tiny.toml", "--set", "stage.base.duration='100000 steps'"]
-    began = subprocess.Popen(command, cwd=work, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    began = subprocess.Popen(command, cwd=work, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)
     assert began.stderr is not None
     for line in began.stderr:
         if "train base" in line:
             break
+    return began
+
+
+def test_a_run_that_ignores_interruptions_goes_on(work: Path) -> None:
+    """As one that a script has sent to the background does."""
+    began = _training(work, start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+    stage = StageDir((work / "runs" / "tiny" / "base").resolve())
+    try:
+        os.killpg(began.pid, signal.SIGINT)
+        time.sleep(1)
+        assert began.poll() is None
+        assert stage.is_locked(), "the stage's process goes on too"
+    finally:
+        os.killpg(began.pid, signal.SIGKILL)
+        began.communicate(timeout=60)
+
+
+def test_a_signal_for_the_parent_alone_ends_the_stage_too(work: Path) -> None:
+    began = _training(work)
     began.send_signal(signal.SIGINT)
     _, rest = began.communicate(timeout=60)
     assert began.returncode == 130, rest

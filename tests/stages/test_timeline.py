@@ -226,6 +226,15 @@ def test_D5_a_phase_warms_up_again_from_where_the_last_one_ended():
     assert line.peak == 1e-3
 
 
+def test_D5_a_warmup_that_the_run_is_too_short_for_is_known():
+    assert _line(optim={"warmup": 100}).unfinished_warmups() == []  # the last step has the peak
+    assert _line(optim={"warmup": 101}).unfinished_warmups() == [101]
+    two = [{"name": "x", "share": 0.3}, {"name": "y", "share": 0.7}]
+    assert _line(optim={"warmup": 60}, phases=two).unfinished_warmups() == [], "it ends in the second phase"
+    own = [two[0] | {"lr": 1e-3, "warmup": 31}, two[1] | {"lr": 1e-3, "warmup": 70}]
+    assert _line(phases=own).unfinished_warmups() == [31]
+
+
 def test_D5_a_phase_takes_what_it_leaves_out_from_the_stage():
     optim = {"kind": "sgd", "lr": 0.2, "schedule": "wsd", "cooldown": 0.5, "warmup": 4}
     line = _line(optim=optim, phases=[{"name": "x", "share": 0.5, "lr": 0.1}, {"name": "y", "share": 0.5}])

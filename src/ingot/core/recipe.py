@@ -44,12 +44,16 @@ class Settings(BaseModel):
     )
 
 
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""What generators are seeded with."""
+
+
 class RunSettings(Settings):
     """The `[run]` table."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
     """Names the directory `runs/NAME` where the stages of this recipe are linked."""
-    seed: int = Field(default=1, ge=0, lt=2**63)
+    seed: Seed = 1
     """Seeds initialisation, shuffling and sampling; part of the key only of stages that use it."""
     sinks: Annotated[tuple[str, ...], EXECUTION] = ()
     """Dashboards that are shown the numbers of running stages: "tensorboard", "wandb", "trackio"."""

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is still being imported ends without a word
 
 from ingot.core.artifact import StageDir, atomic_json, atomic_write
@@ -31,7 +31,8 @@ def main() -> int:
     job = json.load(sys.stdin)
     die_with(job["parent"])
     try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         run(job)
     except KeyboardInterrupt:
         return 130

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from ingot.core.functions import is_function
-from ingot.core.recipe import EXECUTION, Settings
+from ingot.core.recipe import EXECUTION, Seed, Settings
 
 
 class GenerateSettings(Settings):
@@ -30,7 +30,7 @@ class GenerateSettings(Settings):
     """What becomes of an answer that `max_new` or the context cut off: who learns from it would learn to stop there."""
     format: Literal["chat"] = "chat"
     """What a document is: a conversation, of which the model's answer alone is learned."""
-    seed: int | None = None
+    seed: Seed | None = None
     """Overrides [run] seed for this stage."""
     device: Annotated[Literal["auto", "cpu", "cuda"], EXECUTION] = "auto"
     """Where to compute, in fp32; `auto` takes a GPU if there is one."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, PositiveInt, Tag, model_validator
 
-from ingot.core.recipe import EXECUTION, Settings
+from ingot.core.recipe import EXECUTION, Seed, Settings
 from ingot.data.settings import PackingSettings
 from ingot.model.adapter import ADAPTER, AdapterSettings
 from ingot.model.settings import ModelSettings
@@ -167,7 +167,7 @@ class TrainSettings(Settings):
     precision: Precision = "auto"
     """Arithmetic of the forward and backward pass: fp32, tf32, bf16, fp16 (with loss scaling), fp64, or auto, what the
     hardware has; weights and moments are fp32 (fp64 under `fp64`)."""
-    seed: int | None = None
+    seed: Seed | None = None
     """Overrides [run] seed for this stage."""
     loop: LoopSettings = LoopSettings()
     """How the run is executed; no setting here changes its result."""
@@ -253,7 +253,7 @@ class TrainSettings(Settings):
             raise ValueError('found no duration, expected one such as "5000 steps", "3M tokens" or "20 tokens/param"')
         if self.duration is not None and names and not shares:
             raise ValueError("found duration beside phases that all have their own; leave it out, or give them shares")
-        if self.batch == 1 and getattr(self.objective, "kind", None) == "kto":
+        if self.batch == 1 and self.objective.kind == "kto":
             raise ValueError("found objective kto with batch = 1, expected 2 or more: a step needs another prompt")
         for phase in self.phases:
             phase.curve(self.optim, first=False, lr=self.optim.lr or 1.0)  # says what does not fit together
@@ -343,7 +343,7 @@ class JudgeSettings(Settings):
     """Scores at most this far apart are a tie."""
     question: str = "Which answer is better, A or B?"
     """What a model that judges is asked about two answers."""
-    seed: int | None = None
+    seed: Seed | None = None
     """Overrides [run] seed for this stage."""
     device: Annotated[Literal["auto", "cpu", "cuda"], EXECUTION] = "auto"
     """Where to compute, in fp32; `auto` takes a GPU if there is one."""
@@ -379,7 +379,7 @@ class FisherSettings(Settings):
     """Fisher stage of the tasks before: its values times `gamma` are added (online EWC, one anchor for all tasks)."""
     gamma: float = Field(default=1.0, gt=0, le=1)
     """How much of `previous` stays."""
-    seed: int | None = None
+    seed: Seed | None = None
     """Overrides [run] seed for this stage."""
     device: Annotated[Literal["auto", "cpu", "cuda"], EXECUTION] = "auto"
     """Where to compute, in fp32; `auto` takes a GPU if there is one."""

@@ -167,6 +167,11 @@ class Timeline:
         """Learning rate of the update of a step."""
         return self.curves[self._place(step)].lr(step)
 
+    def unfinished_warmups(self) -> list[int]:
+        """Steps of each warmup that is longer than the phases that follow its curve."""
+        last = {curve: phase.last for curve, phase in zip(self.curves, self.phases, strict=True)}
+        return [curve.schedule.warmup for curve, step in last.items() if curve.schedule.warmup > step - curve.origin]
+
     def epochs(self, extents: Extents) -> dict[str, float]:
         """How often the whole run shows each source, counted in tokens."""
         out = dict.fromkeys(self.sources, 0.0)

@@ -81,11 +81,8 @@ def run(job: Job) -> dict[str, Any]:
     words += "steps {first_step:,} to {last_step:,} of {rows} rows of {context:,}"
     for phase in line.summary():
         job.display.say(words.format(**phase))
-    for phase, curve in zip(line.phases, line.curves, strict=True):
-        if (warmup := curve.schedule.warmup) > phase.last - phase.first:
-            job.display.say(
-                f"a warmup of {warmup:,} steps does not end within them, so the rate never reaches its peak"
-            )
+    for warmup in line.unfinished_warmups():
+        job.display.say(f"a warmup of {warmup:,} steps does not end within them, so the rate never reaches its peak")
     if engine.resume(job.display.say):
         job.display.say(f"going on from step {engine.state['step']:,}")
         job.log.write("resume", after=engine.state["step"])

@@ -186,7 +186,7 @@ class _Stack(torch.autograd.Function):
             all_kept.append(kept)
         out_BTW = torch.empty(x_BTW.shape)
         call(where.dtype, "rms_norm_last", out_BTW, x_MW, last_W, *where.rows)
-        ctx.where, ctx.parameters, ctx.kept = where, parameters, (all_kept, x_MW)
+        ctx.where, ctx.blocks, ctx.last_W, ctx.kept = where, blocks, last_W, (all_kept, x_MW)
         return out_BTW
 
     @staticmethod
@@ -194,12 +194,11 @@ class _Stack(torch.autograd.Function):
     def backward(ctx: Any, gradient_BTW: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         where, kept, ctx.kept = ctx.where, ctx.kept, None
         assert kept is not None, "what the backward pass needs is gone with the first one"
-        (all_kept, x_MW), (blocks, last_W) = kept, _in_blocks(ctx.parameters)
-        flow, found = where.flow(), [torch.empty_like(last_W)]
-        given = (*flow, found[0], None, gradient_BTW.contiguous(), x_MW, last_W)
+        (all_kept, x_MW), flow, found = kept, where.flow(), [torch.empty_like(ctx.last_W)]
+        given = (*flow, found[0], None, gradient_BTW.contiguous(), x_MW, ctx.last_W)
         call(where.dtype, "rms_norm_last_backward", *given, *where.rows)
         backward = function(where.dtype, "backward_block")
-        for weights in reversed(blocks):
+        for weights in reversed(ctx.blocks):
             kept, of = all_kept.pop(), weights.gradients()
             backward(where.words, *(words(*part) for part in (weights, kept, of, flow)))
             found[:0] = of
