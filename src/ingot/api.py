@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 from ingot.core.errors import UserError
 from ingot.pipeline.graph import load_graphs
 from ingot.pipeline.points import run_all
+from ingot.pipeline.run import require_files
 from ingot.plan.memory import cache_bytes
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def run(
     Returns: stage name -> its directory; of a recipe with a `[sweep]`, POINT/STAGE such as "lr=0.001,seed=1/base".
     """
     graphs = load_graphs(Path(recipe), list(set), Path(out))
+    require_files(graphs, Path(out), list(only))
     return run_all(graphs, Path(out), list(only), lambda *_: None, quiet=True)
 
 

@@ -95,11 +95,11 @@ def plan(
     from ingot.report.swept import print_any_plan, swept_rows
 
     device = device_of(gpu)
-    graphs = load_graphs(recipe, set, out, without_files=True)
+    graphs = load_graphs(recipe, set, out)
     rows = swept_rows(graphs, out, lambda graph, root: plan_rows(graph, root, device, nproc))
     emit(rows, as_json, lambda: print_any_plan(graphs, out, rows))
     if missing := [row["missing"] for row in rows if "missing" in row]:
-        raise UserError("\n".join(missing))
+        raise UserError("\n".join(dict.fromkeys(missing)))
 
 
 @app.command()
@@ -112,10 +112,12 @@ def run(
 ) -> None:
     """Run a recipe: finished stages are kept, interrupted ones go on, changed ones are made anew."""
     from ingot.pipeline.points import run_all
+    from ingot.pipeline.run import require_files
     from ingot.report.terminal import Progress
     from ingot.stages.job import read_result
 
     graphs = _graphs(recipe, set, out)
+    require_files(graphs, out, only)
     progress = Progress(graphs, quiet=as_json)
     try:
         done = run_all(graphs, out, only, progress.stage, progress.point, quiet=as_json)

@@ -86,6 +86,7 @@ def test_a_recipe_without_rounds_is_as_it_was() -> None:
     ("repeat", "message"),
     [
         ({"rounds": 0}, r"repeat\.rounds: found 0, expected how often"),
+        ({"rounds": 10**6}, r"repeat\.rounds: found 1000000, expected .* from 1 to 1,000"),
         ({"stages": ["sampel"]}, r"repeat\.stages: no stage 'sampel'; did you mean 'sample'"),
         ({"stages": ["sample", "sample"]}, "expected each name once"),
         ({"start": {"chat": "x"}}, r"repeat\.start: no stage 'chat'"),

@@ -11,7 +11,7 @@ import pytest
 
 from ingot.core.errors import UserError
 from ingot.pipeline.graph import load_graph
-from ingot.pipeline.run import job_of, link
+from ingot.pipeline.run import job_of, link, require_files
 from ingot.stages import child
 
 RECIPES = Path(str(files("ingot.recipes")))
@@ -157,4 +157,4 @@ def test_gsm8k_sft(work: Path) -> None:
 )
 def test_a_recipe_without_its_file_says_which_one(work: Path, recipe: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        load_graph(Path(recipe), [], Path("runs"))
+        require_files([load_graph(Path(recipe), [], Path("runs"))], Path("runs"), [])

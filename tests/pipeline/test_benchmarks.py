@@ -20,7 +20,7 @@ VALUES = {"precision": 2, "optimizer": 8, "schedule": 3, "smoothing": 2, "z_loss
 @pytest.mark.parametrize("experiment", SCRIPT["EXPERIMENTS"])
 def test_experiments_are_sweeps_over_the_shipped_recipe(experiment: str, tmp_path: Path) -> None:
     sets = SCRIPT["overrides"](experiment, tmp_path / "input.txt", 20)
-    graphs = load_graphs(SCRIPT["RECIPE"], sets, tmp_path, without_files=True)
+    graphs = load_graphs(SCRIPT["RECIPE"], sets, tmp_path)
     assert len(graphs) == 3 * VALUES[experiment]
     assert len({g.nodes["base"].key for g in graphs}) == len(graphs)
     assert len({g.nodes["text"].key for g in graphs}) == 1
@@ -29,7 +29,7 @@ def test_experiments_are_sweeps_over_the_shipped_recipe(experiment: str, tmp_pat
 def test_the_check_of_align_instructions_is_the_recipe_and_arms_that_its_gates_read(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text((ALIGN["RECIPES"] / f"{ALIGN['NAME']}.toml").read_text() + ALIGN["ARMS"])
-    (graph,) = load_graphs(recipe, [], tmp_path / "runs", without_files=True)
+    (graph,) = load_graphs(recipe, [], tmp_path / "runs")
     settings = {name: node.settings.model_dump() for name, node in graph.nodes.items()}
     for arm, of, differs in (
         ("lora", "chat", {"adapter", "optim"}),

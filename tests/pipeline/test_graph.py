@@ -317,5 +317,23 @@ def test_the_files_of_a_tokenizer_are_in_its_key_and_their_place_is_not(work: Pa
     (work / "two" / "chat_template.jinja").write_text("{{ messages }}")
     after = _keys(work, two)
     assert {n for n in before if before[n] != after[n]} == {"bpe", "clean@bpe", "talk@bpe", "base", "chat", "card"}
-    with pytest.raises(UserError, match=r"stage\.bpe: none: no such directory"):
-        _graph(work, none)
+    missing = {name: node.missing for name, node in _graph(work, none).nodes.items() if node.missing}
+    assert list(missing) == ["bpe"]
+    assert str(missing["bpe"]).startswith("stage.bpe: none: no such directory")
+
+
+def test_only_takes_what_a_stage_stands_on_and_each_once(work: Path) -> None:
+    graph = _graph(work)
+    assert [n.name for n in graph.needed(["chat", "bpe"])] == [
+        "clean", "talk", "bpe", "clean@bpe", "base", "talk@bpe", "chat"
+    ]  # fmt: skip
+    rounds = """
+[repeat]
+rounds = 200
+stages = ["chat"]
+start = { chat = "base" }
+"""
+    text = (work / "tiny.toml").read_text().replace('init = "base"', 'init = "chat"') + rounds
+    (work / "many.toml").write_text(text)
+    graph = load_graph(Path("many.toml"), [], Path("runs"))
+    assert len(graph.needed(["chat-200"])) == 200 + 6  # neither too deep nor as often as there are ways there

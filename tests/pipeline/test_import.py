@@ -17,7 +17,7 @@ from ingot.model import hf
 from ingot.model.settings import ModelSettings
 from ingot.model.transformer import build
 from ingot.pipeline.graph import load_graph
-from ingot.pipeline.run import job_of
+from ingot.pipeline.run import job_of, require_files
 from ingot.report.plan import plan_rows
 from ingot.stages import child
 from ingot.stages.foreign import export_hf
@@ -112,6 +112,33 @@ def test_the_plan_knows_the_shape_before_the_import_has_run(start: Path) -> None
     assert rows["tuned"]["forecast"]["parameters"]["total"] == hf.read_config(start).parameters
 
 
+def test_what_was_made_from_files_that_are_gone_still_holds(start: Path, ingot: Callable[..., Any]) -> None:
+    """The model imported and the conversations: nothing is needed but what is to be made anew."""
+    made = ingot("run", "tune.toml", "--json")
+    assert made.returncode == 0, made.stderr
+    Path("away").mkdir()
+    for name in ("start", "talk.jsonl"):
+        Path(name).rename(Path("away", name))
+    again = ingot("run", "tune.toml", "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout) == json.loads(made.stdout)
+    for command in (["plan"], ["status"], ["verify"], ["report"]):
+        assert ingot(*command, "tune.toml").returncode == 0
+    rows = json.loads(ingot("plan", "tune.toml", "--json").stdout)
+    assert {row["state"] for row in rows} == {"HIT"}
+    gone = {row["name"] for row in rows if "files that are not there now" in row["why"]}
+    assert {"talk", "hf:start", "hf:start.tokenizer"} <= gone
+
+    changed = ["tune.toml", "--set", "stage.talk.holdout.share=0.1"]
+    refused = ingot("run", *changed)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: stage.talk: sources: 'talk.jsonl' does not exist")
+    assert ingot("run", *changed, "--only", "hf:start").returncode == 0  # which does not need it
+    Path("talk.jsonl").write_text(Path("away/talk.jsonl").read_text() + "\n")  # other bytes
+    states = {row["name"]: row["state"] for row in json.loads(ingot("plan", "tune.toml", "--json").stdout)}
+    assert (states["talk"], states["hf:start"]) == ("RUN", "HIT")
+
+
 def test_a_changed_weight_changes_the_key_of_what_starts_from_it(start: Path) -> None:
     def keys() -> dict[str, str]:
         return {n.name: n.key for n in load_graph(Path("tune.toml"), [], Path("runs")).nodes.values()}
@@ -178,10 +205,12 @@ def test_directories_that_hold_no_model_are_refused(start: Path) -> None:
     def problem(init: str) -> str:
         Path("tune.toml").write_text(TUNE.replace("hf:start", init))
         with pytest.raises(UserError) as raised:
-            load_graph(Path("tune.toml"), [], Path("runs"))
+            require_files([load_graph(Path("tune.toml"), [], Path("runs"))], Path("runs"), [])
         return str(raised.value)
 
-    assert "no directory nowhere, expected a model" in problem("hf:nowhere")
+    sentence = problem("hf:nowhere")
+    assert "init: path: no directory nowhere, expected a model" in sentence
+    assert "\n" not in sentence  # the tokenizer in it is not another problem
     Path("pickled").mkdir()
     Path("pickled/config.json").write_text("{}")
     Path("pickled/pytorch_model.bin").write_bytes(b"x")

@@ -68,7 +68,7 @@ SMALL = (
 def test_every_shipped_recipe_has_a_plan(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those for files that are not here: they are the only thing that a plan of them misses."""
     monkeypatch.chdir(recipe.parent)  # where the functions are that a recipe calls
-    graph = load_graph(recipe, [], tmp_path, without_files=True)
+    graph = load_graph(recipe, [], tmp_path)
     assert {"train", "evaluate", "corpus", "tokenizer", "tokens"} <= {n.kind for n in graph.nodes.values()}
     rows = {row["name"]: row for row in plan_rows(graph, tmp_path, GPUS["a100"])}
     missing = {name for name, row in rows.items() if "missing" in row}
@@ -263,7 +263,7 @@ def test_the_readmes_post_training_is_a_legal_recipe(tmp_path: Path) -> None:
     fenced = (ROOT / "README.md").read_text().split("```")[1::2]
     shown = next(b.removeprefix("toml") for b in fenced if b.startswith("toml\n[stage.rm]"))
     (tmp_path / "more.toml").write_text(BEFORE + shown)
-    graph = load_graph(tmp_path / "more.toml", [], tmp_path, without_files=True)
+    graph = load_graph(tmp_path / "more.toml", [], tmp_path)
     ppo, dpo, verdict = (set(graph.nodes[name].inputs) for name in ("ppo", "dpo", "verdict"))
     assert {"init", "companion:reward", "companion:reference"} <= ppo
     assert {"init", "companion:reference"} <= dpo

@@ -6,6 +6,7 @@ import pytest
 
 from ingot.core.errors import UserError
 from ingot.pipeline.graph import load_graph
+from ingot.pipeline.run import require_files
 
 
 def test_F4_an_edited_task_runs_the_stage_again_and_no_other(work, monkeypatch):
@@ -21,7 +22,11 @@ def test_F4_code_is_off_by_default(work, monkeypatch):
     monkeypatch.chdir(work)
     tasks = 'stage.card.tasks=["code-small"]'
     with pytest.raises(UserError, match=r"stage\.card: tasks: 'code-small' runs code that a model wrote; allow"):
-        load_graph(Path("tiny.toml"), [tasks], Path("runs"))
-    load_graph(Path("tiny.toml"), [tasks, "stage.card.run_code=true"], Path("runs"))
+        _startable(tasks)
+    _startable(tasks, "stage.card.run_code=true")
     with pytest.raises(UserError, match=r"stage.card: tasks: no task 'icl'; "):
-        load_graph(Path("tiny.toml"), ['stage.card.tasks=["icl"]'], Path("runs"))
+        _startable('stage.card.tasks=["icl"]')
+
+
+def _startable(*overrides: str) -> None:
+    require_files([load_graph(Path("tiny.toml"), list(overrides), Path("runs"))], Path("runs"), ["card"])

@@ -17,7 +17,7 @@ from ingot.model import hf, lora, peft
 from ingot.model.settings import ModelSettings
 from ingot.pipeline.collect import orphans
 from ingot.pipeline.graph import import_graph, load_graph
-from ingot.pipeline.run import job_of, link
+from ingot.pipeline.run import job_of, link, require_files
 from ingot.stages import child, train
 from ingot.stages.foreign import export_hf, export_peft
 from ingot.stages.layout import timeline
@@ -299,9 +299,9 @@ def test_what_is_no_adapter_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "half" / "adapter_config.json").write_text("{}")
     export_hf(_at("base"), tmp_path / "base", "float32", False, print)
     with pytest.raises(UserError, match=r"adapter: .*half holds adapter_config\.json, expected .*as PEFT writes them"):
-        import_graph(f"hf:{tmp_path / 'base'}", tmp_path, adapter=str(tmp_path / "half"))
+        require_files([import_graph(f"hf:{tmp_path / 'base'}", tmp_path, adapter=str(tmp_path / "half"))], tmp_path, [])
     with pytest.raises(UserError, match=r"holds an adapter and no model.*make it a stage: kind = \"import\""):
-        import_graph(f"hf:{tmp_path / 'half'}", tmp_path)
+        require_files([import_graph(f"hf:{tmp_path / 'half'}", tmp_path)], tmp_path, [])
 
 
 def test_the_content_of_an_adapter_is_in_the_key_and_its_place_is_not(tmp_path: Path) -> None:

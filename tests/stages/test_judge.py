@@ -12,7 +12,7 @@ import torch
 
 from ingot.core.errors import UserError
 from ingot.pipeline.graph import Graph, load_graph
-from ingot.pipeline.run import job_of, link
+from ingot.pipeline.run import job_of, link, require_files
 from ingot.pipeline.status import stage_dir
 from ingot.stages import child, judge
 from ingot.stages.job import Input
@@ -218,7 +218,9 @@ def test_a_reward_model_scores_prompt_answer_and_end_in_its_own_units(graph: Gra
 
 def test_edits_of_a_rule_and_what_does_not_fit(graph: Graph) -> None:
     def key(*changes: str) -> str:
-        return load_graph(Path("verdicts.toml"), list(changes), Path("runs")).nodes["verdict"].key
+        graph = load_graph(Path("verdicts.toml"), list(changes), Path("runs"))
+        require_files([graph], Path("runs"), ["verdict"])
+        return graph.nodes["verdict"].key
 
     before, rules = key(), Path("rules.py")
     rules.write_text(RULES + "\n# edited\n")

@@ -9,8 +9,8 @@ import pytest
 
 from ingot.core.errors import UserError
 from ingot.corpus.documents import read_documents
-from ingot.pipeline.graph import load_graph
-from ingot.pipeline.run import job_of, link
+from ingot.pipeline.graph import load_graph, load_graphs
+from ingot.pipeline.run import job_of, link, require_files
 from ingot.pipeline.status import status
 from ingot.plan.machine import GPUS
 from ingot.report.page import write_report
@@ -251,8 +251,26 @@ def test_people_fill_a_file_and_the_same_command_goes_on(work: Path) -> None:
     rows[0]["better"] = "c"
     Path("better.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(UserError, match=r'better.jsonl, line 1: found better = \'c\', expected "a", "b" or "tie"'):
-        _graph("people.toml")
+        require_files([_graph("people.toml")], ROOT, [])
     Path("better.jsonl").unlink()
+
+
+def test_two_sets_of_samples_do_not_share_a_file_of_answers(work: Path) -> None:
+    Path("sweep.toml").write_text(Path("people.toml").read_text() + '[sweep]\n"stage.sample.temperature" = [0.5, 1]\n')
+    with pytest.raises(UserError, match=r"stage\.people\.by: 'better.jsonl' is for the samples of another point"):
+        load_graphs(Path("sweep.toml"), [], ROOT)
+    Path("two.toml").write_text(Path("people.toml").read_text() + PEOPLE.split("[stage.best]")[0].replace(
+        "stage.people", "stage.others").replace("sample-1", "sample-2"))  # fmt: skip
+    with pytest.raises(UserError, match=r"stage\.others\.by: 'better.jsonl' is for the samples of stage\.people too"):
+        load_graphs(Path("two.toml"), [], ROOT)
+    load_graphs(Path("two.toml"), ["stage.others.by='more.jsonl'"], ROOT)
+
+
+def test_completions_that_leave_no_room_for_prompts_are_refused_before_anything_runs(work: Path) -> None:
+    for setting in ("stage.policy.objective.max_new=48", "stage.base.model.context=4"):
+        with pytest.raises(UserError, match=r"stage\.policy-1\.objective\.max_new: found \d+, expected less than"):
+            _graph("rounds.toml", setting)
+    _graph("rounds.toml", "stage.policy.objective.max_new=47")
 
 
 def test_plans_and_reports_show_them(work: Path) -> None:
@@ -284,4 +302,4 @@ def test_a_reward_model_picks_what_is_learned_from(work: Path) -> None:
 )
 def test_what_a_recipe_gets_wrong_is_said_before_anything_runs(override: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        _graph("rounds.toml", override)
+        require_files([_graph("rounds.toml", override)], ROOT, [])

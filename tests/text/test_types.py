@@ -236,6 +236,9 @@ def test_the_content_of_files_is_in_the_key(tmp_path):
     assert source_digest(settings(vocab=400), hashes) is None
     with pytest.raises(UserError, match=r"template: 'x.jinja' does not exist"):
         source_digest(settings(vocab=400, template="x.jinja"), hashes)
+    (tmp_path / "x.jinja").write_text("{% for m in messages %}\n{{ m.content }")
+    with pytest.raises(UserError, match=r"template: '.*x.jinja': chat template, line 2: "):
+        source_digest(settings(vocab=400, template=str(tmp_path / "x.jinja")), hashes)
     with pytest.raises(UserError, match="no such directory"):
         source_digest(settings(type="file", path=str(tmp_path / "none")), hashes)
 

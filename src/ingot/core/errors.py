@@ -12,6 +12,10 @@ class UserError(ValueError):
     """What was found, where, what was expected and what to do, in one sentence (several lines for several errors)."""
 
 
+class MissingFile(UserError):
+    """A file or a directory that a recipe names is not there: what was made from it before still holds."""
+
+
 class StageFailed(Exception):
     """A stage's process ended badly and has said why; carries the exit code to pass on."""
 

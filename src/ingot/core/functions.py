@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ingot.core.errors import UserError, nearest
+from ingot.core.errors import MissingFile, UserError, nearest
 
 
 def is_function(name: str) -> bool:
@@ -59,7 +59,7 @@ def require_file(name: str, where: str) -> Path:
     """
     file, function = file_of(name), name.rpartition(":")[2]
     if not file.is_file():
-        raise UserError(f"{where}: '{name}': no file {file}; expected \"file.py:function\" relative to {Path.cwd()}")
+        raise MissingFile(f"{where}: '{name}': no file {file}; expected \"file.py:function\" relative to {Path.cwd()}")
     try:
         known = set(_names(ast.parse(file.read_bytes(), file.name)))
     except (SyntaxError, ValueError) as error:

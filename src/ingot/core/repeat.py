@@ -45,6 +45,8 @@ REFERENCES = frozenset(
     )
 )
 """Settings whose strings, elements or keys are names of stages."""
+MOST = 1000
+"""Rounds of a recipe: each is stages of its own, with lines of their own in every table."""
 _KNOWN = ("rounds", "stages", "start")
 
 
@@ -79,8 +81,8 @@ def _check(repeat: Any, stages: Mapping[str, Any]) -> None:
     if unknown := [name for name in repeat if name not in _KNOWN]:
         raise UserError(f"repeat.{unknown[0]}: unknown setting; {nearest(unknown[0], _KNOWN)}")
     rounds, names, start = repeat.get("rounds"), repeat.get("stages"), repeat.get("start", {})
-    if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
-        raise UserError(f"repeat.rounds: found {rounds!r}, expected how often, a number from 1")
+    if not isinstance(rounds, int) or isinstance(rounds, bool) or not 1 <= rounds <= MOST:
+        raise UserError(f"repeat.rounds: found {rounds!r}, expected how often, a number from 1 to {MOST:,}")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise UserError(f"repeat.stages: found {names!r}, expected the names of the stages of a round, in their order")
     if len(set(names)) < len(names):

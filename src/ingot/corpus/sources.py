@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from ingot.core.artifact import FileHashes, atomic_open, digest_json
-from ingot.core.errors import UserError
+from ingot.core.errors import MissingFile, UserError
 from ingot.corpus.python_sources import TOPICS, library_files
 from ingot.corpus.settings import DOCS, STDLIB, CorpusSettings, Source
 
@@ -119,7 +119,7 @@ def _local(name: str) -> list[InputFile]:
     if path.is_dir():
         return _nonempty(name, list(_walk(path, name.rstrip("/"), path)))
     if not glob.has_magic(name):
-        raise UserError(
+        raise MissingFile(
             f"sources: '{name}' does not exist (looked from {Path.cwd()}), expected a file, a directory, a glob, "
             f"{STDLIB}, {DOCS} or https://; check the path"
         )
@@ -177,7 +177,7 @@ def _nonempty(name: str, files: list[InputFile]) -> list[InputFile]:
         except UnicodeEncodeError:
             raise UserError(f"sources: the name {file.path!r} is not UTF-8, expected that; rename the file") from None
     if not files:
-        raise UserError(
+        raise MissingFile(
             f"sources: '{name}' holds no readable file, expected at least one such as .txt, .md, .py, .jsonl, "
             ".csv.gz or .parquet; check the path, or name a file of another suffix itself"
         )

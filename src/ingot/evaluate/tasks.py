@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from ingot.core.errors import UserError, nearest
+from ingot.core.errors import MissingFile, UserError, nearest
 from ingot.core.recipe import Settings
 from ingot.evaluate.checks import CHECKS
 
@@ -127,7 +127,7 @@ def task_file(name: str) -> Path:
     if name.endswith(SUFFIX):
         path = Path(name).expanduser()
         if not path.is_file():
-            raise UserError(f"tasks: '{name}' does not exist (looked from {Path.cwd()}); check the path")
+            raise MissingFile(f"tasks: '{name}' does not exist (looked from {Path.cwd()}); check the path")
         return path
     if not (path := SUITE / f"{name}{SUFFIX}").is_file():
         known = sorted(p.stem for p in SUITE.glob(f"*{SUFFIX}"))

@@ -11,7 +11,8 @@ from pathlib import Path
 from ingot.core.artifact import atomic_json
 from ingot.core.errors import StageFailed
 from ingot.core.sweep import SWEEP
-from ingot.pipeline.graph import Graph, Node
+from ingot.pipeline.graph import Graph
+from ingot.pipeline.nodes import Node
 from ingot.pipeline.run import Report, run
 from ingot.pipeline.status import stage_dir
 

@@ -17,7 +17,8 @@ from typing import Any
 from ingot.core.allocator import ALLOCATOR
 from ingot.core.errors import StageFailed, UserError
 from ingot.core.recipe import Recipe, settings_tree
-from ingot.pipeline.graph import Graph, Node
+from ingot.pipeline.graph import Graph
+from ingot.pipeline.nodes import Node
 from ingot.pipeline.status import Status, link_path, stage_dir, status
 from ingot.stages.kinds import KINDS
 
@@ -38,6 +39,7 @@ def run(graph: Graph, root: Path, only: list[str], report: Report, quiet: bool =
         UserError: the run cannot start.
     """
     _refuse_torchrun()
+    require_files([graph], root, only)
     done: dict[str, Path] = {}
     for node in graph.needed(only):
         now = status(root, graph.recipe.home, node)
@@ -49,6 +51,18 @@ def run(graph: Graph, root: Path, only: list[str], report: Report, quiet: bool =
         link(root, graph.recipe.home, node)
         done[node.name] = stage_dir(root, node).path
     return done
+
+
+def require_files(graphs: list[Graph], root: Path, only: list[str]) -> None:
+    """That the files of all stages that are to be made can be read.
+
+    Raises:
+        UserError: some cannot; all are named.
+    """
+    needed = [(graph, node) for graph in graphs for node in graph.needed(only) if node.missing]
+    missing = [node.missing for graph, node in needed if status(root, graph.recipe.home, node).state == "MISSING"]
+    if missing:
+        raise UserError("\n".join(dict.fromkeys(filter(None, missing))))
 
 
 def link(root: Path, home: str, node: Node) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ingot.core.artifact import StageDir
 from ingot.core.events import METRICS, read_events
-from ingot.pipeline.graph import Node
+from ingot.pipeline.nodes import Node
 from ingot.stages.kinds import KINDS
 
 
@@ -33,11 +33,12 @@ def link_path(root: Path, home: str, node: Node) -> Path:
 
 def status(root: Path, home: str, node: Node) -> Status:
     """The state of one node."""
-    if node.missing:
-        return Status("MISSING", "its files cannot be read")
     out = stage_dir(root, node)
     if out.is_done():
-        return Status("HIT", f"{out.done().get('seconds', 0):.1f} s when it was made")
+        gone = ", from files that are not there now" if node.missing else ""
+        return Status("HIT", f"{out.done().get('seconds', 0):.1f} s when it was made{gone}")
+    if node.missing:
+        return Status("MISSING", "its files cannot be read")
     waits = KINDS[node.kind].waits
     if waits and (why := waits(node.settings)):
         return Status("WAIT", why)

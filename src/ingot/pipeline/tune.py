@@ -21,7 +21,8 @@ from typing import Any
 from ingot.core.artifact import atomic_json
 from ingot.core.errors import UserError
 from ingot.core.events import METRICS, read_events
-from ingot.pipeline.graph import Graph, Node, load_graph
+from ingot.pipeline.graph import Graph, load_graph
+from ingot.pipeline.nodes import Node
 from ingot.pipeline.run import job_of, run, start_child
 from ingot.pipeline.status import stage_dir
 from ingot.stages.job import EXECUTION

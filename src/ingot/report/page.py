@@ -16,7 +16,8 @@ from markupsafe import Markup
 
 from ingot.core.artifact import atomic_write
 from ingot.core.recipe import dump_toml, settings_tree
-from ingot.pipeline.graph import Graph, Node
+from ingot.pipeline.graph import Graph
+from ingot.pipeline.nodes import Node
 from ingot.pipeline.status import stage_dir, status
 from ingot.report import figures, reading
 from ingot.report.graph_picture import Box, draw

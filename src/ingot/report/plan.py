@@ -14,7 +14,8 @@ from rich.text import Text
 from ingot.core.errors import UserError, nearest
 from ingot.corpus.settings import CorpusSettings
 from ingot.model.settings import ModelConfig
-from ingot.pipeline.graph import Graph, Node
+from ingot.pipeline.graph import Graph
+from ingot.pipeline.nodes import Node
 from ingot.pipeline.status import stage_dir, status
 from ingot.plan.machine import GPUS, Device, cpu, here
 from ingot.report import figures, reading
@@ -48,7 +49,7 @@ def device_of(name: str | None) -> Device:
 
 def plan_rows(graph: Graph, root: Path, device: Device | None = None, ranks: int = 1) -> list[dict[str, Any]]:
     """What `run` would do: {name, kind, state, why, key, inputs, facts} of every stage, in order, `missing` where its
-    files cannot be read, and `forecast` of a train stage for that device (this machine's by default).
+    files cannot be read and are needed, and `forecast` of a train stage for that device (this machine's by default).
     """
     device = device or here()
     rows = []
@@ -63,7 +64,7 @@ def plan_rows(graph: Graph, root: Path, device: Device | None = None, ranks: int
             "inputs": [n.name for n in node.inputs.values()],
             "facts": _facts(node),
         }
-        if node.missing:
+        if now.state == "MISSING":
             row["missing"] = node.missing
         if isinstance(node.settings, TrainSettings):
             row["forecast"] = _forecast(node, root, device, ranks)

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ingot.pipeline.graph import Graph, Node
+from ingot.pipeline.graph import Graph
+from ingot.pipeline.nodes import Node
 from ingot.pipeline.points import label
 from ingot.pipeline.status import Status, stage_dir, status
 from ingot.report import figures, panels_forgetting, reading

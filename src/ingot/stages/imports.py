@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from ingot.core.artifact import DONE, FileHashes, StageDir, digest_json
-from ingot.core.errors import UserError
+from ingot.core.errors import MissingFile, UserError
 from ingot.core.recipe import Settings
 from ingot.model import hf_config
 from ingot.model.adapter import PEFT_FILES
@@ -39,7 +39,7 @@ def model_files(path: str) -> list[Path]:
     """
     directory = directory_of(path)
     if not directory.is_dir():
-        raise UserError(f"path: no directory {directory}, expected a model; check the path (nothing is downloaded)")
+        raise MissingFile(f"path: no directory {directory}, expected a model; check the path (nothing is downloaded)")
     if not path.startswith(HF):
         if not StageDir(directory).is_done() or not (directory / "model.json").exists():
             raise UserError(
@@ -71,7 +71,7 @@ def adapter_files(path: str) -> list[Path]:
     found = [Path(path, name) for name in PEFT_FILES]
     if not all(file.exists() for file in found):
         there = ", ".join(sorted(f.name for f in Path(path).glob("*"))[:8]) or "nothing"
-        raise UserError(f"adapter: {path} holds {there}, expected {' and '.join(PEFT_FILES)}, as PEFT writes them")
+        raise MissingFile(f"adapter: {path} holds {there}, expected {' and '.join(PEFT_FILES)}, as PEFT writes them")
     return found
 
 

@@ -42,6 +42,21 @@ def contexts(settings: TrainSettings, config: ModelConfig) -> list[int]:
     return [phase.context or settings.context or config.context for phase in phases_of(settings)]
 
 
+def room_for_prompts(settings: TrainSettings, context: int) -> int:
+    """Tokens of a row that a prompt may fill: the longest completion has to follow it.
+
+    Raises:
+        UserError: none.
+    """
+    room: int = getattr(settings.objective, "max_new", 0)
+    if room >= context:
+        raise UserError(
+            f"objective.max_new: found {room:,}, expected less than the context of {context:,}, which a prompt and "
+            "its completion share; lower it, or set a longer context"
+        )
+    return context - room
+
+
 def longest(settings: TrainSettings, config: ModelConfig) -> ModelConfig:
     """The shape of the model that is trained: its context is the largest of the phases' (`init` never gets shorter).
 

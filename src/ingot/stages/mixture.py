@@ -11,7 +11,7 @@ from ingot.data.packing import BestFit, Mask, Plan, Whole, Windows, make_plan
 from ingot.model.settings import ModelConfig
 from ingot.objectives.settings import OBJECTIVES
 from ingot.stages.job import Input, read_config
-from ingot.stages.layout import contexts, mixture, phases_of
+from ingot.stages.layout import contexts, mixture, phases_of, room_for_prompts
 from ingot.stages.settings import TrainSettings
 from ingot.stages.timeline import Timeline
 from ingot.text.store import Store
@@ -117,15 +117,7 @@ class _Layout:
 
     def _longest(self, context: int) -> int:
         """Tokens of a row that the data may fill: a prompt leaves room for the longest completion."""
-        if self.content != "prompts":
-            return context
-        room: int = getattr(self.settings.objective, "max_new", 0)
-        if room >= context:
-            raise UserError(
-                f"objective.max_new: found {room:,}, expected less than the context of {context:,}, which a prompt and "
-                "its completion share; lower it, or set a longer context"
-            )
-        return context - room
+        return room_for_prompts(self.settings, context) if self.content == "prompts" else context
 
     def _source(self, store: Store, plan: Plan) -> Source:
         packing = self.settings.packing

@@ -6,7 +6,7 @@ The parent process asks this for every recipe, so no library is loaded here.
 from pathlib import Path
 
 from ingot.core.artifact import FileHashes, digest_json
-from ingot.core.errors import UserError
+from ingot.core.errors import MissingFile, UserError
 from ingot.text.settings import TokenizerSettings
 
 GPT2_FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
@@ -38,7 +38,7 @@ def tokenizer_files(path: Path) -> list[Path]:
     """
     directory = path.parent if path.name == "tokenizer.json" else path
     if not directory.is_dir():
-        raise UserError(
+        raise MissingFile(
             f"{path}: no such directory (looked from {Path.cwd()}), expected one with a tokenizer.json or GPT-2's "
             "encoder.json and vocab.bpe; check the path"
         )
@@ -59,16 +59,27 @@ def source_digest(settings: TokenizerSettings, hashes: FileHashes) -> str | None
     """Digest of a vocabulary's files and of a template's file; None where the settings name none.
 
     Raises:
-        UserError: as `tokenizer_files`; also for a template that is not there.
+        UserError: as `tokenizer_files`; also for a template that is not there, or that cannot be parsed.
     """
     files = tokenizer_files(settings.path) if settings.path else []
     template = settings.template_file
     if template and not template.is_file():
         where = f"'{template}' does not exist (looked from {Path.cwd()})"
-        raise UserError(f"template: {where}, expected a file with a Jinja chat template; check the path")
+        raise MissingFile(f"template: {where}, expected a file with a Jinja chat template; check the path")
+    if template:
+        _check_syntax(template)
     if not files and not template:
         return None
     return digest_json([[f.name, hashes.digest(f)] for f in files] + [hashes.digest(template) if template else None])
+
+
+def _check_syntax(path: Path) -> None:
+    from ingot.text.templates import Template  # reads jinja2, which few recipes need
+
+    try:
+        Template(read_text(path), {}, {}, frozenset())
+    except UserError as error:
+        raise UserError(f"template: '{path}': {error}") from None
 
 
 def read_text(path: Path) -> str:
