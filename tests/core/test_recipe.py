@@ -71,6 +71,15 @@ def test_resolved_settings_are_toml_and_validate_back() -> None:
             '[stage.a]\nkind = "thing"\ndepth = 1\nspan = {}\n',
             "stage.a.span.end: missing; add it to the recipe (Where it ends, counted from the beginning)",
         ),
+        (
+            '[stage.a]\nkind = "thing"\ndepth = 1\ninner = 3\n',
+            "stage.a.inner: found 3, input should be a table",
+        ),
+        (
+            f'[stage.a]\nkind = "thing"\ndepth = [{"1, " * 999}]\n',
+            f"stage.a.depth: found [{'1, ' * 66}1...",
+        ),
+        (f"a = {'[' * 3000}{']' * 3000}\n", "found tables or lists hundreds deep, expected a recipe"),
         ('sinks = "tensorboard"\n', "run.sinks: found 'tensorboard', input should be a list"),
         ("[stage.a]\ndepth = 1\n", "stage.a: no kind; every stage needs kind = one of thing"),
         ('[stage."a@b"]\nkind = "thing"\n', "stage.a@b: the name may not contain '@'"),

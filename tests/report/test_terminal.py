@@ -24,6 +24,8 @@ def test_status_of_a_stage_under_way(finished, capsys):
     rows = {row["name"]: row for row in terminal.status_rows(finished.graph, finished.root)}
     assert (rows["chat"]["step"], rows["chat"]["steps"]) == (25, 40)
     assert rows["chat"]["eta_s"] is None  # nobody is running it
+    assert rows["base"]["val_loss_nats"] == 1.5114  # as the result has it: of all held-out rows
+    assert (rows["chat"]["val_loss_nats"] or 0) > 0  # the last evaluation's
     with finished.dir("chat").lock():
         running = {row["name"]: row for row in terminal.status_rows(finished.graph, finished.root)}["chat"]
     assert running["state"] == "RUNNING"

@@ -9,6 +9,7 @@ below it. A field marked `EXECUTION` changes how fast or where a result is made,
 the stage key (`canonical`).
 """
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ class _Execution:
 EXECUTION = _Execution()
 SHARED = ("stages", "tensorboard", "wandb")
 """Directories of the output root that are no runs."""
+_LONGEST = 200
+"""Most characters of a wrong value that are repeated to the user."""
 
 
 class Settings(BaseModel):
@@ -203,6 +206,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: byte {error.start} is not UTF-8; save the recipe as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path}: not valid TOML: {error}; mend that line") from None
+    except RecursionError:
+        raise UserError(f"{path}: found tables or lists hundreds deep, expected a recipe; mend it") from None
 
 
 def _apply_override(table: dict[str, Any], override: str) -> None:
@@ -211,7 +216,7 @@ def _apply_override(table: dict[str, Any], override: str) -> None:
         raise UserError(f"--set {override}: expected NAME=VALUE, for example stage.base.seed=2")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         value = text
     *parents, leaf = name.strip().split(".")
     stages = table.get("stage", {})
@@ -244,7 +249,9 @@ def _sentence(model: type[Settings], body: Any, where: str, error: Any) -> str:
     if error["type"] == "value_error":
         return f"{name}: {error['ctx']['error']}"
     message = error["msg"][0].lower() + error["msg"][1:].replace("valid tuple", "list")
-    return f"{name}: found {error['input']!r}, {message}"
+    message = re.sub(r"valid dictionary( or instance of \w+)?", "table", message)
+    found = repr(error["input"])
+    return f"{name}: found {found if len(found) <= _LONGEST else found[:_LONGEST] + '...'}, {message}"
 
 
 def _is_union_tag(part: str) -> bool:

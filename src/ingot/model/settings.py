@@ -193,7 +193,7 @@ class ModelSettings(Settings):
     ffn: PositiveInt | None = None
     """Inner size of the feed-forward; default 4 x width, with SwiGLU 8/3 x width, rounded up to a multiple of 64 (256
     from width 1024 on)."""
-    context: PositiveInt = 256
+    context: int = Field(default=256, ge=2)
     """Longest sequence in tokens."""
     tied: bool | None = None
     """Use the embedding matrix as the output head: fewer parameters, but a slower start; default: only for GPT-2."""

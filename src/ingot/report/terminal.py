@@ -100,7 +100,7 @@ def _print_evaluate(out: Console, stage: Path) -> None:
 
 def status_rows(graph: Graph, root: Path) -> list[dict[str, Any]]:
     """How far every stage is: {name, kind, state, why, seconds}; of train stages also {step, phase, steps,
-    loss_nats, val_loss_nats, tok_s, eta_s, health}.
+    loss_nats, val_loss_nats, val_reward, tok_s, eta_s, health}.
     """
     rows = []
     for node in graph.nodes.values():
@@ -115,7 +115,7 @@ def status_rows(graph: Graph, root: Path) -> list[dict[str, Any]]:
 
 def _train_progress(stage: Path, state: str) -> dict[str, Any]:
     steps, facts = reading.events(stage, "step"), reading.facts(stage)
-    evaluations = reading.evaluations(stage)
+    judged = {**(reading.evaluations(stage) or [{}])[-1], **reading.result(stage)}  # at the end on all held-out rows
     last = steps[-1] if steps else {}
     seen = last.get("tokens_seen", 0)
     planned = facts.get("planned_tokens", seen / max(1, last.get("step", 0)) * facts.get("steps", 0))
@@ -127,7 +127,8 @@ def _train_progress(stage: Path, state: str) -> dict[str, Any]:
         "phase": last.get("phase"),
         "steps": facts.get("steps"),
         "loss_nats": last.get("loss_nats"),
-        "val_loss_nats": evaluations[-1].get("val_loss_nats") if evaluations else None,
+        "val_loss_nats": judged.get("val_loss_nats"),
+        "val_reward": judged.get("val_reward"),
         "tok_s": last.get("tok_s"),
         "eta_s": eta,
         "health": _health(stage) if steps else None,
@@ -147,7 +148,7 @@ def print_status(rows: list[dict[str, Any]]) -> None:
         step = f"{row['phase']}  {step}" if row.get("phase") else step
         spelled = [
             figures.nats(row["loss_nats"]) if row.get("loss_nats") is not None else "",
-            figures.nats(row["val_loss_nats"]) if row.get("val_loss_nats") is not None else "",
+            _validation(row),
             figures.count(row["tok_s"]) if row.get("tok_s") else "",
             figures.duration(row["eta_s"]) if row.get("eta_s") is not None else "",
             figures.duration(row["seconds"]) if row.get("seconds") is not None else "",
@@ -156,6 +157,12 @@ def print_status(rows: list[dict[str, Any]]) -> None:
         why = "; ".join(filter(None, ("" if row["state"] == "HIT" else row["why"], worry)))
         shown.add_row(row["name"], row["kind"], state_text(row["state"]), step, *spelled, why)
     console().print(shown)
+
+
+def _validation(row: dict[str, Any]) -> str:
+    if row.get("val_reward") is not None:
+        return f"reward {figures.nats(row['val_reward'])}"
+    return figures.nats(row["val_loss_nats"]) if row.get("val_loss_nats") is not None else ""
 
 
 def print_trace(data: list[dict[str, Any]], step: int) -> None:

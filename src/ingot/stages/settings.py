@@ -63,6 +63,10 @@ class RampSettings(Settings):
         return self
 
 
+Context = Annotated[int, Field(ge=2)]
+"""Tokens of a row: one at least that is read, and one that is predicted."""
+
+
 def _form(value: Any) -> str:
     return "Ramp" if isinstance(value, Mapping | RampSettings) else "Rows"
 
@@ -85,7 +89,7 @@ class PhaseSettings(Settings):
     """Instead of a share: its own duration."""
     data: Shares | None = None
     """Its own mixture."""
-    context: PositiveInt | None = None
+    context: Context | None = None
     """Its own length of rows; the model's context is the largest of all phases."""
     batch: Batch | None = None
     """Its own rows of an update; a ramp here begins with the phase, one of the stage runs through its phases."""
@@ -145,7 +149,7 @@ class TrainSettings(Settings):
     random weights where absent."""
     model: ModelSettings | None = None
     """Shape of a model that starts from random weights."""
-    context: PositiveInt | None = None
+    context: Context | None = None
     """Tokens of a row where the model comes with `init`; default: its context, which may be longer than wanted."""
     batch: Batch | None = None
     """Rows of `context` tokens in one update: a number, or a ramp { from = 16, to = 1600, over = "12B tokens" }.
@@ -304,7 +308,7 @@ class EvaluateStageSettings(Settings):
     """Texts that models of running text go on from; shown in the report."""
     questions: tuple[str, ...] = ()
     """Questions that models trained on conversations answer; shown in the report."""
-    context: PositiveInt | None = None
+    context: Context | None = None
     """Tokens of a window; default: the model's context."""
     sample_tokens: int = Field(default=120, ge=1)
     """Length of those samples."""
@@ -373,7 +377,7 @@ class FisherSettings(Settings):
     a token. empirical: the text's own labels, nearly zero for a model that is sure; a control."""
     pool: int = Field(default=1, ge=1)
     """Rows of one backward pass, squared together: quicker on a GPU and noisier; for labels mixed or sampled."""
-    context: PositiveInt | None = None
+    context: Context | None = None
     """Tokens of a row; default: the model's context."""
     previous: str | None = None
     """Fisher stage of the tasks before: its values times `gamma` are added (online EWC, one anchor for all tasks)."""

@@ -254,8 +254,9 @@ def _template(files: dict[str, Path], told: dict[str, dict[str, Any]], ids: dict
 
 
 def _table(path: Path) -> dict[str, Any]:
+    text = read_text(path)
     try:
-        data = json.loads(read_text(path))
+        data = json.loads(text)
     except ValueError as error:
         raise UserError(f"{path}: not JSON ({error}); copy the file again") from None
     if not isinstance(data, dict):
