@@ -109,7 +109,7 @@ PROOFS = [
             Arm("replay", KEPT),
             Arm(
                 "a hundredth",
-                [Gate(task, low=0, why="the specification wants it said, and asks nothing") for task in "AB"],
+                [Gate(task, low=0, why="told for comparison, nothing is asked") for task in "AB"],
             ),
             Arm("plain", KEPT, control=True),
         ],

@@ -211,7 +211,7 @@ def all_(
     resume: ResumeOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Training, generation and start-up in one go, in less than 15 minutes, as a page; `make bench` calls this."""
+    """Training, generation and start-up in one go, in about ten minutes, as a page; `make bench` calls this."""
     from ingot.bench.commands import everything
     from ingot.bench.page import page, write_page
 

@@ -22,7 +22,7 @@ GENERATED = {
     "tokens": [[1, 2, 3, 4]] * 25,
     "parameters": 120_000_000,
     "peak_bytes": 10**9,
-    "read_gb_s": 40.0,
+    "in_turn": [(0.012, 40.0)],
     "versions": {},
 }
 MACHINE = {
@@ -36,8 +36,9 @@ def test_the_floor_of_one_row_is_weights_over_bandwidth() -> None:
     assert row["floor_ms"] == 12.0  # 480 MB at 40 GB/s
     assert row["of_floor"] == 1.0
     assert generate.summary(1, "bfloat16", 4, [GENERATED], {})["floor_ms"] == 6.0
-    busier = {**GENERATED, "token_s": 0.024, "read_gb_s": 20.0}
+    busier = {**GENERATED, "in_turn": [(0.012, 40.0), (0.024, 20.0), (0.024, 20.0)]}
     assert generate.summary(1, "float32", 4, [busier], {})["of_floor"] == 1.0  # neighbours slow both down
+    assert generate.summary(32, "float32", 4, [{**GENERATED, "in_turn": []}], {})["of_floor"] is None
 
 
 def test_generations_compare_where_the_tokens_are_the_same() -> None:

@@ -71,6 +71,12 @@ def test_a_setting_that_is_no_stage_keeps_its_word() -> None:
     assert stages["card"]["prompts"] == ["policy"]
 
 
+def test_every_reward_of_a_policy_is_a_name() -> None:
+    table = _table()
+    table["stage"]["policy"]["objective"]["gold"] = "reward"
+    assert unrolled(table)["stage"]["policy-2"]["objective"]["gold"] == "reward-2"
+
+
 def test_more_rounds_leave_the_first_ones_as_they_are() -> None:
     two, three = unrolled(_table())["stage"], unrolled(_table(rounds=3))["stage"]
     assert {name: three[name] for name in two if name != "card"} == {n: b for n, b in two.items() if n != "card"}

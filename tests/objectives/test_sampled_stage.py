@@ -12,7 +12,7 @@ from ingot.core.errors import UserError
 from ingot.core.events import read_events
 from ingot.objectives.sampled_settings import GRPOSettings, PPOSettings
 from ingot.pipeline.graph import load_graph
-from ingot.pipeline.run import job_of, link
+from ingot.pipeline.run import job_of, link, require_files
 from ingot.report.page import write_report
 from ingot.stages import child
 
@@ -150,9 +150,8 @@ def test_the_content_of_a_reward_file_is_in_the_key(work):
 
 
 def test_prompts_leave_room_for_their_completions(work):
-    graph = load_graph(Path("small.toml"), ["stage.polite.objective.max_new=64"], Path("runs"))
     with pytest.raises(UserError, match=r"objective.max_new: found 64, expected less than the context of 64"):
-        child.run(job_of(Path("runs"), graph.nodes["polite"], graph.recipe, quiet=True))
+        load_graph(Path("small.toml"), ["stage.polite.objective.max_new=64"], Path("runs"))
     graph = load_graph(Path("small.toml"), ["stage.polite.objective.max_new=60"], Path("runs"))
     with pytest.raises(UserError, match=r"prompts are longer than the 4 tokens there are .* smaller objective.max_new"):
         child.run(job_of(Path("runs"), graph.nodes["polite"], graph.recipe, quiet=True))
@@ -169,13 +168,14 @@ def test_prompts_leave_room_for_their_completions(work):
 )
 def test_what_a_recipe_gets_wrong_is_said_before_anything_runs(work, override, message):
     with pytest.raises(UserError, match=message):
-        load_graph(Path("small.toml"), [override], Path("runs"))
+        require_files([load_graph(Path("small.toml"), [override], Path("runs"))], Path("runs"), [])
 
 
 def test_settings_that_nobody_reads_are_refused():
     for model, table, message in (
         (GRPOSettings, {"reference": "a"}, "with beta = 0, so nobody reads it"),
         (PPOSettings, {"beta": 0, "kl_target": 1}, "kl_target with beta = 0"),
+        (PPOSettings, {"beta": 0.1, "kl_target": 1, "kl": "k2-loss"}, "kl_target with kl = 'k2-loss'"),
         (PPOSettings, {"truncated": "mask", "no_stop_reward": -1}, "no_stop_reward with truncated = 'mask'"),
     ):
         with pytest.raises(ValidationError, match=message):

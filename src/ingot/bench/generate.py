@@ -1,8 +1,8 @@
 """`ingot bench generate`: greedy continuations with a KV cache, ours and transformers', by batch and precision.
 
 One row is bound by memory: each token reads every weight once, so bytes of weights over the speed at which the same
-process reads memory right after is the least time a token can take; medians both, since neighbours on a virtual machine
-halve that speed for minutes. Many rows share that reading and are bound by arithmetic.
+process reads memory is the least time a token can take; steps and reading are measured in turn, since neighbours on a
+virtual machine halve that speed for seconds or minutes. Many rows share that reading and are bound by arithmetic.
 """
 
 import statistics
@@ -43,17 +43,16 @@ def measured(
 
 def summary(rows: int, dtype: str, new: int, mine: list[Result], theirs: Measured) -> dict[str, Any]:
     """One row: tokens per second, milliseconds a token, how far above the floor, and the ratio to each peer."""
-    read_gb_s = statistics.median(r["read_gb_s"] for r in mine)
-    floor_s = mine[0]["parameters"] * BYTES[dtype] / (read_gb_s * 1e9)
-    token_s = statistics.median(r["token_s"] for r in mine)
+    weights_gb = mine[0]["parameters"] * BYTES[dtype] / 1e9
+    turns = [turn for r in mine for turn in r["in_turn"]]
     row: dict[str, Any] = {
         "rows": rows,
         "dtype": dtype,
         "new_tokens": new,
         **_numbers(rows, new, mine),
-        "floor_ms": round(1000 * floor_s, 3),
-        "of_floor": round(token_s / floor_s, 3),
-        "read_gb_s": round(read_gb_s, 1),
+        "floor_ms": _middle([1000 * weights_gb / read_gb_s for _, read_gb_s in turns], 3),
+        "of_floor": _middle([token_s * read_gb_s / weights_gb for token_s, read_gb_s in turns], 3),
+        "read_gb_s": _middle([read_gb_s for _, read_gb_s in turns], 1),
         "parameters": mine[0]["parameters"],
         **{"ratio": None, "low": None, "high": None, "peer": None, "peer_tok_s": None, "peers": {}},
     }
@@ -68,6 +67,10 @@ def summary(rows: int, dtype: str, new: int, mine: list[Result], theirs: Measure
         if row["peer"] is None or numbers["tok_s"] > row["peer_tok_s"]:
             row |= {"peer": name, "peer_tok_s": numbers["tok_s"], "ratio": numbers["ratio"], **ends}
     return row
+
+
+def _middle(values: Sequence[float], digits: int) -> float | None:
+    return round(statistics.median(values), digits) if values else None
 
 
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any], share: float) -> str | None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ingot.bench.peaks import duration, gemm_flops, read_bytes
+from ingot.bench.peaks import duration, gemm_flops, memory
 from ingot.bench.peers.common import (
     BETAS,
     CLIP,
@@ -141,7 +141,7 @@ def machine(job: dict[str, Any]) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
         **{f"gemm_{precision}_gflop_s": round(flops / 1e9, 1) for precision, flops in peaks.items()},
-        "read_gb_s": round(read_bytes(job["seconds"]) / 1e9, 1),
+        "read_gb_s": round(memory()(job["seconds"]) / 1e9, 1),
     }
 
 

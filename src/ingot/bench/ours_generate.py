@@ -1,18 +1,21 @@
 """Our side of `ingot bench generate`: greedy continuations with the KV cache, as generate and chat make them."""
 
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from ingot.bench.peaks import read_bytes
+from ingot.bench.peaks import memory
 from ingot.bench.peers.common import device, peak_bytes, prompts, timed_generation, versions
 from ingot.infer.decoder import Decoder
 from ingot.infer.generate import generate
 from ingot.infer.sampling import Sampling
 from ingot.model.settings import ModelConfig
 from ingot.model.transformer import build
+
+TURNS = 5
 
 
 def generation(job: dict[str, Any]) -> dict[str, Any]:
@@ -28,7 +31,14 @@ def generation(job: dict[str, Any]) -> dict[str, Any]:
     return {
         **timed_generation(job, run),
         "parameters": config.parameters,
-        "peak_bytes": peak_bytes(),
-        "read_gb_s": read_bytes(min(0.5, job["seconds"]), statistics.median) / 1e9,  # in the same minute
+        "peak_bytes": peak_bytes(),  # before memory is read, which takes some of it
+        "in_turn": _in_turn(job, run) if len(rows) == 1 else [],
         "versions": versions(),
     }
+
+
+def _in_turn(job: dict[str, Any], run: Callable[[int], object]) -> list[tuple[float, float]]:
+    """Seconds of a step, and GB/s at which memory is read right then, `TURNS` times: where others share the memory both
+    change from second to second, and only their product is of the code."""
+    read = memory(statistics.median)
+    return [(timed_generation({**job, "seconds": 0}, run)["token_s"], read(0.2) / 1e9) for _ in range(TURNS)]

@@ -14,9 +14,10 @@ N = 2048
 """Size of the square matrices."""
 READ = 1 << 29
 """Bytes that are read at a time: more than any cache holds."""
+Summary = Callable[[Sequence[float]], float]
 
 
-def duration(call: Callable[[], object], seconds: float, of: Callable[[Sequence[float]], float] = min) -> float:
+def duration(call: Callable[[], object], seconds: float, of: Summary = min) -> float:
     """Duration of a call within about that many seconds, of three calls at least after one to warm up.
 
     Args:
@@ -44,10 +45,11 @@ def gemm_flops(dtype: torch.dtype, seconds: float) -> float:
     return 2 * n**3 / min(duration(way, seconds) for way in ways)
 
 
-def read_bytes(seconds: float, of: Callable[[Sequence[float]], float] = min) -> float:
-    """Bytes a second that all threads together read from memory, written nowhere; `of` as in `duration`."""
+def memory(of: Summary = min) -> Callable[[float], float]:
+    """What measures, within so many seconds, the bytes a second that all threads together read from memory."""
     where = "cuda" if torch.cuda.is_available() else "cpu"
     data = torch.ones(READ // 4, device=where)
     matrix = data.view(-1, 4096)
     vector = torch.ones(4096, device=where)
-    return READ / min(duration(lambda: data.sum(), seconds, of), duration(lambda: matrix @ vector, seconds, of))
+    ways: list[Callable[[], Tensor]] = [lambda: data.sum(), lambda: matrix @ vector]
+    return lambda seconds: READ / min(duration(way, seconds, of) for way in ways)

@@ -80,7 +80,7 @@ def generate_rows(found: Sequence[Mapping[str, Any]]) -> Rows:
     rows: Rows = []
     for row in found:
         own = {"batch": str(row["rows"]), "weights": row["dtype"]}
-        floor = f"{row['floor_ms']:.1f} ({row['of_floor']:.2f}x)"
+        floor = f"{row['floor_ms']:.1f} ({row['of_floor']:.2f}x)" if row["of_floor"] else ""
         rows.append({**own, **_generate_row("ingot", row), "memory's floor ms": floor, "ingot is": ""})
         for peer, numbers in row["peers"].items():
             ours = f"work differs: {numbers['differs']}" if "differs" in numbers else interval(numbers)

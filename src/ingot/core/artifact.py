@@ -62,8 +62,9 @@ def read_json(path: Path) -> Any:
 
 
 def cache() -> Path:
-    """Where is kept what can be made anew: INGOT_CACHE, else ~/.cache/ingot."""
-    return Path(os.environ.get("INGOT_CACHE") or "~/.cache/ingot").expanduser()
+    """Where is kept what can be had again: INGOT_CACHE, else `ingot` in XDG_CACHE_HOME, else ~/.cache/ingot."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("INGOT_CACHE") or f"{base}/ingot").expanduser()
 
 
 @contextlib.contextmanager

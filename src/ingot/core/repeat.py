@@ -38,6 +38,7 @@ REFERENCES = frozenset(
         "tokenizer",
         "reference",
         "reward",
+        "gold",
         "fisher",
         "previous",
         "by",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ingot.core.artifact import FileHashes, atomic_open, digest_json
+from ingot.core.artifact import FileHashes, atomic_open, cache, digest_json
 from ingot.core.errors import MissingFile, UserError
 from ingot.corpus.python_sources import TOPICS, library_files
 from ingot.corpus.settings import DOCS, STDLIB, CorpusSettings, Source
@@ -198,11 +198,6 @@ def _check_sha256(source: Source, files: list[InputFile]) -> None:
         )
 
 
-def cache_directory() -> Path:
-    """Where fetched files stay, each under its SHA-256."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ingot"
-
-
 def _remote(source: Source, fetch: bool) -> InputFile:
     url = urllib.parse.urlsplit(source.path)
     if url.scheme != "https":
@@ -215,7 +210,7 @@ def _remote(source: Source, fetch: bool) -> InputFile:
             'write { path = "https://...", sha256 = "..." }'
         )
     name = url.path.rpartition("/")[2] or "download"
-    file = cache_directory() / source.sha256 / name
+    file = cache() / source.sha256 / name
     if fetch and not file.exists():
         _download(source, file)
     return InputFile(file, source.path, name)

@@ -103,6 +103,11 @@ class PPOSettings(SampledSettings):
     def _consistent(self) -> "PPOSettings":
         if self.kl_target and not self.held:
             raise ValueError("found kl_target with beta = 0, which no factor changes; set a beta to begin with")
+        if self.kl_target and self.kl.endswith("-loss"):
+            raise ValueError(
+                f"found kl_target with kl = '{self.kl}', whose beta is not adapted; take an estimator in the reward, "
+                "such as k1-reward, or leave kl_target out"
+            )
         if self.truncated != "terminal" and self.no_stop_reward is not None:
             raise ValueError(
                 f"found no_stop_reward with truncated = '{self.truncated}', which does not read it; leave one out"

@@ -235,7 +235,8 @@ class Builder:
                 found |= dict.fromkeys(name for name in trained.corpora if self._format(name) in READ)
         if not found and not settings.tasks:
             raise UserError(
-                f"{where}.data: missing, and no model here was trained by this recipe; name the corpora to judge on"
+                f"{where}.data: missing, and this recipe trains no model here on running text or conversations; name "
+                "the corpora to judge on"
             )
         return list(found)
 
