@@ -232,7 +232,7 @@ kind = "train"
 init = "base"
 data = { tasks = 1.0 }
 duration = "2 steps"
-objective = { kind = "ppo", reward = "REWARD" }
+objective = { kind = "ppo", reward = "REWARD", max_new = 8 }
 """
 
 

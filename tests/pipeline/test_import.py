@@ -139,6 +139,18 @@ def test_what_was_made_from_files_that_are_gone_still_holds(start: Path, ingot: 
     assert (states["talk"], states["hf:start"]) == ("RUN", "HIT")
 
 
+def test_another_path_that_is_not_there_is_a_mistake(start: Path, ingot: Callable[..., Any]) -> None:
+    """Paths of models and vocabularies are part of no key, only their content is."""
+    begin = '\n[stage.begin]\nkind = "import"\npath = "hf:start"\n'
+    Path("own.toml").write_text(TUNE.replace('"hf:start"', '"begin"').replace("tune", "own", 1) + begin)
+    assert ingot("run", "own.toml", "--only", "begin").returncode == 0
+    mistaken = ingot("run", "own.toml", "--only", "begin", "--set", "stage.begin.path='hf:strat'")
+    assert mistaken.returncode == 2
+    assert mistaken.stderr.startswith("error: stage.begin: path: no directory strat")
+    start.rename("away")
+    assert ingot("run", "own.toml", "--only", "begin").returncode == 0
+
+
 def test_a_changed_weight_changes_the_key_of_what_starts_from_it(start: Path) -> None:
     def keys() -> dict[str, str]:
         return {n.name: n.key for n in load_graph(Path("tune.toml"), [], Path("runs")).nodes.values()}

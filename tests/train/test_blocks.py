@@ -150,7 +150,8 @@ def test_attention(B: int, T: int, H: int, K: int, D: int, seen: str, turned: bo
     qkv = _drawn(B, T, H + 2 * K, D).to(dtype)
     slope = _drawn(B, T, H * D, seed=1).to(dtype)
     turn = rotation(torch.arange(T)[None], D, 10_000.0, torch.float32) if turned else None
-    documents = torch.randint(3, (B, T)).sort(dim=1).values if seen == "documents" else torch.zeros(B, T).long()
+    drawn = torch.randint(3, (B, T), generator=torch.Generator().manual_seed(T))
+    documents = drawn.sort(dim=1).values if seen == "documents" else torch.zeros(B, T).long()
     mask = document_mask(documents, 7 if seen == "window" else None)
     first = mask.int().argmax(-1).int() if seen != "all" else None
 

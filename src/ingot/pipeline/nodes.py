@@ -13,7 +13,7 @@ from typing import Any
 from ingot.core.artifact import DONE, FileHashes, digest_json
 from ingot.core.errors import MissingFile, UserError, nearest
 from ingot.core.functions import is_function
-from ingot.core.recipe import Recipe, Settings, canonical
+from ingot.core.recipe import Recipe, Settings, canonical, settings_tree
 from ingot.corpus.settings import CorpusSettings
 from ingot.objectives.settings import OBJECTIVES
 from ingot.stages.imports import directory_of, imported_name, is_directory, model_files
@@ -318,16 +318,19 @@ class Builder:
             raw = described.raw(settings, self.hashes) if described.raw else None
         except UserError as error:
             missing = f"{where or f'stage.{name}'}: {error}"
-            raw = self._raw_before(name, made_from) if isinstance(error, MissingFile) else None
+            raw = self._raw_before(name, settings, made_from) if isinstance(error, MissingFile) else None
         self.nodes[name] = Node(name, kind, settings, inputs, seed, raw, _key(made_from, raw), missing)
 
-    def _raw_before(self, name: str, made_from: dict[str, Any]) -> str | None:
-        """The digest of the files that the run's linked result was made from; None unless all else is as it was."""
+    def _raw_before(self, name: str, settings: Settings, made_from: dict[str, Any]) -> str | None:
+        """The digest of the files that the run's linked result was made from; None unless all else is as it was, paths
+        that are part of no key included: another path that is not there is a mistake.
+        """
         link = self.links / name
         if not (link / DONE).exists():
             return None
         before = open_stage(link)
-        return before["raw"] if _key(made_from, before["raw"]) == before["key"] else None
+        same = digest_json(before["settings"]) == digest_json(settings_tree(settings))
+        return before["raw"] if same and _key(made_from, before["raw"]) == before["key"] else None
 
 
 def _key(made_from: dict[str, Any], raw: str | None) -> str:
