@@ -145,3 +145,43 @@ def test_no_torch(finished: Run) -> None:
     )
     command = [sys.executable, "-c", code, str(finished.graph.recipe.path), "--out", str(finished.root)]
     subprocess.run(command, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("packing", ["{}", "{isolate=true}"])
+def test_pairs_have_rows_of_their_own_that_need_no_mask(tmp_path: Path, packing: str) -> None:
+    (tmp_path / "pairs.toml").write_text(
+        """
+[run]
+name = "pairs"
+[stage.text]
+kind = "corpus"
+sources = ["python:stdlib"]
+[stage.pairs]
+kind = "corpus"
+sources = ["python:docs"]
+format = "pairs"
+[stage.bpe]
+kind = "tokenizer"
+from = "text"
+vocab = 3072
+[stage.base]
+kind = "train"
+data = { text = 1.0 }
+tokenizer = "bpe"
+model = { depth = 4, context = 1024 }
+duration = "10 steps"
+[stage.reward]
+kind = "train"
+init = "base"
+objective = "reward"
+data = { pairs = 1.0 }
+duration = "10 steps"
+"""
+    )
+    memory = {}
+    for stage in ("base", "reward"):
+        graph = load_graph(tmp_path / "pairs.toml", [f"stage.{stage}.packing={packing}"], tmp_path)
+        rows = {row["name"]: row for row in plan_rows(graph, tmp_path, GPUS["a100"])}
+        memory[stage] = rows[stage]["forecast"]["memory"]["attention"]
+    assert memory["reward"] == 0
+    assert (memory["base"] > 0) == ("true" in packing)  # the control: windows over text may be isolated

@@ -156,14 +156,15 @@ def _extents(node: Node, root: Path, config: ModelConfig) -> Extents | None:
 
 
 def _isolated(node: Node) -> bool:
-    """Whether rows hold documents that do not see each other: as set, else where conversations are packed whole."""
+    """Whether rows hold documents that do not see each other: as set, else where conversations are packed whole. Pairs
+    and prompts have a row each."""
     assert isinstance(node.settings, TrainSettings)
     packing = node.settings.packing
-    if packing.isolate is not None:
-        return packing.isolate
     corpora = [n.inputs["corpus"].settings for role, n in node.inputs.items() if role.startswith("data:")]
-    chats = any(getattr(c, "format", "text") != "text" for c in corpora)
-    return packing.kind == "best-fit" or (packing.kind is None and chats)
+    packed = {getattr(corpus, "format", "text") for corpus in corpora} & {"text", "chat"}
+    if not packed or packing.isolate is not None:
+        return bool(packed and packing.isolate)
+    return packing.kind == "best-fit" or (packing.kind is None and "chat" in packed)
 
 
 # -- printed -----------------------------------------------------------------------------------------------------------
