@@ -91,6 +91,7 @@ def plan(
 ) -> None:
     """Show what `run` would do: every stage as HIT, RESUME or RUN, which setting changed, and what training takes."""
     from ingot.pipeline.graph import load_graphs
+    from ingot.pipeline.run import require_files
     from ingot.report.plan import device_of, plan_rows
     from ingot.report.swept import print_any_plan, swept_rows
 
@@ -98,8 +99,7 @@ def plan(
     graphs = load_graphs(recipe, set, out)
     rows = swept_rows(graphs, out, lambda graph, root: plan_rows(graph, root, device, nproc))
     emit(rows, as_json, lambda: print_any_plan(graphs, out, rows))
-    if missing := [row["missing"] for row in rows if "missing" in row]:
-        raise UserError("\n".join(dict.fromkeys(missing)))
+    require_files(graphs, out, only=[])
 
 
 @app.command()

@@ -16,6 +16,7 @@ from ingot.model.settings import ModelConfig
 from ingot.model.transformer import build
 
 TURNS = 5
+"""How often a step and memory are measured, one after the other."""
 
 
 def generation(job: dict[str, Any]) -> dict[str, Any]:
