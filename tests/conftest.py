@@ -54,7 +54,7 @@ def make_store(tmp_path: Path) -> Callable[..., object]:
 
     def make(documents: list[list[int]], masks: list[list[int]] | None = None, vocab: int = 64) -> Store:
         path = tmp_path / f"store{next(count)}"
-        columns = {"mask": ColumnSpec("token", "u1")} if masks is not None else {}
+        columns, content = ({}, "text") if masks is None else ({"mask": ColumnSpec("token", "u1")}, "chat")
         n = len(documents)
         values = {
             "source": ["made"] * n,
@@ -65,7 +65,7 @@ def make_store(tmp_path: Path) -> Callable[..., object]:
             "bytes": [len(d) for d in documents],
         }
         identity = pa.RecordBatch.from_pydict({name: values[name] for name in IDENTITY.names}, schema=IDENTITY)
-        with StoreWriter(path, tokenizer="made", vocab=vocab, columns=columns) as writer:
+        with StoreWriter(path, tokenizer="made", vocab=vocab, columns=columns, content=content) as writer:
             extra = {"mask": np.concatenate([np.array(m, np.uint8) for m in masks])} if masks is not None else {}
             ids = np.concatenate([np.array(d, np.uint32) for d in documents])
             lengths = np.array([len(d) for d in documents], np.int64)

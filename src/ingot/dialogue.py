@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ingot.core.allocator import keep_freed_memory
 from ingot.core.artifact import atomic_write
 from ingot.core.errors import UserError, nearest
-from ingot.stages.job import open_stage
+from ingot.stages.ancestry import conversed
 from ingot.text.chat import render, require_chat
-from ingot.text.store import Store
 
 if TYPE_CHECKING:
     from ingot.api import LanguageModel
@@ -97,23 +96,11 @@ def note_cut(stop_reason: str, tokens: int) -> None:
 
 def require_conversations(stage: Path) -> None:
     """Raise a UserError for a train stage that, with all it started from, never saw a conversation."""
-    if not _saw_conversations(stage.resolve()):
+    if conversed(stage) is False:
         raise UserError(
             f"{stage}: learned from running text only, so it goes on from text and answers nobody; use `ingot "
             "generate`, or train a stage on a corpus of format chat"
         )
-
-
-def _saw_conversations(stage: Path) -> bool:
-    """True also where it cannot be known: an imported model, or inputs that are no longer there."""
-    with contextlib.suppress(UserError):
-        record = open_stage(stage)
-        if record["kind"] == "train":
-            inputs = {role: stage.parent.parent / found["dir"] for role, found in record["inputs"].items()}
-            data = [path for role, path in inputs.items() if role.startswith("data:")]
-            trained = any("mask" in Store.open(path / "val").columns for path in data)
-            return trained or ("init" in inputs and _saw_conversations(inputs["init"]))
-    return True
 
 
 class Dialogue:

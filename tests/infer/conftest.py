@@ -46,5 +46,8 @@ def stage(babbler: LanguageModel, tmp_path: Path) -> Path:
     describe(path, loaded.config, loaded.tokenizer)
     tensors = {f"model.{name}": p.detach() for name, p in loaded.model.named_parameters()}
     checkpoint.save(path / "checkpoints" / "00000001", tensors, {"step": 1}, {})
-    atomic_json(path / "inputs.json", {"kind": "train", "settings": {}, "inputs": {"data:talk": {"dir": "gone"}}})
+    atomic_json(
+        path / "inputs.json",
+        {"kind": "train", "settings": {}, "inputs": {"data:talk": {"name": "talk", "key": "", "dir": "gone"}}},
+    )
     return path

@@ -9,6 +9,7 @@ import pytest
 from ingot import cli
 from ingot.core.errors import UserError
 from ingot.dialogue import Dialogue, read_prompts
+from ingot.text.base import TURNS
 from ingot.text.chat import parse_conversation, render
 from ingot.text.tokenizer import Char
 
@@ -166,29 +167,37 @@ def test_chat_refuses_a_stage_that_never_saw_a_conversation(ingot_here, stage, m
         (root / path.name).mkdir(exist_ok=True)
         (root / path.name / "val").unlink(missing_ok=True)
         (root / path.name / "val").symlink_to(path)
-        return {"dir": f"{root.name}/{path.name}"}
+        return {"name": path.name, "key": "", "dir": f"{root.name}/{path.name}"}
 
     def record(directory, **inputs):
         directory.mkdir(exist_ok=True)
         (directory / "inputs.json").write_text(json.dumps({"kind": "train", "inputs": inputs}))
-        return {"dir": f"{root.name}/{directory.name}"}
+        return {"name": directory.name, "key": "", "dir": f"{root.name}/{directory.name}"}
 
     text, talk = data(text), data(talk)
     parent = record(root / "parent", **{"data:x": text})
     from ingot.dialogue import require_conversations
+    from ingot.stages.evaluate import converses
 
+    ours, theirs = SimpleNamespace(template=TURNS), SimpleNamespace(template="{{ messages }}")
     for inputs in ({"data:x": text}, {"data:x": text, "init": parent}):
         record(stage, **inputs)
         code, _, err = ingot_here("chat", stage)
         assert code == 2
         assert "learned from running text only" in err
         assert err.count("\n") == 1
-    record(stage, **{"data:x": text, "data:y": talk})
+        assert not converses(stage, theirs)
+    for inputs in (
+        {"data:x": text, "data:y": talk},
+        {"data:x": text, "init": record(root / "parent", **{"data:x": talk})},
+    ):
+        record(stage, **inputs)
+        require_conversations(stage)
+        assert converses(stage, ours)
+    record(stage, **{"data:x": {"name": "x", "key": "", "dir": "gone"}})  # nobody knows
     require_conversations(stage)
-    record(stage, **{"data:x": text, "init": record(root / "parent", **{"data:x": talk})})
-    require_conversations(stage)
-    record(stage, **{"data:x": {"dir": "gone"}})
-    require_conversations(stage)
+    assert converses(stage, theirs)
+    assert not converses(stage, ours)
 
 
 def test_a_tokenizer_without_a_chat_format_is_refused_at_once():

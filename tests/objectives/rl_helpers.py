@@ -15,7 +15,7 @@ from ingot.model.transformer import Transformer, build
 from ingot.objectives.sampled import Sampled
 from ingot.optim.schedule import Schedule
 from ingot.optim.settings import OptimSettings
-from ingot.text.base import Base
+from ingot.text.base import Tokenizer
 from ingot.train.engine import Engine, Plan
 from ingot.train.execution import Execution
 from ingot.train.settings import LoopSettings
@@ -24,7 +24,7 @@ V, CONTEXT = 8, 24
 STOP = 0
 
 
-class Letters(Base):
+class Letters(Tokenizer):
     """Ids 1 to 7 are the letters a to g; 0 ends a text."""
 
     kind = "letters"
@@ -35,8 +35,11 @@ class Letters(Base):
     def decode_bytes(self, ids):
         return "".join("." if i == STOP else chr(96 + i) for i in np.asarray(ids).tolist()).encode()
 
-    def token_bytes(self, token: int) -> bytes:
-        return self.decode_bytes([token])
+    def encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode(), np.uint8).astype(np.uint32) - 96
+
+    def definition(self):
+        return {"type": self.kind}
 
 
 class Endless(Letters):
@@ -88,7 +91,7 @@ def play(
     lr: float = 1e-2,
     scorer: Any = count_a,
     reference: Transformer | None = None,
-    tokenizer: Base | None = None,
+    tokenizer: Tokenizer | None = None,
     schedule: str = "constant",
     **loop: Any,
 ) -> Engine:

@@ -4,6 +4,7 @@ import json
 import os
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ingot.pipeline.status import stage_dir
 from ingot.stages import child, judge
 from ingot.stages.job import Input
 from ingot.stages.load import load_frozen, load_model
+from ingot.stages.rewards import RewardStage
 from ingot.stages.settings import JudgeSettings
 
 TRAIN = """
@@ -214,6 +216,19 @@ def test_a_reward_model_scores_prompt_answer_and_end_in_its_own_units(graph: Gra
     assert checked >= 6
     assert table["tuned", "rewards", "score_difference"]["low"] > 0  # it was taught to like the word that was asked for
     assert table["tuned", "rewards", "win_rate"]["low"] > 0.5
+
+
+def test_what_a_reward_model_cannot_hold_has_no_score(graph: Graph) -> None:
+    node = graph.nodes["rewards"]
+    job: Any = SimpleNamespace(display=SimpleNamespace(say=print))
+    rewards = RewardStage(Input(node.name, node.key, stage_dir(Path("runs"), node).path), job, "cpu")
+    rows = [np.arange(1, length) for length in (5, rewards.context + 2, 9)]
+    done: list[int] = []
+    scores = rewards(rows, done.append)
+    assert np.isnan(scores).tolist() == [False, True, False]
+    assert sum(done) == 3
+    alone = [float(rewards([row])[0]) for row in rows]
+    assert scores == pytest.approx(alone, abs=1e-5, nan_ok=True)
 
 
 def test_edits_of_a_rule_and_what_does_not_fit(graph: Graph) -> None:

@@ -15,15 +15,18 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from ingot.core.errors import UserError
 
-DONE = "DONE"
-LOCK = "LOCK"
-MANIFEST = "manifest.json"
+RECORD = "inputs.json"
+"""What a stage was told: name, kind, key, settings, inputs."""
+RESULT = "result.json"
+"""Its numbers, when it has finished."""
+CHECKPOINTS = "checkpoints"
+DONE, LOCK, MANIFEST = "DONE", "LOCK", "manifest.json"
 _CHUNK = 1 << 20
 
 
@@ -94,6 +97,11 @@ def atomic_write(path: Path, data: bytes | str) -> None:
 def atomic_json(path: Path, value: Any) -> None:
     """Write plain data as indented JSON, atomically."""
     atomic_write(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def atomic_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write tables as JSON, one a line, atomically."""
+    atomic_write(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 @contextlib.contextmanager
@@ -176,7 +184,7 @@ class StageDir:
         return (self.path / DONE).exists()
 
     def exists(self) -> bool:
-        return (self.path / "inputs.json").exists()
+        return (self.path / RECORD).exists()
 
     def done(self) -> dict[str, Any]:
         return read_json(self.path / DONE)

@@ -26,6 +26,8 @@ from ingot.core.artifact import atomic_directory, atomic_json, manifest_problem,
 from ingot.core.errors import UserError
 
 WHOLE, STATE, CONFIG = "model.safetensors", "state.json", "config.json"
+BEST = "best"
+"""Beside the numbered ones: the weights with the lowest held-out loss, without moments."""
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], config: Mapping[str, Any]) -> None:

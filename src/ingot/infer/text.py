@@ -34,6 +34,15 @@ def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return [*tokenizer.start, *tokenizer.encode(text).tolist()] or [0]
 
 
+def spoken(tokenizer: Tokenizer, completion: Completion) -> str:
+    """The text of a completion without the stop id that ended it; ids beyond the vocabulary are U+FFFD."""
+    ids = completion.ids[: len(completion.ids) - (completion.stop_reason == "stop")]
+    if (ids < tokenizer.vocab).all():
+        return tokenizer.decode(ids)
+    known = [tokenizer.token_bytes(i) if i < tokenizer.vocab else "\ufffd".encode() for i in ids.tolist()]
+    return b"".join(known).decode(errors="replace")
+
+
 class TextStream:
     """Bytes in, text out as soon as it is certain, up to a stop string.
 

@@ -17,11 +17,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ingot.core.errors import UserError
 from ingot.core.functions import load_function
+from ingot.infer.text import spoken
 from ingot.objectives.rollout import Rollout
 from ingot.text.tokenizer import Tokenizer
 from ingot.train.api import Context
@@ -56,7 +58,8 @@ class Scorer:
         if self._function is None:
             self._function = load_function(self.name, f"objective.{self.role}")
         assert ctx.tokenizer is not None, "a reward function reads texts"
-        prompts, completions = prompt_tables(played, ctx.tokenizer), texts(played, ctx.tokenizer)
+        prompts = prompt_tables(played, ctx.tokenizer)
+        completions = [spoken(ctx.tokenizer, one) for one in played.completions]
         scores = ask(self.name, self._function, prompts, completions, f"objective.{self.role}")
         return torch.tensor(scores, dtype=torch.float32)
 
@@ -71,28 +74,21 @@ def _model_scores(played: Rollout, ctx: Context, model: nn.Module) -> Tensor:
 
 
 def prompt_tables(played: Rollout, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """For each completion its prompt's text and further fields."""
+    """For each completion the table of its prompt."""
     batch = played.prompts
-    special = frozenset(tokenizer.specials.values())
     extra_B = batch.columns.get("extra_B", [None] * len(batch))
     tables = []
     for ids, length, extra in zip(batch.ids_BT, batch.columns["lengths_B"], extra_B, strict=True):
-        text = tokenizer.decode([i for i in ids[:length].tolist() if i not in special])
-        tables += [{**(json.loads(extra) if extra else {}), "prompt": text} for _ in range(played.samples)]
+        table = prompt_table(ids[:length], extra, tokenizer)
+        tables += [dict(table) for _ in range(played.samples)]
     return tables
 
 
-def texts(played: Rollout, tokenizer: Tokenizer) -> list[str]:
-    """The completions without their stop tokens; ids beyond the tokenizer's vocabulary are U+FFFD."""
-    found = []
-    for completion in played.completions:
-        ids = completion.ids[: len(completion.ids) - (completion.stop_reason == "stop")]
-        if (ids >= tokenizer.vocab).any():
-            known = [tokenizer.token_bytes(i) if i < tokenizer.vocab else "\ufffd".encode() for i in ids.tolist()]
-            found.append(b"".join(known).decode(errors="replace"))
-        else:
-            found.append(tokenizer.decode(ids))
-    return found
+def prompt_table(ids: np.ndarray, extra: str | None, tokenizer: Tokenizer) -> dict[str, Any]:
+    """What a function is told of a prompt: its text, and the further fields of its row (`extra`, as JSON)."""
+    special = frozenset(tokenizer.specials.values())
+    text = tokenizer.decode([i for i in ids.tolist() if i not in special])
+    return {**(json.loads(extra) if extra else {}), "prompt": text}
 
 
 def ask(

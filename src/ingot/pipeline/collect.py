@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingot.core.artifact import StageDir, read_json
+from ingot.core.artifact import RECORD, StageDir
+from ingot.stages.job import inputs_of, open_stage
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,10 @@ def orphans(root: Path) -> list[Orphan]:
 def _whole(stage: Path) -> Iterator[Path]:
     """A stage and, where it is an adapter, the stages that hold the rest of its model."""
     yield stage
-    record = stage / "inputs.json"
-    told = read_json(record) if record.exists() else {}
-    if told.get("kind") == "train" and told["settings"].get("adapter"):
-        yield from _whole(stage.parents[1] / told["inputs"]["init"]["dir"])
+    if (stage / RECORD).exists():
+        told = open_stage(stage)
+        if told["kind"] == "train" and told["settings"].get("adapter"):
+            yield from _whole(inputs_of(stage)["init"].path)
 
 
 def _real(path: Path) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ingot.core.artifact import StageDir
+from ingot.core.artifact import CHECKPOINTS, RECORD, StageDir
 from ingot.core.events import METRICS, read_events
 from ingot.pipeline.nodes import Node
 from ingot.stages.kinds import KINDS
@@ -54,14 +54,14 @@ def status(root: Path, home: str, node: Node) -> Status:
 
 def _saved(out: StageDir) -> list[str]:
     """Where the run goes on, if it has saved anything."""
-    steps = sorted(int(p.name) for p in (out / "checkpoints").glob("[0-9]*") if p.name.isdigit())
+    steps = sorted(int(p.name) for p in (out / CHECKPOINTS).glob("[0-9]*") if p.name.isdigit())
     return [f"from step {step:,}" for step in steps[-1:]]
 
 
 def _changes(link: Path, node: Node) -> str:
     """Which setting or input differs from the result that the run's link points to."""
     try:
-        before = json.loads((link / "inputs.json").read_text())
+        before = json.loads((link / RECORD).read_text())
     except (OSError, ValueError):
         return "first run"
     changes = _differences(before["canonical"], node.canonical)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ingot.core.artifact import atomic_json
+from ingot.core.artifact import CHECKPOINTS, atomic_json
 from ingot.core.errors import UserError
 from ingot.core.events import METRICS, read_events
 from ingot.pipeline.graph import Graph, load_graph
@@ -61,7 +61,7 @@ def tune(
     graph = load_graph(recipe, overrides, root)
     node = _train_stage(graph, stage)
     place = stage_dir(root, node)
-    if place.is_done() or (place / "checkpoints").exists():
+    if place.is_done() or (place / CHECKPOINTS).exists():
         raise UserError(f"{stage}: found that it ran already ({place.path}), expected a stage that has not begun")
     run(graph, root, [n.name for n in node.inputs.values()], lambda *_: None)
     trials: list[Trial] = []

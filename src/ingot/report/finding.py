@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from ingot.core.artifact import RECORD
 from ingot.core.errors import UserError
 from ingot.core.sinks import Target, replay, require
 from ingot.core.sweep import SWEEP
@@ -14,7 +15,7 @@ def stages_at(path: Path) -> list[Path]:
     Raises:
         UserError: neither a stage nor a run.
     """
-    if (path / "inputs.json").exists():
+    if (path / RECORD).exists():
         return [path]
     points = reading.read_json(path / SWEEP).get("points", ())
     if found := [s for p in points for s in _linked(path / p["label"])] or _linked(path):
@@ -25,7 +26,7 @@ def stages_at(path: Path) -> list[Path]:
 
 
 def _linked(run: Path) -> list[Path]:
-    return sorted(p for p in run.glob("*") if p.is_symlink() and (p / "inputs.json").exists())
+    return sorted(p for p in run.glob("*") if p.is_symlink() and (p / RECORD).exists())
 
 
 def show_in(sink: str, paths: list[Path]) -> dict[str, int]:

@@ -7,12 +7,12 @@ from typing import Any
 
 from rich.text import Text
 
-from ingot.core.artifact import manifest_problem
+from ingot.core.artifact import CHECKPOINTS, manifest_problem
 from ingot.core.errors import UserError
 from ingot.corpus.funnel import place
 from ingot.report import figures, reading
 from ingot.report.terminal import console
-from ingot.stages.job import open_stage, read_result
+from ingot.stages.job import TOKENIZER, inputs_of, open_stage, read_result
 from ingot.text.store import Store
 from ingot.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -69,7 +69,7 @@ def store(stage: Path) -> dict[str, Any]:
         UserError: not a tokens stage, or a damaged store.
     """
     told = _expect(stage, "tokens")
-    tokenizer = tokenizer_of(stage, told)
+    tokenizer = tokenizer_of(stage)
     splits = {}
     for split in ("train", "val"):
         opened = Store.open(stage / split, tokenizer=tokenizer.fingerprint)
@@ -118,7 +118,7 @@ def checkpoints(stage: Path) -> dict[str, Any]:
         UserError: not a train stage, or nothing saved yet.
     """
     told = _expect(stage, "train")
-    found = sorted(p for p in (stage / "checkpoints").glob("*") if p.is_dir() and not p.name.startswith("."))
+    found = sorted(p for p in (stage / CHECKPOINTS).glob("*") if p.is_dir() and not p.name.startswith("."))
     if not found:
         raise UserError(f"{stage}: no checkpoint yet; `ingot run` trains it")
     return {"stage": told["name"], "checkpoints": [_checkpoint(path) for path in found]}
@@ -171,7 +171,6 @@ def _expect(stage: Path, kind: str) -> dict[str, Any]:
     return told
 
 
-def tokenizer_of(stage: Path, told: dict[str, Any]) -> Tokenizer:
-    """The tokenizer of a tokens stage, found through its inputs: directories are named relative to the output root."""
-    root = stage.resolve().parent.parent
-    return load_tokenizer(root / told["inputs"]["tokenizer"]["dir"] / "tokenizer.json")
+def tokenizer_of(stage: Path) -> Tokenizer:
+    """The tokenizer of a tokens stage."""
+    return load_tokenizer(inputs_of(stage)["tokenizer"].path / TOKENIZER)

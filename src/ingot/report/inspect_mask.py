@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
+from ingot.core.artifact import RECORD
 from ingot.core.errors import UserError
 from ingot.data.packing import Plan
 from ingot.report.inspect import MOST_TOKENS, tokenizer_of
@@ -61,7 +62,7 @@ def mask(stage: Path, rows: int) -> dict[str, Any]:
 
 def _encoded(stage: Path, told: dict[str, Any]) -> list[Path]:
     """The tokens stages of a corpus stage in its run."""
-    stages = ((p, open_stage(p)) for p in sorted(stage.parent.iterdir()) if (p / "inputs.json").exists())
+    stages = ((p, open_stage(p)) for p in sorted(stage.parent.iterdir()) if (p / RECORD).exists())
     found = [p for p, t in stages if t["kind"] == "tokens" and t["inputs"]["corpus"]["key"] == told["key"]]
     if not found:
         raise UserError(
@@ -71,7 +72,7 @@ def _encoded(stage: Path, told: dict[str, Any]) -> list[Path]:
 
 
 def _tokens(stage: Path, told: dict[str, Any], rows: int) -> dict[str, Any]:
-    tokenizer = tokenizer_of(stage, told)
+    tokenizer = tokenizer_of(stage)
     return _store(told["name"], Store.open(stage / "train", tokenizer=tokenizer.fingerprint), tokenizer, rows, None)
 
 

@@ -8,6 +8,7 @@ from markupsafe import Markup
 from ingot.evaluate.monitors import Alarm, Series, watch
 from ingot.report import figures, reading
 from ingot.report.rendering import render
+from ingot.stages.job import ANSWERS
 
 WATCHED = {
     "proxy": "reward",
@@ -79,7 +80,7 @@ def _cell(row: dict[str, Any] | None) -> tuple[str, str]:
 
 def _side_by_side(stage: Path) -> list[dict[str, Any]]:
     prompts: dict[str, list[dict[str, Any]]] = {}
-    for row in reading.read_lines(stage / "answers.jsonl"):
+    for row in reading.read_lines(stage / ANSWERS):
         said = ", ".join(f"{judge} {value:.3g}" for judge, value in row["scores"].items() if value is not None)
         prompts.setdefault(row["prompt"], []).append({**row, "said": said})
     return [{"prompt": prompt, "answers": answers} for prompt, answers in list(prompts.items())[:_SHOWN]]

@@ -22,7 +22,7 @@ from ingot.report import figures, reading
 from ingot.report.terminal import console, state_text, table
 from ingot.stages.forecast import UTILISATION, Known, forecast
 from ingot.stages.imports import read_shape
-from ingot.stages.job import MODEL, TOKENIZER, Input, read_config
+from ingot.stages.job import MODEL, TOKENIZER, Input, in_role, read_config
 from ingot.stages.layout import longest
 from ingot.stages.mixture import open_data
 from ingot.stages.sample_settings import GenerateSettings, LabelSettings
@@ -147,7 +147,7 @@ def _trained(node: Node, root: Path) -> ModelConfig | None:
 def _extents(node: Node, root: Path, config: ModelConfig) -> Extents | None:
     """Sizes of the corpora, where all of them are encoded."""
     assert isinstance(node.settings, TrainSettings)
-    stores = {role.removeprefix("data:"): n for role, n in node.inputs.items() if role.startswith("data:")}
+    stores = in_role(node.inputs, "data")
     if not all(stage_dir(root, n).is_done() for n in (*stores.values(), node.inputs["tokenizer"])):
         return None
     inputs = {name: Input(n.name, n.key, stage_dir(root, n).path) for name, n in stores.items()}

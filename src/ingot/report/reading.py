@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from ingot.core import artifact
 from ingot.core.events import METRICS, read_events
+from ingot.stages.job import TABLE
 
 SAMPLES = 2
 """Removed documents shown per reason."""
@@ -36,12 +37,12 @@ def read_lines(path: Path, most: int | None = None) -> list[dict[str, Any]]:
 
 def record(stage: Path) -> dict[str, Any]:
     """What the stage was told: name, kind, settings, inputs; empty before it starts."""
-    return read_json(stage / "inputs.json")
+    return read_json(stage / artifact.RECORD)
 
 
 def result(stage: Path) -> dict[str, Any]:
     """The stage's final numbers; empty before it ends."""
-    return read_json(stage / "result.json")
+    return read_json(stage / artifact.RESULT)
 
 
 def events(stage: Path, event: str) -> list[dict[str, Any]]:
@@ -69,8 +70,8 @@ def samples(stage: Path) -> list[dict[str, Any]]:
 
 
 def table(stage: Path) -> list[dict[str, Any]]:
-    """Rows {model, task, metric, value, low, high, n} of an evaluate stage."""
-    return read_lines(stage / "table.jsonl")
+    """Rows {model, task, metric, value, low, high, n} of an evaluate or judge stage."""
+    return read_lines(stage / TABLE)
 
 
 def dropped_samples(stage: Path, each: int = SAMPLES) -> list[dict[str, Any]]:

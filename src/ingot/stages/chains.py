@@ -1,11 +1,11 @@
 """Chains of stages, each started from the one before, as their directories tell, and what the last one forgot."""
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from ingot.evaluate.forgetting import Link, Scores, summary
 from ingot.evaluate.likelihood import divergence
+from ingot.stages.ancestry import ancestry
 from ingot.stages.job import Input, Job, open_stage
 from ingot.stages.load import load_model
 from ingot.stages.settings import EvaluateStageSettings, TrainSettings
@@ -26,24 +26,13 @@ def chains(models: Mapping[str, Input]) -> list[list[Link]]:
 def _links(stage: Input, named: Mapping[str, str]) -> list[Link]:
     """From the first of the named stages to this one."""
     links, known, new = [], set[str](), dict[str, None]()
-    for record in reversed(list(_ancestry(stage.path))):
+    for record in reversed([open_stage(path) for path in ancestry(stage.path)]):
         if record["kind"] == "train":
             new |= dict.fromkeys(TrainSettings.model_validate(record["settings"]).corpora)
         if record["key"] in named:
             links.append(Link(named[record["key"]], tuple(c for c in new if c not in known)))
             known, new = known | set(new), {}
     return links
-
-
-def _ancestry(path: Path) -> Iterator[dict[str, Any]]:
-    """Records of a stage and of all that it was started from, as far back as they are there."""
-    root = path.resolve().parent.parent
-    while (path / "inputs.json").exists():
-        record = open_stage(path)
-        yield record
-        if "init" not in record["inputs"]:
-            return
-        path = root / record["inputs"]["init"]["dir"]
 
 
 def forgotten(

@@ -16,7 +16,7 @@ from typing import Any
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is still being imported ends without a word
 
-from ingot.core.artifact import StageDir, atomic_json, atomic_write
+from ingot.core.artifact import RECORD, RESULT, StageDir, atomic_json, atomic_write
 from ingot.core.errors import UserError, no_memory, refused
 from ingot.core.events import METRICS, Display, EventLog
 from ingot.core.process import die_with
@@ -64,7 +64,7 @@ def run(job: dict[str, Any]) -> None:
         record = {
             k: job[k] for k in ("name", "kind", "key", "version", "seed", "settings", "canonical", "inputs", "raw")
         }
-        atomic_json(out / "inputs.json", record)
+        atomic_json(out / RECORD, record)
         atomic_write(out / "recipe.toml", dump_toml(job["recipe"]))
         log, display = EventLog(out / METRICS), Display(quiet=job["quiet"])
         log.sinks = sinks = _sinks(job, log, display)
@@ -86,7 +86,7 @@ def run(job: dict[str, Any]) -> None:
         sinks.close(failed=False)
         log.write("end", seconds=seconds)
         log.close()
-        atomic_json(out / "result.json", result)
+        atomic_json(out / RESULT, result)
         out.finish({"key": job["key"], "seconds": seconds})
 
 

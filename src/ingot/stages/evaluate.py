@@ -1,23 +1,24 @@
 """Builder of the `evaluate` kind: models times held-out corpora, yardsticks, samples, abilities."""
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from ingot.core.artifact import atomic_write
+from ingot.core.artifact import atomic_lines
 from ingot.evaluate.abilities import Answered, Examinee, rows, sit
 from ingot.evaluate.forgetting import Scores
 from ingot.evaluate.likelihood import Likelihood, compressors, likelihood
 from ingot.evaluate.tasks import Task, load_task
 from ingot.infer.generate import generate
 from ingot.infer.text import prompt_ids, sampling_for
+from ingot.stages.ancestry import conversed
 from ingot.stages.chains import forgotten
-from ingot.stages.job import Input, Job, open_stage
+from ingot.stages.job import ANSWERS, TABLE, Job
 from ingot.stages.load import Loaded, load_model
 from ingot.stages.settings import EvaluateStageSettings
 from ingot.text.base import TURNS
@@ -27,9 +28,6 @@ from ingot.text.tokenizer import Tokenizer
 from ingot.train.blocks import able
 from ingot.train.native import here
 from ingot.train.settings import rows_per_pass
-
-ANSWERS = "answers.jsonl"
-"""What every model answered to every item of every task."""
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -58,7 +56,7 @@ def run(job: Job) -> dict[str, Any]:
             table += [{"model": name, "task": corpus, **row} for row in scored.rows()]
             guess = -math.log(loaded.tokenizer.vocab)
             scores[name, corpus] = Scores(scored.nats, scored.tokens, "_nats", guess)
-        chats = converses(stage, loaded.tokenizer)
+        chats = converses(stage.path, loaded.tokenizer)
         _samples(job, settings, name, chats, loaded)
         for task, answered in _sat(job, settings, name, chats, loaded):
             table += [{"model": name, "task": task.head.task, **row} for row in rows(task, answered)]
@@ -66,9 +64,9 @@ def run(job: Job) -> dict[str, Any]:
             right = np.array([one.right for one in answered])
             scores[name, task.head.task] = Scores(right, np.ones(len(right)), "")
     if answers:
-        atomic_write(job.out / ANSWERS, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in answers))
+        atomic_lines(job.out / ANSWERS, answers)
     table += forgotten(job, settings, scores)
-    atomic_write(job.out / "table.jsonl", "".join(json.dumps(row) + "\n" for row in table))
+    atomic_lines(job.out / TABLE, table)
     return {f"{r['model']}/{r['task']}/{r['metric']}": r["value"] for r in table}
 
 
@@ -113,11 +111,7 @@ def _samples(job: Job, settings: EvaluateStageSettings, model: str, chats: bool,
         job.log.write("sample", step=number, model=model, prompt=text, text=tokenizer.decode(completion.ids))
 
 
-def converses(stage: Input, tokenizer: Tokenizer) -> bool:
+def converses(stage: Path, tokenizer: Tokenizer) -> bool:
     """Whether a model was trained on conversations; of one made elsewhere, whether it came with a chat format."""
-    record = open_stage(stage.path)
-    if record["kind"] == "import":
-        return bool(tokenizer.template) and tokenizer.template != TURNS
-    root = stage.path.resolve().parent.parent
-    data = (root / told["dir"] / "val" for role, told in record["inputs"].items() if role.startswith("data:"))
-    return any(Store.open(path).content != "text" for path in data)
+    known = conversed(stage)
+    return tokenizer.template not in ("", TURNS) if known is None else known

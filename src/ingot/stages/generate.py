@@ -20,7 +20,7 @@ from ingot.corpus.documents import SCHEMA, DocumentWriter, Split, document_parts
 from ingot.corpus.shapes import dump_document
 from ingot.data.order import key_of, permute
 from ingot.infer.generate import generate
-from ingot.infer.text import sampling_for
+from ingot.infer.text import sampling_for, spoken
 from ingot.stages.job import Job
 from ingot.stages.load import Loaded, load_model
 from ingot.stages.sample_settings import GenerateSettings
@@ -127,8 +127,7 @@ def _answered(
     )
     found: list[list[dict[str, Any]]] = [[] for _ in rows]
     for place, completion in enumerate(made):
-        ended = completion.stop_reason == "stop"
-        text = loaded.tokenizer.decode(completion.ids[: len(completion.ids) - ended])
+        text, ended = spoken(loaded.tokenizer, completion), completion.stop_reason == "stop"
         answer = {"text": text, "tokens": len(completion.ids), "ended": ended}
         found[fits[place // settings.samples]].append(answer)
     atomic_json(path, found)

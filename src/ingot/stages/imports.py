@@ -9,7 +9,7 @@ from ingot.core.recipe import Settings
 from ingot.model import hf_config
 from ingot.model.adapter import PEFT_FILES
 from ingot.model.settings import ModelConfig
-from ingot.stages.job import read_config
+from ingot.stages.job import MODEL, read_config
 from ingot.stages.settings import ImportSettings
 
 HF = "hf:"
@@ -41,7 +41,7 @@ def model_files(path: str) -> list[Path]:
     if not directory.is_dir():
         raise MissingFile(f"path: no directory {directory}, expected a model; check the path (nothing is downloaded)")
     if not path.startswith(HF):
-        if not StageDir(directory).is_done() or not (directory / "model.json").exists():
+        if not StageDir(directory).is_done() or not (directory / MODEL).exists():
             raise UserError(
                 f"path: {directory} is no finished train stage; finish its run, or write 'hf:{directory}' for a model "
                 "in the Hugging Face layout"

@@ -3,17 +3,21 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from ingot.core.artifact import StageDir, read_json
+from ingot.core.artifact import RECORD, RESULT, StageDir, read_json
 from ingot.core.errors import UserError
 from ingot.core.events import Display, EventLog
 from ingot.core.recipe import Settings
 from ingot.model.settings import ModelConfig
 
 MODEL, TOKENIZER, EXECUTION = "model.json", "tokenizer.json", "execution.json"
+TABLE, ANSWERS = "table.jsonl", "answers.jsonl"
+"""Of stages that judge models: rows {model, task, metric, value, low, high, n}, and what each model answered."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,17 +49,19 @@ class Job:
     name: str
     settings: Settings
     inputs: Mapping[str, Input]
-    """Role -> input; roles are `corpus`, `tokenizer`, `init`, `data:NAME`, `model:NAME`,
-    `companion:ROLE`."""
+    """Role -> input, such as `tokenizer` or `data:NAME`; what a kind reads is in `pipeline/nodes.py`."""
     seed: int
     out: StageDir
     log: EventLog
     display: Display
 
     def roles(self, prefix: str) -> dict[str, Input]:
-        """`data:clean` -> `clean`, for all roles with the prefix, in name order."""
-        found = {r.removeprefix(prefix + ":"): i for r, i in self.inputs.items() if r.startswith(prefix + ":")}
-        return dict(sorted(found.items()))
+        return in_role(self.inputs, prefix)
+
+
+def in_role(inputs: Mapping[str, T], prefix: str) -> dict[str, T]:
+    """`data:clean` -> `clean`, for all roles with the prefix, in name order."""
+    return {r.removeprefix(prefix + ":"): inputs[r] for r in sorted(inputs) if r.startswith(prefix + ":")}
 
 
 def open_stage(stage: Path) -> dict[str, Any]:
@@ -64,10 +70,20 @@ def open_stage(stage: Path) -> dict[str, Any]:
     Raises:
         UserError: not the directory of a stage.
     """
-    path = stage / "inputs.json"
+    path = stage / RECORD
     if not path.exists():
-        raise UserError(f"{stage}: no inputs.json, expected a stage's directory, such as runs/NAME/base")
+        raise UserError(f"{stage}: no {RECORD}, expected a stage's directory, such as runs/NAME/base")
     return read_json(path)
+
+
+def inputs_of(stage: Path) -> dict[str, Input]:
+    """Role -> the stages that a stage has read: their directories are named relative to the output root.
+
+    Raises:
+        UserError: not the directory of a stage.
+    """
+    root = stage.resolve().parent.parent
+    return {role: Input(i["name"], i["key"], root / i["dir"]) for role, i in open_stage(stage)["inputs"].items()}
 
 
 def read_result(stage: Path) -> dict[str, Any]:
@@ -76,9 +92,9 @@ def read_result(stage: Path) -> dict[str, Any]:
     Raises:
         UserError: the stage has not finished.
     """
-    path = stage / "result.json"
+    path = stage / RESULT
     if not path.exists():
-        raise UserError(f"{stage}: no result.json, so the stage has not finished; `ingot run` it first")
+        raise UserError(f"{stage}: no {RESULT}, so the stage has not finished; `ingot run` it first")
     return read_json(path)
 
 

@@ -5,15 +5,13 @@ every model wrote and every judge said is in `answers.jsonl`; numbers are in `ta
 one (`answers`) for what needs no judge.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
-from ingot.core.artifact import atomic_write
+from ingot.core.artifact import atomic_lines
 from ingot.core.errors import UserError
 from ingot.core.functions import is_function, load_function
 from ingot.core.statistics import wilson
@@ -23,14 +21,14 @@ from ingot.evaluate.continuations import score
 from ingot.evaluate.likelihood import ratio
 from ingot.evaluate.monitors import distinct
 from ingot.infer.generate import Completion, generate
-from ingot.infer.text import sampling_for
-from ingot.objectives.scoring import ask
-from ingot.stages.evaluate import ANSWERS, converses
-from ingot.stages.job import Input, Job
-from ingot.stages.load import Loaded, load_frozen, load_model, resolve_device
+from ingot.infer.text import sampling_for, spoken
+from ingot.objectives.scoring import ask, prompt_table
+from ingot.stages.evaluate import converses
+from ingot.stages.job import ANSWERS, TABLE, Input, Job
+from ingot.stages.load import Loaded, load_model
+from ingot.stages.rewards import RewardStage
 from ingot.stages.settings import JudgeSettings
 from ingot.text.store import Store
-from ingot.text.tokenizer import Tokenizer
 from ingot.train.settings import rows_per_pass
 
 ASKED = "{prompt}\n\nAnswer A: {a}\n\nAnswer B: {b}\n\n{question} Answer"
@@ -71,7 +69,7 @@ def run(job: Job) -> dict[str, Any]:
     table = [row for name, found in answers.items() for row in _described(name, found, settings)]
     scores: dict[str, dict[str, np.ndarray]] = {}
     for judge in settings.by:
-        rows, scores[judge] = _judged(job, settings, judge, prompts, answers, base.tokenizer)
+        rows, scores[judge] = _judged(job, settings, judge, prompts, answers)
         table += rows
     lines = [
         {
@@ -87,8 +85,8 @@ def run(job: Job) -> dict[str, Any]:
     ]
     for name in answers:
         job.log.write("sample", step=0, model=name, prompt=prompts[0].table["prompt"], text=answers[name].texts[0])
-    atomic_write(job.out / ANSWERS, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    atomic_write(job.out / "table.jsonl", "".join(json.dumps(row) + "\n" for row in table))
+    atomic_lines(job.out / ANSWERS, lines)
+    atomic_lines(job.out / TABLE, table)
     return {f"{r['model']}/{r['task']}/{r['metric']}": r["value"] for r in table}
 
 
@@ -99,16 +97,13 @@ def open_prompts(data: Input, base: Loaded, settings: JudgeSettings) -> list[Pro
         UserError: no prompt leaves room for an answer.
     """
     store = Store.open(data.path / "val", tokenizer=base.tokenizer.fingerprint)
-    special = frozenset(base.tokenizer.specials.values())
     found = []
     for document in range(0, store.documents, store.group):
         start, end = store.span(document)
         mask = store.columns["mask"].read(start, end) != 0
         ids = store.ids.read(start, start + int(mask.argmax()) if mask.any() else end).astype(np.int64)
         if len(ids) < base.config.context:
-            extra = store.identity(document).get("extra")
-            text = base.tokenizer.decode([i for i in ids.tolist() if i not in special])
-            found.append(Prompt(ids, {**(json.loads(extra) if extra else {}), "prompt": text}))
+            found.append(Prompt(ids, prompt_table(ids, store.identity(document).get("extra"), base.tokenizer)))
     if not found:
         raise UserError(
             f"data: '{settings.data}' holds out no prompt shorter than the context of {base.config.context:,} tokens; "
@@ -135,8 +130,7 @@ def _answer(
     if settings.temperature == 1 and not own:
         requests = [(p.ids, c.ids) for p, c in zip(prompts, completions, strict=True)]
         logps = np.array([one.logp for one in score(base.model, requests)])
-    texts = [base.tokenizer.decode(c.ids[: len(c.ids) - (c.stop_reason == "stop")]) for c in completions]
-    return Answers(completions, texts, logps)
+    return Answers(completions, [spoken(base.tokenizer, c) for c in completions], logps)
 
 
 def _described(name: str, found: Answers, settings: JudgeSettings) -> Iterator[dict[str, Any]]:
@@ -162,7 +156,6 @@ def _judged(
     judge: str,
     prompts: Sequence[Prompt],
     answers: dict[str, Answers],
-    tokenizer: Tokenizer,
 ) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
     """Table rows of one judge, and what it said of every answer (of a model that compares: of ours)."""
     base, table = answers[settings.against], []
@@ -182,12 +175,15 @@ def _judged(
             add(name, winrate.order_rows(first, second))
         return table, said
     scorer = _function(judge) if stage is None else _reward_model(job, settings, stage)
-    said = {name: scorer(prompts, found, tokenizer) for name, found in answers.items()}
+    said = {name: scorer(prompts, found) for name, found in answers.items()}
     add(settings.against, winrate.score_rows(said[settings.against], None))
     for name, found in others.items():
         verdicts = winrate.by_scores(said[name], said[settings.against], settings.tie)
         if np.isnan(verdicts).all():
-            raise UserError(f"by: '{judge}' could score no prompt for both {name} and {settings.against}; mend it")
+            raise UserError(
+                f"by: '{judge}' could score no prompt for both {name} and {settings.against}; mend the function, or "
+                "take a reward model of a longer context"
+            )
         add(name, winrate.rows(verdicts, found.tokens, base.tokens))
         add(name, winrate.score_rows(said[name], said[settings.against]))
     return table, said
@@ -198,32 +194,21 @@ def _scores(stage: Input) -> bool:
     return stage.settings().get("objective", {}).get("kind") == "reward"
 
 
-Score = Callable[[Sequence[Prompt], Answers, Tokenizer], np.ndarray]
+Score = Callable[[Sequence[Prompt], Answers], np.ndarray]
 """Scores of answers, NaN where there is none."""
 
 
 def _function(name: str) -> Score:
     assert is_function(name), name
     function = load_function(name, "by")
-    return lambda prompts, found, _: np.array(ask(name, function, [p.table for p in prompts], found.texts, "by"))
+    return lambda prompts, found: np.array(ask(name, function, [p.table for p in prompts], found.texts, "by"))
 
 
 def _reward_model(job: Job, settings: JudgeSettings, stage: Input) -> Score:
-    device = resolve_device(settings.device)
-    model: Any = load_frozen(stage.path, job.display.say, device, torch.float32)
+    rewards = RewardStage(stage, job, settings.device)
 
-    def scored(prompts: Sequence[Prompt], found: Answers, _: Tokenizer) -> np.ndarray:
-        rows = [np.concatenate([p.ids, c.ids]) for p, c in zip(prompts, found.completions, strict=True)]
-        size, parts = rows_per_pass(max(map(len, rows))), []
-        for start in range(0, len(rows), size):
-            here = rows[start : start + size]
-            ids_BT = torch.zeros(len(here), max(map(len, here)), dtype=torch.long)
-            for b, row in enumerate(here):
-                ids_BT[b, : len(row)] = torch.from_numpy(row)
-            lengths_B = torch.tensor([len(row) for row in here])
-            with torch.inference_mode():
-                parts.append(model.scores(ids_BT.to(device), lengths_B.to(device)).double().cpu().numpy())
-        return np.concatenate(parts)
+    def scored(prompts: Sequence[Prompt], found: Answers) -> np.ndarray:
+        return rewards([np.concatenate([p.ids, c.ids]) for p, c in zip(prompts, found.completions, strict=True)])
 
     return scored
 
@@ -233,7 +218,7 @@ class _Comparison:
 
     def __init__(self, job: Job, settings: JudgeSettings, name: str, stage: Input, prompts: Sequence[Prompt]):
         loaded = load_model(stage.path, job.display.say, settings.device, exact=True)
-        self._examinee = Examinee(loaded.model, loaded.tokenizer, converses(stage, loaded.tokenizer))
+        self._examinee = Examinee(loaded.model, loaded.tokenizer, converses(stage.path, loaded.tokenizer))
         self._prompts, self._question, self._bar = prompts, settings.question, job.display.bar
         self._name = name
 

@@ -91,8 +91,12 @@ def _label_waits(settings: Settings) -> str | None:
     return people.waits(settings.people) if settings.people else None
 
 
-_TRAINING = tuple(f"stages/{name}.py" for name in ("columns", "fisher", "layout", "penalties", "timeline", "train"))
-_WIRING = ("stages/mixture.py", "stages/load.py")
+def _stages(*names: str) -> tuple[str, ...]:
+    return tuple(f"stages/{name}.py" for name in names)
+
+
+_TRAINING = _stages("columns", "fisher", "layout", "load", "mixture", "penalties", "timeline", "train")
+_ASKING = _stages("ancestry", "evaluate", "load", "mixture")
 
 KINDS: dict[str, Kind] = {
     "corpus": Kind(CorpusSettings, 3, "ingot.stages.text:corpus", ("corpus", "stages/text.py"), raw=_corpus_digest),
@@ -104,7 +108,7 @@ KINDS: dict[str, Kind] = {
         TrainSettings,
         7,
         "ingot.stages.train:run",
-        ("text", "data", "model", "optim", "dist", "train", "objectives", "infer", *_WIRING, *_TRAINING),
+        ("text", "data", "model", "optim", "dist", "train", "objectives", "infer", *_TRAINING),
         seeded=True,
         raw=_train_digest,
     ),
@@ -112,14 +116,14 @@ KINDS: dict[str, Kind] = {
         ImportSettings,
         2,
         "ingot.stages.foreign:import_model",
-        ("text", "model", "dist", "stages/load.py", "stages/foreign.py"),
+        ("text", "model", "dist", *_stages("foreign", "load")),
         raw=import_digest,
     ),
     "evaluate": Kind(
         EvaluateStageSettings,
-        3,
+        4,
         "ingot.stages.evaluate:run",
-        ("text", "data", "model", "infer", "evaluate", *_WIRING, "stages/chains.py", "stages/evaluate.py"),
+        ("text", "data", "model", "infer", "evaluate", *_ASKING, *_stages("chains")),
         seeded=True,
         raw=_evaluate_digest,
     ),
@@ -127,14 +131,14 @@ KINDS: dict[str, Kind] = {
         FisherSettings,
         1,
         "ingot.stages.fisher:run",
-        ("text", "data", "model", "dist", "infer", "evaluate/fisher.py", *_WIRING, "stages/fisher.py"),
+        ("text", "data", "model", "dist", "infer", "evaluate/fisher.py", *_stages("fisher", "load", "mixture")),
         seeded=True,
     ),
     "judge": Kind(
         JudgeSettings,
-        1,
+        2,
         "ingot.stages.judge:run",
-        ("text", "data", "model", "infer", "evaluate", "objectives", *_WIRING, "stages/evaluate.py", "stages/judge.py"),
+        ("text", "data", "model", "infer", "evaluate", "objectives", *_ASKING, *_stages("judge", "rewards")),
         seeded=True,
         raw=_judge_digest,
     ),
@@ -142,14 +146,14 @@ KINDS: dict[str, Kind] = {
         GenerateSettings,
         1,
         "ingot.stages.generate:run",
-        ("text", "model", "dist", "infer", "data/order.py", "stages/load.py", "stages/generate.py"),
+        ("text", "model", "dist", "infer", "data/order.py", *_stages("generate", "load")),
         seeded=True,
     ),
     "label": Kind(
         LabelSettings,
-        1,
+        2,
         "ingot.stages.label:run",
-        ("text", "model", "dist", "objectives", "stages/load.py", "stages/people.py", "stages/label.py"),
+        ("text", "model", "dist", "objectives", *_stages("label", "load", "people", "rewards")),
         raw=_label_digest,
         waits=_label_waits,
     ),

@@ -11,23 +11,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import torch
 
 from ingot.core.errors import UserError
 from ingot.core.functions import load_function
 from ingot.corpus.documents import SCHEMA, DocumentWriter, document_parts, read_documents
 from ingot.corpus.shapes import dump_document
-from ingot.objectives.scoring import ask
+from ingot.objectives.scoring import ask, prompt_table
 from ingot.stages import people
 from ingot.stages.job import TOKENIZER, Job
-from ingot.stages.load import load_frozen, resolve_device
+from ingot.stages.rewards import RewardStage
 from ingot.stages.sample_settings import LabelSettings
 from ingot.text.chat import render
 from ingot.text.tokenizer import Tokenizer, load_tokenizer
-
-ROWS = 32
-"""Answers that a reward model reads together."""
 
 Answers = list[dict[str, Any]]
 """The documents of one prompt's answers."""
@@ -87,35 +84,14 @@ def _by_score(job: Job, settings: LabelSettings, groups: list[Answers], tokenize
     rows = [row for group in groups for row in group]
     with job.display.bar("judging", len(rows), "answers") as bar:
         if settings.reward:
-            scores = _model_scores(job, settings, [json.loads(row["text"]) for row in rows], tokenizer, bar)
+            whole = [render(json.loads(row["text"]), tokenizer)[0].astype(np.int64) for row in rows]
+            scores = RewardStage(job.inputs["reward"], job, settings.device)(whole, bar.advance).tolist()
         else:
             tables = [_prompt(row, tokenizer) for row in rows]
             scores = ask(settings.by, load_function(settings.by, "by"), tables, [_answer(row) for row in rows], "by")
             bar.advance(len(rows))
     found = iter(zip(rows, scores, strict=True))
     return [list(itertools.islice(found, len(group))) for group in groups]
-
-
-def _model_scores(
-    job: Job, settings: LabelSettings, conversations: list[list[dict[str, Any]]], tokenizer: Tokenizer, bar: Any
-) -> list[float]:
-    """Scores in the units of the reward model; NaN for what is longer than its context."""
-    device = resolve_device(settings.device)
-    model = load_frozen(job.inputs["reward"].path, job.display.say, device, torch.float32)
-    context = int(model.model.config.context)  # pyright: ignore
-    rows = [render(messages, tokenizer)[0].astype("int64") for messages in conversations]
-    scores: list[float] = []
-    for start in range(0, len(rows), ROWS):
-        part = rows[start : start + ROWS]
-        ids_BT = torch.zeros(len(part), min(context, max(map(len, part))), dtype=torch.long)
-        for ids_T, ids in zip(ids_BT, part, strict=True):
-            ids_T[: len(ids)] = torch.from_numpy(ids[:context])
-        lengths_B = torch.tensor([min(len(ids), context) for ids in part])
-        with torch.inference_mode():
-            found = model.scores(ids_BT.to(device), lengths_B.to(device)).tolist()  # pyright: ignore
-        scores += [math.nan if len(ids) > context else one for ids, one in zip(part, found, strict=True)]
-        bar.advance(len(part))
-    return scores
 
 
 def _by_people(path: Path, groups: list[Answers]) -> list[Judged]:
@@ -160,10 +136,8 @@ def _question(row: dict[str, Any]) -> str:
 
 def _prompt(row: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
     """The table that a function gets, the same as in training on a reward."""
-    special = frozenset(tokenizer.specials.values())
     ids, _ = render(json.loads(row["text"])[:-1], tokenizer, generation_prompt=True)
-    text = tokenizer.decode([i for i in ids.tolist() if i not in special])
-    return {**(json.loads(row["extra"]) if row["extra"] else {}), "prompt": text}
+    return prompt_table(ids, row["extra"], tokenizer)
 
 
 def _pair(best: dict[str, Any], worst: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ingot.core.artifact import atomic_write, manifest_problem
+from ingot.core.artifact import CHECKPOINTS, atomic_write, manifest_problem
 from ingot.core.errors import UserError
 from ingot.dist import checkpoint
 from ingot.model import lora
@@ -16,7 +16,7 @@ from ingot.model.adapter import AdapterSettings
 from ingot.model.settings import ModelConfig
 from ingot.model.transformer import Transformer, empty
 from ingot.objectives.settings import OBJECTIVES
-from ingot.stages.job import MODEL, TOKENIZER, open_stage, read_config, read_result
+from ingot.stages.job import MODEL, TOKENIZER, inputs_of, open_stage, read_config, read_result
 from ingot.stages.settings import TrainSettings
 from ingot.text.tokenizer import Tokenizer, load_tokenizer
 from ingot.train.api import Objective
@@ -76,8 +76,8 @@ def load_adapted(
     """As `load_model`, with the stage's adapter beside the frozen matrices, if it has one."""
     config = read_config(stage)
     config = config.model_copy(update={"context": context or config.context})
-    root = stage / "checkpoints"
-    path = root / "best" if best else checkpoint.newest_good(root, say)
+    root = stage / CHECKPOINTS
+    path = root / checkpoint.BEST if best else checkpoint.newest_good(root, say)
     if path is None or not path.exists():
         raise UserError(f"{stage}: no checkpoint yet; `ingot run` trains it")
     if best and (trouble := manifest_problem(path)):
@@ -140,13 +140,12 @@ def base_of(stage: Path) -> Path:
     Raises:
         UserError: its directory is gone.
     """
-    base = open_stage(stage)["inputs"]["init"]
-    path = stage.resolve().parent.parent / base["dir"]
-    if not path.exists():
+    base = inputs_of(stage)["init"]
+    if not base.path.exists():
         raise UserError(
-            f"{stage}: is an adapter of '{base['name']}', and {path} is gone; run the recipe again to make it anew"
+            f"{stage}: is an adapter of '{base.name}', and {base.path} is gone; run the recipe again to make it anew"
         )
-    return path
+    return base.path
 
 
 def resolve_device(name: str) -> str:

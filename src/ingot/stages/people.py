@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ingot.core.artifact import FileHashes, atomic_write
+from ingot.core.artifact import FileHashes, atomic_lines
 from ingot.core.errors import UserError
 
 FIELDS = ("prompt", "a", "b", "better")
@@ -62,5 +62,4 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def write(path: Path, rows: Iterable[tuple[str, str, str]]) -> None:
     """Lines to fill, of (prompt, a, b)."""
-    lines = [json.dumps(dict(zip(FIELDS, (*row, ""), strict=True)), ensure_ascii=False) for row in rows]
-    atomic_write(path, "".join(line + "\n" for line in lines))
+    atomic_lines(path, (dict(zip(FIELDS, (*row, ""), strict=True)) for row in rows))

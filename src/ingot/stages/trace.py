@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ingot.core.errors import UserError
-from ingot.stages.job import TOKENIZER, Input, open_stage
+from ingot.stages.job import TOKENIZER, in_role, inputs_of, open_stage
 from ingot.stages.layout import timeline
 from ingot.stages.mixture import Data, open_data, starting_shape
 from ingot.stages.settings import TrainSettings
@@ -94,9 +94,7 @@ def open_trained(stage: Path) -> tuple[Data, Timeline, Tokenizer]:
         raise UserError(f"{stage}: is a {record['kind']} stage, expected a train stage, such as runs/NAME/base")
     settings = TrainSettings.model_validate(record["settings"])
     tokenizer = load_tokenizer(stage / TOKENIZER)
-    root = stage.resolve().parent.parent
-    inputs = {r: Input(i["name"], i["key"], root / i["dir"]) for r, i in record["inputs"].items()}
-    by_name = {r.removeprefix("data:"): i for r, i in inputs.items() if r.startswith("data:")}
+    inputs = inputs_of(stage)
     config = starting_shape(settings, inputs, tokenizer)
-    data = open_data(settings, by_name, config, tokenizer)
+    data = open_data(settings, in_role(inputs, "data"), config, tokenizer)
     return data, timeline(settings, config, data.extent, record["seed"]), tokenizer

@@ -12,7 +12,6 @@ and `transformers` (a second framework to load the same file).
 
 import json
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ import numpy as np
 from tokenizers import Tokenizer as Library
 
 from ingot.core.errors import UserError
-from ingot.text.base import Base
+from ingot.text.base import Tokenizer, unguessable
 
 METASPACE = "▁"
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -37,7 +36,7 @@ def byte_letters() -> dict[int, str]:
 LETTER_BYTES = {letter: byte for byte, letter in byte_letters().items()}
 
 
-class LibraryTokenizer(Base):
+class LibraryTokenizer(Tokenizer):
     """A tokenizer of the `tokenizers` library.
 
     Args:
@@ -67,8 +66,7 @@ class LibraryTokenizer(Base):
         ids = ids_of(self.data)
         self.vocab = max(ids.values(), default=-1) + 1
         self.specials = {name: ids[name] for name in sorted(marked, key=lambda name: (ids[name], name))}
-        secret = secrets.token_hex(16)
-        self.marks: Mapping[str, str] = {name: f"{secret}{n:04}" for n, name in enumerate(self.specials)}
+        self.marks = unguessable(self.specials)
         self._library = read_library(_renamed(self.data, self.marks))
         _check_ids(ids, self.marks, self._library)
         self.lossless = _is_lossless(self.data, ids)
@@ -76,10 +74,10 @@ class LibraryTokenizer(Base):
         spelling = _Spelling.of(self.data)
         self._leading_space = spelling.leading_space
         self._bytes = spelling.table(ids, {token["content"] for token in added}, self.vocab)
-        self._lengths = np.array([len(b) for b in self._bytes], dtype=np.int64)
-        self._lengths[list(self.specials.values())] = 0
+        self.lengths = np.array([len(b) for b in self._bytes], dtype=np.int64)
+        self.lengths[list(self.specials.values())] = 0
         if self.unknown is not None:
-            self._lengths[self.unknown] = 0
+            self.lengths[self.unknown] = 0
 
     def encode(self, text: str) -> np.ndarray:
         return self.encode_batch([text])[0]
@@ -102,9 +100,6 @@ class LibraryTokenizer(Base):
 
     def token_bytes(self, token: int) -> bytes:
         return self._bytes[int(token)]
-
-    def spelled_bytes(self, ids: np.ndarray) -> int:
-        return int(self._lengths[ids].sum())
 
     def definition(self) -> dict[str, Any]:
         return {

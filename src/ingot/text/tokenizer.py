@@ -12,7 +12,6 @@ special tokens out of text with an escape hatch (every caller must then remember
 
 import json
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,14 @@ import numpy as np
 import tiktoken
 
 from ingot.core.errors import UserError
-from ingot.text.base import FORMAT, TURNS, VERSION, Base, Tokenizer
+from ingot.text.base import FORMAT, TURNS, VERSION, Tokenizer, unguessable
 from ingot.text.library import LibraryTokenizer
 from ingot.text.settings import ROLES_OF_SPECIALS, SPECIALS
 
 CODE_POINTS = 0x110000
 
 
-class ByteBPE(Base):
+class ByteBPE(Tokenizer):
     """Byte-level BPE: tokens in merge order (the 256 bytes first), then the special block at the end.
 
     Args:
@@ -45,9 +44,8 @@ class ByteBPE(Base):
         self.tokens, self.pattern, self.template = list(tokens), pattern, template
         self.specials = {name: len(self.tokens) + n for n, name in enumerate(SPECIALS)}
         self.vocab = len(self.tokens) + len(self.specials)
-        secret = secrets.token_hex(16)
-        self.marks: Mapping[str, str] = {name: f"{secret}{n:04}" for n, name in enumerate(self.specials)}
-        self._lengths = np.array([len(t) for t in self.tokens] + [0] * len(self.specials), dtype=np.int64)
+        self.marks = unguessable(self.specials)
+        self.lengths = np.array([len(t) for t in self.tokens] + [0] * len(self.specials), dtype=np.int64)
         ranks = {token: rank for rank, token in enumerate(self.tokens)}
         self._encoding = tiktoken.Encoding(
             "ingot", pat_str=pattern, mergeable_ranks=ranks, special_tokens=self.specials, explicit_n_vocab=self.vocab
@@ -83,8 +81,8 @@ class ByteBPE(Base):
     def _spans(self, text: str, ids: np.ndarray) -> np.ndarray:
         """[n, 2]: the characters of `text` that each of its ids spells, or spells a part of."""
         firsts = np.flatnonzero((np.frombuffer(text.encode(), np.uint8) & 0xC0) != 0x80)  # byte where each one begins
-        ends = np.cumsum(self._lengths[ids])
-        starts = np.searchsorted(firsts, ends - self._lengths[ids], side="right") - 1
+        ends = np.cumsum(self.lengths[ids])
+        starts = np.searchsorted(firsts, ends - self.lengths[ids], side="right") - 1
         return np.stack((starts, np.searchsorted(firsts, ends)), axis=1)
 
     def decode_bytes(self, ids: Sequence[int] | np.ndarray) -> bytes:
@@ -92,9 +90,6 @@ class ByteBPE(Base):
 
     def token_bytes(self, token: int) -> bytes:
         return self._encoding.decode_single_token_bytes(int(token))
-
-    def spelled_bytes(self, ids: np.ndarray) -> int:
-        return int(self._lengths[ids].sum())
 
     def definition(self) -> dict[str, Any]:
         return {
@@ -106,7 +101,7 @@ class ByteBPE(Base):
         }
 
 
-class Char(Base):
+class Char(Tokenizer):
     """One id a character.
 
     Args:
@@ -121,7 +116,7 @@ class Char(Base):
         self.alphabet = None if alphabet is None else "".join(map(chr, points))
         self.vocab = len(points)
         self._points = points.astype("<u4")
-        self._widths = (1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)).astype(np.int64)
+        self.lengths = (1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)).astype(np.int64)
         self._ids = np.full(CODE_POINTS, -1, dtype=np.int32)
         self._ids[points] = np.arange(len(points))
 
@@ -139,12 +134,6 @@ class Char(Base):
     def decode_bytes(self, ids: Sequence[int] | np.ndarray) -> bytes:
         points = self._points[np.asarray(ids, dtype=np.int64)]
         return points.tobytes().decode("utf-32-le", "surrogatepass").encode("utf-8", "surrogatepass")
-
-    def token_bytes(self, token: int) -> bytes:
-        return self.decode_bytes([token])
-
-    def spelled_bytes(self, ids: np.ndarray) -> int:
-        return int(self._widths[ids].sum())
 
     def definition(self) -> dict[str, Any]:
         return {"type": self.kind, "alphabet": self.alphabet}

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ingot.core.artifact import CHECKPOINTS
 from ingot.data.batches import Batch
 from ingot.data.order import key_of
 from ingot.dist import checkpoint
@@ -120,7 +121,7 @@ class Engine:
         self.replay = replay or objective
         """Whose rows replayed ones are."""
         self.execution, self.mesh = execution, mesh
-        self.checkpoints = directory / "checkpoints"
+        self.checkpoints = directory / CHECKPOINTS
         self._compiled = compiled(model, execution.compile, say)
         torch.manual_seed(plan.seed)  # of what the objective's modules start with
         self.extra = nn.ModuleDict(objective.modules(model)).to(execution.device, execution.parameter_dtype)
@@ -359,7 +360,7 @@ class Engine:
 
     def save_best(self) -> None:
         """Write the weights alone, as the best so far."""
-        checkpoint.save(self.checkpoints / "best", self.tensors(moments=False), self.state, self.plan.config)
+        checkpoint.save(self.checkpoints / checkpoint.BEST, self.tensors(moments=False), self.state, self.plan.config)
 
     def resume(self, say: Callable[[str], None]) -> bool:
         """Go on from the newest good checkpoint, if there is one."""
