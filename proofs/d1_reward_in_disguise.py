@@ -13,6 +13,7 @@ import torch
 from ingot.infer.generate import generate
 from ingot.infer.sampling import Sampling
 from ingot.objectives.preference import Preference
+from ingot.objectives.settings import PreferenceSettings
 from proofs.proof import Arm, Gate, Numbers, Proof
 from proofs.worlds import chances, engine, frozen, logits, model, rows
 
@@ -36,7 +37,8 @@ def trained(seed: int, beta: float, shuffled: bool, steps: int) -> dict[str, flo
     weight *= 2 / (weight[1:].std() * math.sqrt(LENGTH))
     policy = model(V, 12, seed, uniform=True)
     reference = frozen(policy)
-    made = engine(policy, Preference(beta=beta), steps, 3e-3, seed, companions={"reference": reference}, warmup=20)
+    objective = Preference(PreferenceSettings(beta=beta))
+    made = engine(policy, objective, steps, 3e-3, seed, companions={"reference": reference}, warmup=20)
     first = math.nan
     for step in range(steps):
         texts, _ = compared(weight, PAIRS, draw)

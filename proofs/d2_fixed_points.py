@@ -11,6 +11,7 @@ import torch
 
 from ingot.data.batches import Batch
 from ingot.objectives.preference import Preference, Unpaired
+from ingot.objectives.settings import PreferenceSettings, UnpairedSettings
 from ingot.train.api import Objective
 from proofs.proof import Arm, Gate, Numbers, Proof
 from proofs.worlds import engine, frozen, logits, model, rows
@@ -43,7 +44,7 @@ def pairs(seed: int, against: int) -> Batch:
 def run(seed: int, arm: str, steps: int = STEPS) -> Numbers:
     policy = model(V, 12, seed, uniform=True)
     kto = arm == "kto"
-    objective: Objective = Unpaired() if kto else Preference(**KINDS[arm])  # type: ignore[arg-type]
+    objective: Objective = Unpaired(UnpairedSettings()) if kto else Preference(PreferenceSettings(**KINDS[arm]))  # type: ignore[arg-type]
     made = engine(policy, objective, steps, 1e-3, seed, companions={"reference": frozen(policy)})
     batch = pairs(seed, 1 if "4 of 5" in arm else 0)
     first = float(made.step(batch).loss)

@@ -22,6 +22,7 @@ from ingot.model.transformer import Transformer
 from ingot.objectives.grpo import GRPO
 from ingot.objectives.lm import LanguageModel
 from ingot.objectives.rollout import Rollout
+from ingot.objectives.sampled_settings import GRPOSettings
 from proofs.figures import chart
 from proofs.proof import Arm, Gate, Numbers, Proof
 from proofs.worlds import Letters, engine, logits, model, prompts, rows
@@ -107,7 +108,7 @@ def run(seed: int, arm: str, steps: int = STEPS) -> Numbers:
     steps = steps // 3 if arm == "sign flipped" else steps
     policy, draw = copy.deepcopy(_base(seed)), np.random.default_rng([seed, 1])
     before, eight = sampled(policy, seed)
-    objective = GRPO(max_new=LONGEST, group=GROUP, epochs=3, minibatches=4)
+    objective = GRPO(GRPOSettings(reward="judge", max_new=LONGEST, group=GROUP, epochs=3, minibatches=4))
     objective.scorer = _checked(arm, np.random.default_rng([seed, 2]))  # pyright: ignore
     learner = engine(policy, objective, steps, 5e-4, seed, tokenizer=Letters(V), warmup=20)
     share, alike, expected = [], [], []

@@ -16,6 +16,8 @@ from ingot.model.transformer import Transformer
 from ingot.objectives.ppo import PPO
 from ingot.objectives.reward import Reward, RewardModel
 from ingot.objectives.rollout import roll_out
+from ingot.objectives.sampled_settings import PPOSettings
+from ingot.objectives.settings import RewardSettings
 from proofs.proof import Arm, Gate, Numbers, Proof
 from proofs.worlds import Letters, chances, engine, frozen, model, prompts, rows
 
@@ -53,7 +55,8 @@ class Pairs:
 
 def sampled(policy: Transformer, n: int, seed: int) -> np.ndarray:
     """Answers of a policy, n x LENGTH."""
-    asked, made = prompts([[START]] * n), engine(policy, PPO(), 1, 0.0, seed, tokenizer=Letters(V, ends=False))
+    asked, objective = prompts([[START]] * n), PPO(PPOSettings(reward="judge"))
+    made = engine(policy, objective, 1, 0.0, seed, tokenizer=Letters(V, ends=False))
     played = roll_out(asked, made.context(10**6), samples=1, max_new=LENGTH, temperature=1.0)
     return np.stack([c.ids for c in played.completions])
 
@@ -61,7 +64,7 @@ def sampled(policy: Transformer, n: int, seed: int) -> np.ndarray:
 def learned(known: list[Pairs], start: Transformer, seed: int) -> RewardModel:
     """A reward model of all comparisons so far, the last round's being half of what is read."""
     trained = frozen(start).requires_grad_(True)
-    made = engine(trained, objective := Reward(centering=0.0), LEARN, 3e-3, seed, warmup=20)
+    made = engine(trained, objective := Reward(RewardSettings(centering=0.0)), LEARN, 3e-3, seed, warmup=20)
     draw = np.random.default_rng([seed, len(known)])
     for _ in range(LEARN):
         last = draw.random() < 0.5 or len(known) == 1
@@ -80,7 +83,9 @@ def accuracy(of: RewardModel, pairs: Pairs) -> float:
 
 def optimised(policy: Transformer, reference: Transformer, reward: RewardModel, seed: int) -> Transformer:
     """A round of PPO."""
-    objective = PPO(max_new=LENGTH, beta=BETA, lam=1.0, epochs=2, minibatches=4, whiten=False)
+    objective = PPO(
+        PPOSettings(reward="judge", max_new=LENGTH, beta=BETA, lam=1.0, epochs=2, minibatches=4, whiten=False)
+    )
     companions = {"reference": reference, "reward": reward}
     trained, letters = frozen(policy).requires_grad_(True), Letters(V, ends=False)
     made = engine(trained, objective, OPTIMISE, 3e-3, seed, companions=companions, tokenizer=letters)

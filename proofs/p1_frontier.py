@@ -11,6 +11,7 @@ import torch
 
 from ingot.objectives.ppo import PPO
 from ingot.objectives.rollout import Rollout, roll_out
+from ingot.objectives.sampled_settings import PPOSettings
 from proofs.figures import chart
 from proofs.proof import Arm, Gate, Numbers, Proof
 from proofs.worlds import Letters, engine, frozen, logits, model, prompts
@@ -49,7 +50,9 @@ def learned(
     Reward and KL are exact given the prefixes of fresh completions: sums over the whole vocabulary at every place.
     """
     policy = model(V, 24, seed, depth=1, width=32, uniform=True)
-    objective = PPO(max_new=LENGTH, beta=beta, kl=kl, lam=1.0, epochs=updates[0], minibatches=updates[1], whiten=False)
+    epochs, minibatches = updates
+    settings = {"max_new": LENGTH, "beta": beta, "kl": kl, "lam": 1.0, "whiten": False}
+    objective = PPO(PPOSettings(reward="judge", epochs=epochs, minibatches=minibatches, **settings))
     objective.scorer = scorer  # pyright: ignore
     companions, letters = {"reference": frozen(policy)}, Letters(V, ends=False)
     made = engine(policy, objective, steps, 3e-3, seed, companions=companions, tokenizer=letters)

@@ -18,7 +18,8 @@ from ingot.objectives.lm import LanguageModel
 from ingot.objectives.ppo import PPO
 from ingot.objectives.reward import Reward, RewardModel
 from ingot.objectives.rollout import roll_out
-from ingot.objectives.scoring import Scorer
+from ingot.objectives.sampled_settings import PPOSettings
+from ingot.objectives.settings import RewardSettings
 from proofs.figures import chart
 from proofs.proof import Arm, Gate, Numbers, Proof
 from proofs.worlds import Letters, chances, engine, frozen, model, prompts, rows
@@ -83,7 +84,7 @@ def short_answers(seed: int) -> Transformer:
 def reward_model(seed: int, bias: float, steps: int = 200) -> RewardModel:
     """Learned from comparisons; its rewards are in the units of the labels."""
     made, draw = model(V, 24, seed, width=32), np.random.default_rng([seed, 2])
-    learner = engine(made, objective := Reward(centering=0.0), steps, 3e-3, seed, warmup=20)
+    learner = engine(made, objective := Reward(RewardSettings(centering=0.0)), steps, 3e-3, seed, warmup=20)
     for _ in range(steps):
         answers = compared(128, bias, draw)
         learner.step(rows([[START]] * len(answers), answers, group=2))
@@ -100,15 +101,18 @@ def optimised(seed: int, beta: float, target: float | None, bias: float, steps: 
     """Train against the reward model; returned is what a run's log has of it."""
     reference = short_answers(seed)
     objective = PPO(
-        gold="gold.py:asked",
-        max_new=LENGTH,
-        beta=beta,
-        kl_target=target,
-        kl_horizon=HORIZON,
-        lam=1.0,
-        epochs=1,
-        minibatches=2,
-        whiten=False,
+        PPOSettings(
+            reward="judge",
+            gold="gold.py:asked",
+            max_new=LENGTH,
+            beta=beta,
+            kl_target=target,
+            kl_horizon=HORIZON,
+            lam=1.0,
+            epochs=1,
+            minibatches=2,
+            whiten=False,
+        )
     )
     objective.gold._function = _asked
     companions = {"reference": reference, "reward": reward_model(seed, bias)}
@@ -156,12 +160,13 @@ def best_of(seed: int, n: int = 16, groups: int = 1024) -> Numbers:
     """
     every, asked = model(V, 24, seed, uniform=True), prompts([[START]] * 256)
     companions, letters = {"reward": reward_model(seed, BIAS)}, Letters(V, ends=False)
-    made = engine(every, PPO(beta=0.0), 1, 0.0, seed, companions=companions, tokenizer=letters)
+    objective = PPO(PPOSettings(reward="judge", beta=0.0))
+    made = engine(every, objective, 1, 0.0, seed, companions=companions, tokenizer=letters)
     scores = []
     for step in range(groups // len(asked)):
         context = made.context(step)
         played = roll_out(asked, context, samples=n, max_new=LENGTH, temperature=1.0)
-        scores.append(Scorer(None)(played, context).double().numpy())
+        scores.append(objective.scorer(played, context).double().numpy())
     known = np.sort(np.concatenate(scores))
     share = np.searchsorted(known, np.concatenate(scores).reshape(-1, n).max(1), side="right") / len(known)
     return {"KL": math.log(n) + (n - 1) * float(np.log(share).mean())}

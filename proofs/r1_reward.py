@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from ingot.objectives.reward import Reward
+from ingot.objectives.settings import RewardSettings
 from proofs.proof import Arm, Gate, Numbers, Proof
 from proofs.worlds import chances, engine, model, rows
 
@@ -62,7 +63,7 @@ def run(seed: int, arm: str, steps: int = STEPS) -> Numbers:
     std = 1.0 if arm in ("std 1", "a mark tells") else 2.0
     leak, shuffled = arm == "a mark tells", arm == "choices shuffled"
     world, draw = World.make(seed, std), np.random.default_rng(seed + 1000)
-    made = engine(model(19, 24, seed), objective := Reward(centering=0.0), steps, 1e-3, seed, warmup=20)
+    made = engine(model(19, 24, seed), objective := Reward(RewardSettings(centering=0.0)), steps, 1e-3, seed, warmup=20)
     for _ in range(steps):
         texts, _ = compared(world, PAIRS // STEPS, draw)
         if shuffled:

@@ -19,7 +19,7 @@ from ingot.model.transformer import Transformer, build
 from ingot.optim.grad_terms import Anchor
 from ingot.optim.schedule import Schedule
 from ingot.optim.settings import OptimSettings
-from ingot.text.base import Base
+from ingot.text.base import Tokenizer
 from ingot.train.api import Objective
 from ingot.train.engine import Engine, Plan
 from ingot.train.execution import Execution
@@ -30,7 +30,7 @@ ROWS = 1024
 """Rows of a forward pass: more than any step here has."""
 
 
-class Letters(Base):
+class Letters(Tokenizer):
     """Ids as characters; id 0 ends a text where `ends` says so."""
 
     kind = "letters"
@@ -42,8 +42,11 @@ class Letters(Base):
     def decode_bytes(self, ids: Any) -> bytes:
         return "".join(chr(64 + i) for i in np.asarray(ids).tolist()).encode()
 
-    def token_bytes(self, token: int) -> bytes:
-        return self.decode_bytes([token])
+    def encode(self, text: str) -> np.ndarray:
+        return np.array([ord(letter) - 64 for letter in text], np.uint32)
+
+    def definition(self) -> dict[str, Any]:
+        return {"type": self.kind, "vocab": self.vocab, "names": self.names}
 
 
 def model(vocab: int, context: int, seed: int, depth: int = 2, width: int = 64, uniform: bool = False) -> Transformer:
@@ -52,7 +55,7 @@ def model(vocab: int, context: int, seed: int, depth: int = 2, width: int = 64, 
     made = build(settings.resolve(vocab), seed)
     if uniform:
         with torch.no_grad():
-            made.head.weight.zero_()
+            made.head.weight.zero_()  # pyright: ignore
     return made
 
 
@@ -69,7 +72,7 @@ def engine(
     seed: int,
     *,
     companions: Mapping[str, torch.nn.Module] | None = None,
-    tokenizer: Base | None = None,
+    tokenizer: Tokenizer | None = None,
     warmup: int = 0,
     anchor: Anchor | None = None,
     weight_decay: float = 0.0,
@@ -95,7 +98,7 @@ def prompts(ids: Sequence[Sequence[int]]) -> Batch:
     return Batch(padded, np.full_like(padded, IGNORE), place, None, np.zeros_like(rows), rows, columns=columns)
 
 
-def rows(prompt_ids: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], group: int = 1) -> Batch:
+def rows(prompt_ids: Sequence[Sequence[int]], answers: Sequence[Sequence[int] | np.ndarray], group: int = 1) -> Batch:
     """Prompts with their answers, which are labelled; of pairs (group 2) the chosen side first."""
     return replace(answered(prompts(prompt_ids), [np.asarray(a) for a in answers], 1), group=group)
 

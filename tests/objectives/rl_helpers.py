@@ -12,7 +12,10 @@ from ingot.data.batches import Batch
 from ingot.dist.mesh import Mesh
 from ingot.model.settings import ModelSettings
 from ingot.model.transformer import Transformer, build
+from ingot.objectives.grpo import GRPO
+from ingot.objectives.ppo import PPO
 from ingot.objectives.sampled import Sampled
+from ingot.objectives.sampled_settings import GRPOSettings, PPOSettings
 from ingot.optim.schedule import Schedule
 from ingot.optim.settings import OptimSettings
 from ingot.text.base import Tokenizer
@@ -74,6 +77,14 @@ def policy(seed: int = 3, dtype: torch.dtype = torch.float32, **settings: Any) -
     with torch.no_grad():
         model.head.weight.mul_(20)  # far from uniform, so that nothing holds by accident
     return model
+
+
+def ppo(**settings: Any) -> PPO:
+    return PPO(PPOSettings(**{"reward": "judge", **settings}))
+
+
+def grpo(**settings: Any) -> GRPO:
+    return GRPO(GRPOSettings(**{"reward": "judge", **settings}))
 
 
 def count_a(played, ctx) -> torch.Tensor:

@@ -13,6 +13,7 @@ from ingot.objectives.grpo import GRPO
 from ingot.objectives.ppo import PPO
 from ingot.objectives.rollout import roll_out
 from ingot.objectives.sampled import Sampled
+from ingot.objectives.sampled_settings import GRPOSettings, PPOSettings
 from tests.objectives.rl_helpers import Endless, count_a, play, policy, prompts
 
 LENGTH, BETA = 8, 0.5
@@ -64,7 +65,9 @@ def trained(path, steps: int, objective: Sampled, scorer=count_a):
 
 def ppo(kl: str = "k1-reward") -> PPO:
     """Advantages as they are: whitened ones would change what beta means where the KL is in the loss."""
-    return PPO(max_new=LENGTH, beta=BETA, kl=kl, lam=1.0, epochs=2, minibatches=4, whiten=False)
+    return PPO(
+        PPOSettings(reward="judge", max_new=LENGTH, beta=BETA, kl=kl, lam=1.0, epochs=2, minibatches=4, whiten=False)
+    )
 
 
 def _negative(played, ctx):
@@ -102,6 +105,10 @@ def test_P2_control_k3_in_the_reward_holds_nothing(tmp_path):
 
 
 def test_P1_a_group_as_its_own_baseline_reaches_it_too(tmp_path):
-    objective = GRPO(max_new=LENGTH, group=2, baseline="others", aggregation="constant", beta=BETA, minibatches=4)
+    objective = GRPO(
+        GRPOSettings(
+            reward="judge", max_new=LENGTH, group=2, baseline="others", aggregation="constant", beta=BETA, minibatches=4
+        )
+    )
     reward, kl = reached(trained(tmp_path, 40, objective))
     assert reward - BETA * kl >= 0.9 * closed_form(BETA)[2]

@@ -13,6 +13,7 @@ from ingot.model.head import Head
 from ingot.model.transformer import ModelOut
 from ingot.objectives.preference import LOSSES, Options, Preference, Unpaired, kto, log1mexp
 from ingot.objectives.reward import bradley_terry, judged
+from ingot.objectives.settings import PreferenceSettings, UnpairedSettings
 
 GOLDEN = json.loads((Path(__file__).parent / "trl.json").read_text())
 """Inputs and outputs of trl 1.10's trainers (DPO, KTO, CPO, ORPO, Reward) on seeded tensors in fp64, ORPO's in fp32."""
@@ -46,10 +47,10 @@ def test_2_5_every_loss_and_its_gradient_equal_trl(case) -> None:
     options = {k: v for k, v in case.items() if k not in ("kind", "value", "slopes", "zero")}
     batch, logits, order = _golden_batch()
     if case["kind"] == "kto":
-        objective: Preference | Unpaired = Unpaired(**options)
+        objective: Preference | Unpaired = Unpaired(UnpairedSettings(**options))
         batch.columns["zero_B"] = np.full(len(batch), max(0.0, case["zero"]))  # type: ignore[index]
     else:
-        objective = Preference(**options)
+        objective = Preference(PreferenceSettings(**options))
     batch, counts = batch.to("cpu"), batch.counts()
     logits.requires_grad_(True)
     head = Head(torch.eye(logits.shape[-1], dtype=logits.dtype))

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from ingot.core.errors import UserError
+from ingot.core.recipe import Settings
 from ingot.data.batches import IGNORE, Batch
 from ingot.model.head import Head
 from ingot.model.ops import cross_entropy
@@ -18,25 +20,26 @@ from ingot.model.transformer import ModelOut
 from ingot.objectives.preference import Preference, Unpaired, answer_logps, mismatched
 from ingot.objectives.replay import Replay
 from ingot.objectives.reward import Reward, RewardModel, judged
+from ingot.objectives.settings import PreferenceSettings, RewardSettings, UnpairedSettings
 from ingot.train.api import Objective
 from tests.objectives.helpers import T, V, engine, gradient, model, pairs, rows
 
-OBJECTIVES: dict[str, tuple[type[Objective], dict]] = {
-    "reward": (Reward, {"margin": 0.3, "centering": 0.05}),
-    "sigmoid": (Preference, {"label_smoothing": 0.1, "sft_weight": 0.5}),
-    "robust": (Preference, {"loss": "robust", "label_smoothing": 0.2}),
-    "ipo": (Preference, {"loss": "ipo"}),
-    "hinge": (Preference, {"loss": "hinge"}),
-    "simpo": (Preference, {"loss": "simpo", "gamma": 0.5}),
-    "orpo": (Preference, {"loss": "orpo"}),
-    "cpo": (Preference, {"loss": "cpo"}),
-    "kto": (Unpaired, {"undesirable": 1.3}),
+OBJECTIVES: dict[str, tuple[Any, Settings]] = {
+    "reward": (Reward, RewardSettings(margin=0.3, centering=0.05)),
+    "sigmoid": (Preference, PreferenceSettings(label_smoothing=0.1, sft_weight=0.5)),
+    "robust": (Preference, PreferenceSettings(loss="robust", label_smoothing=0.2)),
+    "ipo": (Preference, PreferenceSettings(loss="ipo")),
+    "hinge": (Preference, PreferenceSettings(loss="hinge")),
+    "simpo": (Preference, PreferenceSettings(loss="simpo", gamma=0.5)),
+    "orpo": (Preference, PreferenceSettings(loss="orpo")),
+    "cpo": (Preference, PreferenceSettings(loss="cpo")),
+    "kto": (Unpaired, UnpairedSettings(undesirable=1.3)),
 }
 
 
 def _made(name: str) -> Objective:
-    kind, options = OBJECTIVES[name]
-    return kind(**options)
+    kind, settings = OBJECTIVES[name]
+    return kind(settings)
 
 
 def _ready(name: str, batch: Batch) -> Batch:
@@ -95,7 +98,9 @@ def test_2_0_two_ranks_are_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["fp64", "fp32"])
 def test_2_5_canary_step_0_loss_is_ln_2_and_the_margin_0(precision: str, tmp_path: Path) -> None:
-    first = engine(tmp_path, Preference(), precision, companions={"reference": model(1, precision).eval()})
+    first = engine(
+        tmp_path, Preference(PreferenceSettings()), precision, companions={"reference": model(1, precision).eval()}
+    )
     loss, _, measured = first.evaluate([pairs(8)])
     assert loss == pytest.approx(math.log(2), abs=1e-7)
     assert measured["rewards/margin"] == 0.0  # to the bit: the reference is read by the same passes
@@ -108,13 +113,14 @@ def test_2_5_canary_step_0_loss_is_ln_2_and_the_margin_0(precision: str, tmp_pat
 
 @pytest.mark.parametrize("name", ["sigmoid", "robust", "ipo", "hinge", "cpo", "reward"])
 def test_2_5_canary_an_identical_pair_has_no_gradient(name: str, tmp_path: Path) -> None:
-    kind, _ = OBJECTIVES[name]
-    plain = {"reward": {"centering": 0.0}, "cpo": {"loss": "cpo", "sft_weight": 0.0}, "sigmoid": {}}
-    options = plain.get(name, {"loss": name})
+    if name == "reward":
+        objective: Objective = Reward(RewardSettings(centering=0.0))
+    else:
+        objective = Preference(PreferenceSettings(loss=name, sft_weight=0.0))  # type: ignore[arg-type]
     batch = pairs(4, column=True)
     twins = rows(batch, np.array([0, 0, 2, 2, 4, 4, 6, 6]))
-    assert gradient(engine(tmp_path, kind(**options)), twins).abs().max() < 1e-14
-    loss = float(engine(tmp_path, kind(**options)).gradients(twins)[0])
+    assert gradient(engine(tmp_path, objective), twins).abs().max() < 1e-14
+    loss = float(engine(tmp_path, objective).gradients(twins)[0])
     if name in ("sigmoid", "cpo", "reward"):
         assert loss == pytest.approx(math.log(2), abs=1e-12)
 
@@ -125,7 +131,7 @@ def test_2_5_canary_swapping_the_sides_gives_the_loss_of_minus_h(name: str, tmp_
 
     batch = pairs(1, column=True)
     swapped = rows(batch, np.array([1, 0]))
-    made = engine(tmp_path, Preference(loss=name, beta=0.3, length_norm=False))
+    made = engine(tmp_path, Preference(PreferenceSettings(loss=name, beta=0.3, length_norm=False)))
     _, _, measured = made.evaluate([batch])
     h = torch.tensor(measured["rewards/margin"] / 0.3, dtype=torch.float64)
     assert made.evaluate([batch])[0] == pytest.approx(float(LOSSES[name](h, Options(0.3))), rel=1e-12)
@@ -150,19 +156,19 @@ def test_2_5_an_answer_is_the_sum_over_its_tokens_and_its_end(tmp_path: Path) ->
 
 def test_2_5_the_column_and_expand_give_the_same_numbers(tmp_path: Path) -> None:
     batch, reference = pairs(6), model(2).eval()
-    live = engine(tmp_path, Preference(), micro=4, companions={"reference": reference})
+    live = engine(tmp_path, Preference(PreferenceSettings()), micro=4, companions={"reference": reference})
     column = {f"{name}_B": v for name, v in live.annotate(batch).items()}
     stored = replace(batch, columns={**batch.columns, **{n: v.numpy() for n, v in column.items()}})
     (expanded,) = live._expanded(batch, live.context(1))
     assert torch.equal(torch.as_tensor(expanded.columns["reference_logps_B"]), column["reference_logps_B"])
-    alone = engine(tmp_path, Preference(), micro=12)  # no companion is left
+    alone = engine(tmp_path, Preference(PreferenceSettings()), micro=12)  # no companion is left
     assert alone.evaluate([stored])[0] == pytest.approx(live.evaluate([batch])[0], rel=1e-12)
 
 
 def test_2_2_rewards_do_not_hang_on_padding_or_company(tmp_path: Path) -> None:
     """fp32, 1e-5; and what stands behind the last token, be it its own id, is never looked at."""
     batch = pairs(6)
-    made = engine(tmp_path, Reward(), "fp32")
+    made = engine(tmp_path, Reward(RewardSettings()), "fp32")
     head = made.objective._head  # type: ignore[attr-defined]
     frozen = RewardModel(made.model.eval(), head, 0.0, 1.0)
     ids, lengths = torch.from_numpy(batch.ids_BT), torch.from_numpy(batch.columns["lengths_B"])
@@ -180,7 +186,7 @@ def test_2_2_rewards_do_not_hang_on_padding_or_company(tmp_path: Path) -> None:
 def test_2_2_a_frozen_trunk_is_logistic_regression(tmp_path: Path) -> None:
     """Trained on the hidden states alone, the head's optimum is where Newton's method on the same features ends."""
     batch = pairs(300, seed=3)
-    made = engine(tmp_path, Reward(centering=0.0), micro=600, lr=1.0)
+    made = engine(tmp_path, Reward(RewardSettings(centering=0.0)), micro=600, lr=1.0)
     net = made.model.requires_grad_(False)
     with torch.no_grad():
         hidden = net(torch.from_numpy(batch.ids_BT)).hidden
@@ -204,7 +210,7 @@ def test_2_2_a_frozen_trunk_is_logistic_regression(tmp_path: Path) -> None:
 
 
 def test_2_2_a_head_starts_small_and_alike(tmp_path: Path) -> None:
-    one, two = (engine(tmp_path, Reward()).objective._head for _ in range(2))  # type: ignore[attr-defined]
+    one, two = (engine(tmp_path, Reward(RewardSettings())).objective._head for _ in range(2))  # type: ignore[attr-defined]
     assert torch.equal(one.weight, two.weight)
     assert one.weight.std().item() == pytest.approx(1 / math.sqrt(33), rel=0.4)
     assert not one.bias.any()
@@ -241,7 +247,7 @@ def test_2_5_a_mismatched_answer_is_never_one_to_the_same_prompt(tmp_path: Path)
         source = (6 if row < 6 else 0) + row % 2  # the first pair of the other prompt, the same side
         assert other.ids_BT[row][: 2 + len(rows[source][1])].tolist() == [*rows[row][0], *rows[source][1]]
     reference = model(2).eval()
-    made = engine(tmp_path, Unpaired(), companions={"reference": reference})
+    made = engine(tmp_path, Unpaired(UnpairedSettings()), companions={"reference": reference})
     ctx = made.context(1)
     (expanded,) = made._expanded(one, ctx)  # nothing to measure by, so the zero is 0, and training goes on
     assert (expanded.columns["zero_B"] == 0).all()
@@ -264,7 +270,7 @@ def test_2_5_ktos_zero_is_of_the_whole_step_and_never_negative(tmp_path: Path) -
     batch, reference = pairs(6), model(2).eval()
     zeros = []
     for micro in (12, 4):
-        made = engine(tmp_path, Unpaired(), micro=micro, companions={"reference": reference})
+        made = engine(tmp_path, Unpaired(UnpairedSettings()), micro=micro, companions={"reference": reference})
         ctx = made.context(1)
         (expanded,) = made._expanded(batch, ctx)
         zeros.append(ctx.notes["kl_zero"])
@@ -276,7 +282,7 @@ def test_2_5_ktos_zero_is_of_the_whole_step_and_never_negative(tmp_path: Path) -
         ready = other.to("cpu")
         logps = [answer_logps(net(ready.ids_BT), ready) for net in (model(1), reference)]
     assert zeros[0] == max(0.0, pytest.approx(float((logps[0] - logps[1]).mean()), abs=1e-10).expected)  # type: ignore
-    made = engine(tmp_path, Unpaired(), companions={"reference": reference})
+    made = engine(tmp_path, Unpaired(UnpairedSettings()), companions={"reference": reference})
     with pytest.raises(UserError, match="objective kto: a step of one pair has no answer of another prompt"):
         made.step(pairs(1))
 
@@ -335,7 +341,7 @@ def test_E8_replayed_rows_weigh_by_their_tokens_whatever_the_objective(tmp_path:
     own, text = pairs(4, column=True), pairs(3, seed=9)
     again = replace(text, group=1, columns={}, replayed=True)
     mixed = replace(own, replay=again)
-    made = engine(tmp_path, Preference(), micro=16, replay=Replay())
+    made = engine(tmp_path, Preference(PreferenceSettings()), micro=16, replay=Replay())
     alone = gradient(made, own)
     n_own, n_again = own.counts()["token"], again.counts()["token"]
     assert mixed.counts() | {"replay": n_own + n_again, "replay_token": n_again} == mixed.counts()
@@ -344,7 +350,7 @@ def test_E8_replayed_rows_weigh_by_their_tokens_whatever_the_objective(tmp_path:
     grads = torch.autograd.grad(nll / (n_own + n_again), list(made.trained.values()))
     right = alone + torch.cat([g.flatten() for g in grads])
     for micro in (16, 4, 2):
-        split = engine(tmp_path, Preference(), micro=micro, replay=Replay())
+        split = engine(tmp_path, Preference(PreferenceSettings()), micro=micro, replay=Replay())
         assert (gradient(split, mixed) - right).norm() <= 1e-12 * right.norm()
     loss, _, others = made.gradients(mixed)
     assert float(loss) == pytest.approx(float(made.gradients(own)[0]), rel=1e-12)  # no part of the reported loss
@@ -376,7 +382,7 @@ def _ranked(count: int, seed: int, honest: bool) -> Batch:
 def test_2_2_2_5_it_learns_who_wins_and_nothing_from_a_coin(kind: str, honest: bool, tmp_path: Path) -> None:
     """Held-out pairs. Over three seeds DPO had 0.81 to 0.84 (a policy cannot raise small tokens by more than ln 2, so
     its score is no count of them) at a loss of 0.34 to 0.36, and 0.44 to 0.56 at 0.68 and more from a coin's labels."""
-    objective: Objective = Reward() if kind == "reward" else Preference(beta=0.5)
+    objective: Objective = Reward(RewardSettings()) if kind == "reward" else Preference(PreferenceSettings(beta=0.5))
     companions = {} if kind == "reward" else {"reference": model(1, "fp32").eval()}
     made = engine(tmp_path, objective, "fp32", 64, companions, lr=3e-3)
     for step in range(40):
@@ -392,7 +398,7 @@ def test_2_2_2_5_it_learns_who_wins_and_nothing_from_a_coin(kind: str, honest: b
 
 
 def test_2_2_a_finished_model_gives_rewards_in_units_of_good_answers(tmp_path: Path) -> None:
-    made = engine(tmp_path, Reward(), "fp32", lr=3e-3)
+    made = engine(tmp_path, Reward(RewardSettings()), "fp32", lr=3e-3)
     for step in range(3):
         made.step(_ranked(16, step, True))
     held_out = _ranked(40, 99, True)

@@ -10,6 +10,7 @@ from ingot.data.batches import Batch
 from ingot.objectives.advantages import whiten
 from ingot.objectives.grpo import GRPO
 from ingot.objectives.policy import clipped, log_ratios, policy_loss, value_loss
+from ingot.objectives.sampled_settings import GRPOSettings
 
 GOLDEN = json.loads((Path(__file__).parent / "reinforce.json").read_text())
 MASK = torch.tensor(GOLDEN["mask"]).bool()
@@ -29,7 +30,7 @@ def _slopes(gradient: torch.Tensor) -> list[float]:
 def test_2_4_losses_and_gradients_equal_trl(case):
     """Each loss type, ratio level, KL and upper border of `GRPOTrainer._compute_loss`."""
     settings = {name: case[name] for name in ("aggregation", "ratio", "beta", "kl", "clip_high")}
-    objective = GRPO(max_new=GOLDEN["length"], **settings)
+    objective = GRPO(GRPOSettings(reward="judge", max_new=GOLDEN["length"], **settings))
     labels = torch.where(MASK, 1, -100)
     place = torch.zeros_like(labels)
     columns = {

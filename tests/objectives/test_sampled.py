@@ -12,24 +12,22 @@ from ingot.core.errors import UserError
 from ingot.core.events import EventLog, read_events, stable
 from ingot.data.batches import Batch, answered
 from ingot.model.ops import token_logps, token_logps_and_entropies
-from ingot.objectives.grpo import GRPO
-from ingot.objectives.ppo import PPO
 from ingot.objectives.replay import Replay
 from ingot.objectives.rollout import roll_out
 from ingot.objectives.scoring import Scorer, ask
 from ingot.train.loop import train
-from tests.objectives.rl_helpers import STOP, Letters, count_a, play, policy, prompts, ragged_prompts
+from tests.objectives.rl_helpers import STOP, Letters, count_a, grpo, play, policy, ppo, prompts, ragged_prompts
 
 METHODS = {
-    "ppo": lambda **o: PPO(max_new=6, **o),
-    "ppo, entropy and a KL in the loss": lambda **o: PPO(max_new=6, entropy=0.1, kl="k2-loss", **o),
-    "grpo": lambda **o: GRPO(max_new=6, group=4, **o),
-    "grpo as published": lambda **o: GRPO(
+    "ppo": lambda **o: ppo(max_new=6, **o),
+    "ppo, entropy and a KL in the loss": lambda **o: ppo(max_new=6, entropy=0.1, kl="k2-loss", **o),
+    "grpo": lambda **o: grpo(max_new=6, group=4, **o),
+    "grpo as published": lambda **o: grpo(
         max_new=6, group=4, aggregation="sequence", standardise=True, beta=0.1, kl="k3-loss", **o
     ),
-    "dr grpo": lambda **o: GRPO(max_new=6, group=4, aggregation="constant", **o),
-    "gspo": lambda **o: GRPO(max_new=6, group=4, ratio="sequence", epochs=2, clip_high=0.28, **o),
-    "rloo with a KL in the reward": lambda **o: GRPO(max_new=6, group=4, baseline="others", beta=0.1, **o),
+    "dr grpo": lambda **o: grpo(max_new=6, group=4, aggregation="constant", **o),
+    "gspo": lambda **o: grpo(max_new=6, group=4, ratio="sequence", epochs=2, clip_high=0.28, **o),
+    "rloo with a KL in the reward": lambda **o: grpo(max_new=6, group=4, baseline="others", beta=0.1, **o),
 }
 
 
@@ -41,7 +39,7 @@ def _expanded(engine, raw, step=1):
 
 
 def test_2_3_a_completion_ends_with_the_first_stop_token_which_is_learned(tmp_path):
-    engine = play(PPO(max_new=8), tmp_path)
+    engine = play(ppo(max_new=8), tmp_path)
     raw = ragged_prompts(32)
     played = roll_out(raw, engine.context(1), samples=2, max_new=8, temperature=1.0)
     batch = played.batch
@@ -61,7 +59,7 @@ def test_2_3_a_completion_ends_with_the_first_stop_token_which_is_learned(tmp_pa
 
 
 def test_2_3_draws_are_others_at_each_step_and_place_and_the_same_again(tmp_path):
-    engine = play(PPO(max_new=8), tmp_path)
+    engine = play(ppo(max_new=8), tmp_path)
     raw = prompts([[1, 2]] * 12)
 
     def drawn(step):
@@ -93,19 +91,19 @@ def test_2_3_canaries_of_the_first_update(tmp_path, method, temperature):
     assert float(metrics["approx_kl"]) == pytest.approx(0, abs=1e-9)
     assert float(metrics["clip_fraction"]) == 0
     assert float(metrics["sampler_gap"]) < 1e-4
-    if objective.beta:
+    if objective.settings.beta:
         assert float(metrics["kl_nats"]) == 0
     assert 0 < metrics["entropy_nats"] < math.log(8)
 
 
 def test_2_3_canary_control_a_temperature_missing_in_the_trainer_shows(tmp_path):
-    objective = PPO(max_new=6, temperature=0.5)
+    objective = ppo(max_new=6, temperature=0.5)
     objective.logps = lambda out, batch: token_logps(out.hidden, out.head, batch.labels_BT, ignore=batch.ignore)
     assert float(play(objective, tmp_path, lr=0.0).step(ragged_prompts()).others["sampler_gap"]) > 0.1
 
 
 def test_2_3_after_an_update_ratios_move_and_are_clipped(tmp_path):
-    metrics = play(PPO(max_new=6, epochs=4), tmp_path, lr=0.05).step(ragged_prompts()).others
+    metrics = play(ppo(max_new=6, epochs=4), tmp_path, lr=0.05).step(ragged_prompts()).others
     assert float(metrics["approx_kl"]) > 1e-3
     assert 0 < float(metrics["clip_fraction"]) < 1
     assert float(metrics["first_ratio"]) == pytest.approx(1, abs=1e-6)
@@ -120,7 +118,7 @@ def test_2_3_canaries_in_bf16(tmp_path, method):
 
 
 def test_2_3_dropout_is_off(tmp_path):
-    engine = play(PPO(max_new=6), tmp_path, model=policy(dropout=0.3), lr=0.0)
+    engine = play(ppo(max_new=6), tmp_path, model=policy(dropout=0.3), lr=0.0)
     assert float(engine.step(ragged_prompts()).others["sampler_gap"]) < 1e-4
 
 
@@ -154,8 +152,8 @@ def test_2_0_rows_that_all_count_for_nothing_give_no_gradient_and_no_nan(tmp_pat
 
 def test_2_3_updates_are_epochs_of_minibatches(tmp_path):
     """Each completion once an epoch, in another order each epoch and step; advantages are of the whole step."""
-    engine = play(PPO(max_new=6, epochs=3, minibatches=4), tmp_path)
-    whole = _expanded(play(PPO(max_new=6, epochs=1), tmp_path), ragged_prompts())[0]
+    engine = play(ppo(max_new=6, epochs=3, minibatches=4), tmp_path)
+    whole = _expanded(play(ppo(max_new=6, epochs=1), tmp_path), ragged_prompts())[0]
     updates = _expanded(engine, ragged_prompts())
     assert [len(b) for b in updates] == [4] * 12
     orders = [np.concatenate([b.row_B for b in updates[e : e + 4]]).tolist() for e in (0, 4, 8)]
@@ -173,10 +171,10 @@ def test_2_3_updates_are_epochs_of_minibatches(tmp_path):
 
 def test_2_4_one_update_needs_no_second_forward(tmp_path):
     """On-policy, the log-probabilities of the update itself are the old ones: the same gradient as with them."""
-    engine = play(GRPO(max_new=6, group=4), tmp_path, precision="fp64")
+    engine = play(grpo(max_new=6, group=4), tmp_path, precision="fp64")
     (batch,) = _expanded(engine, ragged_prompts())
     assert "old_logps_BT" not in batch.columns
-    two = play(GRPO(max_new=6, group=4, epochs=2), tmp_path, precision="fp64")
+    two = play(grpo(max_new=6, group=4, epochs=2), tmp_path, precision="fp64")
     with_old = _expanded(two, ragged_prompts())[0]
     gradients = []
     for b in (batch, with_old):
@@ -193,7 +191,7 @@ def test_2_4_one_update_needs_no_second_forward(tmp_path):
 @pytest.mark.parametrize("kl", ["k1-reward", "k2-loss"])
 def test_2_3_the_loss_of_ppo_is_the_sum_of_its_parts(tmp_path, kl):
     """Policy, value by its weight, entropy taken off, KL by beta: its gradient, written down from the logits."""
-    objective = PPO(max_new=6, beta=0.2, kl=kl, entropy=0.3, value_weight=0.7, temperature=0.8)
+    objective = ppo(max_new=6, beta=0.2, kl=kl, entropy=0.3, value_weight=0.7, temperature=0.8)
     engine = play(objective, tmp_path, precision="fp64", reference=policy(5, torch.float64))
     (batch, *_) = _expanded(engine, ragged_prompts())
     with torch.no_grad():
@@ -224,7 +222,7 @@ def test_2_3_the_loss_of_ppo_is_the_sum_of_its_parts(tmp_path, kl):
 def test_2_4_a_kl_in_the_reward_counts_from_each_token_on(tmp_path, method):
     """A_t is the score above the baseline less beta times the sum of k1 from t to the end (lambda 1, values 0)."""
     more = {"lam": 1.0, "whiten": False} if method == "ppo" else {"group": 4}
-    objective = {"ppo": PPO, "grpo": GRPO}[method](max_new=6, beta=0.3, **more)
+    objective = {"ppo": ppo, "grpo": grpo}[method](max_new=6, beta=0.3, **more)
     engine = play(objective, tmp_path, precision="fp64", reference=policy(5, torch.float64))
     raw = ragged_prompts(4)
     (batch, *_) = _expanded(engine, raw)
@@ -244,7 +242,7 @@ def test_2_4_a_kl_in_the_reward_counts_from_each_token_on(tmp_path, method):
 @pytest.mark.parametrize(("target", "up"), [(1e-3, True), (1e3, False)])
 def test_2_3_beta_follows_the_kl_from_the_reference(tmp_path, target, up):
     """Up where the policy is too far away, down where it might go farther, by a fifth of rows / horizon at most."""
-    objective = PPO(max_new=6, kl_target=target, kl_horizon=32)
+    objective = ppo(max_new=6, kl_target=target, kl_horizon=32)
     engine = play(objective, tmp_path, reference=policy(5))
     metrics = engine.step(ragged_prompts()).others
     assert metrics["beta"] == 0.05
@@ -287,7 +285,7 @@ def test_2_7_a_replayed_target_weighs_as_much_as_a_sampled_one(tmp_path, method)
 @pytest.mark.parametrize("replayed", [5, 2])
 def test_2_7_replayed_rows_are_dealt_out_over_the_updates_of_a_pass(tmp_path, monkeypatch, replayed):
     """Each once an epoch, as each completion is; otherwise more minibatches would mean a larger share."""
-    engine, seen = play(PPO(max_new=6, epochs=2, minibatches=3), tmp_path), []
+    engine, seen = play(ppo(max_new=6, epochs=2, minibatches=3), tmp_path), []
     engine.replay, gradients = Replay(), engine.gradients
     monkeypatch.setattr(engine, "gradients", lambda batch, *more: (seen.append(batch), gradients(batch, *more))[1])
     text = _running_text(replayed)
@@ -316,14 +314,14 @@ def _some(what):
 
 def test_2_4_what_cannot_be_scored_moves_nothing(tmp_path):
     """Of ppo such rows lose their labels; of grpo their advantage is 0 and no baseline has them."""
-    ppo = play(PPO(max_new=6, beta=0.0), tmp_path, scorer=_some(math.nan))
-    (batch, *_) = _expanded(ppo, ragged_prompts())
+    engine = play(ppo(max_new=6, beta=0.0), tmp_path, scorer=_some(math.nan))
+    (batch, *_) = _expanded(engine, ragged_prompts())
     assert (batch.labels_BT[::3] == batch.ignore).all()
     assert (batch.labels_BT[1::3] != batch.ignore).any(1).all()
     assert batch.columns["advantages_BT"].isfinite().all()
-    grpo = play(GRPO(max_new=6, group=4), tmp_path, scorer=_some(math.nan))
-    played = roll_out(ragged_prompts(6), grpo.context(1), samples=4, max_new=6, temperature=1.0)
-    (batch,) = _expanded(grpo, ragged_prompts(6))
+    engine = play(grpo(max_new=6, group=4), tmp_path, scorer=_some(math.nan))
+    played = roll_out(ragged_prompts(6), engine.context(1), samples=4, max_new=6, temperature=1.0)
+    (batch,) = _expanded(engine, ragged_prompts(6))
     found = batch.columns["advantages_BT"]
     assert (found[::3] == 0).all()
     scores, known = count_a(played, None)[:4], torch.tensor([False, True, True, False])
@@ -331,11 +329,11 @@ def test_2_4_what_cannot_be_scored_moves_nothing(tmp_path):
     assert expected.any()
     mask = torch.from_numpy(batch.labels_BT != batch.ignore)
     assert torch.equal(found[:4], torch.where(mask[:4], expected[:, None], 0.0))
-    assert grpo.step(ragged_prompts(6)).others["unscored_share"] == pytest.approx(1 / 3)
+    assert engine.step(ragged_prompts(6)).others["unscored_share"] == pytest.approx(1 / 3)
 
 
 def test_2_3_eos_rule_a_constant_where_no_stop_token_came(tmp_path):
-    objective = GRPO(max_new=4, group=4, no_stop_reward=-1.0)
+    objective = grpo(max_new=4, group=4, no_stop_reward=-1.0)
     engine = play(objective, tmp_path)
     raw = ragged_prompts()
     played = roll_out(raw, engine.context(1), samples=4, max_new=4, temperature=1.0)
@@ -356,7 +354,7 @@ def test_2_3_eos_rule_a_constant_where_no_stop_token_came(tmp_path):
 def test_2_3_truncated_completions_are_ended_unfinished_or_left_out(tmp_path):
     columns, cut, masks = {}, None, {}
     for how in ("terminal", "bootstrap", "mask"):
-        objective = PPO(max_new=4, beta=0.0, whiten=False, lam=1.0, truncated=how)
+        objective = ppo(max_new=4, beta=0.0, whiten=False, lam=1.0, truncated=how)
         engine = play(objective, tmp_path, precision="fp64")
         with torch.no_grad():
             objective.value.weight.normal_(generator=torch.Generator().manual_seed(0))
@@ -381,9 +379,9 @@ def test_2_3_truncated_completions_are_ended_unfinished_or_left_out(tmp_path):
 
 
 def test_2_4_truncated_completions_left_out_of_the_loss_stay_in_the_baseline(tmp_path):
-    engine = play(GRPO(max_new=4, group=4, truncated="mask"), tmp_path)
+    engine = play(grpo(max_new=4, group=4, truncated="mask"), tmp_path)
     (batch,) = _expanded(engine, ragged_prompts())
-    (whole,) = _expanded(play(GRPO(max_new=4, group=4), tmp_path), ragged_prompts())
+    (whole,) = _expanded(play(grpo(max_new=4, group=4), tmp_path), ragged_prompts())
     kept = (batch.labels_BT != batch.ignore).any(1)
     assert 0 < kept.sum() < 64
     torch.testing.assert_close(batch.columns["advantages_BT"][kept], whole.columns["advantages_BT"][kept])
@@ -391,7 +389,7 @@ def test_2_4_truncated_completions_left_out_of_the_loss_stay_in_the_baseline(tmp
 
 def test_2_3_the_value_is_read_before_the_token_is_chosen(tmp_path):
     """Another y_t changes nothing up to and with V_t, and V_{t+1} at the earliest."""
-    objective = PPO(max_new=6)
+    objective = ppo(max_new=6)
     engine = play(objective, tmp_path)
     with torch.no_grad():
         objective.value.weight.normal_()
@@ -414,9 +412,9 @@ def test_a_function_gets_prompts_with_their_fields_and_texts_without_stop_tokens
         asked.append((given, completions))
         return [float(c == p["answer"]) for p, c in zip(given, completions, strict=True)]
 
-    scorer = Scorer("check.py:right")
+    scorer = Scorer("check.py:right", "reward")
     scorer._function = right
-    engine = play(GRPO(max_new=3, group=2), tmp_path, scorer=scorer)
+    engine = play(grpo(max_new=3, group=2), tmp_path, scorer=scorer)
     raw = prompts([[1, 2, STOP], [3]], extra=['{"answer": "a"}', '{"answer": ""}'])
     played = roll_out(raw, engine.context(1), samples=2, max_new=3, temperature=1.0)
     scores = scorer(played, engine.context(1))
@@ -454,11 +452,11 @@ def test_2_4_none_is_no_score():
 def test_rows_of_running_text_are_refused(tmp_path):
     raw = replace(ragged_prompts(), columns={})
     with pytest.raises(UserError, match="expected prompts"):
-        play(PPO(), tmp_path).step(raw)
+        play(ppo(), tmp_path).step(raw)
 
 
 def test_a_gold_reward_is_logged_of_the_same_completions_and_moves_nothing(tmp_path):
-    plain, watched = play(PPO(max_new=6), tmp_path), play(PPO(max_new=6, gold="check.py:few"), tmp_path)
+    plain, watched = play(ppo(max_new=6), tmp_path), play(ppo(max_new=6, gold="check.py:few"), tmp_path)
     watched.objective.gold._function = lambda given, texts: [-float(t.count("a")) for t in texts]  # pyright: ignore
     for _ in range(2):
         alone, beside = plain.step(ragged_prompts()), watched.step(ragged_prompts())
@@ -471,7 +469,7 @@ def test_a_gold_reward_is_logged_of_the_same_completions_and_moves_nothing(tmp_p
 
 
 def test_2_3_an_evaluation_samples_afresh_the_same_way_and_moves_nothing(tmp_path):
-    engine = play(PPO(max_new=6, kl_target=1.0), tmp_path)
+    engine = play(ppo(max_new=6, kl_target=1.0), tmp_path)
     raw = ragged_prompts()
     whole, halves = engine.evaluate([raw])[2], engine.evaluate(list(raw.micro(4)))[2]
     for name in ("reward", "completion_tokens", "truncated_share"):
@@ -531,7 +529,7 @@ def test_2_3_killed_in_the_middle_of_a_rollout_a_run_goes_on_to_the_bit(tmp_path
 
 
 def test_the_best_weights_are_those_of_the_highest_reward(tmp_path):
-    engine = play(GRPO(max_new=4, group=4), tmp_path, steps=10)
+    engine = play(grpo(max_new=4, group=4), tmp_path, steps=10)
     rewards = iter([0.1, 0.9, 0.3, 0.3])
     log = EventLog(tmp_path / "metrics.jsonl")
     batches = (ragged_prompts(4, seed=s) for s in range(10))

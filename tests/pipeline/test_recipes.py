@@ -217,9 +217,10 @@ def test_the_objective_of_the_extending_page_works(tmp_path: Path) -> None:
     scope: dict[str, type] = {}
     exec(code, scope)
     entries = eval("{" + line + "}", vars(settings))
-    assert entries["last_token"].settings.model_validate({"kind": "last_token"}).kind == "last_token"
+    asked = entries["last_token"].settings.model_validate({"kind": "last_token"})
+    assert asked.kind == "last_token"
     engine = _engine(tmp_path)
-    engine.objective = scope["LastToken"]()  # type: ignore[assignment]
+    engine.objective = scope["LastToken"](asked)  # type: ignore[assignment]
     batch = _ragged()
     batch.labels_BT[:, -1] = 1
     (expanded,) = engine._expanded(batch, engine.context(1))

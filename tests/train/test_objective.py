@@ -16,6 +16,7 @@ from ingot.model.head import Head
 from ingot.model.ops import cross_entropy
 from ingot.model.transformer import build
 from ingot.objectives.lm import LanguageModel
+from ingot.objectives.settings import LanguageModelSettings
 from ingot.stages.load import objective_of
 from ingot.stages.settings import TrainSettings
 from ingot.train.engine import Engine
@@ -23,7 +24,7 @@ from tests.train.test_engine import T, V, _engine, _gradient, _ragged, _run, _te
 
 
 def _with(engine: Engine, **options: float) -> Engine:
-    engine.objective = LanguageModel(**options)
+    engine.objective = LanguageModel(LanguageModelSettings(**options))
     return engine
 
 

@@ -28,6 +28,8 @@ from ingot.objectives.grpo import GRPO
 from ingot.objectives.ppo import PPO
 from ingot.objectives.preference import Preference
 from ingot.objectives.reward import RewardHead, RewardModel
+from ingot.objectives.sampled_settings import GRPOSettings, PPOSettings
+from ingot.objectives.settings import PreferenceSettings
 from ingot.optim.optimizers import Optimizer
 from ingot.optim.schedule import Schedule
 from ingot.optim.settings import OptimSettings
@@ -100,12 +102,12 @@ def _counted(optimizer: Optimizer) -> list[float | Tensor]:
 def _objective(job: dict[str, Any]) -> Objective:
     """As a recipe builds it; the reward of grpo is a function's in a file, that of ppo a reward model's."""
     if job["method"] == "dpo":
-        return Preference()
+        return Preference(PreferenceSettings())
     if job["method"] == "ppo":
-        return PPO(max_new=job["new"], epochs=job["epochs"])
+        return PPO(PPOSettings(reward="judge", max_new=job["new"], epochs=job["epochs"]))
     file = Path(job["directory"]) / "reward.py"
     file.write_text(REWARD)
-    return GRPO(reward=f"{file}:share", group=job["group"], max_new=job["new"])
+    return GRPO(GRPOSettings(reward=f"{file}:share", group=job["group"], max_new=job["new"]))
 
 
 def _companions(config: ModelConfig) -> dict[str, nn.Module]:

@@ -20,45 +20,36 @@ from ingot.data.batches import Batch
 from ingot.objectives.advantages import group_advantages, to_go
 from ingot.objectives.rollout import Rollout, measured
 from ingot.objectives.sampled import Sampled, without
+from ingot.objectives.sampled_settings import GRPOSettings
 from ingot.train.api import Context, Term
 
 
-class GRPO(Sampled):
-    """Policy gradients within groups; arguments as `GRPOSettings`."""
+class GRPO(Sampled[GRPOSettings]):
+    """Policy gradients within groups."""
 
-    def __init__(
-        self,
-        *,
-        beta: float = 0.0,
-        group: int = 8,
-        baseline: str = "mean",
-        standardise: bool = False,
-        aggregation: str = "token",
-        ratio: str = "token",
-        **shared: Any,
-    ):
-        super().__init__(beta=beta, **shared)
-        self.samples, self.baseline, self.standardise = group, baseline, standardise
-        self.aggregation, self.whole_sequences = aggregation, ratio == "sequence"
+    def __init__(self, settings: GRPOSettings):
+        super().__init__(settings)
+        self.samples, self.aggregation = settings.group, settings.aggregation
+        self.whole_sequences = settings.ratio == "sequence"
 
     def prepared(self, played: Rollout, scores_B: Tensor, ctx: Context) -> Batch:
         scores_PG = scores_B.view(-1, self.samples)
-        advantages_PG = group_advantages(scores_PG, self.baseline, self.standardise)
+        advantages_PG = group_advantages(scores_PG, self.settings.baseline, self.settings.standardise)
         ctx.notes["groups_without_signal"] = float((advantages_PG.abs().amax(1) < 1e-6).float().mean())
         batch = played.batch
-        if self.truncated == "mask":
+        if self.settings.truncated == "mask":
             batch = without(batch, played.truncated_B)
         mask_BT = torch.from_numpy(batch.labels_BT != batch.ignore)
         advantages_BT = torch.where(mask_BT, advantages_PG.view(-1, 1), 0.0)
         columns: dict[str, Tensor] = {}
-        penalised = self.beta > 0 and not self.kl.in_loss
-        if self.beta:
+        penalised = self.settings.beta > 0 and not self.kl.in_loss
+        if self.settings.beta:
             columns["reference_logps_BT"] = self.reference_logps(batch, ctx).cpu()
-        if penalised or self.epochs * self.minibatches > 1:  # else the loss of the one update has them itself
+        if penalised or self.settings.epochs * self.minibatches > 1:  # else the loss of the one update has them itself
             columns["old_logps_BT"] = measured(ctx, ctx.model, batch, self.logps).cpu()
         if penalised:
             kl_BT = self.kl.estimate(columns["old_logps_BT"], columns["reference_logps_BT"])
-            advantages_BT = advantages_BT - self.beta * to_go(kl_BT, mask_BT)
+            advantages_BT = advantages_BT - self.settings.beta * to_go(kl_BT, mask_BT)
         return replace(batch, columns={**batch.columns, **columns, "advantages_BT": advantages_BT})
 
     def loss(self, out: Any, batch: Batch) -> dict[str, Term]:

@@ -11,21 +11,18 @@ from typing import Any
 
 from ingot.data.batches import Batch
 from ingot.model.ops import cross_entropy, cross_entropy_parts
+from ingot.objectives.settings import LanguageModelSettings
 from ingot.train.api import Objective, Term
 
 
 class LanguageModel(Objective):
-    """Cross-entropy over every labelled position.
-
-    Args:
-        label_smoothing: share of the target spread evenly over the vocabulary.
-        z_loss: weight of ln(Z)^2 per token.
-    """
+    """Cross-entropy over every labelled position."""
 
     recordable = True
 
-    def __init__(self, label_smoothing: float = 0.0, z_loss: float = 0.0):
-        self.label_smoothing, self.z_loss = label_smoothing, z_loss
+    def __init__(self, settings: LanguageModelSettings | None = None):
+        settings = settings or LanguageModelSettings()
+        self.label_smoothing, self.z_loss = settings.label_smoothing, settings.z_loss
 
     def loss(self, out: Any, batch: Batch) -> dict[str, Term]:
         if not (self.label_smoothing or self.z_loss):

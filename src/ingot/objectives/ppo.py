@@ -29,6 +29,7 @@ from ingot.objectives.advantages import adapted, explained_variance, gae, last_p
 from ingot.objectives.policy import per_row, value_loss
 from ingot.objectives.rollout import Rollout, measured
 from ingot.objectives.sampled import Sampled, without
+from ingot.objectives.sampled_settings import PPOSettings
 from ingot.train.api import Context, Term
 
 
@@ -46,29 +47,12 @@ class ValueHead(nn.Module):
             return F.linear(hidden_BTW.to(self.weight.dtype), self.weight, self.bias)[..., 0]
 
 
-class PPO(Sampled):
-    """Policy and value function on fresh completions; arguments as `PPOSettings`."""
+class PPO(Sampled[PPOSettings]):
+    """Policy and value function on fresh completions."""
 
-    def __init__(
-        self,
-        *,
-        beta: float = 0.05,
-        epochs: int = 4,
-        gamma: float = 1.0,
-        lam: float = 0.95,
-        value_weight: float = 0.1,
-        value_clip: float = 0.2,
-        entropy: float = 0.0,
-        whiten: bool = True,
-        kl_target: float | None = None,
-        kl_horizon: int = 10_000,
-        **shared: Any,
-    ):
-        super().__init__(beta=beta, epochs=epochs, **shared)
-        self.gamma, self.lam, self.whiten = gamma, lam, whiten
-        self.value_weight, self.value_clip, self.entropy = value_weight, value_clip, entropy
-        self.kl_target, self.kl_horizon = kl_target, kl_horizon
-        self.fresh = {"beta": beta} if kl_target else {}
+    def __init__(self, settings: PPOSettings):
+        super().__init__(settings)
+        self.fresh = {"beta": settings.beta} if settings.kl_target else {}
 
     def modules(self, model: nn.Module) -> dict[str, nn.Module]:
         self.value = ValueHead(model.embedding.weight.detach())  # pyright: ignore
@@ -77,7 +61,7 @@ class PPO(Sampled):
     def prepared(self, played: Rollout, scores_B: Tensor, ctx: Context) -> Batch:
         truncated_B = played.truncated_B
         dropped_B = scores_B.isnan().numpy()
-        if self.truncated == "mask":
+        if self.settings.truncated == "mask":
             dropped_B = dropped_B | truncated_B
         batch = without(played.batch, dropped_B)
         mask_BT = torch.from_numpy(batch.labels_BT != batch.ignore)
@@ -87,20 +71,20 @@ class PPO(Sampled):
         old_BT, values_BT = both_BT2.cpu().unbind(-1)
         columns = {"old_logps_BT": old_BT, "old_values_BT": values_BT}
         penalty_BT = torch.zeros_like(old_BT)
-        if self.beta:
+        if self.settings.beta:
             columns["reference_logps_BT"] = reference_BT = self.reference_logps(batch, ctx).cpu()
             if not self.kl.in_loss:
                 penalty_BT = self._beta(old_BT, reference_BT, mask_BT, ctx) * self.kl.estimate(old_BT, reference_BT)
         scores_B, after_B = scores_B.nan_to_num().to(old_BT.dtype), torch.zeros_like(old_BT[:, 0])
-        if self.truncated == "bootstrap":
+        if self.settings.truncated == "bootstrap":
             unfinished_B = torch.from_numpy(truncated_B)
             after_BT = values_BT.gather(1, (last_positions(mask_BT) + 1).clamp(max=mask_BT.shape[1] - 1)[:, None])
             after_B = torch.where(unfinished_B, after_BT[:, 0], 0.0)
             scores_B = torch.where(unfinished_B, 0.0, scores_B)
         rewards_BT = token_rewards(scores_B, penalty_BT, mask_BT)
-        advantages_BT = gae(rewards_BT, values_BT, mask_BT, after_B, self.gamma, self.lam)
+        advantages_BT = gae(rewards_BT, values_BT, mask_BT, after_B, self.settings.gamma, self.settings.lam)
         columns["returns_BT"] = returns_BT = advantages_BT + values_BT
-        columns["advantages_BT"] = whiten(advantages_BT, mask_BT) if self.whiten else advantages_BT
+        columns["advantages_BT"] = whiten(advantages_BT, mask_BT) if self.settings.whiten else advantages_BT
         explained = float(explained_variance(values_BT, returns_BT, mask_BT))
         if math.isfinite(explained):
             ctx.notes["explained_variance"] = explained
@@ -108,27 +92,29 @@ class PPO(Sampled):
 
     def _beta(self, old_BT: Tensor, reference_BT: Tensor, mask_BT: Tensor, ctx: Context) -> float:
         """The coefficient of this step; where it adapts, the next one's is left in the objective's state."""
-        if not self.kl_target:
-            return self.beta
+        if not self.settings.kl_target:
+            return self.settings.beta
         beta = ctx.state["beta"]
         rows = max(1, int(mask_BT.any(1).sum()))
         kl = float(per_row(old_BT - reference_BT, mask_BT).sum()) / rows
-        ctx.state["beta"] = adapted(beta, kl, self.kl_target, rows, self.kl_horizon)
+        ctx.state["beta"] = adapted(beta, kl, self.settings.kl_target, rows, self.settings.kl_horizon)
         ctx.notes["beta"] = beta
         return beta
 
     def loss(self, out: Any, batch: Batch) -> dict[str, Term]:
-        mask_BT, columns = batch.labels_BT != batch.ignore, batch.columns
-        if self.entropy:
+        settings, columns, mask_BT = self.settings, batch.columns, batch.labels_BT != batch.ignore
+        if settings.entropy:
             logp_BT, entropy_BT = token_logps_and_entropies(
-                out.hidden, out.head, batch.labels_BT, temperature=self.temperature, ignore=batch.ignore
+                out.hidden, out.head, batch.labels_BT, temperature=settings.temperature, ignore=batch.ignore
             )
         else:
             logp_BT, entropy_BT = self.logps(out, batch), None
         terms = self.policy_terms(logp_BT, batch)
-        value_BT = value_loss(self.value(out.hidden), columns["old_values_BT"], columns["returns_BT"], self.value_clip)
-        terms["value"] = Term(per_row(value_BT, mask_BT).sum(), "token", self.value_weight)
+        value_BT = value_loss(
+            self.value(out.hidden), columns["old_values_BT"], columns["returns_BT"], settings.value_clip
+        )
+        terms["value"] = Term(per_row(value_BT, mask_BT).sum(), "token", settings.value_weight)
         terms["value_loss"] = Term(terms["value"].sum.detach(), "token", metric=True)
         if entropy_BT is not None:
-            terms["entropy"] = Term(-entropy_BT.sum(), "token", self.entropy)
+            terms["entropy"] = Term(-entropy_BT.sum(), "token", settings.entropy)
         return terms

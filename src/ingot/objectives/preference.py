@@ -37,6 +37,7 @@ from torch import Tensor
 from ingot.core.errors import UserError
 from ingot.data.batches import Batch
 from ingot.model.ops import token_logps
+from ingot.objectives.settings import PreferenceSettings, UnpairedSettings
 from ingot.train.api import Context, Objective, Term
 
 REFERENCE = "reference_logps"
@@ -145,35 +146,20 @@ def answer_logps(out: Any, batch: Batch) -> Tensor:
 
 
 class Preference(Objective):
-    """A loss of the family above.
-
-    Args:
-        loss: its name.
-        beta: how much a difference counts; the pull to the reference. Default: 0.1, of simpo 2.
-        label_smoothing: share of pairs taken to be labelled the wrong way round (sigmoid, robust).
-        gamma: how far apart simpo wants the scores.
-        length_norm: whether the score is a token's; default: of ipo alone.
-        sft_weight: weight of the chosen answer's own loss a token; default: 1 for orpo and cpo, else 0.
-    """
+    """A loss of the family above."""
 
     dropout = False
     overlays = (REFERENCE,)
     only_annotates = True
 
-    def __init__(
-        self,
-        loss: str = "sigmoid",
-        beta: float | None = None,
-        label_smoothing: float = 0.0,
-        gamma: float = 0.0,
-        length_norm: bool | None = None,
-        sft_weight: float | None = None,
-    ):
+    def __init__(self, settings: PreferenceSettings):
+        loss = settings.loss
         self._loss = LOSSES[loss]
-        by_token = loss == "ipo" if length_norm is None else length_norm
+        by_token = loss == "ipo" if settings.length_norm is None else settings.length_norm
         self._score = SCORES.get(loss) or (mean_ratio if by_token else ratio)
-        self._options = Options(beta or (2.0 if loss == "simpo" else 0.1), label_smoothing, gamma)
-        self._sft = float(loss in ("orpo", "cpo")) if sft_weight is None else sft_weight
+        beta = settings.beta or (2.0 if loss == "simpo" else 0.1)
+        self._options = Options(beta, settings.label_smoothing, settings.gamma)
+        self._sft = float(loss in ("orpo", "cpo")) if settings.sft_weight is None else settings.sft_weight
         if loss in SCORES:
             self.overlays = ()
 
@@ -205,18 +191,15 @@ class Unpaired(Objective):
     The zero is the mean ratio of answers that belong to another prompt of the same step, no less than 0; it is 0 where
     all pairs of a step have one prompt.
 
-    Args:
-        beta: how much a ratio counts.
-        desirable, undesirable: weight of liked and of disliked answers; the paper wants weight x number of the one
-            between 1 and 4/3 times that of the other.
+    The paper wants weight x number of the liked ones between 1 and 4/3 times that of the others.
     """
 
     dropout = False
     overlays = (REFERENCE,)
     annotate = Preference.annotate
 
-    def __init__(self, beta: float = 0.1, desirable: float = 1.0, undesirable: float = 1.0):
-        self._options, self._weights = Options(beta), (desirable, undesirable)
+    def __init__(self, settings: UnpairedSettings):
+        self._options, self._weights = Options(settings.beta), (settings.desirable, settings.undesirable)
 
     def expand(self, batch: Batch, ctx: Context) -> Iterator[Batch]:
         batch = self.annotated(batch, ctx)

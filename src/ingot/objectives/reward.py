@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from ingot.data.batches import Batch
 from ingot.objectives.preference import wins
+from ingot.objectives.settings import RewardSettings
 from ingot.train.api import Context, Objective, Term
 from ingot.train.compiling import as_trained
 
@@ -70,17 +71,12 @@ class RewardModel(nn.Module):
 
 
 class Reward(Objective):
-    """Bradley-Terry over pairs.
-
-    Args:
-        margin: how far apart the two rewards are wanted.
-        centering: weight of (r_w + r_l)^2.
-    """
+    """Bradley-Terry over pairs."""
 
     speaks = False
 
-    def __init__(self, margin: float = 0.0, centering: float = 0.01):
-        self._margin, self._centering = margin, centering
+    def __init__(self, settings: RewardSettings):
+        self._margin, self._centering = settings.margin, settings.centering
 
     def modules(self, model: nn.Module) -> dict[str, nn.Module]:
         self._head = RewardHead(int(model.config.width))  # pyright: ignore

@@ -12,10 +12,10 @@ reward.
 Shapes: B completions, T positions.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -27,12 +27,15 @@ from ingot.data.order import key_of, permute
 from ingot.model.ops import token_logps
 from ingot.objectives.policy import KLS, aggregated, clipped, k3, log_ratios, per_row, policy_loss
 from ingot.objectives.rollout import Rollout, measured, roll_out
+from ingot.objectives.sampled_settings import SampledSettings
 from ingot.objectives.scoring import Scorer
 from ingot.train.api import Context, Objective, Term
 
+S = TypeVar("S", bound=SampledSettings)
 
-class Sampled(Objective):
-    """An objective whose data are its own samples; arguments as `SampledSettings`."""
+
+class Sampled(Objective, ABC, Generic[S]):
+    """An objective whose data are its own samples."""
 
     judged_by = "reward"
     dropout = False
@@ -40,43 +43,25 @@ class Sampled(Objective):
     """Completions of each prompt."""
     aggregation, whole_sequences = "token", False
 
-    def __init__(
-        self,
-        *,
-        reward: str | None = None,
-        gold: str | None = None,
-        reference: str | None = None,
-        beta: float,
-        kl: str = "k1-reward",
-        max_new: int = 128,
-        temperature: float = 1.0,
-        epochs: int = 1,
-        minibatches: int = 1,
-        clip: float = 0.2,
-        clip_high: float | None = None,
-        no_stop_reward: float | None = None,
-        truncated: str = "terminal",
-    ):
-        self.scorer, self.gold, self.beta, self.kl = Scorer(reward), Scorer(gold, "gold"), beta, KLS[kl]
-        self.max_new, self.temperature = max_new, temperature
-        self.epochs, self.minibatches = epochs, minibatches
-        self.low, self.high = clip, clip if clip_high is None else clip_high
-        self.no_stop_reward, self.truncated = no_stop_reward, truncated
+    def __init__(self, settings: S):
+        self.settings, self.kl, self.minibatches = settings, KLS[settings.kl], settings.minibatches
+        self.scorer, self.gold = Scorer(settings.reward, "reward"), Scorer(settings.gold, "gold")
+        self.clip = settings.clip, settings.clip if settings.clip_high is None else settings.clip_high
 
     # -- before the updates ----------------------------------------------------------------------------------------
 
     def expand(self, batch: Batch, ctx: Context) -> Iterator[Batch]:
         if batch.columns.get("lengths_B") is None:
             raise UserError("objective: found rows of running text, expected prompts; give a corpus of format prompts")
-        samples = 1 if ctx.evaluating else self.samples
-        played = roll_out(batch, ctx, samples=samples, max_new=self.max_new, temperature=self.temperature)
+        settings, samples = self.settings, 1 if ctx.evaluating else self.samples
+        played = roll_out(batch, ctx, samples=samples, max_new=settings.max_new, temperature=settings.temperature)
         scores_B = self.scorer(played, ctx)
         ctx.notes.update(described(played, scores_B))
         if self.gold.there(ctx):
             ctx.notes["gold_reward"] = _mean(self.gold(played, ctx))
-        if self.no_stop_reward is not None:
+        if settings.no_stop_reward is not None:
             truncated_B = torch.from_numpy(played.truncated_B)
-            scores_B = torch.where(truncated_B, self.no_stop_reward, scores_B)
+            scores_B = torch.where(truncated_B, settings.no_stop_reward, scores_B)
         if not ctx.evaluating:
             yield from self._updates(self.prepared(played, scores_B, ctx), ctx)
 
@@ -90,7 +75,8 @@ class Sampled(Objective):
 
     def logps(self, out: Any, batch: Batch) -> Tensor:
         """ln p of every labelled token under the policy (at its temperature), [B, T], 0 elsewhere."""
-        return token_logps(out.hidden, out.head, batch.labels_BT, temperature=self.temperature, ignore=batch.ignore)
+        temperature = self.settings.temperature
+        return token_logps(out.hidden, out.head, batch.labels_BT, temperature=temperature, ignore=batch.ignore)
 
     def _updates(self, batch: Batch, ctx: Context) -> Iterator[Batch]:
         if len(batch) < self.minibatches:
@@ -99,7 +85,7 @@ class Sampled(Objective):
                 "at most one for each; set fewer, or a larger batch"
             )
         later = replace(batch, columns={n: c for n, c in batch.columns.items() if n != "sampled_logps_BT"})
-        for epoch in range(self.epochs):
+        for epoch in range(self.settings.epochs):
             order_B = np.arange(len(batch))
             if self.minibatches > 1:
                 order_B = permute(order_B, len(batch), key_of(ctx.seed, ctx.step, epoch))
@@ -116,22 +102,22 @@ class Sampled(Objective):
         old_BT = columns.get("old_logps_BT", now_BT)
 
         def term(x_BT: Tensor, weight: float = 1.0) -> Term:
-            return aggregated(x_BT, mask_BT, self.aggregation, self.max_new, weight)
+            return aggregated(x_BT, mask_BT, self.aggregation, self.settings.max_new, weight)
 
         def metric(x_BT: Tensor) -> Term:
             return Term(per_row(x_BT, mask_BT).sum(), "token", metric=True)
 
         log_BT = log_ratios(logp_BT, old_BT, mask_BT, self.whole_sequences)
         ratio_BT = log_BT.exp()
-        terms = {"policy": term(policy_loss(ratio_BT, advantages_BT, self.low, self.high))}
+        terms = {"policy": term(policy_loss(ratio_BT, advantages_BT, *self.clip))}
         reference_BT = columns.get("reference_logps_BT")
         if reference_BT is not None and self.kl.in_loss:
             kl_BT = self.kl.estimate(logp_BT, reference_BT)
-            terms["kl"] = term(kl_BT * ratio_BT if self.kl.weighted else kl_BT, self.beta)
+            terms["kl"] = term(kl_BT * ratio_BT if self.kl.weighted else kl_BT, self.settings.beta)
         with torch.no_grad():
             terms |= {
                 "approx_kl": metric(k3(old_BT, now_BT)),
-                "clip_fraction": metric(clipped(ratio_BT, advantages_BT, self.low, self.high).float()),
+                "clip_fraction": metric(clipped(ratio_BT, advantages_BT, *self.clip).float()),
                 "weighted_logp": metric(advantages_BT * now_BT),
             }
             if "sampled_logps_BT" in columns:

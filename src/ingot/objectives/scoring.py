@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ingot.core.errors import UserError
-from ingot.core.functions import load_function
+from ingot.core.functions import is_function, load_function
 from ingot.infer.text import spoken
 from ingot.objectives.rollout import Rollout
 from ingot.text.tokenizer import Tokenizer
@@ -35,12 +35,12 @@ class Scorer:
     """Scores rollouts.
 
     Args:
-        name: `"file.py:function"`, loaded when it is first asked; None: the companion in that role.
+        name: `"file.py:function"`, loaded when it is first asked; else it is the companion in that role.
         role: `reward` or `gold`, the setting that it is of.
     """
 
-    def __init__(self, name: str | None, role: str = "reward"):
-        self.name, self.role = name, role
+    def __init__(self, name: str | None, role: str):
+        self.name, self.role = name if name and is_function(name) else None, role
         self._function: Function | None = None
 
     def there(self, ctx: Context) -> bool:

@@ -99,8 +99,7 @@ REFERENCE_FREE = ("simpo", "orpo", "cpo")
 
 @dataclass(frozen=True)
 class Entry:
-    """An objective's settings, and its class as `module:name`, imported where it is built and called with the settings
-    but `kind` as keyword arguments."""
+    """An objective's settings, and its class as `module:name`, imported where it is built from the settings."""
 
     settings: type[Settings]
     builder: str
@@ -108,9 +107,9 @@ class Entry:
     """Formats of the corpora that it learns from."""
 
 
-def plain(kind: str) -> type[Settings]:
-    """Settings of an objective that has none but its kind."""
-    return create_model(f"{kind}_settings", __base__=Settings, kind=(Literal[kind], kind))  # pyright: ignore
+def plain(kind: str, base: type[Settings] = Settings) -> type[Settings]:
+    """Settings of an objective that has none but its kind and those of `base`."""
+    return create_model(f"{kind}_settings", __base__=base, kind=(Literal[kind], kind))  # pyright: ignore
 
 
 OBJECTIVES: dict[str, Entry] = {

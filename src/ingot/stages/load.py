@@ -120,11 +120,9 @@ def is_bare(stage: Path) -> bool:
 
 
 def objective_of(settings: TrainSettings) -> Objective:
-    """The objective of a train stage; settings that name a companion's stage, or nothing, are not its business."""
+    """The objective of a train stage."""
     module, name = OBJECTIVES[settings.objective.kind].builder.split(":")
-    apart = {"kind", *getattr(settings.objective, "companions", dict[str, str | None])()}
-    given = {k: v for k, v in settings.objective if k not in apart and v is not None}
-    return getattr(importlib.import_module(module), name)(**given)
+    return getattr(importlib.import_module(module), name)(settings.objective)
 
 
 def adapter_of(stage: Path) -> AdapterSettings | None:
