@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from ingot.evaluate.likelihood import Likelihood, likelihood, ratio
+from ingot.evaluate.bootstrap import ratio
+from ingot.evaluate.likelihood import Likelihood, likelihood
 from ingot.model.ops import cross_entropy
 from ingot.model.settings import ModelSettings
 from ingot.model.transformer import build

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ingot.bench.contenders import Contender, Say, ours
+from ingot.bench.contenders import Say, ours
 from ingot.bench.process import Kept, measure
 from ingot.plan.machine import cpu
 
@@ -14,10 +14,10 @@ FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16"
 """Instruction sets that decide how fast matrix products are."""
 
 
-def described(kept: Kept, say: Say, seconds: float = 0.5, asker: Contender | None = None) -> dict[str, Any]:
+def described(kept: Kept, say: Say) -> dict[str, Any]:
     """Processor, memory, software, and the peaks that a short measurement finds."""
     say("measuring matrix products and memory")
-    peaks = measure(asker or ours("machine"), {"seconds": seconds}, kept)
+    peaks = measure(ours("machine"), {"seconds": 0.5}, kept)
     return {
         "cpu": processor(),
         "cores": os.cpu_count(),

@@ -60,8 +60,13 @@ def no_memory(error: Exception) -> str | None:
     )
 
 
+def shortened(text: str, most: int = 60) -> str:
+    """At most so many characters, the last ones given for `...` where there were more."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the closest known name, else the list of known names."""
+    """`did you mean 'x'?` for the closest known name, else the list of known names."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"

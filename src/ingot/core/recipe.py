@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from ingot.core.errors import UserError, nearest
+from ingot.core.errors import UserError, nearest, shortened
 from ingot.core.repeat import unrolled
 from ingot.core.sinks import require
 from ingot.core.sweep import SEED, Point, points, with_values
@@ -234,11 +234,11 @@ def _validate(model: type[Settings], body: Any, where: str, errors: list[str]) -
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        errors += [_sentence(model, body, where, e) for e in error.errors(include_url=False)]
+        errors += [_sentence(model, where, e) for e in error.errors(include_url=False)]
         return None
 
 
-def _sentence(model: type[Settings], body: Any, where: str, error: Any) -> str:
+def _sentence(model: type[Settings], where: str, error: Any) -> str:
     """One pydantic error as one sentence: setting, found, expected."""
     path = [str(p) for p in error["loc"] if not _is_union_tag(str(p))]
     name = ".".join([where, *path])
@@ -250,8 +250,7 @@ def _sentence(model: type[Settings], body: Any, where: str, error: Any) -> str:
         return f"{name}: {error['ctx']['error']}"
     message = error["msg"][0].lower() + error["msg"][1:].replace("valid tuple", "list")
     message = re.sub(r"valid dictionary( or instance of \w+)?", "table", message)
-    found = repr(error["input"])
-    return f"{name}: found {found if len(found) <= _LONGEST else found[:_LONGEST] + '...'}, {message}"
+    return f"{name}: found {shortened(repr(error['input']), _LONGEST)}, {message}"
 
 
 def _is_union_tag(part: str) -> bool:

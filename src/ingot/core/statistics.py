@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 
+UPPER = 0.975
+"""The quantile at the upper end of a 95 % interval."""
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -26,18 +29,18 @@ class Interval:
         return None if self.high is None else self.high - self.mean
 
 
-def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
+def mean_interval(values: Sequence[float]) -> Interval:
     """Mean and t-interval of independent values: mean +- t(n - 1) * s / sqrt(n)."""
     n = len(values)
     mean = math.fsum(values) / n
     if n == 1:
         return Interval(mean, None, None, 1)
     variance = math.fsum((v - mean) ** 2 for v in values) / (n - 1)
-    half = t_quantile(0.5 + confidence / 2, n - 1) * math.sqrt(variance / n)
+    half = t_quantile(UPPER, n - 1) * math.sqrt(variance / n)
     return Interval(mean, mean - half, mean + half, n)
 
 
-def wilson(successes: float, n: int, confidence: float = 0.95) -> dict[str, float]:
+def wilson(successes: float, n: int) -> dict[str, float]:
     """A share with Wilson's interval (1927): honest for few items, and at 0 and 1, where p +- 1.96 se says "certain".
 
     Returns:
@@ -45,7 +48,7 @@ def wilson(successes: float, n: int, confidence: float = 0.95) -> dict[str, floa
     """
     if n == 0:
         return {"value": 0.0, "low": 0.0, "high": 1.0, "n": 0}
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    z = NormalDist().inv_cdf(UPPER)
     p, extra = successes / n, z * z / n
     middle = (p + extra / 2) / (1 + extra)
     half = z / (1 + extra) * math.sqrt(p * (1 - p) / n + extra / (4 * n))

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from ingot.core.statistics import wilson
+from ingot.evaluate.bootstrap import ratio
 from ingot.evaluate.checks import right
 from ingot.evaluate.continuations import score
-from ingot.evaluate.likelihood import ratio
 from ingot.evaluate.sandbox import program_of, run_code
 from ingot.evaluate.tasks import Item, Task
 from ingot.infer.text import TextRun, prompt_ids, sampling_for

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from ingot.data.batches import Batch
 from ingot.data.order import key_of
-from ingot.evaluate.likelihood import ratio
+from ingot.evaluate.bootstrap import ratio
 from ingot.infer.sampling import pick, uniforms
 from ingot.model.head import Head, chunk
 from ingot.model.ops import random_scores, token_logps

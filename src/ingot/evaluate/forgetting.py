@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.evaluate.likelihood import interval, resampled
+from ingot.evaluate.bootstrap import interval, resampled
 
 OLD, LATER = "old tasks", "later tasks"
 """What the rows of a mean over tasks have for a task."""

@@ -3,15 +3,12 @@
 Windows overlap, so that a target sees at least a share of the context and is counted once. Bits per byte = nats of all
 predicted tokens (end of text included) / ln 2 / UTF-8 bytes of the cleaned text: the one figure that compares models
 with different tokenizers, and models with gzip.
-
-Intervals resample whole documents (a percentile bootstrap of the ratio of sums): tokens of one document are not
-independent, so an interval over tokens would be far too narrow.
 """
 
 import gzip
 import lzma
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,13 +16,12 @@ import torch
 
 from ingot.data.batches import IGNORE, Batch, Source, all_rows
 from ingot.data.packing import BestFit, Windows
+from ingot.evaluate.bootstrap import ratio
 from ingot.model.ops import divergences, token_logps
 from ingot.model.transformer import ModelOut, Transformer
 from ingot.text.store import Store
 from ingot.text.tokenizer import Tokenizer
 from ingot.train.compiling import as_trained
-
-_RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
@@ -141,39 +137,6 @@ def _once(batch: Batch, seen: int) -> Batch:
 
 def _read(forward: Callable[..., ModelOut], batch: Batch) -> ModelOut:
     return forward(batch.ids_BT, positions_BT=batch.positions_BT, documents_BT=batch.documents_BT)
-
-
-def ratio(numerator: np.ndarray, denominator: np.ndarray) -> dict[str, float]:
-    """sum / sum with a 95 % bootstrap interval over documents; `n` is the number of documents."""
-    return interval(*resampled([(numerator, denominator)]), len(numerator))
-
-
-def resampled(
-    pairs: Sequence[tuple[np.ndarray, np.ndarray]], seed: int = 0, draws: int = _RESAMPLES
-) -> tuple[float, np.ndarray]:
-    """sum / sum of the first pair less that of the second (if there is one), and the same of resampled documents.
-
-    A draw takes the same documents for both pairs, so what is hard about a document is in both and cancels.
-    """
-    n = len(pairs[0][0])
-    draw = np.random.default_rng(seed)
-    columns = np.array([column for pair in pairs for column in pair], np.float64).T
-
-    def value(sums: np.ndarray) -> np.ndarray:
-        ratios = sums[..., 0::2] / np.maximum(sums[..., 1::2], 1e-12)
-        return ratios[..., 0] - ratios[..., 1:].sum(-1)
-
-    found = float(value(columns.sum(0)))
-    if n < 2 or not draws:
-        return found, np.full(draws, found)
-    drawn = [np.bincount(draw.integers(0, n, n), minlength=n) @ columns for _ in range(draws)]
-    return found, value(np.array(drawn))
-
-
-def interval(value: float, draws: np.ndarray, n: int) -> dict[str, float]:
-    """A value with the 95 % interval of its draws."""
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return {"value": value, "low": float(low), "high": float(high), "n": n}
 
 
 def compressors(store: Store, tokenizer: Tokenizer) -> dict[str, float]:

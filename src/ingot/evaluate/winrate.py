@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ingot.core.statistics import wilson
-from ingot.evaluate.likelihood import ratio
+from ingot.evaluate.bootstrap import ratio
 
 SIMILAR = 0.1
 """Lengths that differ by at most this share of the longer one are about the same."""

@@ -134,7 +134,7 @@ def token_logps_and_entropies(
     return logp_BT, entropy_BT
 
 
-def random_scores(hidden_ND: Tensor, head: Head, key: int, max_logits: int | None = None) -> Tensor:
+def random_scores(hidden_ND: Tensor, head: Head, key: int) -> Tensor:
     """N numbers whose gradients in the logits are random, of mean zero and covariance diag(p) - p p'.
 
     That is the covariance of d ln p(y) for y drawn from p, so their squared gradients have the Fisher information for
@@ -154,7 +154,7 @@ def random_scores(hidden_ND: Tensor, head: Head, key: int, max_logits: int | Non
         return (logits_nV * s_nV).sum(-1)
 
     place_N = torch.arange(len(hidden_ND), device=hidden_ND.device)
-    return _in_chunks(scores, head, max_logits)(hidden_ND, place_N)
+    return _in_chunks(scores, head, None)(hidden_ND, place_N)
 
 
 def _where_labelled(

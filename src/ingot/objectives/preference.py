@@ -145,6 +145,11 @@ def answer_logps(out: Any, batch: Batch) -> Tensor:
     return token_logps(out.hidden, out.head, batch.labels_BT, ignore=batch.ignore).sum(1)
 
 
+def pair_term(batch: Batch, value_P: Tensor, **more: Any) -> Term:
+    """A term of a value of each pair, of those that are whole."""
+    return Term(torch.where(batch.whole(), value_P, 0.0).sum(), "pair", **more)
+
+
 class Preference(Objective):
     """A loss of the family above."""
 
@@ -170,19 +175,15 @@ class Preference(Objective):
         yield self.annotated(batch, ctx)
 
     def loss(self, out: Any, batch: Batch) -> dict[str, Term]:
-        whole_P = batch.whole()
         chosen, rejected = _sides(answer_logps(out, batch), batch)
         scores = self._score(chosen), self._score(rejected)
 
-        def term(value_P: Tensor, **more: Any) -> Term:
-            return Term(torch.where(whole_P, value_P, 0.0).sum(), "pair", **more)
-
-        terms = {"preference": term(self._loss(scores[0] - scores[1], self._options))}
+        terms = {"preference": pair_term(batch, self._loss(scores[0] - scores[1], self._options))}
         if self._sft:
-            terms["sft"] = term(-mean(chosen), weight=self._sft, penalty=True)
+            terms["sft"] = pair_term(batch, -mean(chosen), weight=self._sft, penalty=True)
         with torch.no_grad():
             watched = _watched(chosen, rejected, *(self._options.beta * score for score in scores))
-            return terms | {name: term(value_P, metric=True) for name, value_P in watched.items()}
+            return terms | {name: pair_term(batch, value_P, metric=True) for name, value_P in watched.items()}
 
 
 class Unpaired(Objective):
@@ -221,13 +222,12 @@ class Unpaired(Objective):
         liked_B = torch.arange(len(batch), device=logp_B.device) % batch.group == 0
         ratio_B = logp_B - batch.columns[f"{REFERENCE}_B"].to(logp_B.dtype)
         loss_B = kto(ratio_B, liked_B, batch.columns["zero_B"].to(logp_B.dtype), self._options, *self._weights)
-        whole_P = batch.whole()
         with torch.no_grad():
             chosen, rejected = _sides(logp_B, batch)
             watched = _watched(chosen, rejected, *(self._options.beta * ratio(side) for side in (chosen, rejected)))
         return {
             "preference": Term(torch.where(there_B, loss_B, 0.0).sum(), "sequence"),
-            **{n: Term(torch.where(whole_P, v_P, 0.0).sum(), "pair", metric=True) for n, v_P in watched.items()},
+            **{name: pair_term(batch, value_P, metric=True) for name, value_P in watched.items()},
         }
 
 

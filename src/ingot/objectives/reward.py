@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ingot.data.batches import Batch
-from ingot.objectives.preference import wins
+from ingot.objectives.preference import pair_term, wins
 from ingot.objectives.settings import RewardSettings
 from ingot.train.api import Context, Objective, Term
 from ingot.train.compiling import as_trained
@@ -83,19 +83,15 @@ class Reward(Objective):
         return {"reward": self._head}
 
     def loss(self, out: Any, batch: Batch) -> dict[str, Term]:
-        whole_P = batch.whole()
         reward_B = self._head(out.hidden, batch.columns["lengths_B"])
         chosen_P, rejected_P = reward_B[0::2], reward_B[1::2]
-
-        def term(value_P: Tensor, **more: Any) -> Term:
-            return Term(torch.where(whole_P, value_P, 0.0).sum(), "pair", **more)
-
-        terms = {"reward": term(bradley_terry(chosen_P, rejected_P, self._margin))}
+        terms = {"reward": pair_term(batch, bradley_terry(chosen_P, rejected_P, self._margin))}
         if self._centering:
-            terms["centering"] = term((chosen_P + rejected_P).square(), weight=self._centering, penalty=True)
+            level_P = (chosen_P + rejected_P).square()
+            terms["centering"] = pair_term(batch, level_P, weight=self._centering, penalty=True)
         with torch.no_grad():
-            terms["accuracy"] = term(wins(chosen_P, rejected_P), metric=True)
-            terms["margin"] = term(chosen_P - rejected_P, metric=True)
+            terms["accuracy"] = pair_term(batch, wins(chosen_P, rejected_P), metric=True)
+            terms["margin"] = pair_term(batch, chosen_P - rejected_P, metric=True)
         return terms
 
     def conclude(self, batches: Iterable[Batch], ctx: Context) -> dict[str, float]:

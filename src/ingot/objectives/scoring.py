@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ingot.core.errors import UserError
+from ingot.core.errors import UserError, shortened
 from ingot.core.functions import is_function, load_function
 from ingot.infer.text import spoken
 from ingot.objectives.rollout import Rollout
@@ -141,8 +141,5 @@ def _fails(function: Function, prompt: dict[str, Any], completion: str) -> bool:
 
 
 def _at(prompts: list[dict[str, Any]], completions: list[str], i: int) -> str:
-    return f"at prompt {_short(prompts[i]['prompt'])} with completion {_short(completions[i])}"
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:57] + "...")
+    prompt, completion = (repr(shortened(text)) for text in (prompts[i]["prompt"], completions[i]))
+    return f"at prompt {prompt} with completion {completion}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.core.artifact import CHECKPOINTS, RECORD, StageDir
+from ingot.core.errors import shortened
 from ingot.core.events import METRICS, read_events
 from ingot.pipeline.nodes import Node
 from ingot.stages.kinds import KINDS
@@ -89,5 +90,4 @@ def _differences(before: Any, now: Any, name: str = "") -> list[str]:
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 40 else text[:37] + "..."
+    return shortened(json.dumps(value, ensure_ascii=False, default=str), 40)

@@ -94,11 +94,6 @@ def cpu() -> Device:
     return Device("CPU", memory, half=half, native=native)
 
 
-def achieved(flops: float, gpu_hours: float) -> float:
-    """FLOP/s of one GPU in a run of so many GPU-hours."""
-    return flops / (gpu_hours * 3600)
-
-
 def gpu_hours(flops: float, peak: float, utilisation: float) -> float:
-    """The inverse: hours of one GPU at a share of its peak."""
+    """Hours of one GPU at a share of its peak."""
     return flops / (peak * utilisation) / 3600

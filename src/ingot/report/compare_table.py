@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ingot.core.errors import shortened
 from ingot.core.statistics import Interval
 from ingot.report import figures
 from ingot.report.compare import BITS, LOSS, Comparison, Group
@@ -90,8 +91,7 @@ def _number(mean: Interval | None, spell: Callable[[float], str], runs: int, is_
 
 
 def _value(value: Any) -> str:
-    text = "–" if value is None else str(value)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 2]} …"
+    return "–" if value is None else shortened(str(value), _SHOWN)
 
 
 def data(comparison: Comparison) -> dict[str, Any]:

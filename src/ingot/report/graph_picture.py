@@ -11,6 +11,8 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
+from ingot.core.errors import shortened
+
 BOX, GAP, ROW, TALL, PAD = 142, 32, 80, 64, 6
 _SWEEPS = 4
 
@@ -115,7 +117,7 @@ def _edge(stops: Sequence[tuple[float, float]]) -> Markup:
 def _box(box: Box, x: float, y: float) -> Markup:
     lines = (("name", box.name), ("kind", box.kind), ("state", f"{box.state} {box.note}".strip()))
     texts = [
-        Markup("<text class={} x={} y={}>{}</text>").format(css, x + 14, y + 19 + 17 * n, _clip(text))
+        Markup("<text class={} x={} y={}>{}</text>").format(css, x + 14, y + 19 + 17 * n, shortened(text, 18))
         for n, (css, text) in enumerate(lines)
     ]
     picture = (
@@ -135,7 +137,3 @@ def _box(box: Box, x: float, y: float) -> Markup:
         h=TALL,
         texts=Markup("").join(texts),
     )
-
-
-def _clip(text: str, room: int = 18) -> str:
-    return text if len(text) <= room else text[: room - 1] + "…"

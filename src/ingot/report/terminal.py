@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ingot.core.errors import shortened
 from ingot.pipeline.graph import Graph
 from ingot.pipeline.nodes import Node
 from ingot.pipeline.points import label
@@ -93,7 +94,7 @@ def _print_evaluate(out: Console, stage: Path) -> None:
         out.print(line, soft_wrap=True)
     newest = {s["model"]: s for s in reversed(reading.samples(stage))}  # the first prompt of each model
     for model, sample in reversed(newest.items()):
-        text = Text.assemble("  ", (sample["prompt"], "bold"), _clip(sample["text"], SAMPLE_CHARACTERS))
+        text = Text.assemble("  ", (sample["prompt"], "bold"), shortened(sample["text"], SAMPLE_CHARACTERS))
         out.print(f"{model} writes:")
         out.print(Text("\n  ").join(text.split("\n", allow_blank=True)), soft_wrap=True)
 
@@ -178,7 +179,7 @@ def print_trace(data: list[dict[str, Any]], step: int) -> None:
             at = f" at {piece['offset']:,}" if piece.get("offset") else ""
             span = f"tokens {piece['first_token']:,} to {piece['first_token'] + piece['tokens'] - 1:,}"
             out.print(Text(f"  {piece.get('path', '?')}{at}, {span}", "cyan"), soft_wrap=True)
-            out.print(Text(_clip(piece["text"], PIECE_CHARACTERS), "dim"), soft_wrap=True)
+            out.print(Text(shortened(piece["text"], PIECE_CHARACTERS), "dim"), soft_wrap=True)
 
 
 def print_document_steps(data: list[dict[str, Any]]) -> None:
@@ -205,10 +206,6 @@ def table(*columns: str, right: Iterable[str] = NUMBERS) -> Table:
 def state_text(state: str) -> Text:
     """A stage's state in its colour."""
     return Text(state, COLOURS.get(state, ""))
-
-
-def _clip(text: str, most: int) -> str:
-    return text if len(text) <= most else text[:most] + " …"
 
 
 class Progress:

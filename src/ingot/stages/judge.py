@@ -17,8 +17,8 @@ from ingot.core.functions import is_function, load_function
 from ingot.core.statistics import wilson
 from ingot.evaluate import winrate
 from ingot.evaluate.abilities import Examinee
+from ingot.evaluate.bootstrap import ratio
 from ingot.evaluate.continuations import score
-from ingot.evaluate.likelihood import ratio
 from ingot.evaluate.monitors import distinct
 from ingot.infer.generate import Completion, generate
 from ingot.infer.text import sampling_for, spoken

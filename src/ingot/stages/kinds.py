@@ -91,12 +91,14 @@ def _label_waits(settings: Settings) -> str | None:
     return people.waits(settings.people) if settings.people else None
 
 
-def _stages(*names: str) -> tuple[str, ...]:
-    return tuple(f"stages/{name}.py" for name in names)
+def _of(room: str, *names: str) -> tuple[str, ...]:
+    """Files of a room."""
+    return tuple(f"{room}/{name}.py" for name in names)
 
 
-_TRAINING = _stages("columns", "fisher", "layout", "load", "mixture", "penalties", "timeline", "train")
-_ASKING = _stages("ancestry", "evaluate", "load", "mixture")
+_MODEL = ("text", "model", "infer")
+_TRAINING = _of("stages", "columns", "fisher", "layout", "load", "mixture", "penalties", "timeline", "train")
+_ASKING = _of("stages", "ancestry", "evaluate", "load", "mixture")
 
 KINDS: dict[str, Kind] = {
     "corpus": Kind(CorpusSettings, 3, "ingot.stages.text:corpus", ("corpus", "stages/text.py"), raw=_corpus_digest),
@@ -108,7 +110,7 @@ KINDS: dict[str, Kind] = {
         TrainSettings,
         7,
         "ingot.stages.train:run",
-        ("text", "data", "model", "optim", "dist", "train", "objectives", "infer", *_TRAINING),
+        (*_MODEL, "data", "optim", "dist", "train", "objectives", *_TRAINING),
         seeded=True,
         raw=_train_digest,
     ),
@@ -116,14 +118,14 @@ KINDS: dict[str, Kind] = {
         ImportSettings,
         2,
         "ingot.stages.foreign:import_model",
-        ("text", "model", "dist", *_stages("foreign", "load")),
+        ("text", "model", "dist", *_of("stages", "foreign", "load")),
         raw=import_digest,
     ),
     "evaluate": Kind(
         EvaluateStageSettings,
         4,
         "ingot.stages.evaluate:run",
-        ("text", "data", "model", "infer", "evaluate", *_ASKING, *_stages("chains")),
+        (*_MODEL, "data", "evaluate", *_ASKING, *_of("stages", "chains")),
         seeded=True,
         raw=_evaluate_digest,
     ),
@@ -131,14 +133,14 @@ KINDS: dict[str, Kind] = {
         FisherSettings,
         1,
         "ingot.stages.fisher:run",
-        ("text", "data", "model", "dist", "infer", "evaluate/fisher.py", *_stages("fisher", "load", "mixture")),
+        (*_MODEL, "data", "dist", *_of("evaluate", "bootstrap", "fisher"), *_of("stages", "fisher", "load", "mixture")),
         seeded=True,
     ),
     "judge": Kind(
         JudgeSettings,
         2,
         "ingot.stages.judge:run",
-        ("text", "data", "model", "infer", "evaluate", "objectives", *_ASKING, *_stages("judge", "rewards")),
+        (*_MODEL, "data", "evaluate", "objectives", *_ASKING, *_of("stages", "judge", "rewards")),
         seeded=True,
         raw=_judge_digest,
     ),
@@ -146,14 +148,14 @@ KINDS: dict[str, Kind] = {
         GenerateSettings,
         1,
         "ingot.stages.generate:run",
-        ("text", "model", "dist", "infer", "data/order.py", *_stages("generate", "load")),
+        (*_MODEL, "dist", "data/order.py", *_of("stages", "generate", "load")),
         seeded=True,
     ),
     "label": Kind(
         LabelSettings,
         2,
         "ingot.stages.label:run",
-        ("text", "model", "dist", "objectives", *_stages("label", "load", "people", "rewards")),
+        ("text", "model", "dist", "objectives", *_of("stages", "label", "load", "people", "rewards")),
         raw=_label_digest,
         waits=_label_waits,
     ),

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core.errors import UserError, nearest
+from ingot.core.errors import UserError, nearest, shortened
 from ingot.text.base import TURNS, Tokenizer
 from ingot.text.templates import Template, compiled
 
@@ -243,5 +243,4 @@ def _one(token: int) -> np.ndarray:
 
 
 def _shown(value: Any) -> str:
-    text = "nothing" if value is None else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return "nothing" if value is None else shortened(repr(value))
