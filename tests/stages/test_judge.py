@@ -18,8 +18,8 @@ from ingot.pipeline.status import stage_dir
 from ingot.stages import child, judge
 from ingot.stages.job import Input
 from ingot.stages.load import load_frozen, load_model
+from ingot.stages.measure_settings import JudgeSettings
 from ingot.stages.rewards import RewardStage
-from ingot.stages.settings import JudgeSettings
 
 TRAIN = """
 kind = "train"

@@ -1,4 +1,4 @@
-"""Functions of the user's own, named in a recipe as `"file.py:function"`: filters, rewards.
+"""Functions of the user's own, named in a recipe as `"file.py:function"`: filters, rewards, judges.
 
 The file's content is part of the key of the stage that names it, so an edited function runs the stage again.
 """

@@ -19,8 +19,9 @@ from ingot.objectives.settings import OBJECTIVES
 from ingot.stages.imports import directory_of, imported_name, is_directory, model_files
 from ingot.stages.job import open_stage
 from ingot.stages.kinds import KINDS
+from ingot.stages.measure_settings import EvaluateStageSettings, FisherSettings, JudgeSettings
 from ingot.stages.sample_settings import GenerateSettings, LabelSettings
-from ingot.stages.settings import EvaluateStageSettings, FisherSettings, ImportSettings, JudgeSettings, TrainSettings
+from ingot.stages.settings import ImportSettings, TrainSettings
 from ingot.text.settings import TokenizerSettings, TokensSettings
 
 WITHOUT_TURNS = ("char", "word")

@@ -24,9 +24,10 @@ from ingot.stages.forecast import UTILISATION, Known, forecast
 from ingot.stages.imports import read_shape
 from ingot.stages.job import MODEL, TOKENIZER, Input, in_role, read_config
 from ingot.stages.layout import longest
+from ingot.stages.measure_settings import EvaluateStageSettings, JudgeSettings
 from ingot.stages.mixture import open_data
 from ingot.stages.sample_settings import GenerateSettings, LabelSettings
-from ingot.stages.settings import EvaluateStageSettings, ImportSettings, JudgeSettings, TrainSettings
+from ingot.stages.settings import ImportSettings, TrainSettings
 from ingot.stages.timeline import Extents
 from ingot.text.settings import SMALLEST_VOCAB, TokenizerSettings
 from ingot.text.tokenizer import load_tokenizer

@@ -8,7 +8,8 @@ from ingot.evaluate.likelihood import divergence
 from ingot.stages.ancestry import ancestry
 from ingot.stages.job import Input, Job, open_stage
 from ingot.stages.load import load_model
-from ingot.stages.settings import EvaluateStageSettings, TrainSettings
+from ingot.stages.measure_settings import EvaluateStageSettings
+from ingot.stages.settings import TrainSettings
 from ingot.text.store import Store
 from ingot.train.settings import rows_per_pass
 

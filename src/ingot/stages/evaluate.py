@@ -20,7 +20,7 @@ from ingot.stages.ancestry import conversed
 from ingot.stages.chains import forgotten
 from ingot.stages.job import ANSWERS, TABLE, Job
 from ingot.stages.load import Loaded, load_model
-from ingot.stages.settings import EvaluateStageSettings
+from ingot.stages.measure_settings import EvaluateStageSettings
 from ingot.text.base import TURNS
 from ingot.text.chat import render
 from ingot.text.store import Store

@@ -28,7 +28,7 @@ from ingot.model.transformer import empty
 from ingot.optim.grad_terms import mean_of
 from ingot.stages.job import Job
 from ingot.stages.load import Loaded, load_model, resolve_device
-from ingot.stages.settings import FisherSettings
+from ingot.stages.measure_settings import FisherSettings
 from ingot.text.store import Store
 
 FISHER = "fisher"

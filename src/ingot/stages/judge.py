@@ -26,8 +26,8 @@ from ingot.objectives.scoring import ask, prompt_table
 from ingot.stages.evaluate import converses
 from ingot.stages.job import ANSWERS, TABLE, Input, Job
 from ingot.stages.load import Loaded, load_model
+from ingot.stages.measure_settings import JudgeSettings
 from ingot.stages.rewards import RewardStage
-from ingot.stages.settings import JudgeSettings
 from ingot.text.store import Store
 from ingot.train.settings import rows_per_pass
 

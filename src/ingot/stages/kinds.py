@@ -18,8 +18,9 @@ from ingot.corpus.sources import source_digest
 from ingot.evaluate.tasks import load_task, task_file
 from ingot.stages import people
 from ingot.stages.imports import import_digest
+from ingot.stages.measure_settings import EvaluateStageSettings, FisherSettings, JudgeSettings
 from ingot.stages.sample_settings import GenerateSettings, LabelSettings
-from ingot.stages.settings import EvaluateStageSettings, FisherSettings, ImportSettings, JudgeSettings, TrainSettings
+from ingot.stages.settings import ImportSettings, TrainSettings
 from ingot.text import files
 from ingot.text.settings import TokenizerSettings, TokensSettings
 
