@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from ingot.report import figures
 from ingot.report.axes import HEIGHT, LEFT, RIGHT, TOP, WIDTH, Frame, draw_axes
 
 BUCKETS, HOVERS, MARKS = 240, 40, 20
@@ -90,7 +91,7 @@ def _curve(frame: Frame, series: Series, number: int) -> Markup:
         parts.append(
             Markup('<circle class="dot s{}" cx={:.1f} cy={:.1f} r=2.5 />').format(number, frame.x(x), frame.y(y))
         )
-    for x, y in _spread(good, HOVERS):
+    for x, y in figures.spread(good, HOVERS):
         circle = "<circle class=hover cx={:.1f} cy={:.1f} r=7><title>{}, {}: {}</title></circle>"
         parts.append(Markup(circle).format(frame.x(x), frame.y(y), series.name, f"{x:,.6g}", f"{y:.5g}"))
     for x, y in [p for p in series.points if not math.isfinite(p[1])][:MARKS]:
@@ -136,12 +137,6 @@ def thinned(points: Sequence[Point], buckets: int = BUCKETS) -> Sequence[Point]:
             kept |= {min(finite, key=lambda i: points[i][1]), max(finite, key=lambda i: points[i][1])}
         kept |= set([i for i in inside if not math.isfinite(points[i][1])][:1])
     return [points[i] for i in sorted(kept)]
-
-
-def _spread(points: Sequence[Point], most: int) -> Sequence[Point]:
-    if len(points) <= most:
-        return points
-    return [points[round(i * (len(points) - 1) / (most - 1))] for i in range(most)]
 
 
 def _legend(names: Sequence[str], references: Mapping[str, float]) -> Markup:

@@ -6,8 +6,10 @@ third, counts get separators, durations two units at most.
 
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def count(value: float) -> str:
@@ -85,3 +87,15 @@ def value(number: object) -> str:
 def execution(choices: Mapping[str, Any]) -> str:
     """`execution.json` in one line: "device cpu, precision bf16, threads 2, micro batch 64"."""
     return ", ".join(f"{name.replace('_', ' ')} {choice}" for name, choice in choices.items() if name != "reason")
+
+
+def spread(items: Sequence[T], most: int) -> Sequence[T]:
+    """At most `most` items, the first and the last among them, evenly between."""
+    if len(items) <= most:
+        return items
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+
+
+def named(numbers: Mapping[str, Any], words: Mapping[str, tuple[str, Callable[[Any], str]]]) -> list[tuple[str, str]]:
+    """Those of the numbers that are there, in words: key -> (name, how it is spelled)."""
+    return [(name, spell(numbers[key])) for key, (name, spell) in words.items() if key in numbers]

@@ -77,7 +77,7 @@ def tokens(stage: Path) -> Markup:
         "trained_share": ("tokens trained on", lambda n: f"{100 * n:.1f} %"),
         "val_unknown_share": ("held-out tokens that are unknown", lambda n: f"{100 * n:.2f} %"),
     }
-    return render("facts.html", pairs=pairs + _named(result, words), tokens=[], heading="")
+    return render("facts.html", pairs=pairs + figures.named(result, words), tokens=[], heading="")
 
 
 def fisher(stage: Path) -> Markup:
@@ -90,7 +90,7 @@ def fisher(stage: Path) -> Markup:
         "max": ("largest", lambda n: f"{n:.3e}"),
         "zero_share": ("weights that nothing hangs on", lambda n: f"{100 * n:.1f} %"),
     }
-    pairs = _named(result, words)
+    pairs = figures.named(result, words)
     if "trace" in result:
         low, high = result["trace_low"], result["trace_high"]
         pairs.append(("sum over all weights", f"{result['trace']:.4g}, 95 % {low:.4g} to {high:.4g}"))
@@ -101,10 +101,6 @@ def scalars(stage: Path) -> Markup:
     """A kind without a panel of its own: its result as it is."""
     pairs = [(name, figures.value(number)) for name, number in reading.result(stage).items()]
     return render("facts.html", pairs=pairs, tokens=[], heading="")
-
-
-def _named(numbers: dict[str, Any], words: dict[str, tuple[str, Callable[[Any], str]]]) -> list[tuple[str, str]]:
-    return [(name, spell(numbers[key])) for key, (name, spell) in words.items() if key in numbers]
 
 
 PANELS: dict[str, Callable[[Path], Markup]] = {

@@ -35,7 +35,7 @@ def train(stage: Path) -> Markup:
         verdict=_verdict(steps, reading.events(stage, "health"), clip) if steps else None,
         rows=_loss_rows(evaluations),
         sources=_sources(evaluations),
-        samples=reading.spread(reading.samples(stage), SHOWN),
+        samples=figures.spread(reading.samples(stage), SHOWN),
     )
 
 
@@ -115,7 +115,7 @@ def _loss_rows(evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if not measured:
         return []
     best = min(measured, key=lambda e: e["val_loss_nats"])
-    shown = reading.spread(measured, SHOWN)
+    shown = figures.spread(measured, SHOWN)
     if best not in shown:
         shown = sorted([*shown, best], key=lambda e: e["step"])
     return [

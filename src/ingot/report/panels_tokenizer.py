@@ -24,7 +24,7 @@ def tokenizer(stage: Path) -> Markup:
         "unknown_share": ("tokens that are unknown", lambda n: f"{100 * n:.2f} %"),
         "changed_share": ("texts that do not come back", lambda n: f"{100 * n:.2f} %"),
     }
-    pairs = [(name, spell(report[key])) for key, (name, spell) in words.items() if key in report]
+    pairs = figures.named(report, words)
     tables = [(by, report[f"by_{by}"]) for by in ("source", "script") if len(report.get(f"by_{by}", {})) > 1]
     tokens = [figures.visible(token) for token in report.get("longest_tokens", ())]
     return render("tokenizer.html", pairs=pairs, tables=tables, charts=_charts(report), tokens=tokens)

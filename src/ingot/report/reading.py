@@ -107,10 +107,3 @@ def yardsticks(stage: Path) -> dict[str, list[dict[str, Any]]]:
     for row in rows:
         tasks.setdefault(row["task"], []).append({**row, "reference": row["model"] not in models})
     return {task: sorted(found, key=lambda r: (not r["reference"], -r["value"])) for task, found in tasks.items()}
-
-
-def spread(items: list[Any], most: int) -> list[Any]:
-    """At most `most` items, the first and the last among them, evenly between."""
-    if len(items) <= most:
-        return items
-    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]

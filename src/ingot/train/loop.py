@@ -5,6 +5,7 @@ evaluation and checkpoint), when all of them are read in order: every gradient n
 due become log lines. So what is logged depends on the steps alone, not on when somebody looked.
 """
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -140,19 +141,11 @@ class _Clock:
         self._spoke = now
         return True
 
-    def paused(self) -> "_Pause":
-        return _Pause(self)
-
-    def shift(self, seconds: float) -> None:
-        self._start += seconds
-
-
-class _Pause:
-    def __init__(self, clock: _Clock):
-        self._clock = clock
-
-    def __enter__(self) -> None:
-        self._began = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self._clock.shift(time.monotonic() - self._began)
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time that does not count."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._start += time.monotonic() - began
