@@ -1,6 +1,9 @@
 """ingot: from raw text to a trained, aligned language model, from one recipe file."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ingot.api import load, run
 
 __version__ = "0.1.0"
 __all__ = ["load", "run"]

@@ -38,8 +38,8 @@ def run(
     Returns: stage name -> its directory; of a recipe with a `[sweep]`, POINT/STAGE such as "lr=0.001,seed=1/base".
     """
     graphs = load_graphs(Path(recipe), list(set), Path(out))
-    require_files(graphs, Path(out), list(only))
-    return run_all(graphs, Path(out), list(only), lambda *_: None, quiet=True)
+    require_files(graphs, list(only))
+    return run_all(graphs, list(only), lambda *_: None, quiet=True)
 
 
 def load(stage: str | Path, *, device: str = "auto", best: bool = False, precision: str = "fp32") -> "LanguageModel":

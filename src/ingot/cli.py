@@ -79,9 +79,9 @@ def plan(
 
     device = device_of(gpu)
     graphs = load_graphs(recipe, set, out)
-    rows = swept_rows(graphs, out, lambda graph, root: plan_rows(graph, root, device, nproc))
-    emit(rows, as_json, lambda: print_any_plan(graphs, out, rows))
-    require_files(graphs, out, only=[])
+    rows = swept_rows(graphs, lambda graph: plan_rows(graph, device, nproc))
+    emit(rows, as_json, lambda: print_any_plan(graphs, rows))
+    require_files(graphs, only=[])
 
 
 @app.command()
@@ -99,16 +99,16 @@ def run(
     from ingot.stages.job import read_result
 
     graphs = _graphs(recipe, set, out)
-    require_files(graphs, out, only)
+    require_files(graphs, only)
     progress = Progress(graphs, quiet=as_json)
     try:
-        done = run_all(graphs, out, only, progress.stage, progress.point, quiet=as_json)
+        done = run_all(graphs, only, progress.stage, progress.point, quiet=as_json)
     finally:  # a half-finished run has a report too
         from ingot.report.swept import print_any_end, write_any_report
 
-        page = write_any_report(graphs, out)
+        page = write_any_report(graphs)
     results = {name: {"directory": str(path), "result": read_result(path)} for name, path in done.items()}
-    emit(results, as_json, lambda: print_any_end(graphs, out, page))
+    emit(results, as_json, lambda: print_any_end(graphs, page))
 
 
 @app.command()
@@ -117,7 +117,7 @@ def status(recipe: RecipeArg, set: SetOption = [], out: OutOption = Path("runs")
     from ingot.report.swept import swept_rows
     from ingot.report.terminal import print_status, status_rows
 
-    rows = swept_rows(_graphs(recipe, set, out), out, status_rows)
+    rows = swept_rows(_graphs(recipe, set, out), status_rows)
     emit(rows, as_json, lambda: print_status(rows))
 
 
@@ -132,7 +132,7 @@ def report(
     """Write one self-contained HTML page about a run; of a sweep, one that compares its points."""
     from ingot.report.swept import write_any_report
 
-    page = str(write_any_report(_graphs(recipe, set, out), out, to))
+    page = str(write_any_report(_graphs(recipe, set, out), to))
     emit({"report": page}, as_json, lambda: print(page))
 
 
@@ -226,12 +226,10 @@ app.command()(export)
 @app.command()
 def verify(recipe: RecipeArg, set: SetOption = [], out: OutOption = Path("runs"), as_json: JsonOption = False) -> None:  # noqa: B006
     """Check every finished stage's files against their digests."""
-    from ingot.pipeline.status import stage_dir
-
     checked, problems = 0, []
-    nodes = {node.key: node for graph in _graphs(recipe, set, out) for node in graph.nodes.values()}
-    for node in nodes.values():
-        directory = stage_dir(out, node)
+    graphs = _graphs(recipe, set, out)
+    stages = {node.key: graph.stage(node) for graph in graphs for node in graph.nodes.values()}
+    for directory in stages.values():
         if directory.is_done():
             checked += 1
             problems += directory.verify()

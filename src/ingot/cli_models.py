@@ -134,7 +134,7 @@ def import_(
     from ingot.stages.job import read_result
 
     graph = import_graph(source, out, name, adapter)
-    run_graph(graph, out, [], (lambda *_: None) if as_json else stage_line, quiet=as_json)
+    run_graph(graph, [], (lambda *_: None) if as_json else stage_line, quiet=as_json)
     name = list(graph.nodes)[-1]
     directory = out / graph.recipe.run.name / name
     data = {"directory": str(directory), "result": read_result(directory)}

@@ -101,9 +101,10 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "small.toml").write_text(RECIPE)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path)
-        for node in load_graph(Path("small.toml"), [], Path("runs")).nodes.values():
-            link(Path("runs"), "small", node)
-            child.run(job_of(Path("runs"), node, load_graph(Path("small.toml"), [], Path("runs")).recipe, quiet=True))
+        graph = load_graph(Path("small.toml"), [], Path("runs"))
+        for node in graph.nodes.values():
+            link(graph, node)
+            child.run(job_of(graph, node, quiet=True))
     return path
 
 
@@ -136,7 +137,7 @@ def test_a_stage_is_judged_by_the_reward_of_fresh_samples(work):
 
 def test_reports_show_it(work):
     graph = load_graph(Path("small.toml"), [], Path("runs"))
-    page = write_report(graph, Path("runs"))
+    page = write_report(graph)
     text = Path(page).read_text()
     assert "reward" in text.lower()
 
@@ -154,7 +155,7 @@ def test_prompts_leave_room_for_their_completions(work):
         load_graph(Path("small.toml"), ["stage.polite.objective.max_new=64"], Path("runs"))
     graph = load_graph(Path("small.toml"), ["stage.polite.objective.max_new=60"], Path("runs"))
     with pytest.raises(UserError, match=r"prompts are longer than the 4 tokens there are .* smaller objective.max_new"):
-        child.run(job_of(Path("runs"), graph.nodes["polite"], graph.recipe, quiet=True))
+        child.run(job_of(graph, graph.nodes["polite"], quiet=True))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,7 @@ def test_prompts_leave_room_for_their_completions(work):
 )
 def test_what_a_recipe_gets_wrong_is_said_before_anything_runs(work, override, message):
     with pytest.raises(UserError, match=message):
-        require_files([load_graph(Path("small.toml"), [override], Path("runs"))], Path("runs"), [])
+        require_files([load_graph(Path("small.toml"), [override], Path("runs"))], [])
 
 
 def test_settings_that_nobody_reads_are_refused():

@@ -16,7 +16,6 @@ from ingot.core.events import VOLATILE, read_events, stable
 from ingot.objectives.reward import RewardModel
 from ingot.pipeline.graph import Graph, load_graph
 from ingot.pipeline.run import job_of, link
-from ingot.pipeline.status import stage_dir
 from ingot.stages import child
 from ingot.stages.load import load_frozen, load_model
 from ingot.text import store_writer
@@ -47,11 +46,11 @@ def _graph(*overrides: str) -> Graph:
 
 def _run(graph: Graph, name: str = "tuned", to: str | None = None) -> Path:
     node = graph.nodes[name]
-    job = job_of(RUNS, node, graph.recipe, quiet=True)
+    job = job_of(graph, node, quiet=True)
     if to:
-        job["dir"] = str((stage_dir(RUNS, node).path.parent / to).absolute())
+        job["dir"] = str((graph.stage(node).path.parent / to).absolute())
     child.run(job)
-    link(RUNS, "prefs", node)
+    link(graph, node)
     return Path(job["dir"])
 
 

@@ -46,8 +46,8 @@ def run(recipe: str, overrides: list[str] | None = None) -> dict[str, dict[str, 
     results = {}
     graph = load_graph(Path(recipe), overrides or [], Path("runs"))
     for node in graph.nodes.values():
-        link(Path("runs"), graph.recipe.home, node)
-        child.run(job_of(Path("runs"), node, graph.recipe, quiet=True))
+        link(graph, node)
+        child.run(job_of(graph, node, quiet=True))
         path = Path("runs", graph.recipe.home, node.name, "result.json")
         results[node.name] = json.loads(path.read_text())
         print(node.name, results[node.name]["seconds"])
@@ -157,4 +157,4 @@ def test_gsm8k_sft(work: Path) -> None:
 )
 def test_a_recipe_without_its_file_says_which_one(work: Path, recipe: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        require_files([load_graph(Path(recipe), [], Path("runs"))], Path("runs"), [])
+        require_files([load_graph(Path(recipe), [], Path("runs"))], [])

@@ -108,7 +108,7 @@ def test_another_runs_stage_is_a_start(work: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_plan_knows_the_shape_before_the_import_has_run(start: Path) -> None:
-    rows = {r["name"]: r for r in plan_rows(load_graph(Path("tune.toml"), [], Path("runs")), Path("runs"))}
+    rows = {r["name"]: r for r in plan_rows(load_graph(Path("tune.toml"), [], Path("runs")))}
     assert rows["tuned"]["forecast"]["parameters"]["total"] == hf.read_config(start).parameters
 
 
@@ -173,7 +173,7 @@ def test_weights_that_are_no_numbers_are_refused(start: Path) -> None:
     hf.write(start, config, tensors)
     graph = load_graph(Path("tune.toml"), [], Path("runs"))
     node = graph.nodes["hf:start"]
-    vocabulary, jobs = (job_of(Path("runs"), n, graph.recipe, quiet=True) for n in (node.inputs["tokenizer"], node))
+    vocabulary, jobs = (job_of(graph, n, quiet=True) for n in (node.inputs["tokenizer"], node))
     child.run(vocabulary)
     with pytest.raises(UserError, match=r"layers\.0\.ffn\.up\.weight here hold NaN or infinite numbers"):
         child.run(jobs)
@@ -217,7 +217,7 @@ def test_directories_that_hold_no_model_are_refused(start: Path) -> None:
     def problem(init: str) -> str:
         Path("tune.toml").write_text(TUNE.replace("hf:start", init))
         with pytest.raises(UserError) as raised:
-            require_files([load_graph(Path("tune.toml"), [], Path("runs"))], Path("runs"), [])
+            require_files([load_graph(Path("tune.toml"), [], Path("runs"))], [])
         return str(raised.value)
 
     sentence = problem("hf:nowhere")

@@ -70,7 +70,7 @@ def test_every_shipped_recipe_has_a_plan(recipe: Path, tmp_path: Path, monkeypat
     monkeypatch.chdir(recipe.parent)  # where the functions are that a recipe calls
     graph = load_graph(recipe, [], tmp_path)
     assert {"train", "evaluate", "corpus", "tokenizer", "tokens"} <= {n.kind for n in graph.nodes.values()}
-    rows = {row["name"]: row for row in plan_rows(graph, tmp_path, GPUS["a100"])}
+    rows = {row["name"]: row for row in plan_rows(graph, GPUS["a100"])}
     missing = {name for name, row in rows.items() if "missing" in row}
     assert missing <= USERS_FILES
     assert all("forecast" in row for row in rows.values() if row["kind"] == "train")

@@ -22,7 +22,6 @@ from ingot.core.statistics import mean_interval, paired_difference
 from ingot.pipeline import points
 from ingot.pipeline.collect import orphans
 from ingot.pipeline.graph import Graph, load_graphs
-from ingot.pipeline.status import stage_dir
 from ingot.report.plan import plan_rows
 from ingot.report.swept import print_any_plan, swept_rows, write_any_report
 from ingot.report.terminal import status_rows
@@ -109,15 +108,15 @@ def _pretend(monkeypatch: pytest.MonkeyPatch, fails: Any = lambda graph, node: F
     """Stages that are done at once, or fail; returns the names of those that ran."""
     ran: list[str] = []
 
-    def run(graph: Graph, root: Path, only: list[str], report: Any, quiet: bool) -> dict[str, Path]:
+    def run(graph: Graph, only: list[str], report: Any, quiet: bool) -> dict[str, Path]:
         for node in graph.needed(only):
-            out = stage_dir(root, node)
+            out = graph.stage(node)
             if not out.is_done():
                 ran.append(f"{points.label(graph)}/{node.name}")
                 if code := fails(graph, node):
                     raise StageFailed(code)
                 atomic_json(out / "DONE", {"seconds": 2.0 if node.kind == "train" else 0.5})
-        return {n.name: stage_dir(root, n).path for n in graph.needed(only)}
+        return {n.name: graph.stage(n).path for n in graph.needed(only)}
 
     monkeypatch.setattr(points, "run", run)
     return ran
@@ -130,15 +129,15 @@ def test_shared_stages_run_once_and_only_works(work: Path, monkeypatch: pytest.M
     def announce(number: int, graph: Graph, left: float | None) -> None:
         announced.append((number, points.label(graph), left))
 
-    done = points.run_all(_graphs(), Path("runs"), ["bpe"], lambda *_: None)
+    done = points.run_all(_graphs(), ["bpe"], lambda *_: None)
     assert ran == [f"{LABELS[0]}/clean", f"{LABELS[0]}/bpe"]
     assert list(done)[:3] == [f"{LABELS[0]}/clean", f"{LABELS[0]}/bpe", f"{LABELS[1]}/clean"]
-    points.run_all(_graphs(), Path("runs"), [], lambda *_: None, announce)
+    points.run_all(_graphs(), [], lambda *_: None, announce)
     assert ran[2:] == [f"{LABELS[0]}/clean@bpe", *(f"{label}/base" for label in LABELS)]
     assert [a[:2] for a in announced] == list(enumerate(LABELS, 1))
     assert [left for _, _, left in announced] == [None, 10.0, 8.0, 6.0, 4.0, 2.0]
     ran.clear()
-    points.run_all(_graphs("sweep.stage.base.optim.lr=[1e-2, 1e-1]"), Path("runs"), [], lambda *_: None)
+    points.run_all(_graphs("sweep.stage.base.optim.lr=[1e-2, 1e-1]"), [], lambda *_: None)
     assert ran == [f"lr=0.1,seed={seed}/base" for seed in (1, 2, 3)]  # a wider grid runs what is new in it
 
 
@@ -147,7 +146,7 @@ def test_a_point_that_fails_stops_no_other(
 ) -> None:
     ran = _pretend(monkeypatch, lambda graph, node: 2 if node.name == "base" and graph.recipe.run.seed == 2 else 0)
     with pytest.raises(StageFailed) as error:
-        points.run_all(_graphs(), Path("runs"), [], lambda *_: None)
+        points.run_all(_graphs(), [], lambda *_: None)
     assert error.value.code == 2
     assert capsys.readouterr().err == f"not done: {LABELS[1]}, {LABELS[4]}; the same command tries again\n"
     assert [r for r in ran if r.endswith("base")] == [f"{label}/base" for label in LABELS]
@@ -158,11 +157,11 @@ def test_a_shared_stage_that_fails_is_tried_once_and_an_interrupt_ends_all(
 ) -> None:
     ran = _pretend(monkeypatch, lambda graph, node: 1 if node.name == "bpe" else 0)
     with pytest.raises(StageFailed):
-        points.run_all(_graphs(), Path("runs"), [], lambda *_: None)
+        points.run_all(_graphs(), [], lambda *_: None)
     assert ran == [f"{LABELS[0]}/clean", f"{LABELS[0]}/bpe"]
     ran = _pretend(monkeypatch, lambda graph, node: 130 if node.name == "bpe" else 0)
     with pytest.raises(StageFailed) as error:
-        points.run_all(_graphs(), Path("runs"), [], lambda *_: None)
+        points.run_all(_graphs(), [], lambda *_: None)
     assert (error.value.code, len(ran)) == (130, 1)
 
 
@@ -170,14 +169,14 @@ def test_plan_and_status_name_each_stage_once(
     work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     graphs = _graphs()
-    rows = swept_rows(graphs, Path("runs"), plan_rows)
+    rows = swept_rows(graphs, plan_rows)
     assert json.loads(json.dumps(rows)) == rows
     shared = [("", name) for name in ("clean", "bpe", "clean@bpe")]
     assert [(r["point"], r["name"]) for r in rows] == [*shared, *((label, f"{label}/base") for label in LABELS)]
-    assert [r["name"] for r in swept_rows(graphs, Path("runs"), status_rows)] == [r["name"] for r in rows]
+    assert [r["name"] for r in swept_rows(graphs, status_rows)] == [r["name"] for r in rows]
     _pretend(monkeypatch)
-    points.run_all(graphs[:1], Path("runs"), [], lambda *_: None)
-    print_any_plan(graphs, Path("runs"), swept_rows(graphs, Path("runs"), plan_rows))
+    points.run_all(graphs[:1], [], lambda *_: None)
+    print_any_plan(graphs, swept_rows(graphs, plan_rows))
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["all", "clean", "HIT", "bpe", "HIT", "clean@bpe", "HIT"]
     assert lines[2].split() == [LABELS[0], "base", "HIT"]
@@ -187,15 +186,15 @@ def test_plan_and_status_name_each_stage_once(
 
 def test_a_run_without_its_sweep_forgets_the_points(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _pretend(monkeypatch)
-    points.run_all(_graphs(), Path("runs"), ["clean"], lambda *_: None)
+    points.run_all(_graphs(), ["clean"], lambda *_: None)
     assert [p["label"] for p in json.loads(Path("runs/lrs/sweep.json").read_text())["points"]] == LABELS
     (work / "sweep.toml").write_text(RECIPE.partition("[sweep]")[0])
-    points.run_all(_graphs(), Path("runs"), ["clean"], lambda *_: None)
+    points.run_all(_graphs(), ["clean"], lambda *_: None)
     assert not Path("runs/lrs/sweep.json").exists()
 
 
 def test_report_of_a_sweep_that_has_not_begun(work: Path) -> None:
-    page = write_any_report(_graphs(), Path("runs"))
+    page = write_any_report(_graphs())
     assert page == Path("runs/lrs/report.html")
     assert all(label in page.read_text() for label in LABELS)
 
@@ -207,7 +206,7 @@ def _start(work: Path) -> "subprocess.Popen[bytes]":
 
 
 def _base() -> dict[str, StageDir]:
-    return {points.label(g): stage_dir(Path("runs"), g.nodes["base"]) for g in _graphs()}
+    return {points.label(g): g.stage(g.nodes["base"]) for g in _graphs()}
 
 
 def _tensorboard(directory: Path) -> dict[tuple[str, int], float]:
@@ -271,7 +270,7 @@ def test_a_sweep_killed_in_the_middle_goes_on_and_compare_prints_means_with_inte
     assert (found["paired"][0]["mean"], found["paired"][0]["high"]) == (paired.mean, paired.high)
     assert list(found["differing"]) == ["optim.lr"]
 
-    page = write_any_report(_graphs(), Path("runs")).read_text()
+    page = write_any_report(_graphs()).read_text()
     assert f"{by_hand.mean:.4f} ± {by_hand.half:.4f}" in page
     assert page.count('class="badge done"') == 6 * 4
     assert orphans(Path("runs")) == []

@@ -29,4 +29,4 @@ def test_F4_code_is_off_by_default(work, monkeypatch):
 
 
 def _startable(*overrides: str) -> None:
-    require_files([load_graph(Path("tiny.toml"), list(overrides), Path("runs"))], Path("runs"), ["card"])
+    require_files([load_graph(Path("tiny.toml"), list(overrides), Path("runs"))], ["card"])

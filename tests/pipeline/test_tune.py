@@ -8,7 +8,6 @@ import pytest
 from ingot.core.errors import UserError
 from ingot.pipeline.graph import load_graph
 from ingot.pipeline.run import run
-from ingot.pipeline.status import stage_dir
 from ingot.pipeline.tune import Trial, _candidates, tune
 from ingot.stages.settings import TrainSettings
 
@@ -60,8 +59,8 @@ def test_the_winner_is_what_run_begins_with(
     assert said[0] == "trying precision fp32, compile false"
 
     graph = load_graph(recipe, [], tmp_path / "runs")
-    run(graph, tmp_path / "runs", ["base"], lambda *_: None, quiet=True)
-    began = json.loads((stage_dir(tmp_path / "runs", graph.nodes["base"]) / "execution.json").read_text())
+    run(graph, ["base"], lambda *_: None, quiet=True)
+    began = json.loads((graph.stage(graph.nodes["base"]) / "execution.json").read_text())
     assert began == chosen
     with pytest.raises(UserError, match=r"base: found that it ran already .*, expected a stage that has not begun"):
         tune(recipe, [], "base", tmp_path / "runs", 5, said.append)

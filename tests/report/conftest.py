@@ -15,7 +15,6 @@ from ingot.core.events import EventLog
 from ingot.core.recipe import settings_tree
 from ingot.pipeline.graph import Graph, load_graph
 from ingot.pipeline.run import link, run
-from ingot.pipeline.status import stage_dir
 
 HOSTILE = '<script>alert("owned")</script>'
 SYLLABLES = ["har", "bour", "lan", "tern", "tide", "wa", "ter", "boat", "ven", "mor", "el", "sa"]
@@ -66,7 +65,7 @@ class Run:
     root: Path
 
     def dir(self, name: str) -> StageDir:
-        return stage_dir(self.root, self.graph.nodes[name])
+        return self.graph.stage(self.graph.nodes[name])
 
 
 def write_sources(directory: Path) -> None:
@@ -92,7 +91,7 @@ def graph_of(directory: Path, root: Path) -> Graph:
 def begin(made: Run, name: str) -> EventLog:
     """The directory of a stage that has started."""
     node = made.graph.nodes[name]
-    link(made.root, made.graph.recipe.home, node)
+    link(made.graph, node)
     inputs = {r: {"name": n.name, "key": n.key, "dir": f"stages/{n.directory}"} for r, n in node.inputs.items()}
     told = {"name": name, "kind": node.kind, "key": node.key, "version": 1, "seed": node.seed, "raw": node.raw}
     settings = {"settings": settings_tree(node.settings), "canonical": node.canonical, "inputs": inputs}
@@ -139,7 +138,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     write_sources(directory)
     root = directory / "runs"
     made = Run(graph_of(directory, root), root)
-    run(made.graph, root, ["clean@bpe", "questions@bpe"], lambda *_: None, quiet=True)
+    run(made.graph, ["clean@bpe", "questions@bpe"], lambda *_: None, quiet=True)
     log = begin(made, "base")
     train_events(log, 400, 400, math.log(300))
     final = {"val_loss_nats": 1.5114, "best_step": 400, "best_val_loss_nats": 1.5135, "tokens": 6553600}

@@ -49,7 +49,7 @@ def checked(html: str) -> Checker:
 
 @pytest.fixture(scope="module")
 def page(finished) -> str:
-    return write_report(finished.graph, finished.root).read_text()
+    return write_report(finished.graph).read_text()
 
 
 def test_default_place(finished, page):
@@ -110,14 +110,14 @@ def test_lineage_and_settings(finished, page):
 
 
 def test_headline(finished):
-    found = {h["label"]: h for h in headline(finished.graph, finished.root)}
+    found = {h["label"]: h for h in headline(finished.graph)}
     assert found["base: validation loss, nats"]["value"] == "1.5114"
     assert found["bits per byte on clean: base"]["value"] == "1.8421"
     assert "gzip -9 1.97, xz -9 1.64" in found["bits per byte on clean: base"]["note"]
 
 
 def test_nothing_has_run(empty, tmp_path):
-    target = write_report(empty.graph, empty.root, tmp_path / "early.html")
+    target = write_report(empty.graph, tmp_path / "early.html")
     html = target.read_text()
     assert checked(html).wrong == []
     assert "0 of 8 stages done" in html

@@ -17,7 +17,7 @@ CPU = Device("CPU", 16 * 10**9)
 
 
 def _by_name(made: Run, **options: object) -> dict[str, dict]:
-    rows = plan_rows(made.graph, made.root, CPU, **options)  # type: ignore[arg-type]
+    rows = plan_rows(made.graph, CPU, **options)  # type: ignore[arg-type]
     assert json.loads(json.dumps(rows)) == rows
     return {row["name"]: row for row in rows}
 
@@ -71,17 +71,15 @@ def test_nothing_is_left(finished: Run, capsys: pytest.CaptureFixture) -> None:
 
 
 def test_what_does_not_fit_is_said(empty: Run, capsys: pytest.CaptureFixture) -> None:
-    print_plan(plan_rows(empty.graph, empty.root, Device("CPU", 10**6)))
+    print_plan(plan_rows(empty.graph, Device("CPU", 10**6)))
     assert "of 1.0 MB, does not fit" in capsys.readouterr().out
 
 
 def test_f6_hours_of_a_gpu_with_a_known_peak(empty: Run, capsys: pytest.CaptureFixture) -> None:
-    flops = next(r for r in plan_rows(empty.graph, empty.root, CPU) if r["name"] == "base")["forecast"]["length"][
-        "flops"
-    ]
+    flops = next(r for r in plan_rows(empty.graph, CPU) if r["name"] == "base")["forecast"]["length"]["flops"]
     day = Device("Card", 10**12, peak=flops / 0.4 / (96 * 3600), half="bf16")  # 96 hours of it
     for ranks, time in ((1, "4 days"), (32, "3 h 0 min")):
-        print_plan(plan_rows(empty.graph, empty.root, day, ranks))
+        print_plan(plan_rows(empty.graph, day, ranks))
         shown = capsys.readouterr().out
         assert f"; 96 GPU-hours, {time}, at an assumed 40% of the peak" in shown
 
@@ -94,7 +92,7 @@ def test_an_unknown_vocabulary_names_who_makes_it(tmp_path: Path, kind: str) -> 
     text = text.replace("vocab = 300", kind)
     tuned = '[stage.tuned]\nkind = "train"\ninit = "base"\ndata = { clean = 1.0 }\nduration = "40 steps"\n'
     recipe.write_text(text + tuned)
-    rows = plan_rows(load_graph(recipe, [], tmp_path / "runs"), tmp_path / "runs", CPU)
+    rows = plan_rows(load_graph(recipe, [], tmp_path / "runs"), CPU)
     told = {row["name"]: row.get("forecast") for row in rows}
     assert told["base"] == {"unknown": "its size is known once bpe has run"}
     assert told["tuned"] == {"unknown": "its size is known once base has run"}
@@ -181,7 +179,7 @@ duration = "10 steps"
     memory = {}
     for stage in ("base", "reward"):
         graph = load_graph(tmp_path / "pairs.toml", [f"stage.{stage}.packing={packing}"], tmp_path)
-        rows = {row["name"]: row for row in plan_rows(graph, tmp_path, GPUS["a100"])}
+        rows = {row["name"]: row for row in plan_rows(graph, GPUS["a100"])}
         memory[stage] = rows[stage]["forecast"]["memory"]["attention"]
     assert memory["reward"] == 0
     assert (memory["base"] > 0) == ("true" in packing)  # the control: windows over text may be isolated

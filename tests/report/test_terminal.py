@@ -10,7 +10,7 @@ from tests.imports import assert_not_imported
 
 def test_stage_lines_go_to_standard_error(finished, capsys):
     node = finished.graph.nodes["chat"]
-    now = status(finished.root, "small", node)
+    now = status(finished.graph, node)
     terminal.stage_line(node, now, None)
     terminal.stage_line(node, now, 81.24)
     out, err = capsys.readouterr()
@@ -21,13 +21,13 @@ def test_stage_lines_go_to_standard_error(finished, capsys):
 
 
 def test_status_of_a_stage_under_way(finished, capsys):
-    rows = {row["name"]: row for row in terminal.status_rows(finished.graph, finished.root)}
+    rows = {row["name"]: row for row in terminal.status_rows(finished.graph)}
     assert (rows["chat"]["step"], rows["chat"]["steps"]) == (25, 40)
     assert rows["chat"]["eta_s"] is None  # nobody is running it
     assert rows["base"]["val_loss_nats"] == 1.5114  # as the result has it: of all held-out rows
     assert (rows["chat"]["val_loss_nats"] or 0) > 0  # the last evaluation's
     with finished.dir("chat").lock():
-        running = {row["name"]: row for row in terminal.status_rows(finished.graph, finished.root)}["chat"]
+        running = {row["name"]: row for row in terminal.status_rows(finished.graph)}["chat"]
     assert running["state"] == "RUNNING"
     assert abs(running["eta_s"] - 15 * 16384 / 20025) < 1e-9
     terminal.print_status(list(rows.values()))
@@ -35,11 +35,11 @@ def test_status_of_a_stage_under_way(finished, capsys):
 
 
 def test_status_of_nothing(empty):
-    assert {row["state"] for row in terminal.status_rows(empty.graph, empty.root)} == {"RUN"}
+    assert {row["state"] for row in terminal.status_rows(empty.graph)} == {"RUN"}
 
 
 def test_end_names_the_numbers_and_the_report(finished, capsys):
-    terminal.print_end(finished.graph, finished.root, write_report(finished.graph, finished.root, None))
+    terminal.print_end(finished.graph, write_report(finished.graph, None))
     shown = capsys.readouterr().out
     assert (
         "base: validation loss 1.5114 nats, perplexity 4.5, 1.8421 bits per byte; 6.6M tokens trained on in 81.2 s"

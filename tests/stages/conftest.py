@@ -124,7 +124,7 @@ def _world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(path)
         graph = load_graph(Path("grid.toml"), [], RUNS)
         for node in graph.needed(["rm", "worth"]):
-            child.run(job_of(RUNS, node, graph.recipe, quiet=True))
+            child.run(job_of(graph, node, quiet=True))
     return path
 
 

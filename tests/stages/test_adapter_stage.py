@@ -141,11 +141,11 @@ def _there(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _run(work: Path, name: str, to: str | None = None) -> Path:
     graph = load_graph(work / "small.toml", [], Path("runs"))
-    job = job_of(Path("runs"), graph.nodes[name], graph.recipe, quiet=True)
+    job = job_of(graph, graph.nodes[name], quiet=True)
     if to:
         job["dir"] = str((work / "runs" / "stages" / to).absolute())
     else:
-        link(Path("runs"), "small", graph.nodes[name])
+        link(graph, graph.nodes[name])
     child.run(job)
     return Path(job["dir"])
 
@@ -299,9 +299,9 @@ def test_what_is_no_adapter_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "half" / "adapter_config.json").write_text("{}")
     export_hf(_at("base"), tmp_path / "base", "float32", False, print)
     with pytest.raises(UserError, match=r"adapter: .*half holds adapter_config\.json, expected .*as PEFT writes them"):
-        require_files([import_graph(f"hf:{tmp_path / 'base'}", tmp_path, adapter=str(tmp_path / "half"))], tmp_path, [])
+        require_files([import_graph(f"hf:{tmp_path / 'base'}", tmp_path, adapter=str(tmp_path / "half"))], [])
     with pytest.raises(UserError, match=r"holds an adapter and no model.*make it a stage: kind = \"import\""):
-        require_files([import_graph(f"hf:{tmp_path / 'half'}", tmp_path)], tmp_path, [])
+        require_files([import_graph(f"hf:{tmp_path / 'half'}", tmp_path)], [])
 
 
 def test_the_content_of_an_adapter_is_in_the_key_and_its_place_is_not(tmp_path: Path) -> None:

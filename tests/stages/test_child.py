@@ -38,7 +38,7 @@ def test_a_dashboard_that_fails_costs_a_warning(
     if not works:
         monkeypatch.setitem(sinks.SINKS, "tensorboard", _broken)
     graph = load_graph(Path("r.toml"), [], Path("runs"))
-    job = json.loads(json.dumps(job_of(Path("runs"), graph.nodes["clean"], graph.recipe, quiet=False)))
+    job = json.loads(json.dumps(job_of(graph, graph.nodes["clean"], quiet=False)))
     child.run(job)
     out = StageDir(Path(job["dir"]))
     assert out.is_done()

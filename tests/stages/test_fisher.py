@@ -16,7 +16,6 @@ from ingot.core.recipe import load_recipe
 from ingot.evaluate.likelihood import divergence
 from ingot.pipeline.graph import Graph, load_graph
 from ingot.pipeline.run import job_of, link
-from ingot.pipeline.status import stage_dir
 from ingot.stages import child
 from ingot.stages.fisher import read_fisher
 from ingot.stages.kinds import RECIPE_KINDS
@@ -111,16 +110,16 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def _run(graph: Graph, name: str, to: str | None = None) -> Path:
     node = graph.nodes[name]
-    job = job_of(Path("runs"), node, graph.recipe, quiet=True)
+    job = job_of(graph, node, quiet=True)
     if to:
-        job["dir"] = str((stage_dir(Path("runs"), node).path.parent / to).absolute())
+        job["dir"] = str((graph.stage(node).path.parent / to).absolute())
     child.run(job)
-    link(Path("runs"), "keep", node)
+    link(graph, node)
     return Path(job["dir"])
 
 
 def _at(graph: Graph, name: str) -> Path:
-    return stage_dir(Path("runs"), graph.nodes[name]).path
+    return graph.stage(graph.nodes[name]).path
 
 
 def _same(one: Path, two: Path) -> bool:
@@ -205,7 +204,7 @@ def test_2_7_online_ewc_adds_what_is_left_of_the_tasks_before(graph: Graph) -> N
     """F = gamma F_old + F_new, at the newest weights."""
     _run(graph, "tuned") if not (_at(graph, "tuned") / "DONE").exists() else None
     online = _run(graph, "both")
-    job = job_of(Path("runs"), graph.nodes["both"], graph.recipe, quiet=True)
+    job = job_of(graph, graph.nodes["both"], quiet=True)
     job["settings"] |= {"previous": None, "gamma": 1.0}
     job["inputs"].pop("previous")
     job["dir"] = str((online.parent / "alone").absolute())

@@ -65,7 +65,7 @@ STOPPED = [(m, c) for m, c in CELLS if c in ("all", "whole, all")]
 def _job_with(*changes: str) -> dict[str, Any]:
     """What the child of a train stage with other settings is told, its other stages done."""
     graph = load_graph(Path("grid.toml"), [f"stage.tuned.{change}" for change in changes], RUNS)
-    *before, last = (job_of(RUNS, node, graph.recipe, quiet=True) for node in graph.needed(["tuned"]))
+    *before, last = (job_of(graph, node, quiet=True) for node in graph.needed(["tuned"]))
     for job in before:
         child.run(job)  # which returns at once where it is there
     return last

@@ -14,7 +14,6 @@ import torch
 from ingot.core.errors import UserError
 from ingot.pipeline.graph import Graph, load_graph
 from ingot.pipeline.run import job_of, link, require_files
-from ingot.pipeline.status import stage_dir
 from ingot.stages import child, judge
 from ingot.stages.job import Input
 from ingot.stages.load import load_frozen, load_model
@@ -120,9 +119,9 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def _run(graph: Graph, name: str) -> Path:
     node = graph.nodes[name]
-    job = job_of(Path("runs"), node, graph.recipe, quiet=True)
+    job = job_of(graph, node, quiet=True)
     child.run(job)
-    link(Path("runs"), "verdicts", node)
+    link(graph, node)
     return Path(job["dir"])
 
 
@@ -140,7 +139,7 @@ def _answers(stage: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def test_the_table_is_what_the_answers_and_scores_say(graph: Graph) -> None:
-    stage = stage_dir(Path("runs"), graph.nodes["verdict"]).path
+    stage = graph.stage(graph.nodes["verdict"]).path
     table, answers = _table(stage), _answers(stage)
     assert {len(rows) for rows in answers.values()} == {12}
     assert [a["prompt"] for a in answers["base"]] == [a["prompt"] for a in answers["tuned"]]
@@ -162,7 +161,7 @@ def test_the_table_is_what_the_answers_and_scores_say(graph: Graph) -> None:
 
 def test_what_was_learned_wins(graph: Graph) -> None:
     """Trained to say the word again and then stop, against a model that writes anything until it is cut off."""
-    table = _table(stage_dir(Path("runs"), graph.nodes["verdict"]).path)
+    table = _table(graph.stage(graph.nodes["verdict"]).path)
     assert table["tuned", "rules.py:echo", "score_difference"]["low"] > 0
     assert table["tuned", "answers", "stopped"]["low"] > table["base", "answers", "stopped"]["value"]
     assert table["tuned", "answers", "kl_nats"]["low"] > 0
@@ -170,7 +169,7 @@ def test_what_was_learned_wins(graph: Graph) -> None:
 
 
 def test_a_judge_that_is_asked_sees_both_orders(graph: Graph) -> None:
-    table = _table(stage_dir(Path("runs"), graph.nodes["verdict"]).path)
+    table = _table(graph.stage(graph.nodes["verdict"]).path)
     assert 0 <= table["tuned", "base", "first_preferred"]["value"] <= 1
     assert table["tuned", "base", "first_preferred"]["n"] == 24
     assert table["tuned", "base", "win_rate"]["n"] == 12
@@ -192,16 +191,16 @@ def test_a_model_against_an_equal_one_is_a_tie_to_the_bit(graph: Graph) -> None:
 
 def test_a_reward_model_scores_prompt_answer_and_end_in_its_own_units(graph: Graph) -> None:
     """Each answer alone and without padding gets the score that it got in the batch."""
-    stage = stage_dir(Path("runs"), graph.nodes["verdict"]).path
-    rewards = stage_dir(Path("runs"), graph.nodes["rewards"]).path
+    stage = graph.stage(graph.nodes["verdict"]).path
+    rewards = graph.stage(graph.nodes["rewards"]).path
     model: Any = load_frozen(rewards, print, "cpu", torch.float32)
     table, answers, checked = _table(stage), _answers(stage), 0
-    base = load_model(stage_dir(Path("runs"), graph.nodes["base"]).path, print, device="cpu")
+    base = load_model(graph.stage(graph.nodes["base"]).path, print, device="cpu")
     settings = JudgeSettings.model_validate(
         {"models": ["a"], "against": "b", "data": "talk", "by": ["c"], "prompts": 12}
     )
     node = graph.nodes["talk@bpe"]
-    prompts = judge.open_prompts(Input(node.name, node.key, stage_dir(Path("runs"), node).path), base, settings)
+    prompts = judge.open_prompts(Input(node.name, node.key, graph.stage(node).path), base, settings)
     for row, prompt in zip(answers["tuned"], prompts, strict=True):
         answer = base.tokenizer.encode(row["answer"]).tolist()
         ids = [
@@ -221,7 +220,7 @@ def test_a_reward_model_scores_prompt_answer_and_end_in_its_own_units(graph: Gra
 def test_what_a_reward_model_cannot_hold_has_no_score(graph: Graph) -> None:
     node = graph.nodes["rewards"]
     job: Any = SimpleNamespace(display=SimpleNamespace(say=print))
-    rewards = RewardStage(Input(node.name, node.key, stage_dir(Path("runs"), node).path), job, "cpu")
+    rewards = RewardStage(Input(node.name, node.key, graph.stage(node).path), job, "cpu")
     rows = [np.arange(1, length) for length in (5, rewards.context + 2, 9)]
     done: list[int] = []
     scores = rewards(rows, done.append)
@@ -234,7 +233,7 @@ def test_what_a_reward_model_cannot_hold_has_no_score(graph: Graph) -> None:
 def test_edits_of_a_rule_and_what_does_not_fit(graph: Graph) -> None:
     def key(*changes: str) -> str:
         graph = load_graph(Path("verdicts.toml"), list(changes), Path("runs"))
-        require_files([graph], Path("runs"), ["verdict"])
+        require_files([graph], ["verdict"])
         return graph.nodes["verdict"].key
 
     before, rules = key(), Path("rules.py")

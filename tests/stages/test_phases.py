@@ -16,7 +16,6 @@ from ingot.core.events import read_events, stable
 from ingot.dist import checkpoint
 from ingot.pipeline.graph import Graph, load_graph
 from ingot.pipeline.run import job_of, link
-from ingot.pipeline.status import stage_dir
 from ingot.report import panels_model, terminal
 from ingot.stages import child
 from ingot.stages.trace import trace
@@ -116,12 +115,12 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def _run(graph: Graph, name: str, to: str | None = None, **settings: Any) -> Path:
     """Build one stage in this process, in its own directory or in another."""
     node = graph.nodes[name]
-    job = job_of(Path("runs"), node, graph.recipe, quiet=True)
+    job = job_of(graph, node, quiet=True)
     job["settings"] |= settings
     if to:
-        job["dir"] = str((stage_dir(Path("runs"), node).path.parent / to).absolute())
+        job["dir"] = str((graph.stage(node).path.parent / to).absolute())
     child.run(job)
-    link(Path("runs"), "phases", node)
+    link(graph, node)
     return Path(job["dir"])
 
 
@@ -206,7 +205,7 @@ def test_B9_the_log_says_the_phase_the_tokens_and_the_rate(base, graph: Graph) -
     page = str(panels_model.train(stage))
     assert "steps 1 to 11: 3 to 5 rows of 16 tokens; prose; learning rate" in page
     assert "steps 19 to 22: 5 rows of 32 tokens; 0.7 code + 0.3 prose; learning rate" in page
-    (row,) = (r for r in terminal.status_rows(graph, Path("runs")) if r["name"] == "base")
+    (row,) = (r for r in terminal.status_rows(graph) if r["name"] == "base")
     assert (row["phase"], row["step"]) == ("long", 22)
 
 

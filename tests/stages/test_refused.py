@@ -35,7 +35,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     def run(*changes: str, recipe: str = "grid.toml") -> str:
         graph = load_graph(Path(recipe), list(changes), RUNS)
         for node in graph.needed(["tuned"]):
-            job = job_of(RUNS, node, graph.recipe, quiet=True)
+            job = job_of(graph, node, quiet=True)
             capsys.readouterr()
             monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(job)))
             code = child.main()
@@ -89,7 +89,7 @@ def test_where_some_rows_are_wrong_the_first_of_each_kind_is_named(capsys: pytes
     rows = [*good, {**PAIR, "rejected": "the cat"}, {**PAIR, "chosen": "no"}, {**PAIR, "chosen": ""}]
     before = len("".join(json.dumps(row) + "\n" for row in good))
     graph = load_graph(Path("grid.toml"), [f'stage.preferences.sources=["{_rows("some.jsonl", *rows)}"]'], RUNS)
-    child.run(job_of(RUNS, graph.nodes["preferences"], graph.recipe, quiet=False))
+    child.run(job_of(graph, graph.nodes["preferences"], quiet=False))
     said = capsys.readouterr().err
     assert (
         f"some.jsonl, document at {before:,}: found the same answer chosen and rejected, expected two that differ; 2 "

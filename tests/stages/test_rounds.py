@@ -123,8 +123,8 @@ def _build(names: list[str], recipe: str = "rounds.toml", *overrides: str) -> No
     """Make stages and what they need in this process, each as its child would."""
     graph = _graph(recipe, *overrides)
     for node in graph.needed(names):
-        link(ROOT, "rounds", node)
-        child.run(job_of(ROOT, node, graph.recipe, quiet=True))
+        link(graph, node)
+        child.run(job_of(graph, node, quiet=True))
 
 
 def _result(name: str) -> dict[str, Any]:
@@ -157,13 +157,14 @@ def _there(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_round_is_made_of_the_one_before() -> None:
-    nodes = _graph().nodes
+    graph = _graph()
+    nodes = graph.nodes
     assert nodes["sample-2"].inputs["model"] is nodes["policy-1"]
     assert nodes["reward-2"].inputs["init"] is nodes["reward-1"]
     assert nodes["policy-2"].inputs["companion:reward"] is nodes["reward-2"]
     assert nodes["policy-2"].inputs["companion:reference"] is nodes["base"]
     assert {"data:pairs-1", "data:pairs-2"} <= set(nodes["reward-2"].inputs)
-    assert all(status(ROOT, "rounds", node).state == "HIT" for node in nodes.values())
+    assert all(status(graph, node).state == "HIT" for node in nodes.values())
     assert nodes["policy-1"].key == _graph("rounds.toml", "repeat.rounds=3").nodes["policy-1"].key
 
 
@@ -223,7 +224,8 @@ def test_sampling_goes_on_after_a_kill_to_the_byte(work: Path, monkeypatch: pyte
 
 def test_people_fill_a_file_and_the_same_command_goes_on(work: Path) -> None:
     def state() -> tuple[str, str]:
-        found = status(ROOT, "rounds", _graph("people.toml").nodes["people"])
+        graph = _graph("people.toml")
+        found = status(graph, graph.nodes["people"])
         return found.state, found.why
 
     assert state() == ("WAIT", "for people to fill better.jsonl, which is written once its answers are there")
@@ -233,7 +235,7 @@ def test_people_fill_a_file_and_the_same_command_goes_on(work: Path) -> None:
         _build(["people"], "people.toml")
     rows = [json.loads(line) for line in Path("better.jsonl").read_text().splitlines()]
     assert state()[0] == "WAIT"
-    page = write_report(_graph("people.toml"), ROOT).read_text()
+    page = write_report(_graph("people.toml")).read_text()
     assert "waiting" in page, "a run that waits has a page like any other"
     for n, row in enumerate(rows):
         row["better"] = "a" if n % 3 == 0 else "b" if n % 3 == 1 else "tie"
@@ -251,7 +253,7 @@ def test_people_fill_a_file_and_the_same_command_goes_on(work: Path) -> None:
     rows[0]["better"] = "c"
     Path("better.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(UserError, match=r'better.jsonl, line 1: found better = \'c\', expected "a", "b" or "tie"'):
-        require_files([_graph("people.toml")], ROOT, [])
+        require_files([_graph("people.toml")], [])
     Path("better.jsonl").unlink()
 
 
@@ -274,11 +276,11 @@ def test_completions_that_leave_no_room_for_prompts_are_refused_before_anything_
 
 
 def test_plans_and_reports_show_them(work: Path) -> None:
-    rows = {row["name"]: row for row in plan_rows(_graph("people.toml"), ROOT, GPUS["a100"])}
+    rows = {row["name"]: row for row in plan_rows(_graph("people.toml"), GPUS["a100"])}
     assert rows["people"]["state"] == "WAIT"
     assert rows["pairs-2"]["facts"] == {"data": "sample-2", "by": "rule.py:short", "format": "pairs"}
     assert rows["sample-2"]["facts"]["model"] == "policy-1"
-    page = Path(write_report(_graph(), ROOT)).read_text()
+    page = Path(write_report(_graph())).read_text()
     assert "pairs-2: score" in page
 
 
@@ -302,4 +304,4 @@ def test_a_reward_model_picks_what_is_learned_from(work: Path) -> None:
 )
 def test_what_a_recipe_gets_wrong_is_said_before_anything_runs(override: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        require_files([_graph("rounds.toml", override)], ROOT, [])
+        require_files([_graph("rounds.toml", override)], [])

@@ -63,7 +63,7 @@ def main() -> None:
         recipe.write_text(RECIPE.format(corpus=job["corpus"]))
         began = time.perf_counter()
         (graph,) = load_graphs(recipe, [], root)
-        stage = run(graph, root, ["text"], lambda *_: None, quiet=True)["text"]
+        stage = run(graph, ["text"], lambda *_: None, quiet=True)["text"]
         seconds = time.perf_counter() - began
         texts = list(iter_texts(stage))
     print(json.dumps({"seconds": seconds, "kept": len(texts), "masked": sum(t.count("[EMAIL]") for t in texts)}))

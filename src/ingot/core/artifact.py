@@ -21,6 +21,8 @@ from typing import IO, Any
 
 from ingot.core.errors import UserError
 
+STAGES = "stages"
+"""Where an output root has its stage directories."""
 RECORD = "inputs.json"
 """What a stage was told: name, kind, key, settings, inputs."""
 RESULT = "result.json"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingot.core.artifact import RECORD, StageDir
+from ingot.core.artifact import RECORD, STAGES, StageDir
 from ingot.stages.job import inputs_of, open_stage
 
 
@@ -19,7 +19,7 @@ class Orphan:
 
 def orphans(root: Path) -> list[Orphan]:
     """All orphans below an output root, largest first; directories being written now are never among them."""
-    stages = root / "stages"
+    stages = root / STAGES
     if not stages.is_dir():
         return []
     runs = [p for p in root.iterdir() if p.is_dir() and p != stages]

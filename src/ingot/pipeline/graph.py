@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingot.core.artifact import FileHashes
+from ingot.core.artifact import STAGES, FileHashes, StageDir
 from ingot.core.errors import UserError, nearest
 from ingot.core.recipe import Recipe, RunSettings, load_recipe, load_recipes
 from ingot.pipeline.nodes import Builder, Node
@@ -19,6 +19,21 @@ class Graph:
 
     recipe: Recipe
     nodes: dict[str, Node]
+    root: Path
+    """The output root: runs, and `stages`, where their results are."""
+
+    @property
+    def home(self) -> Path:
+        """Directory of the run, or of a point of a sweep."""
+        return self.root / self.recipe.home
+
+    def stage(self, node: Node) -> StageDir:
+        """The directory of a node's result."""
+        return StageDir(self.root / STAGES / node.directory)
+
+    def link(self, node: Node) -> Path:
+        """`runs/NAME/STAGE`, the link to the stage's current directory."""
+        return self.home / node.name
 
     def needed(self, only: list[str]) -> list[Node]:
         """The named stages and all they stand on, in order; everything where no name is given."""
@@ -77,7 +92,7 @@ def import_graph(source: str, root: Path, name: str | None = None, adapter: str 
 
 
 def _graphs(recipes: list[Recipe], root: Path) -> list[Graph]:
-    hashes = FileHashes(root / "stages" / "file-digests.json")
+    hashes = FileHashes(root / STAGES / "file-digests.json")
     graphs, errors = [], dict[str, None]()  # in order, each once: readers of a broken stage repeat its sentence
     for recipe in recipes:
         builder = Builder(recipe, hashes, root / recipe.home)
@@ -86,7 +101,7 @@ def _graphs(recipes: list[Recipe], root: Path) -> list[Graph]:
                 builder.node(name, reader=None)
             except UserError as error:
                 errors[str(error)] = None
-        graphs.append(Graph(recipe, builder.nodes))
+        graphs.append(Graph(recipe, builder.nodes, root))
     hashes.save()
     if errors:
         raise UserError("\n".join(errors))

@@ -8,13 +8,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ingot.core.artifact import atomic_json
+from ingot.core.artifact import StageDir, atomic_json
 from ingot.core.errors import StageFailed
 from ingot.core.sweep import SWEEP
 from ingot.pipeline.graph import Graph
 from ingot.pipeline.nodes import Node
 from ingot.pipeline.run import Report, run
-from ingot.pipeline.status import stage_dir
 
 Announce = Callable[[int, Graph, float | None], None]
 """Called before each point: its number from 1, its graph, the seconds that are left of the sweep if that is known."""
@@ -24,7 +23,6 @@ INTERRUPTED = 130
 
 def run_all(
     graphs: list[Graph],
-    root: Path,
     only: list[str],
     report: Report,
     announce: Announce = lambda *_: None,
@@ -38,23 +36,23 @@ def run_all(
         StageFailed: a stage failed; in a sweep, every point that does not need it is done.
         UserError: the run cannot start.
     """
-    _record(graphs, root)
+    _record(graphs)
     if graphs[0].recipe.point is None:
-        return run(graphs[0], root, only, report, quiet)
+        return run(graphs[0], only, report, quiet)
     done: dict[str, Path] = {}
     failed: dict[str, int] = {}  # key of a stage -> its exit code
     without: list[str] = []
     for number, graph in enumerate(graphs, 1):
-        announce(number, graph, seconds_left(graphs[number - 1 :], graphs, root, only))
+        announce(number, graph, seconds_left(graphs[number - 1 :], graphs, only))
         if any(node.key in failed for node in graph.needed(only)):
             without.append(label(graph))
             continue
         try:
-            made = run(graph, root, only, report, quiet)
+            made = run(graph, only, report, quiet)
         except StageFailed as error:
             if error.code == INTERRUPTED:
                 raise
-            failed[next(n.key for n in graph.needed(only) if not stage_dir(root, n).is_done())] = error.code
+            failed[next(n.key for n in graph.needed(only) if not graph.stage(n).is_done())] = error.code
             without.append(label(graph))
         else:
             done |= {f"{label(graph)}/{name}": path for name, path in made.items()}
@@ -69,9 +67,9 @@ def label(graph: Graph) -> str:
     return graph.recipe.point.label if graph.recipe.point else ""
 
 
-def _record(graphs: list[Graph], root: Path) -> None:
+def _record(graphs: list[Graph]) -> None:
     """Note in the run's directory which points it has; a recipe without a sweep has none."""
-    path = root / graphs[0].recipe.run.name / SWEEP
+    path = graphs[0].root / graphs[0].recipe.run.name / SWEEP
     points = [g.recipe.point for g in graphs if g.recipe.point]
     if points:
         atomic_json(path, {"points": [{"label": p.label, "values": dict(p.values)} for p in points]})
@@ -79,21 +77,21 @@ def _record(graphs: list[Graph], root: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def seconds_left(to_do: list[Graph], known: list[Graph], root: Path, only: list[str]) -> float | None:
+def seconds_left(to_do: list[Graph], known: list[Graph], only: list[str]) -> float | None:
     """How long the stages that are not done will take, by what stages of their names took at other points.
 
     Returns: seconds; None where no point has finished a stage of some name.
     """
     took: dict[str, list[float]] = {}
-    for node in _each(known, only):
-        if (out := stage_dir(root, node)).is_done():
+    for node, out in _each(known, only):
+        if out.is_done():
             took.setdefault(node.name, []).append(out.done()["seconds"])
-    waiting = [n.name for n in _each(to_do, only) if not stage_dir(root, n).is_done()]
+    waiting = [node.name for node, out in _each(to_do, only) if not out.is_done()]
     if any(name not in took for name in waiting):
         return None
     return sum(sum(took[name]) / len(took[name]) for name in waiting)
 
 
-def _each(graphs: list[Graph], only: list[str]) -> list[Node]:
+def _each(graphs: list[Graph], only: list[str]) -> list[tuple[Node, StageDir]]:
     """Every stage of the points once."""
-    return list({node.key: node for graph in graphs for node in graph.needed(only)}.values())
+    return list({node.key: (node, graph.stage(node)) for graph in graphs for node in graph.needed(only)}.values())

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from ingot.core.allocator import ALLOCATOR
+from ingot.core.artifact import STAGES
 from ingot.core.errors import StageFailed, UserError
-from ingot.core.recipe import Recipe, settings_tree
+from ingot.core.recipe import settings_tree
 from ingot.pipeline.graph import Graph
 from ingot.pipeline.nodes import Node
-from ingot.pipeline.status import Status, link_path, stage_dir, status
+from ingot.pipeline.status import Status, status
 from ingot.stages.kinds import KINDS
 
 QUIET = {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true"}
@@ -29,7 +30,7 @@ Report = Callable[[Node, Status, float | None], None]
 """Called before a stage (seconds None) and, where it ran, after it."""
 
 
-def run(graph: Graph, root: Path, only: list[str], report: Report, quiet: bool = False) -> dict[str, Path]:
+def run(graph: Graph, only: list[str], report: Report, quiet: bool = False) -> dict[str, Path]:
     """Bring the named stages (all by default) and what they need up to date.
 
     Returns: stage name -> its directory.
@@ -39,37 +40,37 @@ def run(graph: Graph, root: Path, only: list[str], report: Report, quiet: bool =
         UserError: the run cannot start.
     """
     _refuse_torchrun()
-    require_files([graph], root, only)
+    require_files([graph], only)
     done: dict[str, Path] = {}
     for node in graph.needed(only):
-        now = status(root, graph.recipe.home, node)
+        now = status(graph, node)
         report(node, now, None)
         if now.state != "HIT":
-            link(root, graph.recipe.home, node)
-            _run_child(root, node, graph.recipe, quiet)
-            report(node, now, stage_dir(root, node).done()["seconds"])
-        link(root, graph.recipe.home, node)
-        done[node.name] = stage_dir(root, node).path
+            link(graph, node)
+            _run_child(graph, node, quiet)
+            report(node, now, graph.stage(node).done()["seconds"])
+        link(graph, node)
+        done[node.name] = graph.stage(node).path
     return done
 
 
-def require_files(graphs: list[Graph], root: Path, only: list[str]) -> None:
+def require_files(graphs: list[Graph], only: list[str]) -> None:
     """That the files of all stages that are to be made can be read.
 
     Raises:
         UserError: some cannot; all are named.
     """
     needed = [(graph, node) for graph in graphs for node in graph.needed(only) if node.missing]
-    missing = [node.missing for graph, node in needed if status(root, graph.recipe.home, node).state == "MISSING"]
+    missing = [node.missing for graph, node in needed if status(graph, node).state == "MISSING"]
     if missing:
         raise UserError("\n".join(dict.fromkeys(filter(None, missing))))
 
 
-def link(root: Path, home: str, node: Node) -> None:
+def link(graph: Graph, node: Node) -> None:
     """Point `runs/NAME/STAGE` at the node's directory; the link is relative, so the root can be moved."""
-    path = link_path(root, home, node)
+    path = graph.link(node)
     path.parent.mkdir(parents=True, exist_ok=True)
-    target = os.path.relpath(stage_dir(root, node).path, path.parent)
+    target = os.path.relpath(graph.stage(node).path, path.parent)
     if path.is_symlink() and os.readlink(path) == target:
         return
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -101,8 +102,8 @@ def start_child(job: dict[str, Any]) -> subprocess.Popen[bytes]:
     return child
 
 
-def _run_child(root: Path, node: Node, recipe: Recipe, quiet: bool) -> None:
-    child = start_child(job_of(root, node, recipe, quiet))
+def _run_child(graph: Graph, node: Node, quiet: bool) -> None:
+    child = start_child(job_of(graph, node, quiet))
     try:
         code = child.wait()
     except KeyboardInterrupt:
@@ -127,9 +128,9 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
-def job_of(root: Path, node: Node, recipe: Recipe, quiet: bool) -> dict[str, Any]:
+def job_of(graph: Graph, node: Node, quiet: bool) -> dict[str, Any]:
     """What the process of a stage is told."""
-    settings = settings_tree(node.settings)
+    recipe, settings = graph.recipe, settings_tree(node.settings)
     return {
         "name": node.name,
         "kind": node.kind,
@@ -146,10 +147,10 @@ def job_of(root: Path, node: Node, recipe: Recipe, quiet: bool) -> dict[str, Any
             "stage": {node.name: {"kind": node.kind, **settings}},
         },
         "inputs": {
-            role: {"name": n.name, "key": n.key, "dir": f"stages/{n.directory}"} for role, n in node.inputs.items()
+            role: {"name": n.name, "key": n.key, "dir": f"{STAGES}/{n.directory}"} for role, n in node.inputs.items()
         },
-        "root": str(root.absolute()),
-        "dir": str(stage_dir(root, node).path.absolute()),
+        "root": str(graph.root.absolute()),
+        "dir": str(graph.stage(node).path.absolute()),
         "parent": os.getpid(),
         "quiet": quiet,
     }

@@ -11,6 +11,7 @@ from typing import Any
 from ingot.core.artifact import CHECKPOINTS, RECORD, StageDir
 from ingot.core.errors import shortened
 from ingot.core.events import METRICS, read_events
+from ingot.pipeline.graph import Graph
 from ingot.pipeline.nodes import Node
 from ingot.stages.kinds import KINDS
 
@@ -23,18 +24,9 @@ class Status:
     why: str
 
 
-def stage_dir(root: Path, node: Node) -> StageDir:
-    return StageDir(root / "stages" / node.directory)
-
-
-def link_path(root: Path, home: str, node: Node) -> Path:
-    """`runs/NAME/STAGE`, the link to the stage's current directory; `home` is the recipe's."""
-    return root / home / node.name
-
-
-def status(root: Path, home: str, node: Node) -> Status:
+def status(graph: Graph, node: Node) -> Status:
     """The state of one node."""
-    out = stage_dir(root, node)
+    out = graph.stage(node)
     if out.is_done():
         gone = ", from files that are not there now" if node.missing else ""
         return Status("HIT", f"{out.done().get('seconds', 0):.1f} s when it was made{gone}")
@@ -50,7 +42,7 @@ def status(root: Path, home: str, node: Node) -> Status:
         if last and last[0]["event"] == "failed":
             return Status("FAILED", ", ".join([last[0]["why"], *_saved(out)]))
         return Status("RESUME", next(iter(_saved(out)), "interrupted before anything was saved"))
-    return Status("RUN", _changes(link_path(root, home, node), node))
+    return Status("RUN", _changes(graph.link(node), node))
 
 
 def _saved(out: StageDir) -> list[str]:

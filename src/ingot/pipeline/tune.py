@@ -24,7 +24,6 @@ from ingot.core.events import METRICS, read_events
 from ingot.pipeline.graph import Graph, load_graph
 from ingot.pipeline.nodes import Node
 from ingot.pipeline.run import job_of, run, start_child
-from ingot.pipeline.status import stage_dir
 from ingot.stages.job import EXECUTION
 from ingot.stages.settings import TrainSettings
 
@@ -60,14 +59,14 @@ def tune(
     """
     graph = load_graph(recipe, overrides, root)
     node = _train_stage(graph, stage)
-    place = stage_dir(root, node)
+    place = graph.stage(node)
     if place.is_done() or (place / CHECKPOINTS).exists():
         raise UserError(f"{stage}: found that it ran already ({place.path}), expected a stage that has not begun")
-    run(graph, root, [n.name for n in node.inputs.values()], lambda *_: None)
+    run(graph, [n.name for n in node.inputs.values()], lambda *_: None)
     trials: list[Trial] = []
     for candidate in _candidates(node.settings, trials):
         say(f"trying {described(candidate)}")
-        if trial := _tried(job_of(root, node, graph.recipe, quiet=True), candidate, steps):
+        if trial := _tried(job_of(graph, node, quiet=True), candidate, steps):
             say(
                 f"  {trial.step_s * 1e3:,.0f} ms a step, {trial.start_s:.0f} s to the first, run {trial.total_s:,.0f} s"
             )

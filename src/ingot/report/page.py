@@ -18,7 +18,7 @@ from ingot.core.artifact import atomic_write
 from ingot.core.recipe import dump_toml, settings_tree
 from ingot.pipeline.graph import Graph
 from ingot.pipeline.nodes import Node
-from ingot.pipeline.status import stage_dir, status
+from ingot.pipeline.status import status
 from ingot.report import figures, reading
 from ingot.report.graph_picture import Box, draw
 from ingot.report.panels import panel
@@ -38,19 +38,18 @@ STATES = {
 """What a page calls the states that a stage can be in."""
 
 
-def write_report(graph: Graph, root: Path, to: Path | None = None) -> Path:
+def write_report(graph: Graph, to: Path | None = None) -> Path:
     """Write the page of a run, finished or not.
 
     Args:
         graph: the recipe's stages.
-        root: output root.
         to: file to write; `report.html` beside the links of the run's stages when None.
 
     Returns:
         the file written.
     """
     run = graph.recipe.run
-    stages = [_stage(root, graph.recipe.home, node) for node in graph.nodes.values()]
+    stages = [_stage(graph, node) for node in graph.nodes.values()]
     done = [s for s in stages if s["state"] == "done"]
     html = render(
         "page.html",
@@ -60,18 +59,18 @@ def write_report(graph: Graph, root: Path, to: Path | None = None) -> Path:
         summary=f"{len(done)} of {len(stages)} stages done, {figures.duration(sum(s['seconds'] for s in done))} in all",
         written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         style=Markup(files("ingot.report").joinpath("templates/style.css").read_text()),
-        headline=headline(graph, root),
+        headline=headline(graph),
         picture=draw([_box(stage) for stage in stages]),
         stages=stages,
-        environment=_environment(graph, root),
+        environment=_environment(graph),
     )
-    target = to or root / graph.recipe.home / "report.html"
+    target = to or graph.home / "report.html"
     atomic_write(target, str(html))
     return target
 
 
-def _stage(root: Path, home: str, node: Node) -> dict[str, Any]:
-    out, now = stage_dir(root, node), status(root, home, node)
+def _stage(graph: Graph, node: Node) -> dict[str, Any]:
+    out, now = graph.stage(node), status(graph, node)
     done = reading.read_json(out / "DONE")
     outputs = done.get("outputs", {}).values()
     seconds = done.get("seconds", 0.0)
@@ -100,11 +99,11 @@ def _box(stage: Mapping[str, Any]) -> Box:
     return Box(stage["name"], stage["kind"], stage["state"], seconds, stage["reads"])
 
 
-def headline(graph: Graph, root: Path) -> list[dict[str, str]]:
+def headline(graph: Graph) -> list[dict[str, str]]:
     """The run in a handful of numbers: {label, value, note}, each from the stages that are done."""
     found: list[dict[str, str]] = []
     for node in graph.nodes.values():
-        stage = stage_dir(root, node).path
+        stage = graph.stage(node).path
         result = reading.result(stage)
         if node.kind == "corpus" and "documents" in result:
             size = figures.size(result.get("bytes", 0))
@@ -141,7 +140,7 @@ def _number(label: str, value: str, note: str) -> dict[str, str]:
     return {"label": label, "value": value, "note": note}
 
 
-def _environment(graph: Graph, root: Path) -> list[tuple[str, str]]:
+def _environment(graph: Graph) -> list[tuple[str, str]]:
     """This machine, and what each train stage recorded of its own."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     lines = [
@@ -152,7 +151,7 @@ def _environment(graph: Graph, root: Path) -> list[tuple[str, str]]:
         ("cores", f"{cores} usable"),
     ]
     for node in graph.nodes.values():
-        execution = reading.read_json(stage_dir(root, node) / EXECUTION)
+        execution = reading.read_json(graph.stage(node) / EXECUTION)
         if execution:
             text = f"{figures.execution(execution)} ({execution.get('reason', 'as set')})"
             lines.append((f"{node.name} ran with", text))

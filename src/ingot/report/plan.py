@@ -6,7 +6,6 @@ a model to start from, the sizes of the corpora where they are encoded.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -16,7 +15,7 @@ from ingot.corpus.settings import CorpusSettings
 from ingot.model.settings import ModelConfig
 from ingot.pipeline.graph import Graph
 from ingot.pipeline.nodes import Node
-from ingot.pipeline.status import stage_dir, status
+from ingot.pipeline.status import status
 from ingot.plan.machine import GPUS, Device, cpu, here
 from ingot.report import figures, reading
 from ingot.report.terminal import console, state_text, table
@@ -48,14 +47,14 @@ def device_of(name: str | None) -> Device:
     return GPUS[name.lower()]
 
 
-def plan_rows(graph: Graph, root: Path, device: Device | None = None, ranks: int = 1) -> list[dict[str, Any]]:
+def plan_rows(graph: Graph, device: Device | None = None, ranks: int = 1) -> list[dict[str, Any]]:
     """What `run` would do: {name, kind, state, why, key, inputs, facts} of every stage, in order, `missing` where its
     files cannot be read and are needed, and `forecast` of a train stage for that device (this machine's by default).
     """
     device = device or here()
     rows = []
     for node in graph.nodes.values():
-        now = status(root, graph.recipe.home, node)
+        now = status(graph, node)
         row: dict[str, Any] = {
             "name": node.name,
             "kind": node.kind,
@@ -68,7 +67,7 @@ def plan_rows(graph: Graph, root: Path, device: Device | None = None, ranks: int
         if now.state == "MISSING":
             row["missing"] = node.missing
         if isinstance(node.settings, TrainSettings):
-            row["forecast"] = _forecast(node, root, device, ranks)
+            row["forecast"] = _forecast(node, graph, device, ranks)
         rows.append(row)
     return rows
 
@@ -98,61 +97,61 @@ def _facts(node: Node) -> dict[str, Any]:
 # -- what is known of a train stage's inputs ---------------------------------------------------------------------------
 
 
-def _forecast(node: Node, root: Path, device: Device, ranks: int) -> dict[str, Any]:
+def _forecast(node: Node, graph: Graph, device: Device, ranks: int) -> dict[str, Any]:
     settings = node.settings
     assert isinstance(settings, TrainSettings)
     if settings.loop.device == "cpu" and device.is_gpu:
         device = cpu()
     try:
-        config = _start(node, root)
+        config = _start(node, graph)
         if config is None:
             made_by = node.inputs.get("init", node.inputs["tokenizer"]).name
             return {"unknown": f"its size is known once {made_by} has run"}
-        extents = _extents(node, root, config)
+        extents = _extents(node, graph, config)
         return forecast(settings, Known(config, device, ranks, extents, _isolated(node)))
     except UserError as error:
         return {"unknown": str(error)}
 
 
-def _start(node: Node, root: Path) -> ModelConfig | None:
+def _start(node: Node, graph: Graph) -> ModelConfig | None:
     """The shape that a train stage begins with, at the context of phases that set none."""
     settings = node.settings
     assert isinstance(settings, TrainSettings)
     if "init" in node.inputs:
-        return _trained(node.inputs["init"], root)
-    vocab = _vocab(node.inputs["tokenizer"], root)
+        return _trained(node.inputs["init"], graph)
+    vocab = _vocab(node.inputs["tokenizer"], graph)
     assert settings.model
     return settings.model.resolve(vocab) if vocab else None
 
 
-def _vocab(node: Node, root: Path) -> int | None:
+def _vocab(node: Node, graph: Graph) -> int | None:
     """Ids of a tokenizer that was made, or will be: subword types end at what is set, others at what their text has."""
     settings = node.settings
     assert isinstance(settings, TokenizerSettings)
-    made = reading.result(stage_dir(root, node).path).get("vocab")
+    made = reading.result(graph.stage(node).path).get("vocab")
     return made or (settings.vocab if settings.type in SMALLEST_VOCAB else None)
 
 
-def _trained(node: Node, root: Path) -> ModelConfig | None:
+def _trained(node: Node, graph: Graph) -> ModelConfig | None:
     """The shape of the model that a stage leaves behind."""
-    stage = stage_dir(root, node).path
+    stage = graph.stage(node).path
     if (stage / MODEL).exists():
         return read_config(stage)
-    if isinstance(node.settings, TrainSettings) and (start := _start(node, root)):
+    if isinstance(node.settings, TrainSettings) and (start := _start(node, graph)):
         return longest(node.settings, start)
     if isinstance(node.settings, ImportSettings) and not node.missing:
         return read_shape(node.settings.path)
     return None
 
 
-def _extents(node: Node, root: Path, config: ModelConfig) -> Extents | None:
+def _extents(node: Node, graph: Graph, config: ModelConfig) -> Extents | None:
     """Sizes of the corpora, where all of them are encoded."""
     assert isinstance(node.settings, TrainSettings)
     stores = in_role(node.inputs, "data")
-    if not all(stage_dir(root, n).is_done() for n in (*stores.values(), node.inputs["tokenizer"])):
+    if not all(graph.stage(n).is_done() for n in (*stores.values(), node.inputs["tokenizer"])):
         return None
-    inputs = {name: Input(n.name, n.key, stage_dir(root, n).path) for name, n in stores.items()}
-    tokenizer = load_tokenizer(stage_dir(root, node.inputs["tokenizer"]).path / TOKENIZER)
+    inputs = {name: Input(n.name, n.key, graph.stage(n).path) for name, n in stores.items()}
+    tokenizer = load_tokenizer(graph.stage(node.inputs["tokenizer"]).path / TOKENIZER)
     return open_data(node.settings, inputs, config, tokenizer).extent
 
 

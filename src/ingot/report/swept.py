@@ -9,7 +9,7 @@ from rich.text import Text
 from ingot.core.errors import UserError
 from ingot.pipeline.graph import Graph
 from ingot.pipeline.points import label, seconds_left
-from ingot.pipeline.status import stage_dir, status
+from ingot.pipeline.status import status
 from ingot.report import figures
 from ingot.report.compare import Comparison, compare
 from ingot.report.compare_page import write_comparison
@@ -18,28 +18,28 @@ from ingot.report.page import STATES, write_report
 from ingot.report.plan import print_plan
 from ingot.report.terminal import console, print_end, state_text, table
 
-Rows = Callable[[Graph, Path], list[dict[str, Any]]]
+Rows = Callable[[Graph], list[dict[str, Any]]]
 
 
-def swept_rows(graphs: list[Graph], root: Path, of: Rows) -> list[dict[str, Any]]:
+def swept_rows(graphs: list[Graph], of: Rows) -> list[dict[str, Any]]:
     """Rows of `plan_rows` or `status_rows`; in a sweep every stage once, with its `point`, named POINT/STAGE.
 
     A stage that all points share has the point "" and comes first; one that some share is the first one's.
     """
     if graphs[0].recipe.point is None:
-        return of(graphs[0], root)
+        return of(graphs[0])
     keys = [{node.key for node in graph.nodes.values()} for graph in graphs]
     common = set.intersection(*keys) if len(graphs) > 1 else set()
     seen: dict[str, dict[str, Any]] = {}
     for graph in graphs:
-        for node, row in zip(graph.nodes.values(), of(graph, root), strict=True):
+        for node, row in zip(graph.nodes.values(), of(graph), strict=True):
             point = "" if node.key in common else label(graph)
             name = f"{point}/{node.name}" if point else node.name
             seen.setdefault(node.key, {"point": point, **row, "name": name})
     return sorted(seen.values(), key=lambda row: row["point"] != "")
 
 
-def print_any_plan(graphs: list[Graph], root: Path, made: list[dict[str, Any]]) -> None:
+def print_any_plan(graphs: list[Graph], made: list[dict[str, Any]]) -> None:
     """The plan of a run; of a sweep a line for what its points share, and one for each point."""
     if graphs[0].recipe.point is None:
         return print_plan(made)
@@ -55,39 +55,39 @@ def print_any_plan(graphs: list[Graph], root: Path, made: list[dict[str, Any]]) 
     for point, line in lines.items():
         shown.add_row(point or "all", line)
     console().print(shown)
-    done = sum(all(stage_dir(root, n).is_done() for n in g.nodes.values()) for g in graphs)
-    left = seconds_left(graphs, graphs, root, [])
+    done = sum(all(g.stage(n).is_done() for n in g.nodes.values()) for g in graphs)
+    left = seconds_left(graphs, graphs, [])
     guess = f", about {figures.duration(left)} left" if left else ""
     console().print(f"{done} of {len(graphs)} points are done{guess}")
 
 
-def print_any_end(graphs: list[Graph], root: Path, page: Path) -> None:
+def print_any_end(graphs: list[Graph], page: Path) -> None:
     """The end of a run; of a sweep the comparison of its points, and the path of the report."""
     if graphs[0].recipe.point is None:
-        return print_end(graphs[0], root, page)
-    for comparison in comparisons(graphs, root):
+        return print_end(graphs[0], page)
+    for comparison in comparisons(graphs):
         print_comparison(comparison, console())
     console().print(f"report  {page}", soft_wrap=True)
 
 
-def comparisons(graphs: list[Graph], root: Path) -> list[Comparison]:
+def comparisons(graphs: list[Graph]) -> list[Comparison]:
     """Its points compared; nothing before a train stage has started."""
     try:
-        return compare([root / graphs[0].recipe.run.name])
+        return compare([graphs[0].root / graphs[0].recipe.run.name])
     except UserError:
         return []
 
 
-def write_any_report(graphs: list[Graph], root: Path, to: Path | None = None) -> Path:
+def write_any_report(graphs: list[Graph], to: Path | None = None) -> Path:
     """The page of a run; of a sweep its comparison, with a page for each point beside it."""
     if graphs[0].recipe.point is None:
-        return write_report(graphs[0], root, to)
-    home = root / graphs[0].recipe.run.name
+        return write_report(graphs[0], to)
+    home = graphs[0].root / graphs[0].recipe.run.name
     points = []
     for graph in graphs:
-        states = [(n.name, STATES[status(root, graph.recipe.home, n).state]) for n in graph.nodes.values()]
-        page = write_report(graph, root) if (home / label(graph)).is_dir() else None
+        states = [(n.name, STATES[status(graph, n).state]) for n in graph.nodes.values()]
+        page = write_report(graph) if (home / label(graph)).is_dir() else None
         link = "" if page is None or to else str(page.relative_to(home))
         points.append({"label": label(graph), "states": states, "page": link})
     title = graphs[0].recipe.run.name
-    return write_comparison(comparisons(graphs, root), to or home / "report.html", title, points)
+    return write_comparison(comparisons(graphs), to or home / "report.html", title, points)

@@ -18,7 +18,7 @@ from ingot.core.errors import shortened
 from ingot.pipeline.graph import Graph
 from ingot.pipeline.nodes import Node
 from ingot.pipeline.points import label
-from ingot.pipeline.status import Status, stage_dir, status
+from ingot.pipeline.status import Status, status
 from ingot.report import figures, panels_forgetting, reading
 
 COLOURS = {
@@ -56,11 +56,11 @@ def stage_line(node: Node, now: Status, seconds: float | None) -> None:
     console(error=True).print(line, soft_wrap=True)
 
 
-def print_end(graph: Graph, root: Path, page: Path) -> None:
+def print_end(graph: Graph, page: Path) -> None:
     """The most important numbers, a sample, and the path of the report."""
     out = console()
     for node in graph.nodes.values():
-        stage = stage_dir(root, node).path
+        stage = graph.stage(node).path
         if node.kind == "train":
             _print_train(out, node.name, stage)
         if node.kind == "evaluate":
@@ -99,13 +99,13 @@ def _print_evaluate(out: Console, stage: Path) -> None:
         out.print(Text("\n  ").join(text.split("\n", allow_blank=True)), soft_wrap=True)
 
 
-def status_rows(graph: Graph, root: Path) -> list[dict[str, Any]]:
+def status_rows(graph: Graph) -> list[dict[str, Any]]:
     """How far every stage is: {name, kind, state, why, seconds}; of train stages also {step, phase, steps,
     loss_nats, val_loss_nats, val_reward, tok_s, eta_s, health}.
     """
     rows = []
     for node in graph.nodes.values():
-        now, stage = status(root, graph.recipe.home, node), stage_dir(root, node).path
+        now, stage = status(graph, node), graph.stage(node).path
         row: dict[str, Any] = {"name": node.name, "kind": node.kind, "state": now.state, "why": now.why}
         if node.kind == "train":
             row |= _train_progress(stage, now.state)
