@@ -15,7 +15,7 @@ from ingot.model.ops import token_logps, token_logps_and_entropies
 from ingot.objectives.replay import Replay
 from ingot.objectives.rollout import roll_out
 from ingot.objectives.scoring import Scorer, ask
-from ingot.train.loop import train
+from ingot.train.loop import _note_best, train
 from tests.objectives.rl_helpers import STOP, Letters, count_a, grpo, play, policy, ppo, prompts, ragged_prompts
 
 METHODS = {
@@ -330,6 +330,30 @@ def test_2_4_what_cannot_be_scored_moves_nothing(tmp_path):
     mask = torch.from_numpy(batch.labels_BT != batch.ignore)
     assert torch.equal(found[:4], torch.where(mask[:4], expected[:, None], 0.0))
     assert engine.step(ragged_prompts(6)).others["unscored_share"] == pytest.approx(1 / 3)
+
+
+def test_a_mean_reward_is_of_what_could_be_scored(tmp_path):
+    """Batches count by their scored completions; where nothing is scored there is no reward, and none is the best."""
+
+    def scorer(played, ctx):
+        scores = count_a(played, ctx)
+        scores[1 if len(scores) == 4 else 3 :] = math.nan
+        return scores
+
+    batches = [ragged_prompts(4), ragged_prompts(6, seed=1)]
+    engine = play(grpo(max_new=6, group=4), tmp_path, scorer=scorer)
+    drawn = [roll_out(b, engine.context(0), samples=1, max_new=6, temperature=1.0) for b in batches]
+    known = torch.cat([scorer(played, None) for played in drawn])
+    known = known[~known.isnan()]
+    assert len(known) == 4
+    numbers = engine.evaluate(batches)[2]
+    assert numbers["reward"] == pytest.approx(float(known.mean()))
+    assert numbers["unscored_share"] == pytest.approx(0.6)
+    nothing = play(grpo(max_new=6, group=4), tmp_path, scorer=lambda played, _: count_a(played, None) * math.nan)
+    assert "reward" not in nothing.evaluate(batches)[2]
+    assert "reward" not in nothing.step(ragged_prompts(6)).others
+    _note_best(nothing, {"val_loss": 0.0}, EventLog(tmp_path / "metrics.jsonl"))
+    assert nothing.state["best_val"] is None
 
 
 def test_2_3_eos_rule_a_constant_where_no_stop_token_came(tmp_path):

@@ -29,7 +29,7 @@ from ingot.objectives.policy import KLS, aggregated, clipped, k3, log_ratios, pe
 from ingot.objectives.rollout import Rollout, measured, roll_out
 from ingot.objectives.sampled_settings import SampledSettings
 from ingot.objectives.scoring import Scorer
-from ingot.train.api import Context, Objective, Term
+from ingot.train.api import Context, Mean, Objective, Term
 
 S = TypeVar("S", bound=SampledSettings)
 
@@ -58,7 +58,7 @@ class Sampled(Objective, ABC, Generic[S]):
         scores_B = self.scorer(played, ctx)
         ctx.notes.update(described(played, scores_B))
         if self.gold.there(ctx):
-            ctx.notes["gold_reward"] = _mean(self.gold(played, ctx))
+            ctx.notes.update(_rewards(self.gold(played, ctx), "gold_reward"))
         if settings.no_stop_reward is not None:
             truncated_B = torch.from_numpy(played.truncated_B)
             scores_B = torch.where(truncated_B, settings.no_stop_reward, scores_B)
@@ -129,24 +129,26 @@ class Sampled(Objective, ABC, Generic[S]):
         return terms
 
 
-def described(played: Rollout, scores_B: Tensor) -> dict[str, float]:
+def described(played: Rollout, scores_B: Tensor) -> dict[str, float | Mean]:
     """What is logged of a rollout; the reward is of the completions that could be scored."""
-    known_B = ~scores_B.isnan()
     sampled_BT, labels_BT = played.batch.columns["sampled_logps_BT"], played.batch.labels_BT
-    found = {
-        "reward": _mean(scores_B),
-        "reward_std": float(scores_B[known_B].std(correction=0)) if known_B.any() else 0.0,
+    unscored = float(scores_B.isnan().float().mean())
+    return {
+        **_rewards(scores_B, "reward", spread="reward_std"),
         "completion_tokens": float(played.lengths_B.mean()),
         "truncated_share": float(played.truncated_B.mean()),
         "entropy_nats": -float(sampled_BT.sum() / (labels_BT != played.batch.ignore).sum()),
+        **({"unscored_share": unscored} if unscored else {}),
     }
-    return found | ({} if known_B.all() else {"unscored_share": 1 - float(known_B.float().mean())})
 
 
-def _mean(scores_B: Tensor) -> float:
-    """Of those that are known; 0 where none is."""
-    known_B = scores_B[~scores_B.isnan()]
-    return float(known_B.mean()) if len(known_B) else 0.0
+def _rewards(scores_B: Tensor, mean: str, spread: str | None = None) -> dict[str, float | Mean]:
+    """Mean and spread of those that are known, by these names; nothing where none is."""
+    known_K = scores_B[~scores_B.isnan()]
+    if not len(known_K):
+        return {}
+    found: dict[str, float | Mean] = {mean: Mean(float(known_K.mean()), len(known_K))}
+    return found | ({spread: Mean(float(known_K.std(correction=0)), len(known_K))} if spread else {})
 
 
 def without(batch: Batch, dropped_B: np.ndarray) -> Batch:

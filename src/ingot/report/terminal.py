@@ -74,10 +74,11 @@ def _print_train(out: Console, name: str, stage: Path) -> None:
         return
     loss = result.get("val_loss_nats")
     line = f"{name}: validation loss {figures.nats(loss)} nats, {figures.meaning(result)}"
-    if "val_reward" in result:
-        line = f"{name}: reward {figures.nats(result['val_reward'])} of fresh samples on held-out prompts"
-        if unscored := result.get("val_unscored_share"):
-            line += f", {unscored:.0%} of which could not be scored"
+    unscored = result.get("val_unscored_share", 0.0)
+    if "val_reward" in result or unscored:
+        reward = figures.nats(result["val_reward"]) if "val_reward" in result else "unknown"
+        line = f"{name}: reward {reward} of fresh samples on held-out prompts"
+        line += f", {unscored:.0%} of which could not be scored" if unscored else ""
     if "bits_per_byte" in result:
         line += f", {figures.nats(result['bits_per_byte'])} bits per byte"
     out.print(

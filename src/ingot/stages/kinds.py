@@ -109,7 +109,7 @@ KINDS: dict[str, Kind] = {
     "tokens": Kind(TokensSettings, 3, "ingot.stages.text:tokens", ("text", "stages/text.py")),
     "train": Kind(
         TrainSettings,
-        7,
+        8,
         "ingot.stages.train:run",
         (*_MODEL, "data", "optim", "dist", "train", "objectives", *_TRAINING),
         seeded=True,

@@ -214,7 +214,8 @@ def _loop(
     on_gpu = engine.execution.device == "cuda"
     peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     noted = {name: engine.state[name] for name in ("best_step", "skipped_steps")}
-    noted[f"best_val_{engine.objective.judged_by}"] = engine.state["best_val"]
+    if engine.state["best_val"] is not None:
+        noted[f"best_val_{engine.objective.judged_by}"] = engine.state["best_val"]
     return {
         **final,
         **noted,

@@ -7,7 +7,7 @@ why averaging micro-batch means, wrong as soon as their token counts differ, can
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
@@ -33,6 +33,13 @@ class Term:
     metric: bool = False
 
 
+class Mean(NamedTuple):
+    """A note that is the mean over only some rows of a batch, such as those that could be scored."""
+
+    value: float
+    rows: int
+
+
 ForwardOf = Callable[[nn.Module], Callable[..., Any]]
 """What to call instead of a model."""
 
@@ -54,7 +61,8 @@ class Context:
     forward_of: ForwardOf = lambda model: model
     """How a model is run: as training runs it, so that one compared with itself differs by nothing."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """Numbers of the whole step by name, written here by the objective and logged beside its loss."""
+    """Numbers of the whole step by name, written here by the objective and logged beside its loss; a
+    `Mean` where not all rows are in it."""
 
     @property
     def evaluating(self) -> bool:

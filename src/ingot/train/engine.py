@@ -32,7 +32,7 @@ from ingot.optim.groups import clip_, global_norm
 from ingot.optim.settings import OptimSettings
 from ingot.text.tokenizer import Tokenizer
 from ingot.train import guard, scaling
-from ingot.train.api import Context, Objective, Term
+from ingot.train.api import Context, Mean, Objective, Term
 from ingot.train.compiling import as_trained, compiled
 from ingot.train.execution import Execution
 from ingot.train.graphs import Learned, Recorder
@@ -290,11 +290,12 @@ class Engine:
     def evaluate(self, batches: Iterable[Batch]) -> tuple[float, dict[str, int], dict[str, float]]:
         """Over all batches together, by the objective's own code: loss, units, and metrics and notes by name.
 
-        Penalties are no part of it. A note counts by the rows of its batch.
+        Penalties are no part of it. A note counts by the rows of its batch, a `Mean` by those in it.
         """
         sums: dict[str, tuple[Tensor, Term]] = {}
         counts: dict[str, int] = {}
         notes: dict[str, float] = {}
+        seen: dict[str, int] = {}
         rows = 0
         with self.judged():
             for raw in batches:
@@ -306,12 +307,15 @@ class Engine:
                         before = sums[name][0] if name in sums else 0
                         sums[name] = (before + term.sum.double(), term)
                 rows += len(raw)
-                for name, value in context.notes.items():
-                    notes[name] = notes.get(name, 0.0) + float(value) * len(raw)
+                for name, note in context.notes.items():
+                    value, weight = note if isinstance(note, Mean) else (float(note), len(raw))
+                    notes[name] = notes.get(name, 0.0) + value * weight
+                    if isinstance(note, Mean):
+                        seen[name] = seen.get(name, 0) + weight
         parts = {n: float(self.mesh.sum(s) * t.weight / max(1, counts[t.unit])) for n, (s, t) in sums.items()}
         loss = sum(part for name, part in parts.items() if reported(sums[name][1]))
         metrics = {name: part for name, part in parts.items() if sums[name][1].metric}
-        return loss, counts, metrics | {name: total / rows for name, total in notes.items()}
+        return loss, counts, metrics | {name: total / seen.get(name, rows) for name, total in notes.items()}
 
     @torch.no_grad()
     def annotate(self, batch: Batch) -> dict[str, Tensor]:
@@ -392,6 +396,7 @@ def reported(term: Term) -> bool:
 def merged(updates: Sequence[StepMetrics], notes: Mapping[str, Any]) -> StepMetrics:
     """One step's numbers from its updates': means of those that give a number, the largest gradient, all tokens."""
     last = updates[-1]
+    notes = {name: note.value if isinstance(note, Mean) else note for name, note in notes.items()}
     if len(updates) == 1:
         return replace(last, others={**last.others, **notes})
     names = dict.fromkeys(name for u in updates for name in u.others)

@@ -65,7 +65,7 @@ def _note_best(engine: Engine, numbers: dict[str, float], log: EventLog) -> None
     state = engine.state
     log.write("evaluation", step=state["step"], **numbers)
     judged_by = engine.objective.judged_by
-    best, now = state["best_val"], numbers[f"val_{judged_by}"]
+    best, now = state["best_val"], numbers.get(f"val_{judged_by}", math.nan)  # no reward where nothing was scored
     better = best is None or (now > best if judged_by == "reward" else now < best)
     if math.isfinite(now) and better:
         state["best_step"], state["best_val"] = state["step"], now
