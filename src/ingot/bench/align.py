@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from ingot.bench import ratio as compare
+from ingot.bench import compare
 from ingot.bench.contenders import Contender, Say, ours
 from ingot.bench.process import Kept, Result
 from ingot.bench.shapes import Shape
@@ -96,9 +96,7 @@ def difference(mine: Result, theirs: Result) -> str | None:
 
 
 def _ratio(theirs: Sequence[Result], mine: Sequence[Result]) -> dict[str, float | None]:
-    found = compare.ratio([r["step_s"] for r in theirs], [r["step_s"] for r in mine])
-    ends = {end: compare.rounded(getattr(found, end)) for end in ("low", "high")}
-    return {"ratio": compare.rounded(found.mean), **ends}
+    return compare.parts(compare.ratio([r["step_s"] for r in theirs], [r["step_s"] for r in mine]))
 
 
 def _numbers(results: Sequence[Result]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ingot.bench import ratio as compare
+from ingot.bench import compare
 from ingot.bench.contenders import Contender, Say, ours
 from ingot.bench.corpus import write_prose
 from ingot.bench.process import Kept, Result, measure
@@ -61,7 +61,8 @@ def summary(facts: dict[str, int], mine: list[Result], theirs: dict[str, list[Re
     row: dict[str, Any] = {
         **facts,
         "mb_s": _speed(facts, mine),
-        **{"ratio": None, "low": None, "high": None, "peers": {}},
+        **compare.NO_RATIO,
+        "peers": {},
     }
     if differs := difference(facts, mine[0]):
         row["differs"] = differs
@@ -71,9 +72,9 @@ def summary(facts: dict[str, int], mine: list[Result], theirs: dict[str, list[Re
         if differs := difference(facts, results[0]):
             numbers["differs"] = differs
             continue
-        found = compare.ratio([1 / r["seconds"] for r in mine], [1 / r["seconds"] for r in results])
-        numbers |= {part: compare.rounded(value) for part, value in _parts(found)}
-        row |= {"peer": name, **{part: numbers[part] for part in ("ratio", "low", "high")}}
+        found = compare.parts(compare.ratio([1 / r["seconds"] for r in mine], [1 / r["seconds"] for r in results]))
+        numbers |= found
+        row |= {"peer": name, **found}
     return row
 
 
@@ -83,10 +84,6 @@ def difference(facts: dict[str, int], result: Result) -> str | None:
         if result[what] != facts[what]:
             return f"{what}: {result[what]:,}, expected {facts[what]:,}"
     return None
-
-
-def _parts(found: compare.Interval) -> list[tuple[str, float | None]]:
-    return [("ratio", found.mean), ("low", found.low), ("high", found.high)]
 
 
 def _speed(facts: dict[str, int], results: Sequence[Result]) -> float:

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ingot.bench import ratio as compare
+from ingot.bench import compare
 from ingot.bench.contenders import Contender, Say
 from ingot.bench.process import Kept, Result
 from ingot.bench.train import Measured, alternate
@@ -54,18 +54,18 @@ def summary(rows: int, dtype: str, new: int, mine: list[Result], theirs: Measure
         "of_floor": _middle([token_s * read_gb_s / weights_gb for token_s, read_gb_s in turns], 3),
         "read_gb_s": _middle([read_gb_s for _, read_gb_s in turns], 1),
         "parameters": mine[0]["parameters"],
-        **{"ratio": None, "low": None, "high": None, "peer": None, "peer_tok_s": None, "peers": {}},
+        **compare.NO_RATIO,
+        **{"peer": None, "peer_tok_s": None, "peers": {}},
     }
     for name, results in theirs.items():
         row["peers"][name] = numbers = _numbers(rows, new, results)
         if differs := difference(mine[0], results[0], SAME[dtype]):
             numbers["differs"] = differs
             continue
-        found = compare.ratio([1 / r["seconds"] for r in mine], [1 / r["seconds"] for r in results])
-        ends = {name: compare.rounded(getattr(found, name)) for name in ("low", "high")}
-        numbers |= {"ratio": compare.rounded(found.mean), **ends}
+        found = compare.parts(compare.ratio([1 / r["seconds"] for r in mine], [1 / r["seconds"] for r in results]))
+        numbers |= found
         if row["peer"] is None or numbers["tok_s"] > row["peer_tok_s"]:
-            row |= {"peer": name, "peer_tok_s": numbers["tok_s"], "ratio": numbers["ratio"], **ends}
+            row |= {"peer": name, "peer_tok_s": numbers["tok_s"], **found}
     return row
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ingot.bench.peaks import duration, gemm_flops, memory
 from ingot.bench.peers.common import (
@@ -42,6 +42,8 @@ from ingot.optim.schedule import Schedule
 from ingot.optim.settings import OptimSettings
 from ingot.plan.flops import attention_flops, training_flops
 from ingot.text.store import Store
+from ingot.text.tokenizer import Tokenizer
+from ingot.train.api import Objective
 from ingot.train.engine import Engine, Plan
 from ingot.train.execution import AUTOCAST, choose, fastest_precision
 from ingot.train.settings import LoopSettings
@@ -66,16 +68,8 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     """The engine's steps on the rows that the peers train on, in the same order."""
     config = ModelConfig.model_validate(job["config"])
     rows, context = job["shape"]["rows"], config.context
-    loop = LoopSettings.model_validate(job.get("loop", {}))
-    optim = OptimSettings(betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, clip=CLIP)
-    plan = Plan(10**6, SEED, Schedule("constant", LR, 0, 0, 1), optim, loop, 10**6)
-    execution = choose(
-        loop, job["precision"], context, rows, depth=config.depth, flops=math.inf, common=config.common_block
-    )
-    execution.prepare()
-    model = build(config, SEED, dtype=execution.parameter_dtype).to(execution.device)
-    engine = Engine(model, LanguageModel(), plan, execution, Mesh(), Path("."))
-    clock = Clock(job)
+    engine = engine_for(job, LanguageModel(), rows, context)
+    clock, execution = Clock(job), engine.execution
     loader = Loader(batches(job["store"], context, rows), 0, 10**6)
     try:
         steps = iter(loader)
@@ -94,6 +88,34 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
         "precision": execution.precision,
         "versions": versions(),
     }
+
+
+def engine_for(
+    job: dict[str, Any],
+    objective: Objective,
+    rows: int,
+    longest: int,
+    companions: Mapping[str, nn.Module] | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> Engine:
+    """An engine as a stage makes it, with the peers' optimizer and learning rate; it never ends and never evaluates.
+
+    Args:
+        rows: of an update.
+        longest: tokens of a row.
+        companions: frozen models by role, on any device.
+    """
+    config = ModelConfig.model_validate(job["config"])
+    loop = LoopSettings.model_validate(job.get("loop", {}))
+    optim = OptimSettings(betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, clip=CLIP)
+    plan = Plan(10**6, SEED, Schedule("constant", LR, 0, 0, 1), optim, loop, 10**6)
+    execution = choose(
+        loop, job["precision"], longest, rows, depth=config.depth, flops=math.inf, common=config.common_block
+    )
+    execution.prepare()
+    model = build(config, SEED, dtype=execution.parameter_dtype).to(execution.device)
+    beside = {name: companion.to(execution.device) for name, companion in (companions or {}).items()}
+    return Engine(model, objective, plan, execution, Mesh(), Path("."), beside, tokenizer=tokenizer)
 
 
 def linear_flops(config: ModelConfig, named: Mapping[str, Tensor]) -> int:

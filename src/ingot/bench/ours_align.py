@@ -1,6 +1,5 @@
 """Our side of `ingot bench align`: the engine's steps with the objectives dpo, grpo and ppo, as a stage makes them."""
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,12 +7,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from ingot.bench.ours import SEED, engine_for
 from ingot.bench.peers.common import (
-    BETAS,
-    CLIP,
-    EPS,
-    LR,
-    WEIGHT_DECAY,
     Clock,
     peak_bytes,
     preferences,
@@ -21,7 +16,6 @@ from ingot.bench.peers.common import (
     versions,
 )
 from ingot.data.batches import IGNORE, Batch, answered
-from ingot.dist.mesh import Mesh
 from ingot.model.settings import ModelConfig
 from ingot.model.transformer import build
 from ingot.objectives.grpo import GRPO
@@ -31,15 +25,9 @@ from ingot.objectives.reward import RewardHead, RewardModel
 from ingot.objectives.sampled_settings import GRPOSettings, PPOSettings
 from ingot.objectives.settings import PreferenceSettings
 from ingot.optim.optimizers import Optimizer
-from ingot.optim.schedule import Schedule
-from ingot.optim.settings import OptimSettings
 from ingot.text.tokenizer import Char
 from ingot.train.api import Objective
-from ingot.train.engine import Engine, Plan
-from ingot.train.execution import choose
-from ingot.train.settings import LoopSettings
 
-SEED = 1
 FIRST = 0x4E00
 """An id is a character from here on, so that no tokenizer's speed is measured."""
 REWARD = f"""
@@ -51,20 +39,12 @@ def share(prompts, completions):
 def align(job: dict[str, Any]) -> dict[str, Any]:
     """Steps on one batch of pairs (dpo) or of prompts (grpo, ppo)."""
     config, method = ModelConfig.model_validate(job["config"]), job["method"]
-    loop = LoopSettings.model_validate(job.get("loop", {}))
     rows = 2 * job["pairs"] if method == "dpo" else job["rollouts"]
     batch = _batch(job)
     longest = batch.context if method == "dpo" else config.context
-    execution = choose(
-        loop, job["precision"], longest, rows, depth=config.depth, flops=math.inf, common=config.common_block
-    )
-    execution.prepare()
-    optim = OptimSettings(betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, clip=CLIP)
-    plan = Plan(10**6, SEED, Schedule("constant", LR, 0, 0, 1), optim, loop, 10**6)
-    model = build(config, SEED, dtype=execution.parameter_dtype).to(execution.device)
-    companions = {name: companion.to(execution.device) for name, companion in _companions(config).items()}
     words = Char("".join(map(chr, range(FIRST, FIRST + config.vocab))))
-    engine = Engine(model, _objective(job), plan, execution, Mesh(), Path("."), companions, tokenizer=words)
+    engine = engine_for(job, _objective(job), rows, longest, _companions(config), words)
+    execution = engine.execution
     if method == "dpo" and job.get("annotated", True):  # as a stage does that will see every row
         columns = {f"{name}_B": column.numpy() for name, column in engine.annotate(batch).items()}
         batch = replace(batch, columns={**batch.columns, **columns})

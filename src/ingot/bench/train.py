@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ingot.bench import ratio as compare
+from ingot.bench import compare
 from ingot.bench.contenders import Contender, Say, ours
 from ingot.bench.inputs import write_ids
 from ingot.bench.process import Kept, Result, measure
@@ -89,7 +89,7 @@ def summary(
     own = compare.speeds(mine, shape.tokens)
     row: dict[str, Any] = {**_numbers(shape, mine, peaks), "execution": mine[0]["execution"]}
     row["precision"] = mine[0]["precision"]
-    row |= {"ratio": None, "low": None, "high": None, "peer": None, "peer_tok_s": None, "peers": {}}
+    row |= {**compare.NO_RATIO, "peer": None, "peer_tok_s": None, "peers": {}}
     best = 0.0
     for name, results in theirs.items():
         told = results[0].get("precision") or ("bf16" if low_precision else "fp32")
@@ -98,16 +98,11 @@ def summary(
         if differs := next((d for r in results if (d := compare.difference(mine[0], r, band))), None):
             numbers["differs"] = differs
             continue
-        found = compare.ratio(own, compare.speeds(results, shape.tokens))
-        interval = {
-            "ratio": compare.rounded(found.mean),
-            "low": compare.rounded(found.low),
-            "high": compare.rounded(found.high),
-        }
-        numbers |= interval
+        found = compare.parts(compare.ratio(own, compare.speeds(results, shape.tokens)))
+        numbers |= found
         if numbers["tok_s"] > best:
             best = numbers["tok_s"]
-            row |= {**interval, "peer": name, "peer_tok_s": numbers["tok_s"]}
+            row |= {**found, "peer": name, "peer_tok_s": numbers["tok_s"]}
             row |= {"peer_peak_bytes": numbers["peak_bytes"], "loss_band_nats": band}
     return row
 

@@ -27,6 +27,15 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     return Interval(math.exp(log.mean), low, high, log.n)
 
 
+NO_RATIO: Mapping[str, Any] = {"ratio": None, "low": None, "high": None}
+"""Before there is a peer with the same work."""
+
+
+def parts(found: Interval) -> dict[str, float | None]:
+    """A ratio and its interval as a table has them."""
+    return {"ratio": rounded(found.mean), "low": rounded(found.low), "high": rounded(found.high)}
+
+
 def difference(ours: Result, theirs: Result, band: float) -> str | None:
     """What makes the work of two training results another, or None where it is the same."""
     for what in ("parameters", "flops_per_token"):
