@@ -367,6 +367,8 @@ REFUSALS = [
     ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
     ("GPT2LMHeadModel", {"add_cross_attention": True}, "add_cross_attention"),
     ("GPT2LMHeadModel", {"n_head": 5}, "n_head"),
+    ("GPT2LMHeadModel", {"n_layer": 10**9}, "n_layer"),
+    ("LlamaForCausalLM", {"num_hidden_layers": 10**9}, "num_hidden_layers"),
 ]
 
 

@@ -268,6 +268,16 @@ def test_an_end_token_without_an_id_and_a_missing_directory(tmp_path):
     assert tokenizer_files(tmp_path / "tokenizer.json")[0].name == "tokenizer.json"
 
 
+def test_an_end_that_is_no_id_is_refused_by_its_file(tmp_path):
+    directory = like_qwen(tmp_path / "qwen")
+    for found in ("2", [2, "3"], 2.0):
+        (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": found}))
+        with pytest.raises(
+            UserError, match=r"generation_config.json: eos_token_id: found .*, expected an id or a list"
+        ):
+            import_tokenizer(directory)
+
+
 def test_text_that_is_not_unicode_is_one_sentence(tmp_path):
     with pytest.raises(UserError, match="surrogates not allowed at position 1"):
         import_tokenizer(like_qwen(tmp_path)).encode("a\ud800")

@@ -20,7 +20,7 @@ from typing import Any, Literal, NoReturn
 from pydantic import ValidationError
 
 from ingot.core.errors import UserError
-from ingot.model.settings import Activation, Bias, ModelConfig, RopeScaling
+from ingot.model.settings import DEEPEST, Activation, Bias, ModelConfig, RopeScaling
 
 CONFIG = "config.json"
 Dtype = Literal["float32", "bfloat16"]
@@ -163,10 +163,12 @@ class _Fields:
         value = self.table.get(name)
         return default if value is None else value
 
-    def count(self, name: str, default: int | None = None, least: int = 1) -> int:
+    def count(self, name: str, default: int | None = None, least: int = 1, most: int | None = None) -> int:
         value = self.get(name, default)
         if type(value) is not int or value < least:
             self.refuse(name, f"a whole number of at least {least}")
+        if most and value > most:
+            self.refuse(name, f"at most {most:,}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -200,7 +202,7 @@ def _gpt2(fields: _Fields) -> ModelConfig:
         fields.refuse("n_head", f"a divisor of n_embd = {width}")
     return ModelConfig(
         vocab=fields.count("vocab_size"),
-        depth=fields.count("n_layer"),
+        depth=fields.count("n_layer", most=DEEPEST),
         width=width,
         heads=heads,
         kv_heads=heads,
@@ -236,7 +238,7 @@ def _llama_like(fields: _Fields, architecture: str) -> ModelConfig:
     theta, scaling = _rope(fields)
     return ModelConfig(
         vocab=fields.count("vocab_size"),
-        depth=fields.count("num_hidden_layers"),
+        depth=fields.count("num_hidden_layers", most=DEEPEST),
         width=width,
         heads=heads,
         kv_heads=kv_heads,
@@ -309,7 +311,7 @@ def _rope_to_hf(scaling: RopeScaling | None) -> dict[str, Any] | None:
 
 def _window(fields: _Fields, architecture: str) -> int | None:
     """The sliding window of all layers; refused where only some have one."""
-    qwen, depth = architecture.startswith("Qwen"), fields.count("num_hidden_layers")
+    qwen, depth = architecture.startswith("Qwen"), fields.count("num_hidden_layers", most=DEEPEST)
     present = architecture == "MistralForCausalLM" or (qwen and fields.flag("use_sliding_window", False))
     if fields.table.get("sliding_window", 4096) is None:
         present = False

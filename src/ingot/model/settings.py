@@ -24,6 +24,8 @@ WIDTH_PER_LAYER = 64
 _HEAD_SIZES = (64, 32, 16, 8)
 _UNITS = {"K": 10**3, "M": 10**6, "B": 10**9}
 _MAX_DEPTH = 256
+DEEPEST = 10_000
+"""Blocks that anybody means; a misread number would otherwise be built until memory ends."""
 MAX_LOGITS = {"cpu": 1 << 26, "cuda": 1 << 30}
 """Elements of logits held at once: 128 MiB in bf16, on a GPU 2 GiB."""
 LANES = 16
@@ -65,7 +67,7 @@ class ModelConfig(Settings):
 
     vocab: PositiveInt
     """Number of ids the model can read and predict."""
-    depth: PositiveInt
+    depth: int = Field(ge=1, le=DEEPEST)
     """Number of blocks."""
     width: PositiveInt
     """Size of the residual stream."""
@@ -176,7 +178,7 @@ Yang et al. 2024 (2407.10671) and 2025 (2505.09388)."""
 class ModelSettings(Settings):
     """The `model` table of a training stage: exactly one of `depth` and `size`, and anything to override."""
 
-    depth: PositiveInt | None = None
+    depth: int | None = Field(default=None, ge=1, le=DEEPEST)
     """Number of blocks; every width follows from it."""
     size: str | None = None
     """Number of parameters, "4M" or "1.5B", embedding included: the depth that comes closest for the vocabulary."""

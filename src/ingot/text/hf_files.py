@@ -235,8 +235,15 @@ def _marked(
 
 
 def _stops(told: dict[str, dict[str, Any]], vocab: int) -> list[int]:
-    ids = told.get("generation_config.json", {}).get("eos_token_id", told.get("config.json", {}).get("eos_token_id"))
-    return sorted({id for id in (ids if isinstance(ids, list) else [ids]) if isinstance(id, int) and 0 <= id < vocab})
+    """Ids that end an answer, as the generation's settings say, else the model's."""
+    for file in ("generation_config.json", "config.json"):
+        if "eos_token_id" in (table := told.get(file, {})):
+            found = table["eos_token_id"]
+            ids = [] if found is None else found if isinstance(found, list) else [found]
+            if not all(type(id) is int for id in ids):
+                raise UserError(f"{file}: eos_token_id: found {found!r}, expected an id or a list of them; correct it")
+            return sorted({id for id in ids if 0 <= id < vocab})
+    return []
 
 
 def _template(files: dict[str, Path], told: dict[str, dict[str, Any]], ids: dict[str, int]) -> str:
