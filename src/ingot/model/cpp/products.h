@@ -73,9 +73,9 @@ static void linear(float* out, const T* x, const T* w, long I, long O, int threa
   for (long o = 0; o < O; o += TOGETHER) all_dots(out + o, x, w + o * I, I, std::min<long>(TOGETHER, O - o), AHEAD);
 }
 
-// R rows times J registers of a panel: take(row, output, sums) for each. The part that is given of the next panel is
-// fetched meanwhile. By itself it has all registers.
-template <int R, int J = WIDE, class T, class X, class Take>
+// R rows times J registers of a panel: take(row, output, sums) for each. `Next` says whether the part that is given of
+// the next panel is fetched meanwhile. By itself it has all registers.
+template <int R, int J = WIDE, bool Next = true, class T, class X, class Take>
 [[gnu::noinline]] static void block(const X* x, const T* panel, long I, const char* next, long part, Take take) {
   typedef Factor<T> F;
   Floats sum[R][J] = {};
@@ -83,7 +83,7 @@ template <int R, int J = WIDE, class T, class X, class Take>
     typename F::Type w[J];
     for (int j = 0; j < J; j++) {
       w[j] = F::read(panel + j * V * F::pair);
-      fetch(next + (i * WIDE + j * F::pair) * part);
+      if constexpr (Next) fetch(next + (i * WIDE + j * F::pair) * part);
     }
     for (int r = 0; r < R; r++) {
       auto one = F::repeat(x + r * I + i);
@@ -99,12 +99,12 @@ static inline auto keep(float* sums) {
 }
 
 // The same for any number of rows, left in memory.
-template <class T, class X, int R = ROWS>
+template <bool Next, class T, class X, int R = ROWS>
 static void some_rows(long rows, float* sums, const X* x, const T* panel, long I, const char* next, long part) {
   if (rows == R)
-    block<R>(x, panel, I, next, part, keep(sums));
+    block<R, WIDE, Next>(x, panel, I, next, part, keep(sums));
   else if constexpr (R > 1)
-    some_rows<T, X, R - 1>(rows, sums, x, panel, I, next, part);
+    some_rows<Next, T, X, R - 1>(rows, sums, x, panel, I, next, part);
 }
 
 // Rows as they are multiplied: in floats where the CPU has no products in bf16.
@@ -142,11 +142,16 @@ static inline void pass(const T* rows_in, const T* panels, long group, long M, l
           const char* next = (const char*)(panel + group * size + size * b / blocks);
           long part = V * (long)sizeof(T) / blocks;
           auto row = x + (chunk + from) * I;
-          if (some == ROWS && outputs > 2 * V) return block<ROWS>(row, panel, I, next, part, take);
-          if (some == ROWS && outputs > V) return block<ROWS, 2>(row, panel, I, next, part, take);
-          if (some == ROWS) return block<ROWS, 1>(row, panel, I, next, part, take);
+          if (some == ROWS && blocks > 1) {
+            if (outputs > 2 * V) return block<ROWS>(row, panel, I, next, part, take);
+            if (outputs > V) return block<ROWS, 2>(row, panel, I, next, part, take);
+            return block<ROWS, 1>(row, panel, I, next, part, take);
+          }
           float sums[ROWS * PANEL];
-          some_rows(some, sums, row, panel, I, next, part);
+          if (blocks > 1)
+            some_rows<true>(some, sums, row, panel, I, next, part);
+          else  // a panel that is read once is a stream, which the CPU fetches faster by itself
+            some_rows<false>(some, sums, row, panel, I, next, part);
           for (long r = 0; r < some; r++)
             for (long o = 0; o < PANEL; o += V) take(r, o, load(sums + r * PANEL + o));
         });
