@@ -9,6 +9,7 @@ Shapes: B rows, T context, L = T + 1.
 """
 
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -21,6 +22,7 @@ from ingot.text.store import Store
 
 IGNORE = -100
 """Label of a target that counts for nothing, where no other is set."""
+SWITCH_S = 0.001
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,7 @@ class Loader:
     """Batches of consecutive steps, made ahead on one background thread; its errors surface at the consumer.
 
     One thread is enough: a batch is one fancy index into a memory map, so there is no work for more of them to share.
+    While it is there Python hands over between threads every millisecond, not every five: a step of 20 ms waits.
 
     Args:
         make: step -> its batch.
@@ -248,6 +251,8 @@ class Loader:
     def __init__(self, make: Callable[[int], Batch], first: int, last: int, ahead: int = 2):
         self._queue: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=ahead)
         self._stop = threading.Event()
+        self._switched = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_S)
         self._thread = threading.Thread(target=self._work, args=(make, first, last), daemon=True)
         self._thread.start()
 
@@ -262,6 +267,7 @@ class Loader:
         while not self._queue.empty():
             self._queue.get_nowait()
         self._thread.join(timeout=5)
+        sys.setswitchinterval(self._switched)
 
     def _work(self, make: Callable[[int], Batch], first: int, last: int) -> None:
         try:
