@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ingot.core.allocator import keep_freed_memory
 from ingot.core.artifact import atomic_write
-from ingot.core.errors import UserError, nearest
+from ingot.core.errors import UserError, nearest, refused
 from ingot.stages.ancestry import conversed
 from ingot.text.chat import render, require_chat
 
@@ -46,7 +46,7 @@ def read_prompts(path: Path) -> list[str]:
         UserError: no such file, not UTF-8, not JSON, no prompt in a line, or no prompt at all.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # JSON may hold other ends of a line
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; expected a file of prompts, one a line") from None
     except UnicodeDecodeError as error:
@@ -196,7 +196,10 @@ class Dialogue:
             raise UserError("/save: found no message to save")
         if (path := Path(name)) != self.saved and path.exists():
             raise UserError(f"{path}: exists already; choose another name")
-        atomic_write(path, json.dumps({"messages": self._shown(self.messages, 0)}, ensure_ascii=False) + "\n")
+        try:
+            atomic_write(path, json.dumps({"messages": self._shown(self.messages, 0)}, ensure_ascii=False) + "\n")
+        except OSError as error:  # the conversation goes on
+            raise UserError(refused(error) or f"{path}: {error.strerror}; choose another name") from None
         self.saved = path
         print(f"wrote {path}")
 

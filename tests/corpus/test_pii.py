@@ -39,6 +39,7 @@ def test_B1_not_personal(text: str):
         ("jürgen@müller.de und x@y.io", "[EMAIL] und [EMAIL]"),
         ("call (415) 555-2671 now", "call [PHONE] now"),
         ("415 555 2671", "[PHONE]"),
+        ("call us (415-555-2671) now, (+1 415 555 2671)", "call us ([PHONE]) now, ([PHONE])"),
         ("415-555-2671, 415.555.2671", "[PHONE], [PHONE]"),
         ("+1 415 555 2671 or +1-415-555-2671.", "[PHONE] or [PHONE]."),
         ("+44 20 7946 0958, +49 30 901820, +14155552671", "[PHONE], [PHONE], [PHONE]"),

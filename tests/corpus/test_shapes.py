@@ -328,7 +328,38 @@ def test_prompts_repeat_each_other_by_the_whole_row(tmp_path):
         '{"answer": "1", "id": 3}',
         None,
     ]
-    assert len({d["cluster"] for d in documents(out)}) == 2  # " q" is another text inside JSON
+    assert len({d["cluster"] for d in documents(out)}) == 1  # " q" is the same text, white space aside
+
+
+@pytest.mark.parametrize("format", ["chat", "pairs", "prompts"])
+def test_white_space_in_a_message_makes_no_other_row(tmp_path, format):
+    """JSON writes a line's end as two characters and puts a quote before a blank: neither tells rows apart."""
+    rows = []
+    for question in ("what is\nthis?", "what is this?", " what  is this?\n"):
+        row = {"prompt": question, "completion": "a", "chosen": "a", "rejected": "b"}
+        names = {"chat": ("prompt", "completion"), "pairs": ("prompt", "chosen", "rejected"), "prompts": ("prompt",)}
+        rows.append({name: row[name] for name in names[format]})
+    out = tmp_path / "out"
+    counts = make(out, jsonl(tmp_path / "a.jsonl", rows), format=format)
+    assert counts["documents"] == 1
+    assert r"what is\nthis?" in documents(out)[0]["text"]  # the document itself keeps its lines
+
+
+def test_the_system_text_of_a_row_heads_the_prompt_that_two_conversations_share():
+    sides = {name: talk(("user", "q"), ("assistant", name)) for name in ("chosen", "rejected")}
+    document = made("pairs", {"system": "in French", **sides})
+    assert [(m["role"], m["content"]) for m in document["prompt"]] == [("system", "in French"), ("user", "q")]
+    assert "one of them" in why("pairs", {"system": "x", **{n: talk(("system", "y")) + s for n, s in sides.items()}})
+
+
+def test_messages_as_text_that_cannot_be_kept_are_named():
+    bad = json.dumps([{"role": "user", "content": "hi"}]).replace("hi", "hi \\ud83d")
+    assert "half of a surrogate pair" in why("chat", {"messages": bad})
+    assert "malformed JSON" in why("chat", {"messages": "[" * 100_000})
+    deep: Any = "x"
+    for _ in range(100_000):
+        deep = [deep]
+    assert "hundreds of levels deep" in why("prompts", {"prompt": "q", "further": deep})
 
 
 def test_personal_data_is_masked_in_messages_and_in_further_fields(tmp_path):

@@ -1,12 +1,13 @@
 """Task files: the format, the checks, and the suite that comes with the package."""
 
 import json
+from typing import Any
 
 import pytest
 
 from ingot.core.errors import UserError
 from ingot.evaluate.checks import CHECKS, right
-from ingot.evaluate.tasks import SUITE, load_task, task_file
+from ingot.evaluate.tasks import SUITE, Item, load_task, task_file
 
 SHIPPED = sorted(path.stem for path in SUITE.glob("*.jsonl"))
 
@@ -180,3 +181,20 @@ def test_F4_instructions_can_be_followed_and_nonsense_does_not_follow_them():
     assert [right(text, item.check, item.targets) for item, text in zip(items, OBEYED, strict=True)] == [True] * 32
     for nonsense in ("", "blue Green Z " * 3, "the\nthe"):
         assert sum(right(nonsense, item.check, item.targets) for item in items) <= 5  # some ask for little
+
+
+def test_numbers_and_ends_are_compared_as_they_are_written() -> None:
+    assert right("It is 1,000.", "number", ["1,000"])
+    assert right("in 2020-2021", "number", ["2021"])
+    assert right("it is -5", "number", ["-5"])
+    assert right(" Rome, of course", "starts", [" Rome"])
+    assert right("The city is Rome", "ends", [" Rome "])
+
+
+@pytest.mark.parametrize(
+    ("check", "targets"),
+    [("words_max", ["3"]), ("lines", ["3"]), ({"matches": "("}, []), ("number", ["many"]), ({"words": "3"}, [])],
+)
+def test_a_check_that_could_not_be_made_is_refused_when_a_task_is_read(check: Any, targets: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"found .*expected"):
+        Item.model_validate({"prompt": "p", "kind": "generate", "check": check, "targets": targets})

@@ -1,5 +1,6 @@
 """Jinja chat templates: the ids of `transformers`, a mask that is born with them, and contents that stay text."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from ingot.core.errors import UserError
 from ingot.text.base import Tokenizer
+from ingot.text.build import _ENCODERS
 from ingot.text.chat import check_template, render, render_batch, show, stop_ids
 from ingot.text.hf_files import TURNS_JINJA, export_tokenizer, import_tokenizer
 from ingot.text.tokenizer import ByteBPE
@@ -254,3 +256,20 @@ def test_2_1_a_template_without_an_end_of_turn_is_refused(bpe):
 def test_a_tokenizer_without_a_template_says_so(tmp_path):
     with pytest.raises(UserError, match="the tokenizer's files have no chat template"):
         render(TALK, import_tokenizer(like_bert(tmp_path)))
+
+
+def test_both_sides_of_a_pair_end_where_a_completion_would(tmp_path):
+    """ChatML writes a line's end behind <|im_end|>; a reward is read from the last token, in training as in use."""
+    tokenizer = import_tokenizer(like_qwen(tmp_path))
+    text = json.dumps(
+        {
+            "prompt": [{"role": "user", "content": "q"}],
+            **{side: [{"role": "assistant", "content": side}] for side in ("chosen", "rejected")},
+        }
+    )
+    for ids, mask, _ in _ENCODERS["pairs"]([text], tokenizer, 1):
+        assert ids[-1] == tokenizer.specials["<|im_end|>"]
+        assert mask[-1] == 1
+        assert len(ids) == len(mask)
+    whole, _ = render([{"role": "user", "content": "q"}, {"role": "assistant", "content": "chosen"}], tokenizer)
+    assert whole[-1] != tokenizer.specials["<|im_end|>"]

@@ -33,6 +33,7 @@ _REFUSED = {
     errno.ENOTDIR: "found a file on this path, expected a directory; move the file away, or choose another place",
     errno.EISDIR: "found a directory, expected a file or a link; move it away",
     errno.EEXIST: "found a file, expected a directory or nothing; move it away, or choose another place",
+    errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
     errno.EIO: "the disk cannot be read or written; look at its health",
 }
 

@@ -6,11 +6,12 @@ all of them is: both sides of a pair, the further fields of a prompt too.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 
 from ingot.corpus import clean, dedup, pii
 from ingot.corpus.documents import messages_of
@@ -66,20 +67,37 @@ def _rows(texts: pl.Series, extras: pl.Series, settings: CorpusSettings) -> Clea
     messages = [messages_of(document) for document in documents]
     flat = pl.Series([m["content"] for row in messages for m in row], dtype=pl.String)
     cleaned, found = _masked(clean.clean_texts(flat, settings.trim_lines), settings)
-    for message, content in zip((m for row in messages for m in row), cleaned, strict=True):
-        message["content"] = content
+    same, asked = _same(documents, messages, dedup.squeeze(cleaned), settings)
+    _put(messages, cleaned)
     found = _summed(found, [len(row) for row in messages])
     if settings.pii:
         extras, more = _masked_extras(extras, settings)
         found = {name: count + more[name] for name, count in found.items()}
     texts = pl.Series([dump_document(document) for document in documents], dtype=pl.String)
     reasons = _reasons([_reason(d, row, settings) for d, row in zip(documents, messages, strict=True)])
-    keys = clusters = _fingerprints(texts)
-    if settings.format == "pairs":
-        clusters = _fingerprints(pl.Series([dump_document(d["prompt"]) for d in documents], dtype=pl.String))
     if settings.format == "prompts":
-        keys = _fingerprints(texts + "\n" + extras.fill_null(""))
-    return Cleaned(texts, extras, reasons, found, keys, clusters)
+        same = same + "\n" + extras.fill_null("")
+    keys = _fingerprints(same)
+    return Cleaned(texts, extras, reasons, found, keys, keys if asked is same else _fingerprints(asked))
+
+
+def _put(messages: list[list[dict[str, Any]]], contents: Iterable[Any]) -> None:
+    for message, content in zip((m for row in messages for m in row), contents, strict=True):
+        message["content"] = content
+
+
+def _same(
+    documents: list[Any], messages: list[list[dict[str, Any]]], squeezed: pa.LargeStringArray, settings: CorpusSettings
+) -> tuple[pl.Series, pl.Series]:
+    """What is equal for documents that repeat each other, and for those of one side of a split.
+
+    White space within messages counts as one blank; in their JSON a line's end is two characters.
+    """
+    _put(messages, squeezed.to_pylist())
+    same = pl.Series([dump_document(document) for document in documents], dtype=pl.String)
+    if settings.format != "pairs":
+        return same, same
+    return same, pl.Series([dump_document(document["prompt"]) for document in documents], dtype=pl.String)
 
 
 def _fingerprints(texts: pl.Series) -> list[bytes]:

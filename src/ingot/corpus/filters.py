@@ -136,9 +136,15 @@ def load_filters(names: list[str]) -> dict[str, Filter]:
     """Filters by the name that becomes their reason, in the recipe's order.
 
     Raises:
-        UserError: an unknown name, a file that is missing or does not load, or no such function in it.
+        UserError: an unknown name, a file that is missing or does not load, no such function in it, or two of a name.
     """
-    return dict(_load_filter(name) for name in names)
+    found: dict[str, Filter] = {}
+    for name in names:
+        reason, function = _load_filter(name)
+        if reason in found:
+            raise UserError(f"filters: found two called '{reason}', expected different names; rename one of them")
+        found[reason] = function
+    return found
 
 
 def user_files(names: list[str]) -> list[Path]:

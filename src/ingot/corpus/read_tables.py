@@ -135,7 +135,7 @@ def parquet_rows(file: Path, rows: int, size: int) -> Iterator[Row | Lost]:
         start, batch = item
         try:
             values = batch.to_pylist()
-        except UnicodeDecodeError:
+        except (ValueError, OverflowError, pa.ArrowException):
             values = [_one_row(batch, row) for row in range(batch.num_rows)]
         for number, value in enumerate(values, start):
             yield Row(value, number, row=number + 1)
@@ -146,6 +146,19 @@ def _one_row(batch: pa.RecordBatch, row: int) -> object:
         return batch.slice(row, 1).to_pylist()[0]
     except UnicodeDecodeError as error:
         return BadRow(f"a text of this row is not UTF-8 (0x{error.object[error.start]:02x})")
+    except (ValueError, OverflowError, pa.ArrowException):
+        return {name: _value(batch.column(name)[row]) for name in batch.schema.names}
+
+
+def _value(scalar: pa.Scalar) -> object:
+    """A value as Python has it; as text where Python has none, as for nanoseconds of a time."""
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError, pa.ArrowException):
+        try:
+            return str(scalar.cast(pa.int64()).as_py())
+        except pa.ArrowException:
+            return f"({scalar.type})"
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -234,7 +234,7 @@ def _write_repeats(
 ) -> None:
     """Append the training documents of sources with `repeat` again, one whole round after the other."""
     repeats = {s.path: s.repeat for s in settings.sources}
-    for done in range(1, max(repeats.values())):
+    for done in range(1, max(repeats.values()) if parts else 1):
         wanted = pa.array([path for path, repeat in repeats.items() if repeat > done])
         for batch in read_documents(out, "train", parts=parts):
             _write(pa.Table.from_batches([batch.filter(pc.is_in(batch["source"], wanted))]), writer, tally)

@@ -168,6 +168,13 @@ class CorpusSettings(Settings):
             raise UserError(f'quality: found bounds for {self.format}, but they judge running text; set "none"')
         if self.format in ("pairs", "prompts") and any(s.field for s in (self, *self.sources)):
             raise UserError(f"field: means nothing to format {self.format}; name what a row holds with `fields`")
+        repeats: dict[str, int] = {}
+        for source in self.sources:
+            if repeats.setdefault(source.path, source.repeat) != source.repeat:
+                raise UserError(
+                    f"sources: '{source.path}' is named twice with repeat = {repeats[source.path]} and "
+                    f"{source.repeat}, expected the same: rows are repeated by the file they came from"
+                )
         roles = ROLES[self.format]
         for fields in (self.fields, *(s.fields for s in self.sources if s.fields)):
             for role in fields.given():

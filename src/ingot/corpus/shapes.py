@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from ingot.corpus.files import BadRow
+from ingot.corpus.read_json import parse
 
 Format = Literal["text", "chat", "pairs", "prompts"]
 Role = Literal["messages", "system", "prompt", "completion", "chosen", "rejected"]
@@ -148,10 +149,9 @@ class _Row:
             return None
         name, value = found
         if role == "messages" and isinstance(value, str) and value.lstrip().startswith("["):  # as a table holds it
-            try:
-                value = json.loads(value)
-            except ValueError as error:
-                raise BadRow(f"'{name}' is malformed JSON: {error}") from None
+            value = parse(value.encode(), 1)
+            if isinstance(value, BadRow):
+                raise BadRow(f"'{name}' is {value}")
         if isinstance(value, str) and role != "messages":
             if name == "instruction":
                 value = self._with_input(value)
@@ -187,7 +187,10 @@ class _Row:
     def extra(self) -> str | None:
         """What nobody asked for, as JSON in the order of names."""
         rest = {k: v for k, v in self._row.items() if k not in self._used and v is not None}
-        return json.dumps(rest, ensure_ascii=False, sort_keys=True, default=str) if rest else None
+        try:
+            return json.dumps(rest, ensure_ascii=False, sort_keys=True, default=str) if rest else None
+        except RecursionError:
+            raise BadRow("found a field that is nested hundreds of levels deep") from None
 
     def unknown(self) -> BadRow:
         """The reason for a row of another shape."""
@@ -231,6 +234,7 @@ def _pair(row: _Row) -> Document:
         raise BadRow("one of chosen and rejected begins with the prompt, the other with the answer")
     if all(whole):
         shared, sides = _shared(*sides)
+        shared = row.after_system(shared)
         if prompt is not None and any(message not in shared for message in _plain(prompt)):
             raise BadRow("chosen and rejected share another prompt than the row gives; remove one of the two")
         prompt = shared

@@ -7,6 +7,7 @@ no fetch then, because the recipe already holds it.
 
 import glob
 import hashlib
+import http.client
 import os
 import urllib.error
 import urllib.parse
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from ingot.core.artifact import FileHashes, atomic_open, cache, digest_json
-from ingot.core.errors import MissingFile, UserError
+from ingot.core.errors import MissingFile, UserError, shortened
 from ingot.corpus.python_sources import TOPICS, library_files
 from ingot.corpus.settings import DOCS, STDLIB, CorpusSettings, Source
 
@@ -113,7 +114,11 @@ def _content(source: Source, hashes: FileHashes) -> object:
 
 
 def _local(name: str) -> list[InputFile]:
-    path = Path(name).expanduser()
+    try:
+        path = Path(name).expanduser()
+        path.is_file()
+    except (OSError, RuntimeError) as error:  # a name that no file can have; a user that is not there
+        raise UserError(f"sources: '{shortened(name)}' is no path ({error}); correct it") from None
     if path.is_file():
         return [InputFile(path, name, path.name)]
     if path.is_dir():
@@ -124,7 +129,7 @@ def _local(name: str) -> list[InputFile]:
             f"{STDLIB}, {DOCS} or https://; check the path"
         )
     root = _fixed_part(path)
-    matches = [Path(m) for m in sorted(glob.glob(str(path), recursive=True))]
+    matches = [m for m in map(Path, sorted(glob.glob(str(path), recursive=True))) if m.exists()]  # no broken links
     found = [f for m in matches for f in (_walk(m, str(m), root) if m.is_dir() else [_matched(m, root)])]
     unique = {str(f.file): f for f in found}
     return _nonempty(name, list(unique.values()))
@@ -199,7 +204,10 @@ def _check_sha256(source: Source, files: list[InputFile]) -> None:
 
 
 def _remote(source: Source, fetch: bool) -> InputFile:
-    url = urllib.parse.urlsplit(source.path)
+    try:
+        url = urllib.parse.urlsplit(source.path)
+    except ValueError as error:
+        raise UserError(f"sources: '{source.path}' is no address ({error}); correct it") from None
     if url.scheme != "https":
         raise UserError(
             f"sources: '{source.path}' has scheme {url.scheme}://, expected https:// (or a local file); change it"
@@ -229,6 +237,6 @@ def _download(source: Source, file: Path) -> None:
                     f"sources: '{source.path}' came with sha256 {state.hexdigest()}, expected {source.sha256}; "
                     f"the file there has changed: correct the recipe, or {instead}"
                 )
-    except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", error)
         raise UserError(f"sources: '{source.path}' could not be fetched ({reason}); {instead}") from None

@@ -15,7 +15,8 @@ class PackingSettings(Settings):
     Default: concat for text, best-fit for chat. Pairs and prompts have rows of their own whatever is set here."""
     stride: int | None = Field(default=None, ge=1)
     """Distance between the starts of two concat rows; default: the context (each token is a target once an epoch).
-    With 1 every offset is a row, and each token is shown about `context` times an epoch."""
+    With 1 every offset is a row. An epoch is as many tokens as there are, so a pass over all rows is then `context`
+    epochs."""
     isolate: bool | None = None
     """Whether attention stops at document borders; default: only for best-fit."""
     pad: Annotated[int | None, EXECUTION] = Field(default=None, ge=0)

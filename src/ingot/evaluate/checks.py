@@ -10,13 +10,13 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_NUMBER = re.compile(r"(?<!\d)-?\d[\d,]*(?:\.\d+)?")
 
 
 def _number(text: str, wanted: Any) -> bool:
     """The last number in the text: what a chain of thought ends in."""
     found = _NUMBER.findall(text)
-    return bool(found) and abs(float(found[-1].replace(",", "")) - float(wanted)) < 1e-9
+    return bool(found) and abs(float(found[-1].replace(",", "")) - float(str(wanted).replace(",", ""))) < 1e-9
 
 
 def _lines(text: str) -> list[str]:
@@ -38,8 +38,8 @@ def _json(text: str, keys: Any) -> bool:
 
 CHECKS: dict[str, Callable[[str, Any], bool]] = {
     "exact": lambda text, wanted: text.strip() == wanted.strip(),
-    "starts": lambda text, wanted: text.strip().startswith(wanted),
-    "ends": lambda text, wanted: text.strip().endswith(wanted),
+    "starts": lambda text, wanted: text.strip().startswith(wanted.strip()),
+    "ends": lambda text, wanted: text.strip().endswith(wanted.strip()),
     "contains": lambda text, wanted: all(w.lower() in text.lower() for w in _all(wanted)),
     "lacks": lambda text, wanted: bool(text.strip()) and not any(w.lower() in text.lower() for w in _all(wanted)),
     "number": _number,
@@ -54,6 +54,8 @@ CHECKS: dict[str, Callable[[str, Any], bool]] = {
     "json": _json,
 }
 """Rule -> whether a text obeys it. Only `contains` and `lacks` look past capitals."""
+COUNTS = ("lines", "words", "words_min", "words_max", "bullets")
+"""Rules whose argument is a number, which no target is."""
 
 
 def right(text: str, check: str | dict[str, Any], targets: Sequence[str]) -> bool:

@@ -14,6 +14,7 @@ Rejected: YAML with templates, as lm-eval has (a second language to debug), and 
 """
 
 import json
+import re
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -23,7 +24,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from ingot.core.errors import MissingFile, UserError, nearest
 from ingot.core.recipe import Settings
-from ingot.evaluate.checks import CHECKS
+from ingot.evaluate.checks import CHECKS, COUNTS
 
 SUITE = Path(str(files("ingot.evaluate"))) / "suite"
 """Tasks that come with the package, by the name of their file."""
@@ -97,6 +98,14 @@ class Item(Settings):
         for name in names:
             if name not in CHECKS:
                 raise ValueError(f"found check '{name}'; {nearest(name, CHECKS)}")
+        asked = [(self.check, t) for t in self.targets] if isinstance(self.check, str) else self.check.items()
+        for name, wanted in asked:
+            if name in COUNTS and type(wanted) is not int:
+                raise ValueError(f"found {wanted!r} for check '{name}', expected a number, as in {{\"{name}\": 3}}")
+            try:
+                CHECKS[name]("0", wanted)
+            except (re.error, TypeError, ValueError, AttributeError) as error:
+                raise ValueError(f"found {wanted!r} for check '{name}', expected what it takes ({error})") from None
         if isinstance(self.check, str) and not self.targets:
             raise ValueError(f"found check '{self.check}' without targets, expected what an answer is compared with")
         if not names:

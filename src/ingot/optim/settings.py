@@ -71,7 +71,7 @@ class OptimSettings(Settings):
     decay_steps: int | None = Field(default=None, ge=1)
     """cosine, linear, wsd: step at which the floor is reached; default: the last."""
     cooldown: float | None = Field(default=None, gt=0)
-    """wsd: steps of the decay at the end; below 1 it is a share of all steps; default a fifth."""
+    """wsd: steps of the decay at the end; below 1 it is a share of the steps up to the floor; default a fifth."""
     cooldown_shape: Literal["linear", "cosine", "sqrt"] | None = None
     """wsd: how the decay falls; `sqrt` is 1 - sqrt(progress)."""
 

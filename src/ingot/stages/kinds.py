@@ -102,11 +102,11 @@ _TRAINING = _of("stages", "columns", "fisher", "layout", "load", "mixture", "pen
 _ASKING = _of("stages", "ancestry", "evaluate", "load", "mixture")
 
 KINDS: dict[str, Kind] = {
-    "corpus": Kind(CorpusSettings, 3, "ingot.stages.text:corpus", ("corpus", "stages/text.py"), raw=_corpus_digest),
+    "corpus": Kind(CorpusSettings, 4, "ingot.stages.text:corpus", ("corpus", "stages/text.py"), raw=_corpus_digest),
     "tokenizer": Kind(
         TokenizerSettings, 3, "ingot.stages.text:tokenizer", ("text", "stages/text.py"), raw=_tokenizer_digest
     ),
-    "tokens": Kind(TokensSettings, 3, "ingot.stages.text:tokens", ("text", "stages/text.py")),
+    "tokens": Kind(TokensSettings, 4, "ingot.stages.text:tokens", ("text", "stages/text.py")),
     "train": Kind(
         TrainSettings,
         8,

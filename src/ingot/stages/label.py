@@ -23,7 +23,7 @@ from ingot.stages import people
 from ingot.stages.job import TOKENIZER, Job
 from ingot.stages.rewards import RewardStage
 from ingot.stages.sample_settings import LabelSettings
-from ingot.text.chat import render
+from ingot.text.chat import render, to_the_end
 from ingot.text.tokenizer import Tokenizer, load_tokenizer
 
 Answers = list[dict[str, Any]]
@@ -84,7 +84,8 @@ def _by_score(job: Job, settings: LabelSettings, groups: list[Answers], tokenize
     rows = [row for group in groups for row in group]
     with job.display.bar("judging", len(rows), "answers") as bar:
         if settings.reward:
-            whole = [render(json.loads(row["text"]), tokenizer)[0].astype(np.int64) for row in rows]
+            rendered = [render(json.loads(row["text"]), tokenizer) for row in rows]
+            whole = [ids[: to_the_end(ids, mask)].astype(np.int64) for ids, mask in rendered]
             scores = RewardStage(job.inputs["reward"], job, settings.device)(whole, bar.advance).tolist()
         else:
             tables = [_prompt(row, tokenizer) for row in rows]

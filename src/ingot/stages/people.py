@@ -44,14 +44,18 @@ def read(path: Path) -> list[dict[str, Any]]:
         UserError: a line that is none of ours, or an answer that is not known; it is named.
     """
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not the file as it was written ({error}); save it as UTF-8") from None
+    for number, line in enumerate(text.split("\n"), 1):  # an answer may hold other ends of a line
         if not line.strip():
             continue
         where = f"{path}, line {number}"
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{where}: not JSON ({error.msg}), expected the line as it was written; mend it") from None
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{where}: not JSON ({error}), expected the line as it was written; mend it") from None
         if not isinstance(row, dict) or not set(FIELDS) <= set(row):
             raise UserError(f"{where}: expected an object with {', '.join(FIELDS)}; put back what is missing")
         if row["better"] not in ("", *ANSWERS):

@@ -24,7 +24,7 @@ from ingot.core.errors import UserError
 from ingot.core.events import Display, EventLog
 from ingot.corpus.documents import read_documents
 from ingot.corpus.shapes import Format
-from ingot.text.chat import check_end, parse_conversation, render_batch, require_chat
+from ingot.text.chat import check_end, parse_conversation, render_batch, require_chat, to_the_end
 from ingot.text.store_writer import EXTRA, IDENTITY, ColumnSpec, StoreWriter
 from ingot.text.tokenizer import Tokenizer
 from ingot.text.train_tokenizer import check_lossless
@@ -123,7 +123,9 @@ def _pairs(texts: list[str], tokenizer: Tokenizer, threads: int) -> list[Encoded
     """Two for each text."""
     pairs = [json.loads(text) for text in texts]
     conversations = [[*_context(p["prompt"]), *p[side]] for p in pairs for side in ("chosen", "rejected")]
-    return [*render_batch(conversations, tokenizer, threads)]
+    rendered = render_batch(conversations, tokenizer, threads)
+    ends = [to_the_end(ids, mask) for ids, mask, _ in rendered]
+    return [(ids[:end], mask[:end], size) for (ids, mask, size), end in zip(rendered, ends, strict=True)]
 
 
 def _prompts(texts: list[str], tokenizer: Tokenizer, threads: int) -> list[Encoded]:

@@ -62,6 +62,15 @@ def render_batch(
     return _render_template(conversations, tokenizer, generation_prompt)
 
 
+def to_the_end(ids: np.ndarray, mask: np.ndarray) -> int:
+    """How many ids there are up to the last one that is learned.
+
+    What a template writes behind an answer's end is not sampled either: a row that is scored where it ends has to end
+    where a completion does.
+    """
+    return int(np.flatnonzero(mask)[-1]) + 1
+
+
 def _render_turns(
     conversations: Sequence[Sequence[Message]], tokenizer: Tokenizer, threads: int, generation_prompt: bool
 ) -> list[tuple[np.ndarray, np.ndarray, int]]:
