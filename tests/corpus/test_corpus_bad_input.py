@@ -7,14 +7,17 @@ import json
 import tomllib
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from ingot.core.artifact import FileHashes
 from ingot.core.errors import UserError
 from ingot.core.recipe import canonical, dump_toml, load_recipe, settings_tree
 from ingot.corpus.documents import iter_texts, read_documents
+from ingot.corpus.filters import load_filters
 from ingot.corpus.settings import CorpusSettings
 from ingot.corpus.sources import source_digest
 from tests.corpus.corpus_helpers import funnel, jsonl, make, quarantine, settings
@@ -232,3 +235,37 @@ def test_chat_messages_are_checked_and_cleaned_inside(tmp_path):
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(UserError, match="is plain text, but format"):
         make(tmp_path / "out", tmp_path / "a.txt", format="chat")
+
+
+def test_what_one_name_would_hide_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"'qa\.jsonl' is named twice with repeat = 3 and 1, expected the same"):
+        settings([{"path": "qa.jsonl", "field": "q", "repeat": 3}, {"path": "qa.jsonl", "field": "a"}])
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.py").write_text("def bad(documents):\n    return documents['text'] == 'x'\n")
+    with pytest.raises(UserError, match=r"filters: found two called 'bad', expected different names"):
+        load_filters([f"{tmp_path / name}.py:bad" for name in ("a", "b")])
+
+
+@pytest.mark.parametrize("name", ["https://[x/y", "~nosuchuser/x", "x" * 300])
+def test_a_source_that_can_be_no_path_is_one_sentence(name):
+    with pytest.raises(UserError, match=r"^sources: ") as caught:
+        source_digest(settings([{"path": name, "sha256": "0" * 64}]), FileHashes(Path("none")))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_broken_link_beside_a_source_is_passed_over(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.txt").symlink_to(tmp_path / "gone.txt")
+    make(tmp_path / "out", str(tmp_path / "*.txt"))
+    assert list(iter_texts(tmp_path / "out")) == ["one"]
+
+
+def test_a_column_that_nobody_asked_for_ends_nothing(tmp_path):
+    """Nanoseconds of a time and years beyond Python's: the row is kept, its field as a number in text."""
+    times = [1_700_000_000_123_456_789, 5]
+    for kind, name in ((pa.timestamp("ns"), "ns"), (pa.timestamp("us"), "us"), (pa.duration("ns"), "length")):
+        values = pa.array([10**18, 5] if name == "us" else times, pa.int64()).cast(kind)
+        table = pa.table({"prompt": ["q", "r"], "t": values})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+        counts = make(tmp_path / name, tmp_path / f"{name}.parquet", format="prompts")
+        assert counts["documents"] == 2
