@@ -136,7 +136,7 @@ def import_(
     graph = import_graph(source, out, name, adapter)
     run_graph(graph, [], (lambda *_: None) if as_json else stage_line, quiet=as_json)
     name = list(graph.nodes)[-1]
-    directory = out / graph.recipe.run.name / name
+    directory = graph.home / name
     data = {"directory": str(directory), "result": read_result(directory)}
     emit(data, as_json, lambda: print(f"{directory}: {data['result']['parameters']:,} parameters"))
 

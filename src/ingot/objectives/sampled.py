@@ -113,8 +113,9 @@ class Sampled(Objective, ABC, Generic[S]):
         reference_BT = columns.get("reference_logps_BT")
         if reference_BT is not None and self.kl.in_loss:
             kl_BT = self.kl.estimate(logp_BT, reference_BT)
-            token_BT = log_ratios(logp_BT, old_BT, mask_BT).exp()  # of tokens, whatever the policy's ratio is of
-            terms["kl"] = term(kl_BT * token_BT if self.kl.weighted else kl_BT, self.settings.beta)
+            if self.kl.weighted:  # by ratios of tokens, whatever the policy's is of
+                kl_BT = kl_BT * log_ratios(logp_BT, old_BT, mask_BT).exp()
+            terms["kl"] = term(kl_BT, self.settings.beta)
         with torch.no_grad():
             terms |= {
                 "approx_kl": metric(k3(old_BT, now_BT)),
