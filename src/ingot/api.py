@@ -25,21 +25,26 @@ do not depend on either."""
 
 
 def run(
-    recipe: str | Path, *, set: Iterable[str] = (), only: Iterable[str] = (), out: str | Path = "runs"
+    recipe: str | Path, *, set: str | Iterable[str] = (), only: str | Iterable[str] = (), out: str | Path = "runs"
 ) -> dict[str, Path]:
     """Bring a recipe's stages up to date, as `ingot run` does, without display.
 
     Args:
         recipe: the TOML file.
-        set: overrides such as "stage.base.seed=2".
-        only: stages to bring up to date with what they need; all by default.
+        set: overrides such as "stage.base.seed=2", one or several.
+        only: the stage, or the stages, to bring up to date with what they need; all by default.
         out: output root.
 
     Returns: stage name -> its directory; of a recipe with a `[sweep]`, POINT/STAGE such as "lr=0.001,seed=1/base".
     """
-    graphs = load_graphs(Path(recipe), list(set), Path(out))
-    require_files(graphs, list(only))
-    return run_all(graphs, list(only), lambda *_: None, quiet=True)
+    overrides, wanted = _listed(set), _listed(only)
+    graphs = load_graphs(Path(recipe), overrides, Path(out))
+    require_files(graphs, wanted)
+    return run_all(graphs, wanted, lambda *_: None, quiet=True)
+
+
+def _listed(names: str | Iterable[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
 
 
 def load(stage: str | Path, *, device: str = "auto", best: bool = False, precision: str = "fp32") -> "LanguageModel":
@@ -128,6 +133,8 @@ class LanguageModel:
 
     def chat(self, messages: Sequence["Message"], **options: Any) -> str:
         """The assistant's next message, given messages such as {"role": "user", "content": "..."}."""
+        if isinstance(messages, str):
+            raise UserError('messages: found a text, expected a list such as [{"role": "user", "content": "..."}]')
         return "".join(self.stream(messages, **options))
 
     def stream(self, prompt: "str | Sequence[Message]", **options: Any) -> Stream:
@@ -149,6 +156,8 @@ class LanguageModel:
         from ingot.infer.sampling import Sampling
         from ingot.infer.text import prompt_ids
 
+        if isinstance(prompts, str):
+            raise UserError("prompts: found a text, expected a list of texts; `generate` goes on from one")
         encoded = [prompt_ids(self.loaded.tokenizer, prompt) for prompt in prompts]
         check_prompts(self.loaded.model, encoded, samples)
         rows = self._rows(encoded, options.get("max_new", Sampling.max_new))

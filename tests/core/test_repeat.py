@@ -65,6 +65,17 @@ def test_a_name_means_this_round_or_the_one_before() -> None:
     assert stages["card"]["models"] == ["chat", "policy-1", "policy-2"]
 
 
+def test_two_names_of_one_stage_in_round_1_add_their_shares() -> None:
+    table = _table(start={"policy": "chat", "reward": "first", "pairs": "preferences"})
+    table["stage"]["reward"]["data"] = {"preferences": 0.25, "pairs*": 0.75}
+    stages = unrolled(table)["stage"]
+    assert stages["reward-1"]["data"] == {"preferences": 0.25, "pairs-1": 0.75}, "made before it in the round"
+    table["stage"]["sample"]["data"] = {"preferences": 0.25, "pairs*": 0.75}
+    stages = unrolled({**table, "stage": {"preferences": {"kind": "corpus"}, **table["stage"]}})["stage"]
+    assert stages["sample-1"]["data"] == {"preferences": 1.0}
+    assert stages["sample-2"]["data"] == {"preferences": 0.25, "pairs-1": 0.75}
+
+
 def test_a_setting_that_is_no_stage_keeps_its_word() -> None:
     stages = unrolled(_table())["stage"]
     assert stages["reward-2"]["objective"] == "reward"

@@ -197,6 +197,10 @@ def test_remote_files_need_a_sha256_and_are_checked(tmp_path, monkeypatch):
         make(tmp_path / "out", [right])
     assert list(iter_texts(tmp_path / "out")) == ["remote text\n"]
     assert calls == [url]
+    next((tmp_path / "cache").rglob("a.txt")).write_bytes(b"damaged\n")
+    make(tmp_path / "out", [right])
+    assert list(iter_texts(tmp_path / "out")) == ["remote text\n"], "what was kept is checked before it is read"
+    assert calls == [url, url]
     with pytest.raises(UserError, match="came with sha256"):
         make(tmp_path / "out", [{"path": url, "sha256": "0" * 64}])
     with pytest.raises(UserError, match="has no sha256"):

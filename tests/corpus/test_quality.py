@@ -100,6 +100,9 @@ def test_B2_wrong_filters_are_named(tmp_path, monkeypatch):
 def test_clean_removes_what_carries_no_text():
     dirty = "\ufeffa\r\nb\rc\x00\x07d\u0065\u0301  \n\tindented\n\n\n"
     assert clean_texts(pl.Series([dirty]))[0] == "a\nb\ncdé  \n\tindented\n"
+    given = pl.Series([dirty, "clean"])
+    clean_texts(given)
+    assert given.to_list() == [dirty, "clean"], "what was given is as it was"
     assert clean_texts(pl.Series([dirty]), trim_lines=True)[0] == "a\nb\ncdé\n\tindented\n"
 
 

@@ -107,6 +107,15 @@ def test_b8_text_jsonl_json_csv_parquet_and_compressed_give_the_same_documents(r
                 assert read(Path(name, file)) == ([(expected[0], 0)], [])
 
 
+def test_lines_under_the_name_of_json_are_lines_whatever_the_first_one_is(tmp_path):
+    """A first line longer than what the kind is told by, and one that is malformed."""
+    (tmp_path / "long.json").write_bytes(lines([{"text": "a" * (read_json.HEAD + 9)}, {"text": "b"}]))
+    (tmp_path / "bad.json").write_bytes(b'{"text": "a\n' + lines([{"text": "b"}, {"text": "c"}]))
+    assert [len(text) for text, _ in read(tmp_path / "long.json")[0]] == [read_json.HEAD + 9, 1]
+    found, bad = read(tmp_path / "bad.json")
+    assert ([text for text, _ in found], len(bad)) == (["b", "c"], 1)
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),

@@ -122,6 +122,9 @@ def test_2_1_where_every_answer_is_cut_off_one_sentence_says_so() -> None:
 def test_context_longer_than_the_data_is_one_sentence() -> None:
     with pytest.raises(UserError, match=r"data.clean: holds 10 tokens, fewer than one row of context 64 needs \(65\)"):
         make_plan("concat", _ends([10]), 64, None, mask=None, what="data.clean")
+    with pytest.raises(UserError, match=r"packing\.stride: found 9, expected at most the context of 8"):
+        make_plan("concat", _ends([100]), 8, 9, mask=None, what="data.clean")
+    assert make_plan("concat", _ends([100]), 8, 8, mask=None, what="data.clean").rows
 
 
 def test_C1_an_epoch_is_counted_in_tokens_at_any_stride():

@@ -98,6 +98,14 @@ def test_generation_stops_at_its_text_and_is_greedy(harness, bpe):
     assert harness.generate_until([_request("a " * 99, settings)])  # longer than the context
 
 
+def test_every_way_of_drawing_that_a_task_asks_for_is_followed(harness):
+    asked = {"do_sample": True, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2}
+    sampling, _ = harness._settings({**asked, "max_gen_toks": 3})
+    assert {name: getattr(sampling, name) for name in asked if name != "do_sample"} == {
+        name: value for name, value in asked.items() if name != "do_sample"
+    }
+
+
 def test_chat_prompts_are_rendered_here_and_their_words_stay_words(harness, bpe):
     messages = [{"role": "user", "content": "say <|end|>"}]
     text = harness.apply_chat_template(messages)

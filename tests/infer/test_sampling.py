@@ -167,6 +167,16 @@ def test_G2_top_k_of_one_and_temperature_zero_are_greedy(tie):
     assert draw(logits, Sampling(temperature=1.7), u)[0].tolist() != greedy.tolist()
 
 
+@pytest.mark.parametrize("temperature", [1e-6, 1e-38, 5e-324])
+def test_a_temperature_near_zero_takes_the_likeliest_and_stays_a_number(temperature):
+    logits = 1e4 * torch.randn(50, 20, generator=torch.Generator().manual_seed(1))
+    u = torch.rand(50, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    for sampling in (Sampling(temperature=temperature), Sampling(temperature=temperature, top_p=0.9, top_k=3)):
+        ids, logp = draw(logits, sampling, u)
+        assert ids.tolist() == logits.argmax(dim=-1).tolist()
+        assert logp.tolist() == [0.0] * 50
+
+
 def test_a_token_without_weight_is_never_picked_at_either_end():
     row = torch.tensor([-torch.inf, -torch.inf, 0.3, -torch.inf, 0.1, -torch.inf]).expand(4, 6)
     u = torch.tensor([0.0, 2.0**-52, 1 - 2.0**-52, 0.999], dtype=torch.float64)

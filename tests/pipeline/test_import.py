@@ -16,11 +16,12 @@ from ingot.core.errors import UserError
 from ingot.model import hf
 from ingot.model.settings import ModelSettings
 from ingot.model.transformer import build
-from ingot.pipeline.graph import load_graph
+from ingot.pipeline.graph import import_graph, load_graph
 from ingot.pipeline.run import job_of, require_files
+from ingot.report import panels_model, reading
 from ingot.report.plan import plan_rows
 from ingot.stages import child
-from ingot.stages.foreign import export_hf
+from ingot.stages.foreign import export_hf, export_peft
 from ingot.text.hf_files import export_tokenizer, import_tokenizer
 from ingot.text.settings import SPECIALS, TokenizerSettings
 from ingot.text.tokenizer import ByteBPE
@@ -77,6 +78,52 @@ def test_a_recipe_starts_from_a_directory_and_judges_it(start: Path) -> None:
     assert judged["tuned"] < judged["hf:start"]
 
 
+def test_models_of_two_tokenizers_are_judged_beside_what_each_has_to_beat(start: Path, work: Path) -> None:
+    """Bits per byte of models made elsewhere: gzip and xz once, a uniform guess over each vocabulary."""
+    words = ByteBPE([*(bytes([b]) for b in range(256)), b"th"], r"\s+|\S+")
+    shape = ModelSettings(family="qwen3", depth=1, width=32, heads=2, context=64).resolve(257 + len(SPECIALS))
+    export_tokenizer(words, work / "words")
+    hf.write(work / "words", shape, dict(build(shape, 8).named_parameters()), eos=words.eot)
+    (work / "text.jsonl").write_text("".join(f'{{"text": "the {i} paths that they went there"}}\n' for i in range(40)))
+    (work / "judge.toml").write_text(
+        """
+[run]
+name = "judge"
+
+[stage.plain]
+kind = "corpus"
+sources = ["text.jsonl"]
+quality = "none"
+holdout = { share = 0.3, by = "document" }
+
+[stage.card]
+kind = "evaluate"
+models = ["hf:start", "hf:words"]
+data = ["plain"]
+sample_tokens = 2
+"""
+    )
+    card = ingot.run("judge.toml")["card"]
+    rows = reading.yardsticks(card)["plain"]
+    guesses = {"uniform guess of hf:start.tokenizer", "uniform guess of hf:words.tokenizer"}
+    assert {r["model"] for r in rows if r["reference"]} == {*guesses, "gzip -9", "xz -9"}
+    assert {r["model"] for r in rows if not r["reference"]} == {"hf:start", "hf:words"}
+    assert len(rows) == 6
+    bits = {r["model"]: r["value"] for r in rows}
+    assert bits["uniform guess of hf:start.tokenizer"] > 8 > bits["uniform guess of hf:words.tokenizer"]
+    assert "<tr><td>hf:words<td" in str(panels_model.evaluate(card))
+
+
+def test_the_python_door_says_what_it_expects(start: Path) -> None:
+    with pytest.raises(UserError, match="device: found 'tpu', expected auto, cpu or cuda"):
+        ingot.load(ingot.run("tune.toml", only="hf:start")["hf:start"], device="tpu")
+    model = ingot.load("runs/tune/hf:start")
+    with pytest.raises(UserError, match="messages: found a text, expected a list such as"):
+        model.chat("hello")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="prompts: found a text, expected a list of texts"):
+        next(model.complete("hello"))
+
+
 def test_import_then_export_is_the_same_to_the_bit(start: Path, ingot: Callable[..., Any], work: Path) -> None:
     brought = ingot("import", "hf:start", "--json", cwd=work)
     assert brought.returncode == 0, brought.stderr
@@ -105,6 +152,12 @@ def test_another_runs_stage_is_a_start(work: Path, monkeypatch: pytest.MonkeyPat
     done = ingot.run("tune.toml", only=["run:base"])
     a, b = ingot.load(base).loaded.model, ingot.load(done["run:base"]).loaded.model
     assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["../up", "", "a@b", "report.html"])
+def test_an_import_has_a_name_that_stays_in_its_run(start: Path, name: str) -> None:
+    with pytest.raises(UserError, match=f"--name: found '{name}', and .*; choose another with --name"):
+        import_graph("hf:start", Path("runs"), name)
 
 
 def test_the_plan_knows_the_shape_before_the_import_has_run(start: Path) -> None:
@@ -193,6 +246,13 @@ def test_a_larger_tokenizer_makes_the_embeddings_grow(start: Path) -> None:
     assert torch.equal(model.embedding.weight[:V], old.embedding.weight)
     mean = old.embedding.weight.double().mean(0).float()
     assert torch.equal(model.embedding.weight[V:], mean.expand(300 - V, -1))
+
+    tuned = ingot.run("tune.toml", set="stage.tuned.adapter={rank=2}", only="tuned")["tuned"]
+    said: list[str] = []
+    export_peft(tuned, Path("adapter"), "float32", False, said.append)
+    named = json.loads(Path("adapter/adapter_config.json").read_text())["base_model_name_or_path"]
+    assert named is None, "the directory's own model has fewer ids than the adapter's"
+    assert said[0].startswith("the model under it is grown; `ingot export ")
 
 
 def test_two_directories_of_one_name_keep_their_own_tokenizers(start: Path) -> None:

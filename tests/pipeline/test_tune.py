@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from ingot.core.errors import UserError
+from ingot.pipeline.collect import orphans
 from ingot.pipeline.graph import load_graph
 from ingot.pipeline.run import run
 from ingot.pipeline.tune import Trial, _candidates, tune
@@ -57,6 +58,7 @@ def test_the_winner_is_what_run_begins_with(
     chosen = json.loads(path.read_text())
     assert chosen == trials[0].execution
     assert said[0] == "trying precision fp32, compile false"
+    assert path.parent not in {o.path for o in orphans(tmp_path / "runs")}, "it waits for the run"
 
     graph = load_graph(recipe, [], tmp_path / "runs")
     run(graph, ["base"], lambda *_: None, quiet=True)
@@ -64,6 +66,11 @@ def test_the_winner_is_what_run_begins_with(
     assert began == chosen
     with pytest.raises(UserError, match=r"base: found that it ran already .*, expected a stage that has not begun"):
         tune(recipe, [], "base", tmp_path / "runs", 5, said.append)
+
+
+def test_a_stage_of_too_few_steps_says_so(recipe: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="base: found 2 steps, expected 3 or more"):
+        tune(recipe, ['stage.base.duration="2 steps"'], "base", tmp_path / "runs", 5, lambda _: None)
 
 
 def test_only_a_train_stage_is_tuned(recipe: Path, tmp_path: Path) -> None:

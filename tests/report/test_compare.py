@@ -210,6 +210,20 @@ def test_the_interval_of_an_evaluate_stage_is_shown(tmp_path: Path, capsys: pyte
     assert _only([base], metric="clean/loss_nats").entries[0].numbers["clean/loss_nats"] == 3.1
 
 
+def test_an_interval_over_documents_is_not_called_one_over_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three seeds, of which an evaluate stage has judged one."""
+    stages = [_train(tmp_path, f"a{seed}/base", 3.0 + seed / 10, seed=seed) for seed in (1, 2, 3)]
+    card = _stage(tmp_path, "evaluate", {"_name": "card"}, {"model:base": stages[0].resolve()})
+    row = {"model": "base", "task": "clean", "metric": "loss_nats", "value": 3.1, "low": 2.9, "high": 3.4, "n": 12}
+    (card / "table.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "a1" / "card").symlink_to(card)
+    shown = _printed(_only(stages), capsys)
+    assert "3.1000 (2.9000 to 3.4000)" in shown
+    assert "3.2000 ± " in shown
+
+
 def test_json_is_plain_and_whole(tmp_path: Path) -> None:
     found = data(_only([_sweep(tmp_path, LOSSES)]))
     assert json.loads(json.dumps(found)) == found

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ingot.report import figures
+from ingot.core.errors import UserError
+from ingot.report import figures, reading
 from ingot.report.figures import visible
 from ingot.report.page import headline, write_report
 from ingot.report.panels import PANELS, panel
@@ -141,6 +142,12 @@ def test_a_stage_that_has_just_started(finished, tmp_path, torn):
 def test_every_kind_has_a_panel_that_bears_an_empty_directory(kind, tmp_path):
     assert kind in PANELS or kind == "unheard-of"
     assert "yet" in panel(kind, tmp_path)
+
+
+def test_a_damaged_table_is_a_sentence(tmp_path):
+    (tmp_path / "table.jsonl").write_text('{"model": "ba')
+    with pytest.raises(UserError, match=r"table.jsonl: not readable, expected the JSON that the stage wrote"):
+        reading.table(tmp_path)
 
 
 def test_d6_verdicts_in_the_panel(finished, tmp_path):

@@ -137,7 +137,10 @@ def test_changed_tokenizer_file_is_refused(bpe, tmp_path):
     with pytest.raises(UserError, match="the file was changed"):
         load_tokenizer(path)
     path.write_text('{"format": "ingot-tokenizer", "version": 1, "type": "magic"}')
-    with pytest.raises(UserError, match="unknown type 'magic'"):
+    with pytest.raises(UserError, match="found type 'magic' without 'library', expected both"):
+        load_tokenizer(path)
+    path.write_text('{"format": "ingot-tokenizer", "version": 1}')
+    with pytest.raises(UserError, match="found type None without 'type'"):
         load_tokenizer(path)
     path.write_text("[]")
     with pytest.raises(UserError, match="found list, expected ingot-tokenizer 1"):

@@ -11,6 +11,7 @@ or restored directory then looks new).
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -60,10 +61,27 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
-        raise UserError(
-            f"{path}: not readable, expected the JSON that the stage wrote; delete that stage's directory and run the "
-            "recipe again"
-        ) from None
+        raise _damaged(path) from None
+
+
+def read_lines(path: Path, most: int | None = None) -> list[Any]:
+    """Plain data of a file of lines that a stage has written, at most the first `most`.
+
+    Raises:
+        UserError: it was damaged since.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            return [json.loads(line) for line in itertools.islice(file, most)]
+    except ValueError:
+        raise _damaged(path) from None
+
+
+def _damaged(path: Path) -> UserError:
+    return UserError(
+        f"{path}: not readable, expected the JSON that the stage wrote; delete that stage's directory and run the "
+        "recipe again"
+    )
 
 
 def cache() -> Path:

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from ingot.core.errors import UserError, nearest, shortened
 from ingot.core.repeat import unrolled
 from ingot.core.sinks import require
-from ingot.core.sweep import SEED, Point, points, with_values
+from ingot.core.sweep import SEED, SWEEP, Point, points, with_values
 
 
 class _Execution:
@@ -32,6 +32,10 @@ class _Execution:
 EXECUTION = _Execution()
 SHARED = ("stages", "tensorboard", "wandb")
 """Directories of the output root that are no runs."""
+REPORT = "report.html"
+"""A run's report, beside the links to its stages."""
+_LONGEST_NAME = 100
+"""Bytes of a stage's name: two of them, and more, make a file name, which has 255."""
 _LONGEST = 200
 """Most characters of a wrong value that are repeated to the user."""
 
@@ -89,6 +93,15 @@ class Recipe:
     def home(self) -> str:
         """Directory of its links below the output root: NAME, or NAME/POINT in a sweep."""
         return f"{self.run.name}/{self.point.label}" if self.point else self.run.name
+
+
+def name_problem(name: str) -> str:
+    """Why a stage cannot have this name, which is also that of a link in the run's directory; empty if it can."""
+    if not name or len(name.encode()) > _LONGEST_NAME:
+        return f"the name has {len(name.encode())} bytes, expected 1 to {_LONGEST_NAME}"
+    if "@" in name or "/" in name or name.startswith(".") or not name.isprintable():
+        return "the name may not contain '@', '/' or what cannot be printed, nor start with '.'"
+    return f"a run's directory has a file of the name {name}" if name in (REPORT, SWEEP) else ""
 
 
 def canonical(value: Any) -> Any:
@@ -166,8 +179,8 @@ def _recipe(
         if not isinstance(body, dict) or "kind" not in body:
             errors.append(f"{where}: no kind; every stage needs kind = one of {', '.join(sorted(kinds))}")
             continue
-        if "@" in name or "/" in name or name.startswith("."):
-            errors.append(f"{where}: the name may not contain '@' or '/' nor start with '.'; rename the stage")
+        if problem := name_problem(name):
+            errors.append(f"{where}: {problem}; rename the stage")
             continue
         body = dict(body)
         kind = str(body.pop("kind"))

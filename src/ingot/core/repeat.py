@@ -129,7 +129,9 @@ class _Names:
         for name, share in table.items():
             stages = self._all(name)
             for stage in stages:
-                found[stage] = share / len(stages) if isinstance(share, int | float) and len(stages) > 1 else share
+                part = share / len(stages) if isinstance(share, int | float) and len(stages) > 1 else share
+                before = found.get(stage)  # two names may mean one stage in round 1: it has both shares
+                found[stage] = part + before if isinstance(before, int | float) else part
         return found
 
     def _all(self, name: str) -> list[str]:

@@ -60,4 +60,4 @@ def _suspect(texts: pl.Series) -> pl.Series:
 
 def _at(texts: pl.Series, rows: pl.Series, change: Callable[[pl.Series], pl.Series]) -> pl.Series:
     """Apply `change` to some rows only: it is the rare case, and rewriting text is the dear part."""
-    return texts.scatter(rows, change(texts.gather(rows))) if len(rows) else texts
+    return texts.clone().scatter(rows, change(texts.gather(rows))) if len(rows) else texts  # `scatter` writes in place

@@ -43,8 +43,9 @@ def json_kind(file: Path, names: Container[str], or_text: bool) -> Literal["text
     if head.startswith(b"["):
         return "text" if or_text and not head[1:].lstrip().startswith(b"{") else "json"
     first, _, rest = head.partition(b"\n")
-    if rest.lstrip().startswith(b"{") and isinstance(parse(first, 0), dict):
-        return "jsonl"
+    rest = rest.lstrip()
+    if rest.startswith(b"{") and any(isinstance(parse(line, 0), dict) for line in (first, rest.partition(b"\n")[0])):
+        return "jsonl"  # of which one line may be malformed
     if not or_text:
         return "json"
     try:
@@ -100,13 +101,18 @@ def _without_surrogates(value: Any) -> Any:
 
 
 def _head(file: Path) -> bytes:
-    """The first `HEAD` bytes or more, without what stands before the first sign."""
-    data = b""
+    """The first `HEAD` bytes, of an object to the end of its line, without what stands before the first sign."""
+    data = bytearray()
     for block in blocks(file):
         data += block
-        if len(data) >= HEAD:
+        whole = b"\n" in data[:-1] or not _begun(data[:HEAD]).startswith(b"{") or len(data) > MOST_ROW
+        if len(data) >= HEAD and whole:
             break
-    return data.removeprefix(codecs.BOM_UTF8).lstrip()
+    return _begun(data)
+
+
+def _begun(data: bytearray) -> bytes:
+    return bytes(data).removeprefix(codecs.BOM_UTF8).lstrip()
 
 
 def _rows_in_object(file: Path, names: Container[str]) -> list[Any]:

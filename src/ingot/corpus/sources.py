@@ -194,13 +194,16 @@ def _check_sha256(source: Source, files: list[InputFile]) -> None:
         raise UserError(
             f"sources: '{source.path}' has a sha256 but is {len(files)} files; give a sha256 to single files only"
         )
-    with files[0].file.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != source.sha256:
+    if (found := _sha256(files[0].file)) != source.sha256:
         raise UserError(
             f"sources: '{source.path}' has sha256 {found}, expected {source.sha256}; it is another file "
             "than the recipe means: correct the sha256 or the path"
         )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _remote(source: Source, fetch: bool) -> InputFile:
@@ -219,9 +222,10 @@ def _remote(source: Source, fetch: bool) -> InputFile:
         )
     name = url.path.rpartition("/")[2] or "download"
     file = cache() / source.sha256 / name
-    if fetch and not file.exists():
+    found = InputFile(file, source.path, name)
+    if fetch and not (file.exists() and _sha256(file) == source.sha256):  # what was kept may have been damaged since
         _download(source, file)
-    return InputFile(file, source.path, name)
+    return found
 
 
 def _download(source: Source, file: Path) -> None:

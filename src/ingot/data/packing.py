@@ -197,7 +197,8 @@ def make_plan(
         group: documents that belong together, of `whole`.
 
     Raises:
-        UserError: the store does not fill one row, or nothing that is learned is within the context.
+        UserError: the store does not fill one row, tokens lie between rows, or nothing that is learned is within the
+            context.
     """
     if kind == "whole":
         whole = Whole(ends, context, group)
@@ -208,6 +209,11 @@ def make_plan(
                 f"is cut; set a larger context{end}"
             )
         return whole
+    if kind == "concat" and stride and stride > context:
+        raise UserError(
+            f"packing.stride: found {stride}, expected at most the context of {context} (in every phase): the tokens "
+            "between two rows would never be learned from"
+        )
     tokens = int(ends[-1]) if len(ends) else 0
     plan = Windows(ends, context, stride) if kind == "concat" else BestFit(ends, context, mask)
     if plan.rows == 0 and plan.dropped:

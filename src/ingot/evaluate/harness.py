@@ -105,7 +105,10 @@ class Calls:
             self._tokenizer,
             max_new=int(told.get("max_gen_toks") or told.get("max_new_tokens") or MAX_NEW),
             temperature=float(told.get("temperature", 1.0)) if told.get("do_sample") else 0.0,
+            top_k=int(told.get("top_k") or 0),
             top_p=float(told.get("top_p", 1.0)),
+            min_p=float(told.get("min_p") or 0.0),
+            repetition_penalty=float(told.get("repetition_penalty", 1.0)),
         )
         return sampling, [text for text in ([until] if isinstance(until, str) else until) if text]
 

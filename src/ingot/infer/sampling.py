@@ -37,6 +37,8 @@ _SMALL = 2048
 """Vocabulary up to which neither of the two below is worth its calls."""
 _SHORTLIST = 256
 """Likeliest tokens among which a nucleus is looked for first."""
+_COLDEST = 1e-6
+"""Temperature below which none is told from another: fp32 logits hold no finer difference, and their quotient ends."""
 _BLOCK = 256
 """Tokens that are added up at once."""
 
@@ -96,7 +98,7 @@ def draw(
     if plain and native.able(logits_BV.device, logits_BV.dtype, wide):
         return native.likeliest(logits_BV, min(sampling.vocab or logits_BV.shape[1], logits_BV.shape[1]))
     logits_BV = logits_BV.to(wide)
-    temperature = sampling.temperature or 1.0
+    temperature = max(sampling.temperature, _COLDEST) if sampling.temperature else 1.0
     scaled_BV = logits_BV if temperature == 1 else logits_BV / temperature
     logp_BV = torch.log_softmax(scaled_BV, dim=-1)
     if sampling.repetition_penalty != 1:

@@ -11,7 +11,10 @@ from ingot.stages.job import inputs_of, open_stage
 
 @dataclass(frozen=True)
 class Orphan:
-    """A directory under `stages` that no link of a run, or of a point of a sweep, leads to, and no adapter lies on."""
+    """A stage's directory that no link of a run, or of a point of a sweep, leads to, and no adapter lies on.
+
+    One that has not begun is none: it holds what `ingot tune` has chosen for the stage.
+    """
 
     path: Path
     bytes: int
@@ -28,7 +31,7 @@ def orphans(root: Path) -> list[Orphan]:
     found = [
         Orphan(path, sum(f.stat().st_size for f in path.rglob("*") if f.is_file()))
         for path in stages.iterdir()
-        if path.is_dir() and path.resolve() not in linked and not StageDir(path).is_locked()
+        if StageDir(path).exists() and path.resolve() not in linked and not StageDir(path).is_locked()
     ]
     return sorted(found, key=lambda o: -o.bytes)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ingot.core.artifact import STAGES, FileHashes, StageDir
 from ingot.core.errors import UserError, nearest
-from ingot.core.recipe import Recipe, RunSettings, load_recipe, load_recipes
+from ingot.core.recipe import Recipe, RunSettings, load_recipe, load_recipes, name_problem
 from ingot.pipeline.nodes import Builder, Node
 from ingot.stages.imports import imported_name, is_directory
 from ingot.stages.kinds import RECIPE_KINDS
@@ -23,8 +23,13 @@ class Graph:
     """The output root: runs, and `stages`, where their results are."""
 
     @property
+    def run(self) -> Path:
+        """Directory of the run; of a sweep the one that has all its points."""
+        return self.root / self.recipe.run.name
+
+    @property
     def home(self) -> Path:
-        """Directory of the run, or of a point of a sweep."""
+        """Directory of the run's links; in a sweep the point's."""
         return self.root / self.recipe.home
 
     def stage(self, node: Node) -> StageDir:
@@ -86,7 +91,10 @@ def import_graph(source: str, root: Path, name: str | None = None, adapter: str 
     """
     if not is_directory(source):
         raise UserError(f"found '{source}', expected hf:DIR (or the directory of a finished train stage)")
-    name, settings = name or imported_name(source).partition(":")[2], ImportSettings(path=source, adapter=adapter)
+    settings = ImportSettings(path=source, adapter=adapter)
+    name = imported_name(source).partition(":")[2] if name is None else name
+    if problem := name_problem(name):
+        raise UserError(f"--name: found {name!r}, and {problem}; choose another with --name")
     recipe = Recipe(Path("import"), RunSettings(name="imported"), {name: ("import", settings)})
     return _graphs([recipe], root)[0]
 

@@ -69,7 +69,7 @@ def label(graph: Graph) -> str:
 
 def _record(graphs: list[Graph]) -> None:
     """Note in the run's directory which points it has; a recipe without a sweep has none."""
-    path = graphs[0].root / graphs[0].recipe.run.name / SWEEP
+    path = graphs[0].run / SWEEP
     points = [g.recipe.point for g in graphs if g.recipe.point]
     if points:
         atomic_json(path, {"points": [{"label": p.label, "values": dict(p.values)} for p in points]})

@@ -76,7 +76,11 @@ def link(graph: Graph, node: Node) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
-    os.replace(temporary, path)
+    try:
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink()
+        raise
 
 
 def child_environment(threads: int | None = None) -> dict[str, str]:

@@ -144,6 +144,8 @@ def _tried(job: dict[str, Any], candidate: Candidate, steps: int) -> Trial | Non
             child.wait()
         made = _steps(path)
         if len(made) < 3:
+            if child.returncode == 0:
+                raise UserError(f"{job['name']}: found {len(made)} steps, expected 3 or more to time; just run it")
             return None
         planned = read_events(path / METRICS, "plan")[-1]["steps"]
         step_s = statistics.median(e["tokens"] / e["tok_s"] for e in made[1:])

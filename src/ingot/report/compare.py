@@ -130,9 +130,13 @@ class Group:
     def finished(self) -> list[Entry]:
         return [e for e in self.entries if e.finished]
 
+    def having(self, metric: str) -> list[Entry]:
+        """The finished ones that have the number; where none has finished, the first, if it has."""
+        return [e for e in self.finished or self.entries[:1] if metric in e.numbers]
+
     def mean(self, metric: str) -> Interval | None:
-        """Over the finished ones; of one stage alone the interval that an evaluate stage gave it, if any."""
-        found = [e for e in self.finished or self.entries[:1] if metric in e.numbers]
+        """Over those that have it; of one stage alone the interval that an evaluate stage gave it, if any."""
+        found = self.having(metric)
         if len(found) == 1 and (row := found[0].evaluated.get(metric)):
             return Interval(row["value"], row["low"], row["high"], row["n"])
         return mean_interval([e.numbers[metric] for e in found]) if found else None

@@ -41,7 +41,7 @@ def rows(comparison: Comparison, apart: bool = False) -> list[list[str]]:
     shown = columns(comparison)
 
     def cell(group: Group, name: str) -> str:
-        return _number(group.mean(name), shown[name][1], len(group.finished), name == comparison.metric)
+        return _number(group.mean(name), shown[name][1], len(group.having(name)), name == comparison.metric)
 
     groups = [Group(e.label, [e]) for e in comparison.entries] if apart else comparison.groups
     return [[g.label, _seeds(g), *(cell(g, name) for name in shown)] for g in groups]

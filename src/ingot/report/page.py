@@ -15,7 +15,7 @@ from typing import Any
 from markupsafe import Markup
 
 from ingot.core.artifact import atomic_write
-from ingot.core.recipe import dump_toml, settings_tree
+from ingot.core.recipe import REPORT, dump_toml, settings_tree
 from ingot.pipeline.graph import Graph
 from ingot.pipeline.nodes import Node
 from ingot.pipeline.status import status
@@ -64,7 +64,7 @@ def write_report(graph: Graph, to: Path | None = None) -> Path:
         stages=stages,
         environment=_environment(graph),
     )
-    target = to or graph.home / "report.html"
+    target = to or graph.home / REPORT
     atomic_write(target, str(html))
     return target
 

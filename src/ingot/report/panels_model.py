@@ -187,7 +187,7 @@ def _phase(phase: dict[str, Any]) -> str:
 
 def evaluate(stage: Path) -> Markup:
     """Bits per byte against yardsticks, every metric with its interval, samples."""
-    models = reading.record(stage).get("settings", {}).get("models", ())
+    models = reading.models(stage)
     rows = [row for row in reading.table(stage) if row["model"] in models and not is_summary(row)]
     bars = {task: _bars(found) for task, found in reading.yardsticks(stage).items()}
     samples = [{**s, "shown": repr(s["prompt"])} for s in reading.samples(stage)]

@@ -4,7 +4,6 @@ Every function takes what is there: a stage that runs, or was interrupted, has n
 read for what it has. Nothing here waits, locks or writes.
 """
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pyarrow.parquet as pq
 
 from ingot.core import artifact
 from ingot.core.events import METRICS, read_events
-from ingot.stages.job import TABLE
+from ingot.stages.job import TABLE, in_role
 
 SAMPLES = 2
 """Removed documents shown per reason."""
@@ -28,11 +27,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_lines(path: Path, most: int | None = None) -> list[dict[str, Any]]:
-    """Tables of a JSONL file, at most the first `most`; none where there is no file."""
-    if not path.exists():
+    """Tables of a JSONL file, at most the first `most`; none where there is no file (yet)."""
+    try:
+        return artifact.read_lines(path, most)
+    except FileNotFoundError:
         return []
-    with path.open(encoding="utf-8") as file:
-        return [json.loads(line) for line, _ in zip(file, range(most or 10**9), strict=False)]
 
 
 def record(stage: Path) -> dict[str, Any]:
@@ -99,11 +98,16 @@ def quarantined(stage: Path, most: int = 10) -> list[dict[str, Any]]:
     return read_lines(stage / "quarantine.jsonl", most)
 
 
+def models(stage: Path) -> list[str]:
+    """The models that an evaluate stage reads, by the names that its table has for them."""
+    return list(in_role(record(stage).get("inputs", {}), "model"))
+
+
 def yardsticks(stage: Path) -> dict[str, list[dict[str, Any]]]:
     """Bits per byte of every corpus in an evaluate stage: references first, each from the most bits to the fewest."""
     rows = [row for row in table(stage) if row["metric"] == "bits_per_byte"]
-    models = set(record(stage).get("settings", {}).get("models", ()))
+    judged = models(stage)
     tasks: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        tasks.setdefault(row["task"], []).append({**row, "reference": row["model"] not in models})
+        tasks.setdefault(row["task"], []).append({**row, "reference": row["model"] not in judged})
     return {task: sorted(found, key=lambda r: (not r["reference"], -r["value"])) for task, found in tasks.items()}

@@ -7,6 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from ingot.core.errors import UserError
+from ingot.core.recipe import REPORT
 from ingot.pipeline.graph import Graph
 from ingot.pipeline.points import label, seconds_left
 from ingot.pipeline.status import status
@@ -73,7 +74,7 @@ def print_any_end(graphs: list[Graph], page: Path) -> None:
 def comparisons(graphs: list[Graph]) -> list[Comparison]:
     """Its points compared; nothing before a train stage has started."""
     try:
-        return compare([graphs[0].root / graphs[0].recipe.run.name])
+        return compare([graphs[0].run])
     except UserError:
         return []
 
@@ -82,7 +83,7 @@ def write_any_report(graphs: list[Graph], to: Path | None = None) -> Path:
     """The page of a run; of a sweep its comparison, with a page for each point beside it."""
     if graphs[0].recipe.point is None:
         return write_report(graphs[0], to)
-    home = graphs[0].root / graphs[0].recipe.run.name
+    home = graphs[0].run
     points = []
     for graph in graphs:
         states = [(n.name, STATES[status(graph, n).state]) for n in graph.nodes.values()]
@@ -90,4 +91,4 @@ def write_any_report(graphs: list[Graph], to: Path | None = None) -> Path:
         link = "" if page is None or to else str(page.relative_to(home))
         points.append({"label": label(graph), "states": states, "page": link})
     title = graphs[0].recipe.run.name
-    return write_comparison(comparisons(graphs), to or home / "report.html", title, points)
+    return write_comparison(comparisons(graphs), to or home / REPORT, title, points)

@@ -37,7 +37,9 @@ def run(job: Job) -> dict[str, Any]:
     table: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
     scores: dict[tuple[str, str], Scores] = {}
-    judged: set[str] = set()
+    measured: set[str] = set()
+    """Stores and corpora whose yardsticks stand in the table."""
+    tokenizers = {stage.name_of("tokenizer") for stage in job.roles("model").values()}
     for name, stage in job.roles("model").items():
         loaded = load_model(stage.path, job.display.say, settings.device, exact=True)
         if able(loaded.model):
@@ -49,13 +51,15 @@ def run(job: Job) -> dict[str, Any]:
             store = Store.open(tokens.path / "val", tokenizer=loaded.tokenizer.fingerprint)
             if store.documents == 0:
                 continue
-            if data not in judged and "mask" not in store.columns:
-                table += _yardsticks(corpus, store, loaded)
-            judged.add(data)
+            if "mask" not in store.columns:
+                guess = "uniform guess" + (f" of {stage.name_of('tokenizer')}" if len(tokenizers) > 1 else "")
+                table += _uniform(guess, corpus, store, loaded) if data not in measured else []
+                table += _compressors(corpus, store, loaded) if corpus not in measured else []
+                measured |= {data, corpus}
             scored = _score(job, settings, name, corpus, store, loaded)
             table += [{"model": name, "task": corpus, **row} for row in scored.rows()]
-            guess = -math.log(loaded.tokenizer.vocab)
-            scores[name, corpus] = Scores(scored.nats, scored.tokens, "_nats", guess)
+            chance = -math.log(loaded.tokenizer.vocab)
+            scores[name, corpus] = Scores(scored.nats, scored.tokens, "_nats", chance)
         chats = converses(stage.path, loaded.tokenizer)
         _samples(job, settings, name, chats, loaded)
         for task, answered in _sat(job, settings, name, chats, loaded):
@@ -78,14 +82,19 @@ def _score(
         return likelihood(loaded.model, store, settings.overlap, rows_per_pass(context), bar.advance, context)
 
 
-def _yardsticks(corpus: str, store: Store, loaded: Loaded) -> list[dict[str, Any]]:
-    """What a model has to beat: a uniform guess over the vocabulary, gzip and xz on the same text."""
-    uniform = math.log(loaded.tokenizer.vocab)
-    guess = {"uniform guess": uniform * store.tokens / math.log(2) / store.bytes}
-    return [
-        {"model": name, "task": corpus, "metric": "bits_per_byte", "value": value, "low": value, "high": value, "n": 1}
-        for name, value in (guess | compressors(store, loaded.tokenizer)).items()
-    ]
+def _uniform(name: str, corpus: str, store: Store, loaded: Loaded) -> list[dict[str, Any]]:
+    """What a model has to beat: a uniform guess over its vocabulary."""
+    nats = math.log(loaded.tokenizer.vocab) * store.tokens
+    return [_yardstick(name, corpus, nats / math.log(2) / store.bytes)]
+
+
+def _compressors(corpus: str, store: Store, loaded: Loaded) -> list[dict[str, Any]]:
+    """The yardsticks that need no model."""
+    return [_yardstick(name, corpus, bits) for name, bits in compressors(store, loaded.tokenizer).items()]
+
+
+def _yardstick(name: str, corpus: str, bits: float) -> dict[str, Any]:
+    return {"model": name, "task": corpus, "metric": "bits_per_byte", "value": bits, "low": bits, "high": bits, "n": 1}
 
 
 def _sat(

@@ -92,7 +92,8 @@ def export_peft(stage: Path, to: Path, dtype: Dtype, best: bool, say: Callable[[
     base = base_of(stage)
     loaded = load_adapted(stage, say, device="cpu", best=best)
     told = open_stage(base)
-    path = told["settings"]["path"] if told["kind"] == "import" and not told["settings"]["adapter"] else ""
+    as_it_was = told["kind"] == "import" and not (told["settings"]["adapter"] or told["settings"]["tokenizer"])
+    path = told["settings"]["path"] if as_it_was else ""
     if path.startswith(HF):
         path = str(directory_of(path).resolve())
     else:

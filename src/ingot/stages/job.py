@@ -38,6 +38,10 @@ class Input:
         """Key of one of this stage's own inputs."""
         return self._record()["inputs"][role]["key"]
 
+    def name_of(self, role: str) -> str:
+        """Name of one of this stage's own inputs."""
+        return self._record()["inputs"][role]["name"]
+
     def _record(self) -> dict[str, Any]:
         return open_stage(self.path)
 

@@ -102,7 +102,7 @@ _TRAINING = _of("stages", "columns", "fisher", "layout", "load", "mixture", "pen
 _ASKING = _of("stages", "ancestry", "evaluate", "load", "mixture")
 
 KINDS: dict[str, Kind] = {
-    "corpus": Kind(CorpusSettings, 4, "ingot.stages.text:corpus", ("corpus", "stages/text.py"), raw=_corpus_digest),
+    "corpus": Kind(CorpusSettings, 5, "ingot.stages.text:corpus", ("corpus", "stages/text.py"), raw=_corpus_digest),
     "tokenizer": Kind(
         TokenizerSettings, 3, "ingot.stages.text:tokenizer", ("text", "stages/text.py"), raw=_tokenizer_digest
     ),
@@ -124,7 +124,7 @@ KINDS: dict[str, Kind] = {
     ),
     "evaluate": Kind(
         EvaluateStageSettings,
-        4,
+        5,
         "ingot.stages.evaluate:run",
         (*_MODEL, "data", "evaluate", *_ASKING, *_of("stages", "chains")),
         seeded=True,

@@ -147,8 +147,19 @@ def base_of(stage: Path) -> Path:
 
 
 def resolve_device(name: str) -> str:
-    """`auto` to the device there is."""
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    """`auto` to the device there is.
+
+    Raises:
+        UserError: there is no such device here.
+    """
+    has_gpu = torch.cuda.is_available()
+    if name == "auto":
+        return "cuda" if has_gpu else "cpu"
+    if name.partition(":")[0] not in ("cpu", "cuda"):
+        raise UserError(f"device: found '{name}', expected auto, cpu or cuda")
+    if name != "cpu" and not has_gpu:
+        raise UserError(f"device: found '{name}' and no CUDA device, expected one; use cpu or auto")
+    return name
 
 
 def load_weights(model: Transformer, path: Path) -> None:

@@ -154,20 +154,24 @@ def load_tokenizer(path: Path) -> Tokenizer:
     if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
         found = f"{data.get('format')} {data.get('version')}" if isinstance(data, dict) else type(data).__name__
         raise UserError(f"{path}: found {found}, expected {FORMAT} {VERSION}; run the tokenizer stage again")
-    tokenizer: Tokenizer
-    if data.get("type") == Char.kind:
-        tokenizer = Char(data["alphabet"])
-    elif data.get("type") == ByteBPE.kind:
-        tokenizer = ByteBPE([bytes.fromhex(t) for t in data["tokens"]], data["pattern"], data["template"])
-    elif "library" not in data:
+    try:
+        tokenizer = _restored(data)
+    except KeyError as error:
         raise UserError(
-            f"{path}: unknown type {data.get('type')!r} without a vocabulary; run the tokenizer stage again"
-        )
-    else:
-        tokenizer = LibraryTokenizer(data["type"], data["library"], data["names"], data["template"], data["stops"])
-    if tokenizer.fingerprint != data["fingerprint"]:
+            f"{path}: found type {data.get('type')!r} without {error}, expected both; run the tokenizer stage again"
+        ) from None
+    if tokenizer.fingerprint != (recorded := data.get("fingerprint")):
         raise UserError(
-            f"{path}: the content's fingerprint is {tokenizer.fingerprint}, the recorded one {data['fingerprint']}: "
+            f"{path}: the content's fingerprint is {tokenizer.fingerprint}, the recorded one {recorded}: "
             "the file was changed; run the tokenizer stage again"
         )
     return tokenizer
+
+
+def _restored(data: Mapping[str, Any]) -> Tokenizer:
+    """A tokenizer from its file's table. Raises KeyError: one of its parts is missing."""
+    if data["type"] == Char.kind:
+        return Char(data["alphabet"])
+    if data["type"] == ByteBPE.kind:
+        return ByteBPE([bytes.fromhex(t) for t in data["tokens"]], data["pattern"], data["template"])
+    return LibraryTokenizer(data["type"], data["library"], data["names"], data["template"], data["stops"])
