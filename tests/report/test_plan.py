@@ -145,10 +145,7 @@ def test_no_torch(finished: Run) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("packing", ["{}", "{isolate=true}"])
-def test_pairs_have_rows_of_their_own_that_need_no_mask(tmp_path: Path, packing: str) -> None:
-    (tmp_path / "pairs.toml").write_text(
-        """
+ALIGNED = """
 [run]
 name = "pairs"
 [stage.text]
@@ -174,8 +171,28 @@ init = "base"
 objective = "reward"
 data = { pairs = 1.0 }
 duration = "10 steps"
+[stage.dpo]
+kind = "train"
+init = "base"
+objective = "dpo"
+data = { pairs = 1.0 }
+duration = "10 steps"
+[stage.asked]
+kind = "corpus"
+sources = ["python:docs"]
+format = "prompts"
+[stage.ppo]
+kind = "train"
+init = "base"
+objective = { kind = "ppo", reward = "reward" }
+data = { asked = 1.0 }
+duration = "10 steps"
 """
-    )
+
+
+@pytest.mark.parametrize("packing", ["{}", "{isolate=true}"])
+def test_pairs_have_rows_of_their_own_that_need_no_mask(tmp_path: Path, packing: str) -> None:
+    (tmp_path / "pairs.toml").write_text(ALIGNED)
     memory = {}
     for stage in ("base", "reward"):
         graph = load_graph(tmp_path / "pairs.toml", [f"stage.{stage}.packing={packing}"], tmp_path)
@@ -183,3 +200,21 @@ duration = "10 steps"
         memory[stage] = rows[stage]["forecast"]["memory"]["attention"]
     assert memory["reward"] == 0
     assert (memory["base"] > 0) == ("true" in packing)  # the control: windows over text may be isolated
+
+
+def test_the_models_beside_a_stage_are_in_its_memory(tmp_path: Path) -> None:
+    """What it is held to, and what rewards it; the model under an adapter is its reference without a copy."""
+    (tmp_path / "pairs.toml").write_text(ALIGNED)
+    graph = load_graph(tmp_path / "pairs.toml", ["stage.ppo.adapter={rank=4}"], tmp_path)
+    told = {row["name"]: row["forecast"] for row in plan_rows(graph, GPUS["a100"]) if "forecast" in row}
+    own = 4 * told["base"]["parameters"]["total"]
+    assert {name: told[name]["memory"]["companions"] for name in ("base", "reward", "dpo", "ppo")} == {
+        "base": 0,
+        "reward": 0,
+        "dpo": own,
+        "ppo": own,
+    }
+    graph = load_graph(tmp_path / "pairs.toml", [], tmp_path)
+    ppo = next(row for row in plan_rows(graph, GPUS["a100"]) if row["name"] == "ppo")["forecast"]["memory"]
+    assert ppo["companions"] == 2 * own
+    assert ppo["total"] == sum(n for name, n in ppo.items() if name not in ("total", "available"))

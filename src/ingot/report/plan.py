@@ -108,7 +108,7 @@ def _forecast(node: Node, graph: Graph, device: Device, ranks: int) -> dict[str,
             made_by = node.inputs.get("init", node.inputs["tokenizer"]).name
             return {"unknown": f"its size is known once {made_by} has run"}
         extents = _extents(node, graph, config)
-        return forecast(settings, Known(config, device, ranks, extents, _isolated(node)))
+        return forecast(settings, Known(config, device, ranks, extents, _isolated(node), _frozen(node, graph, config)))
     except UserError as error:
         return {"unknown": str(error)}
 
@@ -153,6 +153,18 @@ def _extents(node: Node, graph: Graph, config: ModelConfig) -> Extents | None:
     inputs = {name: Input(n.name, n.key, graph.stage(n).path) for name, n in stores.items()}
     tokenizer = load_tokenizer(graph.stage(node.inputs["tokenizer"]).path / TOKENIZER)
     return open_data(node.settings, inputs, config, tokenizer).extent
+
+
+def _frozen(node: Node, graph: Graph, config: ModelConfig) -> int:
+    """Parameters of the models that are loaded beside it, each for its role; of a size that is not known yet, its own.
+
+    What an adapter lies on is its reference too, and in memory already.
+    """
+    assert isinstance(node.settings, TrainSettings)
+    roles = in_role(node.inputs, "companion")
+    if node.settings.adapter and roles.get("reference") is node.inputs.get("init"):
+        del roles["reference"]
+    return sum((_trained(companion, graph) or config).parameters for companion in roles.values())
 
 
 def _isolated(node: Node) -> bool:

@@ -53,6 +53,8 @@ class Known:
     """Sizes of the encoded sources; None before that."""
     isolated: bool = False
     """Whether attention stops at the borders of documents."""
+    companions: int = 0
+    """Parameters of the frozen models beside it: what it is held to, what rewards it."""
 
 
 def forecast(settings: TrainSettings, known: Known) -> dict[str, Any]:
@@ -169,6 +171,7 @@ def _machine(settings: TrainSettings, config: ModelConfig, line: Timeline, known
     state = _state(config, settings, number, _ELEMENT[precision])
     memory = {
         "weights": state.weights,
+        "companions": known.companions * number,  # some may go once they have read every row, before the first step
         "gradients": state.gradients,
         "optimizer": state.moments,
         "activations": kept.layers,
