@@ -117,9 +117,11 @@ class Dialogue:
     """
 
     def __init__(self, model: "LanguageModel", system: str = "", max_new: int = 512, **options: Any):
+        from ingot.infer.text import room_for_prompt
+
         require_chat(model.loaded.tokenizer)
         self.model, self.options = model, {**options, "max_new": max_new}
-        self.limit = (context := model.loaded.config.context) - min(max_new, context // 2)
+        self.limit = room_for_prompt(model.loaded.config.context, max_new)
         self.messages: list[dict[str, str]] = []
         self.first = 0
         """Messages before this one no longer fit and are not shown to the model."""

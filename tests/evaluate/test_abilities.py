@@ -134,6 +134,21 @@ def test_examples_stand_in_front_and_change_the_answer(sums, tmp_path):
     assert sit(examinee, load_task(str(path)), shots=1)[0].prompt == "1+1=2.2+2="
 
 
+def test_a_question_keeps_half_of_the_context_however_long_an_answer_may_be(sums, tmp_path):
+    """Each item is asked, not the last token of each; a reference that does not fit has no likelihood."""
+    path = tmp_path / "long.jsonl"
+    items = [{"prompt": f"{n}+{n}=", "targets": [str(2 * n)]} for n in range(1, 5)]
+    items.append({"prompt": "1+1=", "targets": ["2" * 40]})
+    path.write_text("\n".join(map(json.dumps, [{"task": "s", "max_new": 99, "stop": ["."]}, *items])))
+    _, tokenizer, knows, _ = sums
+    task = load_task(str(path))
+    answered = sit(Examinee(knows, tokenizer, chats=False), task)
+    assert [a.right for a in answered] == [True] * 4 + [False]
+    assert [a.measure is None for a in answered] == [False] * 4 + [True]
+    told = {row["metric"]: row for row in rows(task, answered)}
+    assert told["target_nats_per_byte"]["n"] == 4
+
+
 def test_F4_code_is_run(sums, tmp_path, monkeypatch):
     """What the model writes is put in by hand here; the programs are run for real."""
     path = tmp_path / "code.jsonl"

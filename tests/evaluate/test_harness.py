@@ -82,7 +82,14 @@ def test_whole_texts_count_every_token_once_in_disjoint_windows(harness, bpe):
     )
 
 
-def test_generation_stops_at_its_text_and_is_greedy(harness, bpe):
+class _None:
+    """A run that writes nothing."""
+
+    def answers(self):
+        return [SimpleNamespace(text="")]
+
+
+def test_generation_stops_at_its_text_and_is_greedy(harness, bpe, monkeypatch):
     settings = {"until": ["\n\n"], "max_gen_toks": 5, "do_sample": False, "temperature": 0.7}
     texts = harness.generate_until([_request("a b", settings), _request("x", {**settings, "max_gen_toks": 2})])
     ids = prompt_ids(bpe, "a b")
@@ -96,6 +103,12 @@ def test_generation_stops_at_its_text_and_is_greedy(harness, bpe):
     assert stopped == [whole[: whole.index(whole[1:2])]]
     assert len(texts) == 2
     assert harness.generate_until([_request("a " * 99, settings)])  # longer than the context
+    seen = []
+    monkeypatch.setattr(
+        "ingot.evaluate.harness.TextRun", lambda m, t, prompts, *a, **k: seen.append(prompts) or _None()
+    )
+    harness.generate_until([_request("a b a b a b", {})])  # as long an answer as a task may have that says nothing
+    assert len(seen[0][0]) == min(CONTEXT // 2, len(prompt_ids(bpe, "a b a b a b")))
 
 
 def test_every_way_of_drawing_that_a_task_asks_for_is_followed(harness):

@@ -21,6 +21,12 @@ def test_D1_nats_bits_and_perplexity():
     assert rows == pytest.approx({"loss_nats": math.log(20), "perplexity": 20, "bits_per_byte": math.log2(20) / 2})
 
 
+def test_the_perplexity_of_a_model_that_diverged_is_a_number():
+    (loss, perplexity, _) = Likelihood(np.array([900.0]), np.array([1]), np.array([1.0]), whole=True).rows()
+    assert loss["value"] == 900
+    assert 1e307 < perplexity["value"] < math.inf
+
+
 @pytest.mark.parametrize("overlap", [0.0, 0.5, 0.9])
 def test_D1_every_held_out_token_is_scored_once(make_store, overlap):
     draw = np.random.default_rng(0)

@@ -67,3 +67,10 @@ def test_the_code_in_an_answer():
     assert program_of("def f():\n", "    return 1\n", "f()") == "def f():\n    return 1\n\n\nf()\n"
     assert program_of("q", "Here:\n```python\ndef f(): pass\n```\nIt does nothing.", "f()").startswith("def f(): pass")
     assert program_of("q", "def f(): pass\n", "f()").startswith("def f")
+    for answer in (
+        "Here:\n```python3\ndef f():\n    return 1\n```\n",
+        "```py\r\ndef f():\r\n    return 1\r\n```\r\n",
+        "1. So:\n\n   ```python\n   def f():\n       return 1\n   ```\n",
+        "```python title=f.py\ndef f():\n    return 1\n",
+    ):
+        assert run_code(program_of("q", answer, "assert f() == 1")).passed, answer

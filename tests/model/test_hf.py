@@ -350,6 +350,7 @@ REFUSALS = [
     ("LlamaForCausalLM", {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters"),
     ("LlamaForCausalLM", {"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling: factor"),
     ("LlamaForCausalLM", {"rope_theta": 0}, "rope_theta"),
+    ("LlamaForCausalLM", {"rope_theta": 10**400}, "rope_theta"),
     ("LlamaForCausalLM", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ("LlamaForCausalLM", {"layer_types": LAYERS}, "layer_types"),
     ("MistralForCausalLM", {"attention_bias": True}, "attention_bias"),
@@ -469,7 +470,12 @@ def test_weights_that_do_not_fit_are_refused_by_file_and_tensor(change, sentence
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [(None, r"no config\.json"), ("{", "not valid JSON"), ("[1]", "found a list, expected a JSON object")],
+    [
+        (None, r"no config\.json"),
+        ("{", "not valid JSON"),
+        ("[1]", "found a list, expected a JSON object"),
+        ("[" * 100_000, "not valid JSON"),
+    ],
 )
 def test_an_unreadable_config_is_one_sentence(text, sentence, tmp_path):
     if text is not None:

@@ -330,6 +330,18 @@ def test_a_pass_holds_both_sides_of_a_pair_and_all_samples_of_a_prompt(objective
     assert _told(_small(objective=objective, loop={"micro_batch": 4}))["batch"]["accumulation"] == rows // 4
 
 
+def test_operations_are_of_every_row_that_is_trained_on_each_time() -> None:
+    """Both sides of a pair; every sample of a prompt, in every epoch over them."""
+
+    def flops(objective: object) -> int:
+        return _told(_small(objective=objective))["length"]["flops"]
+
+    once = flops({"kind": "ppo", "beta": 0, "reward": "r.py:f", "epochs": 1})
+    assert flops({"kind": "ppo", "beta": 0, "reward": "r.py:f"}) == 4 * once
+    assert flops({"kind": "grpo", "group": 6, "epochs": 2, "reward": "r.py:f"}) == 12 * once
+    assert flops("reward") == 2 * once
+
+
 def test_b9_c8_phases_and_a_ramp_have_their_own_figures() -> None:
     phases = [
         {"name": "first", "share": 0.75, "context": 32},

@@ -189,6 +189,24 @@ def test_a_model_against_an_equal_one_is_a_tie_to_the_bit(graph: Graph) -> None:
     assert table["twin", "answers", "kl_nats"]["value"] == pytest.approx(0, abs=1e-4)
 
 
+def test_models_of_different_contexts_answer_what_all_of_them_hold(graph: Graph) -> None:
+    """A KL is of answers that the model that is compared with could have written."""
+    longer = ["stage.tuned.context=96", "stage.tuned.duration='1 steps'", "stage.tuned.optim.lr=1e-4"]
+    longer += ["stage.verdict.max_new=90", "stage.verdict.by=['rules.py:length']"]
+    for turned in ([], ["stage.verdict.against='tuned'", "stage.verdict.models=['base']"]):
+        made = load_graph(Path("verdicts.toml"), [*longer, *turned], Path("runs"))
+        _run(made, "tuned")
+        stage = _run(made, "verdict")
+        model = "base" if turned else "tuned"
+        table, answers = _table(stage), _answers(stage)
+        prompts = {name: [row["prompt"] for row in found] for name, found in answers.items()}
+        assert prompts["base"] == prompts["tuned"]
+        most = max(row["tokens"] for row in answers["tuned"])
+        assert max(row["tokens"] for row in answers["base"]) <= 48 < most
+        kl = table[model, "answers", "kl_nats"]
+        assert (kl["n"] < 12) == (not turned)
+
+
 def test_a_reward_model_scores_prompt_answer_and_end_in_its_own_units(graph: Graph) -> None:
     """Each answer alone and without padding gets the score that it got in the batch."""
     stage = graph.stage(graph.nodes["verdict"]).path
@@ -200,7 +218,9 @@ def test_a_reward_model_scores_prompt_answer_and_end_in_its_own_units(graph: Gra
         {"models": ["a"], "against": "b", "data": "talk", "by": ["c"], "prompts": 12}
     )
     node = graph.nodes["talk@bpe"]
-    prompts = judge.open_prompts(Input(node.name, node.key, graph.stage(node).path), base, settings)
+    prompts = judge.open_prompts(
+        Input(node.name, node.key, graph.stage(node).path), base.tokenizer, base.config.context, settings
+    )
     for row, prompt in zip(answers["tuned"], prompts, strict=True):
         answer = base.tokenizer.encode(row["answer"]).tolist()
         ids = [

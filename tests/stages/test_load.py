@@ -6,13 +6,21 @@ import pytest
 
 from ingot.core.errors import UserError
 from ingot.model.settings import ModelSettings
-from ingot.stages.load import read_config
+from ingot.stages.load import measured_context, read_config
 
 
 def test_a_shape_is_read_back(tmp_path):
     config = ModelSettings(depth=2, family="qwen3").resolve(65)
     (tmp_path / "model.json").write_text(config.model_dump_json())
     assert read_config(tmp_path) == config
+
+
+def test_a_model_is_measured_within_its_learned_positions():
+    learned, turned = (ModelSettings(depth=1, family=f, context=64).resolve(65) for f in ("gpt2", "llama"))
+    assert measured_context(None, learned) == measured_context(64, learned) == 64
+    assert measured_context(128, turned) == 128
+    with pytest.raises(UserError, match="context: found 65, expected at most 64"):
+        measured_context(65, learned)
 
 
 @pytest.mark.parametrize("change", ["older", "newer", "garbage"])

@@ -19,7 +19,7 @@ from ingot.evaluate.checks import right
 from ingot.evaluate.continuations import score
 from ingot.evaluate.sandbox import program_of, run_code
 from ingot.evaluate.tasks import Item, Task
-from ingot.infer.text import TextRun, prompt_ids, sampling_for
+from ingot.infer.text import TextRun, prompt_ids, room_for_prompt, sampling_for
 from ingot.model.transformer import Transformer
 from ingot.text.chat import render, stop_ids
 from ingot.text.tokenizer import Tokenizer
@@ -41,9 +41,9 @@ class Answered:
     why: str
     """Of code that failed: its error."""
     measure: float | None
-    """The probability of the right choice; else the nats of the target, where there is one."""
+    """The probability of the right choice; else the nats of the target, where there is one within the context."""
     bytes: int
-    """UTF-8 bytes of the target."""
+    """UTF-8 bytes of the target whose nats these are."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Examinee:
     ) -> list[str]:
         """The likeliest answers, token by token (temperature 0)."""
         sampling = sampling_for(self.tokenizer, max_new=max_new, temperature=0.0)
-        room = max(1, int(self.model.config.context) - max_new)
+        room = room_for_prompt(int(self.model.config.context), max_new)
         rows = [self.prompt(text, asked)[-room:] for text in prompts]
         size, texts = rows_per_pass(int(self.model.config.context)), []
         for start in range(0, len(rows), size):
@@ -136,15 +136,17 @@ def _choose(
 
 def _write(examinee: Examinee, task: Task, items: Asked, asked: bool, advance: Callable[[int], None]) -> list[Answered]:
     texts = examinee.write([prompt for _, prompt in items], asked, task.head.max_new, task.head.stop, advance)
-    with_target = [(prompt, item.targets[0]) for item, prompt in items if item.targets]
+    context = int(examinee.model.config.context)
+    targets = [item.targets[0] if item.targets else "" for item, _ in items]
+    targets = [target if target and len(examinee.answer(target, asked)) <= context else "" for target in targets]
+    with_target = [(prompt, target) for (_, prompt), target in zip(items, targets, strict=True) if target]
     nats = iter(examinee.nats(with_target, asked, lambda n: None))
     answered = []
     with ThreadPoolExecutor(RUNNERS) as pool:
         verdicts = pool.map(_verdict, (item for item, _ in items), texts)
-        for (item, prompt), text, (good, why) in zip(items, texts, verdicts, strict=True):
-            measure = next(nats) if item.targets else None
-            size = len(item.targets[0].encode()) if item.targets else 0
-            answered.append(Answered(prompt, text, good, why, measure, size))
+        for (_, prompt), target, text, (good, why) in zip(items, targets, texts, verdicts, strict=True):
+            measure = next(nats) if target else None
+            answered.append(Answered(prompt, text, good, why, measure, len(target.encode())))
     return answered
 
 

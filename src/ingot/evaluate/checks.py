@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-_NUMBER = re.compile(r"(?<!\d)-?\d[\d,]*(?:\.\d+)?")
+_NUMBER = re.compile(r"(?<!\d)-?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
+"""Commas stand between groups of three digits."""
 
 
 def _number(text: str, wanted: Any) -> bool:
@@ -29,9 +30,13 @@ def _all(wanted: Any) -> list[str]:
 
 def _json(text: str, keys: Any) -> bool:
     """A JSON document; of an object, with these keys (true: any document)."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no JSON")
+
     try:
-        found = json.loads(text)
-    except json.JSONDecodeError:
+        found = json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError):
         return False
     return keys is True or (isinstance(found, dict) and set(keys) <= set(found))
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ingot.core.errors import UserError
 from ingot.evaluate.continuations import score
-from ingot.infer.text import TextRun, prompt_ids, sampling_for
+from ingot.infer.text import TextRun, prompt_ids, room_for_prompt, sampling_for
 from ingot.model.transformer import Transformer
 from ingot.text.chat import render
 from ingot.text.tokenizer import Tokenizer
@@ -79,7 +79,7 @@ class Calls:
         size = rows_per_pass(int(self._model.config.context))
         for told, numbers in alike.items():
             sampling, until = self._settings(json.loads(told))
-            room = max(1, int(self._model.config.context) - sampling.max_new)
+            room = room_for_prompt(int(self._model.config.context), sampling.max_new)
             for start in range(0, len(numbers), size):
                 here = numbers[start : start + size]
                 prompts = [self._prompt(requests[n].args[0])[-room:] for n in here]

@@ -23,6 +23,9 @@ from ingot.text.store import Store
 from ingot.text.tokenizer import Tokenizer
 from ingot.train.compiling import as_trained
 
+_MOST = 709.0
+"""Nats whose exponential is a number still; tables have no infinity."""
+
 
 @dataclass(frozen=True)
 class Likelihood:
@@ -38,7 +41,7 @@ class Likelihood:
         """Table rows: metric, value, and a 95 % interval."""
         loss = ratio(self.nats, self.tokens)
         yield {"metric": "loss_nats" if self.whole else "response_loss_nats", **loss}
-        yield {"metric": "perplexity", **{k: math.exp(v) if k != "n" else v for k, v in loss.items()}}
+        yield {"metric": "perplexity", **{k: math.exp(min(v, _MOST)) if k != "n" else v for k, v in loss.items()}}
         if self.whole:
             yield {"metric": "bits_per_byte", **ratio(self.nats / math.log(2), self.bytes)}
 

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 from dataclasses import dataclass
 
 SECONDS, MEMORY = 5, 512 << 20
@@ -99,12 +100,13 @@ def run_code(program: str, seconds: int = SECONDS, memory: int = MEMORY) -> Outc
     return Outcome(False, told.decode(errors="replace") or f"left early with exit code {child.returncode}")
 
 
-_FENCE = re.compile(r"```[a-zA-Z]*\n(.*?)```", re.DOTALL)
+_FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL | re.MULTILINE)
+"""A block in backticks with its language, perhaps indented, perhaps cut off at the end."""
 
 
 def program_of(prompt: str, answer: str, tests: str) -> str:
     """What is run: the code of an answer (fenced, or whole functions, or what goes on from the prompt), then tests."""
-    fenced = _FENCE.findall(answer)
+    fenced = [textwrap.dedent(code) for code in _FENCE.findall(answer)]
     code = "\n".join(fenced) if fenced else answer
     if not fenced and not re.search(r"^(def|class|import|from) ", answer, re.MULTILINE):
         code = prompt + answer

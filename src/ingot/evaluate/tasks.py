@@ -89,6 +89,8 @@ class Item(Settings):
             if not all(map(str.strip, self.choices)):
                 raise ValueError("found an empty choice, expected text")
             return self
+        if not all(map(str.strip, self.targets)):
+            raise ValueError("found an empty target, expected text")
         if self.kind == "code":
             if not self.tests.strip():
                 raise ValueError("found no tests, expected statements that fail unless the code is right")

@@ -103,7 +103,7 @@ class Decoding:
         self.sampling, self.origin, self.context = sampling, (seed, step), model.config.context
         self.keys_R2 = np.array([(row, first + j) for row, first in keys for j in range(samples)], np.int64)
         self.start_R = np.repeat(np.array([len(prompt) for prompt in prompts], np.int64), samples)
-        room_R = np.minimum(sampling.max_new, self.context - self.start_R)
+        room_R = np.minimum(min(sampling.max_new, self.context), self.context - self.start_R)
         self.ids_RN = np.zeros((len(self.start_R), room_R.max(initial=0)), np.int64)
         self.logps_RN = np.zeros(self.ids_RN.shape, np.float32)
         self.made_R = np.zeros_like(self.start_R)

@@ -34,6 +34,11 @@ def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     return [*tokenizer.start, *tokenizer.encode(text).tolist()] or [0]
 
 
+def room_for_prompt(context: int, max_new: int) -> int:
+    """Ids of a prompt that leave an answer its length, or half of the context where it is longer than that."""
+    return context - min(max_new, context // 2)
+
+
 def spoken(tokenizer: Tokenizer, completion: Completion) -> str:
     """The text of a completion without the stop id that ended it; ids beyond the vocabulary are U+FFFD."""
     ids = completion.ids[: len(completion.ids) - (completion.stop_reason == "stop")]

@@ -231,7 +231,7 @@ def _files(directory: Path) -> list[Path]:
     """The safetensors files of a directory, by its index where it has one."""
     index = directory / INDEX
     if not index.exists():
-        if (directory / SINGLE).exists():
+        if (directory / SINGLE).is_file():
             return [directory / SINGLE]
         if pickled := sorted(p.name for p in directory.glob("*.bin")):
             raise UserError(

@@ -11,7 +11,7 @@ as one. The format is that of transformers 4, which 5 and the other readers of s
 """
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +53,7 @@ def read_config(directory: Path) -> ModelConfig:
         table = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{directory}: no {CONFIG}, expected the directory of a Hugging Face model") from None
-    except ValueError as error:
+    except (ValueError, RecursionError, IsADirectoryError) as error:
         raise UserError(f"{path}: not valid JSON ({error}); download it again") from None
     if not isinstance(table, dict):
         raise UserError(f"{path}: found a {type(table).__name__}, expected a JSON object; download it again")
@@ -173,7 +173,7 @@ class _Fields:
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.get(name, default)
-        if type(value) not in (int, float) or not 0 < value < math.inf:
+        if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
             self.refuse(name, "a positive number")
         return float(value)
 

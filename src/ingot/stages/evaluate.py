@@ -18,8 +18,8 @@ from ingot.infer.generate import generate
 from ingot.infer.text import prompt_ids, sampling_for
 from ingot.stages.ancestry import conversed
 from ingot.stages.chains import forgotten
-from ingot.stages.job import ANSWERS, TABLE, Job
-from ingot.stages.load import Loaded, load_model
+from ingot.stages.job import ANSWERS, TABLE, Job, read_config
+from ingot.stages.load import Loaded, load_model, measured_context
 from ingot.stages.measure_settings import EvaluateStageSettings
 from ingot.text.base import TURNS
 from ingot.text.chat import render
@@ -40,6 +40,8 @@ def run(job: Job) -> dict[str, Any]:
     measured: set[str] = set()
     """Stores and corpora whose yardsticks stand in the table."""
     tokenizers = {stage.name_of("tokenizer") for stage in job.roles("model").values()}
+    for stage in job.roles("model").values():
+        measured_context(settings.context, read_config(stage.path))  # before hours of work
     for name, stage in job.roles("model").items():
         loaded = load_model(stage.path, job.display.say, settings.device, exact=True)
         if able(loaded.model):
@@ -77,7 +79,7 @@ def run(job: Job) -> dict[str, Any]:
 def _score(
     job: Job, settings: EvaluateStageSettings, model: str, corpus: str, store: Store, loaded: Loaded
 ) -> Likelihood:
-    context = settings.context or loaded.config.context
+    context = measured_context(settings.context, loaded.config)
     with job.display.bar(f"evaluate {model} on {corpus}", unit="rows") as bar:
         return likelihood(loaded.model, store, settings.overlap, rows_per_pass(context), bar.advance, context)
 

@@ -27,7 +27,7 @@ from ingot.model.settings import ModelConfig
 from ingot.model.transformer import empty
 from ingot.optim.grad_terms import mean_of
 from ingot.stages.job import Job
-from ingot.stages.load import Loaded, load_model, resolve_device
+from ingot.stages.load import Loaded, load_model, measured_context, resolve_device
 from ingot.stages.measure_settings import FisherSettings
 from ingot.text.store import Store
 
@@ -89,7 +89,7 @@ def read_fisher(stage: Path, model: nn.Module) -> tuple[dict[str, Tensor], dict[
 
 def _accumulate(job: Job, settings: FisherSettings, loaded: Loaded, fisher: Fisher) -> None:
     """All rows in the order of a training run, a mixture by tokens, one pass each."""
-    sources = _sources(job, loaded, settings.context or loaded.config.context)
+    sources = _sources(job, loaded, measured_context(settings.context, loaded.config))
     shares = [settings.data[source.name] / source.plan.row_targets for source in sources]
     order = Order(tuple(source.plan.rows for source in sources), tuple(shares), job.seed)
     done = _resume(job, fisher)

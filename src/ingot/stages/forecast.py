@@ -121,7 +121,8 @@ def _matrices(config: ModelConfig) -> int:
 
 
 def training_flops(settings: TrainSettings, config: ModelConfig, line: Timeline) -> int:
-    """Of all steps."""
+    """Of all steps, for what is trained: without sampling, and without the forward passes of the models beside it."""
+    passes = rows_of_a_draw(settings) * getattr(settings.objective, "epochs", 1)
     corrections, whole = None, 0
     if settings.adapter:
         corrections = correction_parameters(settings.adapter, config)
@@ -130,6 +131,7 @@ def training_flops(settings: TrainSettings, config: ModelConfig, line: Timeline)
     return sum(
         training_flops_per_token(config.model_copy(update={"context": p.context}), corrections, whole)
         * p.rows
+        * passes
         * p.context
         for p in line.phases
     )

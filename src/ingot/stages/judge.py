@@ -24,11 +24,12 @@ from ingot.infer.generate import Completion, generate
 from ingot.infer.text import sampling_for, spoken
 from ingot.objectives.scoring import ask, prompt_table
 from ingot.stages.evaluate import converses
-from ingot.stages.job import ANSWERS, TABLE, Input, Job
+from ingot.stages.job import ANSWERS, TABLE, Input, Job, read_config
 from ingot.stages.load import Loaded, load_model
 from ingot.stages.measure_settings import JudgeSettings
 from ingot.stages.rewards import RewardStage
 from ingot.text.store import Store
+from ingot.text.tokenizer import Tokenizer
 from ingot.train.settings import rows_per_pass
 
 ASKED = "{prompt}\n\nAnswer A: {a}\n\nAnswer B: {b}\n\n{question} Answer"
@@ -51,7 +52,8 @@ class Answers:
     completions: list[Completion]
     texts: list[str]
     logps: np.ndarray | None
-    """ln p of each answer under the model that others are compared with; None where it was not measured."""
+    """ln p of each answer under the model that others are compared with, NaN where that has a shorter context than
+    prompt and answer; None where it was not measured."""
 
     @property
     def tokens(self) -> np.ndarray:
@@ -64,7 +66,8 @@ def run(job: Job) -> dict[str, Any]:
     assert isinstance(settings, JudgeSettings)
     models = {settings.against: job.inputs["against"], **job.roles("model")}
     base = load_model(models[settings.against].path, job.display.say, settings.device, exact=True)
-    prompts = open_prompts(job.inputs["data"], base, settings)
+    context = min(read_config(stage.path).context for stage in models.values())
+    prompts = open_prompts(job.inputs["data"], base.tokenizer, context, settings)
     answers = {name: _answer(job, settings, name, stage, base, prompts) for name, stage in models.items()}
     table = [row for name, found in answers.items() for row in _described(name, found, settings)]
     scores: dict[str, dict[str, np.ndarray]] = {}
@@ -90,23 +93,26 @@ def run(job: Job) -> dict[str, Any]:
     return {f"{r['model']}/{r['task']}/{r['metric']}": r["value"] for r in table}
 
 
-def open_prompts(data: Input, base: Loaded, settings: JudgeSettings) -> list[Prompt]:
+def open_prompts(data: Input, tokenizer: Tokenizer, context: int, settings: JudgeSettings) -> list[Prompt]:
     """What stands before the first learned token of each held-out document; of pairs once.
+
+    Args:
+        context: the shortest of the models', which all of them answer within.
 
     Raises:
         UserError: no prompt leaves room for an answer.
     """
-    store = Store.open(data.path / "val", tokenizer=base.tokenizer.fingerprint)
+    store = Store.open(data.path / "val", tokenizer=tokenizer.fingerprint)
     found = []
     for document in range(0, store.documents, store.group):
         start, end = store.span(document)
         mask = store.columns["mask"].read(start, end) != 0
         ids = store.ids.read(start, start + int(mask.argmax()) if mask.any() else end).astype(np.int64)
-        if len(ids) < base.config.context:
-            found.append(Prompt(ids, prompt_table(ids, store.identity(document).get("extra"), base.tokenizer)))
+        if len(ids) < context:
+            found.append(Prompt(ids, prompt_table(ids, store.identity(document).get("extra"), tokenizer)))
     if not found:
         raise UserError(
-            f"data: '{settings.data}' holds out no prompt shorter than the context of {base.config.context:,} tokens; "
+            f"data: '{settings.data}' holds out no prompt shorter than the context of {context:,} tokens; "
             "raise its holdout.share, or name another corpus"
         )
     most = min(settings.prompts, len(found))
@@ -129,7 +135,9 @@ def _answer(
     logps = None
     if settings.temperature == 1 and not own:
         requests = [(p.ids, c.ids) for p, c in zip(prompts, completions, strict=True)]
-        logps = np.array([one.logp for one in score(base.model, requests)])
+        fits = np.array([len(prompt) + len(ids) <= base.config.context + 1 for prompt, ids in requests])
+        logps = np.full(len(fits), np.nan)
+        logps[fits] = [one.logp for one in score(base.model, [requests[n] for n in np.flatnonzero(fits)])]
     return Answers(completions, [spoken(base.tokenizer, c) for c in completions], logps)
 
 
@@ -145,8 +153,8 @@ def _described(name: str, found: Answers, settings: JudgeSettings) -> Iterator[d
     if settings.temperature == 1:
         own = np.array([float(c.logps.sum(dtype=np.float64)) for c in found.completions])
         told["entropy_nats"] = ratio(-own, tokens)
-        if found.logps is not None:
-            told["kl_nats"] = ratio(own - found.logps, np.ones(n))
+        if found.logps is not None and (known := ~np.isnan(found.logps)).any():
+            told["kl_nats"] = ratio((own - found.logps)[known], np.ones(known.sum()))
     yield from ({"model": name, "task": "answers", "metric": metric, **row} for metric, row in told.items())
 
 

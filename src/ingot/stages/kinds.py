@@ -109,7 +109,7 @@ KINDS: dict[str, Kind] = {
     "tokens": Kind(TokensSettings, 4, "ingot.stages.text:tokens", ("text", "stages/text.py")),
     "train": Kind(
         TrainSettings,
-        8,
+        9,
         "ingot.stages.train:run",
         (*_MODEL, "data", "optim", "dist", "train", "objectives", *_TRAINING),
         seeded=True,
@@ -139,7 +139,7 @@ KINDS: dict[str, Kind] = {
     ),
     "judge": Kind(
         JudgeSettings,
-        2,
+        3,
         "ingot.stages.judge:run",
         (*_MODEL, "data", "evaluate", "objectives", *_ASKING, *_of("stages", "judge", "rewards")),
         seeded=True,

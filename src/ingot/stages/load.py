@@ -93,6 +93,20 @@ def load_adapted(
     return Loaded(model, load_tokenizer(stage / TOKENIZER), config, path)
 
 
+def measured_context(asked: int | None, config: ModelConfig) -> int:
+    """Tokens of a row on which a model is measured: as asked, else its own context.
+
+    Raises:
+        UserError: the model's learned positions do not reach that far.
+    """
+    if asked and asked > config.context and config.positions == "learned":
+        raise UserError(
+            f"context: found {asked:,}, expected at most {config.context:,}: the model's positions are a learned table "
+            "of that length; shorten it"
+        )
+    return asked or config.context
+
+
 def load_frozen(stage: Path, say: Callable[[str], None], device: str, dtype: torch.dtype) -> nn.Module:
     """A finished stage as a companion of another: in evaluation mode, without gradients, whole as its objective says.
 
