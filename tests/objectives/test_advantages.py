@@ -114,6 +114,7 @@ def test_2_3_adaptive_kl_rises_above_its_target_and_falls_below():
     assert adapted(0.1, kl=6.6, target=6.0, rows=100, horizon=1000) == pytest.approx(0.1 * (1 + 0.1 * 0.1))
     assert adapted(0.1, kl=60.0, target=6.0, rows=100, horizon=1000) == pytest.approx(0.1 * 1.02)
     assert adapted(0.1, kl=0.0, target=6.0, rows=100, horizon=1000) == pytest.approx(0.1 * 0.98)
+    assert adapted(0.1, kl=0.0, target=6.0, rows=64, horizon=10) == pytest.approx(0.1 * 0.8)  # and not -0.028
     beta = 0.1
     for _ in range(100):
         beta = adapted(beta, kl=60.0, target=6.0, rows=100, horizon=10_000)

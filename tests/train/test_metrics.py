@@ -1,5 +1,6 @@
 """What an objective measures, notes and keeps: logged beside the loss, never part of it, and saved."""
 
+import math
 from dataclasses import replace
 from typing import ClassVar
 
@@ -10,6 +11,7 @@ from ingot.core.events import read_events
 from ingot.objectives.lm import LanguageModel
 from ingot.train.api import Objective, Term
 from ingot.train.engine import Engine
+from ingot.train.metrics import StepMetrics, merged
 from tests.train.test_engine import _engine, _gradient, _ragged, _run, _text
 
 
@@ -101,3 +103,14 @@ def test_the_state_of_an_objective_is_declared_saved_and_restored(tmp_path):
 
 def test_an_objective_says_what_it_is_judged_by():
     assert (Objective.judged_by, LanguageModel.judged_by) == ("loss_nats", "loss_nats")
+
+
+def test_an_update_that_overflowed_does_not_break_the_step_of_the_others() -> None:
+    """In fp16 one of several updates of a step may be skipped: its norm is not the step's."""
+
+    def update(norm: float, skipped: bool) -> StepMetrics:
+        return StepMetrics(1, torch.tensor(2.0), {}, torch.tensor(norm), 1e-3, 10, 10, skipped)
+
+    some = merged([update(math.inf, True), update(0.5, False), update(0.25, False)], {})
+    assert (float(some.grad_norm), some.skipped, some.tokens) == (0.5, False, 30)
+    assert merged([update(math.nan, True), update(math.inf, True)], {}).skipped

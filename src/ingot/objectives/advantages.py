@@ -122,6 +122,7 @@ def adapted(beta: float, kl: float, target: float, rows: int, horizon: int) -> f
     Args:
         kl: mean KL of a completion, in nats, and `target` what it should be.
         rows: completions of the step; after `horizon` of them a KL far above target has raised beta by a factor e^0.2.
+            A step counts for one horizon at most, or beta would lose its sign.
     """
     assert math.isfinite(kl)
-    return beta * (1 + min(max(kl / target - 1, -0.2), 0.2) * rows / horizon)
+    return beta * (1 + min(max(kl / target - 1, -0.2), 0.2) * min(1.0, rows / horizon))

@@ -126,9 +126,10 @@ def ask(
 
 
 def _is_number(score: Any) -> bool:
+    """Whether it is finite in the precision that scores have."""
     try:
-        return math.isfinite(score)
-    except (TypeError, ValueError):
+        return abs(float(score)) <= torch.finfo(torch.float32).max
+    except (TypeError, ValueError, OverflowError):
         return False
 
 

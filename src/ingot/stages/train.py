@@ -30,9 +30,10 @@ from ingot.stages.penalties import penalties_of
 from ingot.stages.settings import TrainSettings
 from ingot.stages.timeline import Timeline
 from ingot.text.tokenizer import Tokenizer, load_tokenizer
-from ingot.train.engine import Engine, Plan, StepMetrics
+from ingot.train.engine import Engine, Plan
 from ingot.train.execution import Execution, choose, remembered
 from ingot.train.loop import train
+from ingot.train.metrics import StepMetrics
 from ingot.train.settings import rows_per_pass
 
 

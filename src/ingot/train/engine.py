@@ -11,7 +11,7 @@ and the objective's small declared dict; resuming repeats nothing and skips noth
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,6 +36,7 @@ from ingot.train.api import Context, Mean, Objective, Term
 from ingot.train.compiling import as_trained, compiled
 from ingot.train.execution import Execution
 from ingot.train.graphs import Learned, Recorder
+from ingot.train.metrics import StepMetrics, merged, normalised, reported
 from ingot.train.penalties import Penalties
 from ingot.train.settings import LoopSettings
 
@@ -52,25 +53,6 @@ FRESH: dict[str, Any] = {
 }
 DECLARED = frozenset(FRESH)
 """All that a checkpoint's state may hold besides tensors."""
-
-
-@dataclass(frozen=True)
-class StepMetrics:
-    """One step's numbers, still on the device so that a step never waits for one."""
-
-    step: int
-    loss: Tensor
-    """Mean of the step's updates, where an objective makes several of one batch."""
-    others: dict[str, Any]
-    """By name: penalties, metrics and the objective's notes."""
-    grad_norm: Tensor
-    lr: float
-    tokens: int
-    """Targets that its updates were made from."""
-    tokens_seen: int
-    """Of all steps up to this one: what curves of unequal batches are compared over."""
-    skipped: bool = False
-    """The gradient overflowed at its loss scale, so no weight moved."""
 
 
 class LearningRate(Protocol):
@@ -381,33 +363,3 @@ def dealt(replay: Batch | None, updates: int) -> list[Batch | None]:
     if replay is None or updates == 1:
         return [replay]
     return [replay.take(rows) if len(rows) else None for rows in np.array_split(np.arange(len(replay)), updates)]
-
-
-def normalised(terms: dict[str, Term], counts: Mapping[str, int]) -> dict[str, Tensor]:
-    """What each term adds to the loss of a step with these global counts: weight * sum / count."""
-    return {name: t.weight * t.sum / max(1, counts[t.unit]) for name, t in terms.items()}
-
-
-def reported(term: Term) -> bool:
-    """Whether a term is part of the loss that a run is known by."""
-    return not (term.penalty or term.metric)
-
-
-def merged(updates: Sequence[StepMetrics], notes: Mapping[str, Any]) -> StepMetrics:
-    """One step's numbers from its updates': means of those that give a number, the largest gradient, all tokens."""
-    last = updates[-1]
-    notes = {name: note.value if isinstance(note, Mean) else note for name, note in notes.items()}
-    if len(updates) == 1:
-        return replace(last, others={**last.others, **notes})
-    names = dict.fromkeys(name for u in updates for name in u.others)
-    others = {name: torch.stack([u.others[name] for u in updates if name in u.others]).mean() for name in names}
-    tokens = sum(u.tokens for u in updates)
-    return replace(
-        last,
-        loss=torch.stack([u.loss for u in updates]).mean(),
-        others={**others, **notes},
-        grad_norm=torch.stack([u.grad_norm for u in updates]).max(),
-        tokens=tokens,
-        tokens_seen=last.tokens_seen - last.tokens + tokens,
-        skipped=all(u.skipped for u in updates),
-    )

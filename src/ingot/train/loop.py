@@ -14,7 +14,8 @@ from ingot.core.errors import UserError
 from ingot.core.events import EventLog
 from ingot.data.batches import Batch
 from ingot.train import guard
-from ingot.train.engine import Engine, StepMetrics
+from ingot.train.engine import Engine
+from ingot.train.metrics import StepMetrics
 
 Evaluation = Callable[[int, bool], dict[str, float]]
 """(step, whole split?) -> flat numbers, among them the `val_` one that the objective is judged by; passed in by the
