@@ -41,6 +41,8 @@ def test_B1_not_personal(text: str):
         ("415 555 2671", "[PHONE]"),
         ("call us (415-555-2671) now, (+1 415 555 2671)", "call us ([PHONE]) now, ([PHONE])"),
         ("415-555-2671, 415.555.2671", "[PHONE], [PHONE]"),
+        ("415-555-2671... or 415-555-2671--now", "[PHONE]... or [PHONE]--now"),
+        ("it is 123-45-6789...", "it is [SSN]..."),
         ("+1 415 555 2671 or +1-415-555-2671.", "[PHONE] or [PHONE]."),
         ("+44 20 7946 0958, +49 30 901820, +14155552671", "[PHONE], [PHONE], [PHONE]"),
         ("SSN 123-45-6789.", "SSN [SSN]."),

@@ -41,11 +41,12 @@ _PHONE = rf"(?:\+?1[ .\-]?)?{_NATIONAL}|{_INTERNATIONAL}"
 
 # What may stand before and after. A dot after is the end of a sentence unless more of a number or name follows it.
 _AFTER = r"(\.?(?:[^\w.]|\z)|\.{2,})"
+_AFTER_NUMBER = r"((?:\.|-)?(?:[^\w.\-]|\z)|\.{2,}|-{2,})"
 _REPLACED = {
     "email": rf"()({_EMAIL})([^\w(.]|\.(?:\W|\z)|\z)",
     "ip": rf"(\A|[^\w.])({_IPV4}){_AFTER}",
-    "ssn": rf"(\A|[^\w.\-])({_SSN})((?:\.|-)?(?:[^\w.\-]|\z))",
-    "phone": rf"(\A|[^\w.+\-])({_PHONE})((?:\.|-)?(?:[^\w.\-]|\z))",
+    "ssn": rf"(\A|[^\w.\-])({_SSN}){_AFTER_NUMBER}",
+    "phone": rf"(\A|[^\w.+\-])({_PHONE}){_AFTER_NUMBER}",
 }
 _SEARCHED = {
     "email": r"[^\s@]@[^\s@]",
@@ -84,7 +85,7 @@ def _mask(texts: pl.Series, kind: str) -> tuple[pl.Series, pl.Series]:
     for _ in range(2):
         masked = masked.str.replace_all(_REPLACED[kind], "${1}" + mark + "${3}")
     added = masked.str.count_matches(mark, literal=True) - found.str.count_matches(mark, literal=True).cast(pl.Int64)
-    return texts.scatter(rows, masked), zero.scatter(rows, added)
+    return texts.clone().scatter(rows, masked), zero.scatter(rows, added)
 
 
 def _found(texts: pl.Series, pattern: str, hints: tuple[str, ...]) -> pl.Series:
@@ -101,7 +102,7 @@ def _mask_ipv6(texts: pl.Series) -> tuple[pl.Series, pl.Series]:
     if not len(rows):
         return texts, zero
     done = [_mask_ipv6_in(text) for text in texts.gather(rows)]
-    return texts.scatter(rows, [d[0] for d in done]), zero.scatter(rows, [d[1] for d in done])
+    return texts.clone().scatter(rows, [d[0] for d in done]), zero.scatter(rows, [d[1] for d in done])
 
 
 def _mask_ipv6_in(text: str) -> tuple[str, int]:
