@@ -269,6 +269,30 @@ def test_adapters_are_not_tied_to_a_seed_of_the_device_or_the_process() -> None:
     assert not torch.equal(one.layers["1"].ffn.up.lora_A, one.layers["0"].ffn.up.lora_A)  # type: ignore[union-attr]
 
 
+def test_a_pull_through_lengths_of_rows_is_the_slope_of_what_is_logged() -> None:
+    """DoRA: the penalty's value a little further along its gradient and a little before, in float64."""
+    model, frozen = _pair("dora", dtype=torch.float64)
+    _stirred(model)
+    anchor = Anchor("hold", 3.0, {n: p.detach() for n, p in frozen.named_parameters()})
+    anchor.pull(lora.weights(model))
+    slopes = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+    def value(part: str, by: float) -> float:
+        moved = [(model.get_parameter(n), slope * by) for n, slope in slopes.items() if part in n]
+        with torch.no_grad():
+            for p, step in moved:
+                p.add_(step)
+            told = sum(((p - anchor.center[n]) ** 2).sum().item() for n, p in lora.weights(model).items())
+            for p, step in moved:
+                p.sub_(step)
+        return 1.5 * told
+
+    for part in ("lora_A", "lora_B", "magnitude"):
+        length = math.sqrt(sum(slope.square().sum().item() for n, slope in slopes.items() if part in n))
+        by = 1e-5 / length
+        assert (value(part, by) - value(part, -by)) / 2e-5 == pytest.approx(length, rel=1e-5), part
+
+
 @pytest.mark.parametrize("kind", ["lora", "rslora"])
 def test_a_pull_on_the_merged_weights_reaches_what_is_trained(kind: str) -> None:
     """Against autograd of the penalty written out; the frozen weights beside it are pulled by nothing."""

@@ -123,6 +123,15 @@ def test_2_3_adaptive_kl_rises_above_its_target_and_falls_below():
 
 @pytest.mark.parametrize("standardise", [False, True])
 @pytest.mark.parametrize("baseline", ["mean", "others"])
+@pytest.mark.parametrize(("score", "group"), [(10.1, 7), (37.7, 12), (100.1, 12), (1000.3, 3)])
+def test_equal_rewards_are_no_signal_however_they_round(baseline, standardise, score, group):
+    scores = torch.full((2, group), score)
+    scores[1, 0] = math.nan
+    assert group_advantages(scores, baseline, standardise).tolist() == [[0.0] * group] * 2
+
+
+@pytest.mark.parametrize("standardise", [False, True])
+@pytest.mark.parametrize("baseline", ["mean", "others"])
 def test_2_4_group_advantages_against_loops(baseline, standardise):
     scores = torch.randn(6, 5, dtype=torch.float64)
     scores[1, 2] = scores[3, 0] = scores[3, 1] = math.nan

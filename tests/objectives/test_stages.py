@@ -180,6 +180,7 @@ def test_adapters_penalties_and_replay_go_with_it_by_settings_alone(work: Path, 
 @pytest.mark.parametrize(
     ("objective", "sentence"),
     [
+        ('{ kind = "dpo", loss = "simpo", length_norm = false }', 'found length_norm with loss = "simpo", expected it'),
         ('{ kind = "dpo", gamma = 1.0 }', 'found gamma with loss = "sigmoid", expected it with simpo; leave it out'),
         (
             '{ kind = "dpo", loss = "orpo", reference = "base" }',
@@ -252,6 +253,16 @@ def test_a_companion_of_other_tokens_and_a_reward_that_is_none_are_refused(work:
     Path("other.toml").write_text(reward + OTHER.replace("REWARD", "tuned"))
     with pytest.raises(UserError, match=r"stage.policy: its reward 'tuned' reads the tokens of 'bpe2', expected 'bpe'"):
         load_graph(Path("other.toml"), [], RUNS)
+
+
+def test_a_companion_whose_positions_end_before_the_rows_do_is_refused(work: Path) -> None:
+    small = '[stage.small]\nkind = "train"\ndata = { notes = 1.0 }\ntokenizer = "bpe"\nduration = "1 steps"\n'
+    small += 'model = { family = "gpt2", depth = 1, width = 16, heads = 1, context = 16 }\n'
+    Path("other.toml").write_text(Path("prefs.toml").read_text() + small)
+    graph = load_graph(Path("other.toml"), ['stage.tuned.objective={kind="dpo", reference="small"}'], RUNS)
+    _run(graph, "small")
+    with pytest.raises(UserError, match=r"reference: 'small' has learned positions for 16 tokens, expected \d+, as"):
+        _run(graph)
 
 
 def test_pairs_beyond_the_context_are_left_out_or_all_refused(work: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from ingot.core.errors import UserError
 from ingot.optim.schedule import SHAPES, Schedule, schedule
 from ingot.optim.settings import OptimSettings, ScheduleKind
 
@@ -106,6 +107,13 @@ def test_D5_the_decay_may_end_elsewhere_than_the_run() -> None:
         assert long.lr(10_000) > 0.5
 
 
+def test_a_share_of_the_steps_does_not_outlast_the_decay() -> None:
+    settings = OptimSettings(lr=1.0, warmup=0.5, decay_steps=100)
+    assert schedule(settings, 100, 768).lr(100) == pytest.approx(0.1)
+    with pytest.raises(UserError, match="found decay_steps = 100 and a warmup of 500 steps, expected the floor"):
+        schedule(settings, 1000, 768)
+
+
 def test_D5_peaks_by_size() -> None:
     """6e-4 at 124M, 3e-4 at 7B, 1.5e-4 at 65B, by the square root of the width, to a quarter; E1: a tenth with init."""
     for width, peak in ((768, 6e-4), (4096, 3e-4), (8192, 1.5e-4)):
@@ -144,7 +152,7 @@ def runs(draw: Any) -> tuple[Schedule, int]:
         table["cooldown_shape"] = draw(st.sampled_from(sorted(SHAPES)))
     try:
         return schedule(OptimSettings(**table), steps, 768), steps
-    except ValidationError:
+    except (ValidationError, UserError):
         assume(False)
         raise
 

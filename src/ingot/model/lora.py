@@ -134,12 +134,16 @@ class Adapted(Held):
 def merged_weight(
     weight_OI: Tensor, a_RI: Tensor, b_OR: Tensor, scale: float, magnitude_O: Tensor | None = None
 ) -> Tensor:
-    """W + s B A; with a magnitude, its rows brought to that length. Computed in A's precision."""
+    """W + s B A; with a magnitude, its rows brought to that length. Computed in A's precision.
+
+    Gradients go through the lengths: only the loss of a forward pass takes them as constants (Liu et al. 2024, section
+    4.3), and a penalty on the merged weights is what it says.
+    """
     with torch.autocast(weight_OI.device.type, enabled=False):
         whole_OI = weight_OI.to(a_RI.dtype) + scale * (b_OR @ a_RI)
     if magnitude_O is None:
         return whole_OI
-    return whole_OI * (magnitude_O / whole_OI.detach().square().sum(1).sqrt())[:, None]
+    return whole_OI * (magnitude_O / whole_OI.square().sum(1).sqrt())[:, None]
 
 
 def adapt(model: Transformer, settings: AdapterSettings, seed: int) -> None:

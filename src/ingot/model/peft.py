@@ -184,7 +184,30 @@ def _config(file: Path) -> dict[str, Any]:
             f"{file}: found {name} = {json.dumps(value)}, expected an adapter of matrices alone (LORA; lora, rslora or "
             "dora); merge it with PEFT and import the whole model"
         )
+    _check_types(file, config)
     return config
+
+
+def _check_types(file: Path, config: Mapping[str, Any]) -> None:
+    """Of the fields that are read."""
+    patterns, named = config.get("alpha_pattern") or {}, config.get("modules_to_save") or []
+    numbers = {"lora_alpha": config.get("lora_alpha", 8), **(patterns if isinstance(patterns, dict) else {})}
+    wrong = next((n for n, value in numbers.items() if type(value) not in (int, float)), None)
+    if not isinstance(patterns, dict) or not all(map(_is_pattern, patterns)):
+        wrong = "alpha_pattern"
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        wrong = "modules_to_save"
+    if wrong is not None:
+        found = json.dumps(numbers.get(wrong, config.get(wrong)))
+        raise UserError(f"{file}: found {wrong} = {found}, expected what PEFT writes there; save the adapter again")
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
 
 
 def _saved(file: Path, config: Mapping[str, Any], shape: ModelConfig) -> dict[str, str]:
@@ -232,13 +255,17 @@ def _read(
         if missing := [part for part in _PARTS[: 3 if dora else 2] if part not in own]:
             raise UserError(f"{file}: found {module} without {missing[0]}, expected it; save the adapter again")
         outputs, inputs = sum(layers[p][1] for p in known[module]), layers[known[module][0]][0]
-        rank = own[_PARTS[0]].shape[0]
+        if not dora and _PARTS[2] in own:
+            raise UserError(f"{file}: found {module}.{_PARTS[2]} without use_dora, expected it; save the adapter again")
+        rank = max(1, own[_PARTS[0]].shape[0]) if own[_PARTS[0]].dim() else 1
         for part, shape in zip(_PARTS, ([rank, inputs], [outputs, rank], [outputs]), strict=True):
             if part in own and list(own[part].shape) != shape:
                 raise UserError(
                     f"{file}: {module}.{part} has shape {list(own[part].shape)}, expected {shape}; "
                     "name the model that it was made for"
                 )
+            if part in own and not own[part].isfinite().all():
+                raise UserError(f"{file}: {module}.{part} holds numbers that are not finite; the adapter has diverged")
     _check_whole(file, config, saved, whole)
     return {module: (own[_PARTS[0]], own[_PARTS[1]], own.get(_PARTS[2])) for module, own in found.items()}, whole
 

@@ -103,6 +103,8 @@ def group_advantages(scores_PG: Tensor, baseline: str, standardise: bool) -> Ten
         standardise: divide by (standard deviation with G - 1 below the fraction, + 1e-4).
     """
     known_PG = ~scores_PG.isnan()
+    # Equal scores become zeros, whose mean is exact: what rounding leaves of them, standardised, would be learned from.
+    scores_PG = scores_PG - scores_PG.nan_to_num(nan=-torch.inf).amax(1, keepdim=True)
     centred_PG = scores_PG - BASELINES[baseline](scores_PG, known_PG)
     if standardise:
         mean_P1, degrees_P1 = _mean(scores_PG, known_PG), (known_PG.sum(1, keepdim=True) - 1).clamp(min=1)

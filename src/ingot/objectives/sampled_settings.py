@@ -119,7 +119,7 @@ class GRPOSettings(SampledSettings):
     """`objective = { kind = "grpo", reward = "check.py:right" }`: groups of samples are each other's baseline.
 
     RLOO is `baseline = "others"`; Dr. GRPO is `aggregation = "constant"`; GRPO as published is `standardise = true,
-    aggregation = "sequence"`; GSPO is `ratio = "sequence"`.
+    aggregation = "sequence"`; GSPO is `ratio = "sequence", aggregation = "sequence"`.
     """
 
     kind: Literal["grpo"] = "grpo"

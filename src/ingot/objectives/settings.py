@@ -70,7 +70,7 @@ class PreferenceSettings(Settings):
             ("reference", not free, "losses with a reference"),
             ("length_norm", not free, "losses with a reference"),
         ):
-            if getattr(self, name) and not fits:
+            if getattr(self, name) != type(self).model_fields[name].default and not fits:
                 raise ValueError(f'found {name} with loss = "{self.loss}", expected it with {which}; leave it out')
         return self
 

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ingot.core.errors import UserError
 from ingot.optim.settings import OptimSettings
 
 SHAPES: dict[str, Callable[[float], float]] = {
@@ -69,10 +70,18 @@ def schedule(settings: OptimSettings, steps: int, width: int, tuned: bool = Fals
         width: of the model.
         tuned: the model has learned already and all of it is trained: a tenth of the rate. (An adapter of it starts
             from nothing and wants about ten times more than its model would.)
+
+    Raises:
+        UserError: a warmup, as a share of the steps, that outlasts the decay.
     """
     rule = 6e-4 * math.sqrt(768 / width) * (0.2 if settings.kind == "lion" else 1.0) * (0.1 if tuned else 1.0)
     peak = settings.lr or rule
     warmup = round(settings.warmup * steps) if settings.warmup < 1 else round(settings.warmup)
+    if settings.decay_steps and warmup >= settings.decay_steps:
+        raise UserError(
+            f"optim: found decay_steps = {settings.decay_steps} and a warmup of {warmup} steps, expected the floor to "
+            "be reached after the warmup; raise decay_steps or lower warmup"
+        )
     end = max(2, settings.decay_steps or steps)  # the one step of a shortest run is not at the floor, which may be 0
     cooldown = settings.cooldown or 0.0
     return Schedule(

@@ -257,8 +257,9 @@ class TrainSettings(Settings):
             raise ValueError('found no duration, expected one such as "5000 steps", "3M tokens" or "20 tokens/param"')
         if self.duration is not None and names and not shares:
             raise ValueError("found duration beside phases that all have their own; leave it out, or give them shares")
-        if self.batch == 1 and self.objective.kind == "kto":
-            raise ValueError("found objective kto with batch = 1, expected 2 or more: a step needs another prompt")
+        batches = [b for b in (self.batch, *(p.batch for p in self.phases)) if b is not None]
+        if self.objective.kind == "kto" and 1 in (b if isinstance(b, int) else b.start for b in batches):
+            raise ValueError("found objective kto with a batch of 1, expected 2 or more: a step needs another prompt")
         for phase in self.phases:
             phase.curve(self.optim, first=False, lr=self.optim.lr or 1.0)  # says what does not fit together
         return self

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ingot.core.errors import UserError
 from ingot.data.batches import Loader, Source, all_rows
 from ingot.data.order import key_of
 from ingot.data.packing import BestFit, Whole
@@ -22,7 +23,7 @@ from ingot.objectives.replay import Replay
 from ingot.optim.groups import counts as decay_counts
 from ingot.stages.columns import add_columns
 from ingot.stages.forecast import training_flops
-from ingot.stages.job import EXECUTION, TOKENIZER, Job
+from ingot.stages.job import EXECUTION, TOKENIZER, Job, read_config
 from ingot.stages.layout import longest, rows_of_a_draw, timeline
 from ingot.stages.load import describe, is_bare, load_frozen, load_model, objective_of
 from ingot.stages.mixture import Data, open_data, starting_shape
@@ -59,7 +60,7 @@ def run(job: Job) -> dict[str, Any]:
         config={"model": config.model_dump(), "tokenizer": tokenizer.fingerprint},
         label=lambda step: {"phase": line.phase(step).name} if settings.phases else {},
     )
-    companions = _companions(job, settings, model, execution)
+    companions = _companions(job, settings, model, execution, max(phase.context for phase in line.phases))
     penalties = penalties_of(job, settings, model, companions)
     objective = objective_of(settings)
     engine = Engine(
@@ -127,20 +128,31 @@ def _model(job: Job, settings: TrainSettings, config: ModelConfig, execution: Ex
     if "init" in job.inputs:
         path = job.inputs["init"].path
         model = load_model(path, job.display.say, device="cpu", exact=True, context=config.context).model
-        if settings.adapter:
-            lora.adapt(model, settings.adapter, key_of(job.seed, int(job.inputs["init"].key[:15], 16)))
         model.to(dtype=execution.parameter_dtype)
         if settings.adapter:
+            lora.adapt(model, settings.adapter, key_of(job.seed, int(job.inputs["init"].key[:15], 16)))
             lora.hold(model, execution.product_dtype)
         return model.to(execution.device)
     model = build(config, job.seed, dtype=execution.parameter_dtype)  # on the CPU, so every machine starts alike
     return model.to(execution.device)
 
 
-def _companions(job: Job, settings: TrainSettings, model: Transformer, execution: Execution) -> dict[str, nn.Module]:
-    """The frozen models that the settings name, by role; what lies under an adapter is in memory already."""
+def _companions(
+    job: Job, settings: TrainSettings, model: Transformer, execution: Execution, context: int
+) -> dict[str, nn.Module]:
+    """The frozen models that the settings name, by role; what lies under an adapter is in memory already.
+
+    Raises:
+        UserError: one cannot read rows of that many tokens.
+    """
     found: dict[str, nn.Module] = {}
     for role, source in job.roles("companion").items():
+        shape = read_config(source.path)
+        if shape.positions == "learned" and shape.context < context:
+            raise UserError(
+                f"{role}: '{source.name}' has learned positions for {shape.context:,} tokens, expected {context:,}, as "
+                f"many as the longest rows of '{job.name}'; shorten those, or name a model of a longer context"
+            )
         if settings.adapter and source.key == job.inputs["init"].key and is_bare(source.path):
             found[role] = lora.reference(model)
         else:
