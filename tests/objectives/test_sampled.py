@@ -576,3 +576,12 @@ def test_2_3_entropy_is_that_of_the_distribution():
         logp, entropy = token_logps_and_entropies(out.hidden, out.head, labels, temperature=0.7, max_logits=chunk)
         torch.testing.assert_close(entropy, expected, atol=1e-6, rtol=1e-5)
         torch.testing.assert_close(logp, token_logps(out.hidden, out.head, labels, temperature=0.7))
+
+
+def test_what_came_before_a_step_that_could_not_sample_is_in_the_log(tmp_path):
+    engine = play(grpo(group=4, max_new=8), tmp_path, steps=4, lr=1e38, log_every=1)
+    log = EventLog(tmp_path / "metrics.jsonl")
+    with pytest.raises(UserError, match="its weights have diverged"):
+        train(engine, iter([ragged_prompts(8)] * 4), lambda step, whole: {"val_reward": 0.0}, log, lambda *_: None)
+    log.close()
+    assert [event["step"] for event in read_events(tmp_path / "metrics.jsonl", "step")] == [1]

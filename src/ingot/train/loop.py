@@ -41,7 +41,11 @@ def train(
     journal = _Journal(engine, log, say)
     clock = _Clock()
     for raw in batches:
-        metrics = engine.step(raw)
+        try:
+            metrics = engine.step(raw)
+        except UserError:
+            journal.write(clock.rate)  # which step broke what this one could not do
+            raise
         step = metrics.step
         last = step == plan.steps
         journal.add(metrics)
