@@ -16,10 +16,11 @@ from ingot.core.recipe import Settings
 from ingot.data.batches import IGNORE, Batch
 from ingot.model.head import Head
 from ingot.model.ops import cross_entropy
-from ingot.model.transformer import ModelOut
+from ingot.model.settings import ModelSettings
+from ingot.model.transformer import ModelOut, build
 from ingot.objectives.preference import Preference, Unpaired, answer_logps, mismatched
 from ingot.objectives.replay import Replay
-from ingot.objectives.reward import Reward, RewardModel, judged
+from ingot.objectives.reward import Reward, RewardHead, RewardModel, judged
 from ingot.objectives.settings import PreferenceSettings, RewardSettings, UnpairedSettings
 from ingot.train.api import Objective
 from tests.objectives.helpers import T, V, engine, gradient, model, pairs, rows
@@ -395,6 +396,18 @@ def test_2_2_2_5_it_learns_who_wins_and_nothing_from_a_coin(kind: str, honest: b
     else:
         assert accuracy < 0.65
         assert loss > 0.6
+
+
+def test_a_row_beyond_a_reward_models_context_has_no_reward() -> None:
+    """And none of those beside it changes; a learned table of positions ends there, others would be read past it."""
+    for family in ("gpt2", "llama"):
+        config = ModelSettings(family=family, depth=1, width=16, heads=1, context=8).resolve(20)
+        frozen = RewardModel(build(config, seed=1).eval(), RewardHead(16), 0.0, 1.0)
+        ids = torch.randint(0, 20, (3, 11), generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            found = frozen.scores(ids, torch.tensor([8, 11, 3]))
+            assert found.isnan().tolist() == [False, True, False]
+            assert torch.allclose(found[::2], frozen.scores(ids[::2, :8], torch.tensor([8, 3])), atol=1e-6)
 
 
 def test_2_2_a_finished_model_gives_rewards_in_units_of_good_answers(tmp_path: Path) -> None:

@@ -60,14 +60,17 @@ class RewardModel(nn.Module):
         return self.model(*arguments, **named)
 
     def scores(self, ids_BT: Tensor, lengths_B: Tensor) -> Tensor:
-        """The reward of each row, (B,).
+        """The reward of each row, (B,); NaN for one that is longer than the model's context, which cannot be scored.
 
         Args:
             ids_BT: prompts with their answers as the chat format writes them, the end of the turn included, from the
                 left; what follows is never looked at.
             lengths_B: tokens of each.
         """
-        return (self.head(as_trained(self.model)(ids_BT).hidden, lengths_B) - self.mean) / self.std
+        context = int(self.model.config.context)  # pyright: ignore
+        hidden_BTW = as_trained(self.model)(ids_BT[:, :context]).hidden
+        reward_B = (self.head(hidden_BTW, lengths_B.clamp(max=context)) - self.mean) / self.std
+        return reward_B.masked_fill(lengths_B > context, math.nan)
 
 
 class Reward(Objective):

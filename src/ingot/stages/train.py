@@ -148,7 +148,8 @@ def _companions(
     found: dict[str, nn.Module] = {}
     for role, source in job.roles("companion").items():
         shape = read_config(source.path)
-        if shape.positions == "learned" and shape.context < context:
+        scores = role in ("reward", "gold")  # which leave out what they cannot read
+        if not scores and shape.positions == "learned" and shape.context < context:
             raise UserError(
                 f"{role}: '{source.name}' has learned positions for {shape.context:,} tokens, expected {context:,}, as "
                 f"many as the longest rows of '{job.name}'; shorten those, or name a model of a longer context"
