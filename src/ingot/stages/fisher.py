@@ -27,9 +27,10 @@ from ingot.model.settings import ModelConfig
 from ingot.model.transformer import empty
 from ingot.optim.grad_terms import mean_of
 from ingot.stages.job import Job
-from ingot.stages.load import Loaded, load_model, measured_context, resolve_device
+from ingot.stages.load import Loaded, load_model, measured_context
 from ingot.stages.measure_settings import FisherSettings
 from ingot.text.store import Store
+from ingot.train.execution import resolve_device
 
 FISHER = "fisher"
 _PARTIAL, _SAVE_SECONDS = "partial", 60.0

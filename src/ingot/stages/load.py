@@ -20,6 +20,7 @@ from ingot.stages.job import MODEL, TOKENIZER, inputs_of, open_stage, read_confi
 from ingot.stages.settings import TrainSettings
 from ingot.text.tokenizer import Tokenizer, load_tokenizer
 from ingot.train.api import Objective
+from ingot.train.execution import resolve_device
 
 
 @dataclass(frozen=True)
@@ -158,22 +159,6 @@ def base_of(stage: Path) -> Path:
             f"{stage}: is an adapter of '{base.name}', and {base.path} is gone; run the recipe again to make it anew"
         )
     return base.path
-
-
-def resolve_device(name: str) -> str:
-    """`auto` to the device there is.
-
-    Raises:
-        UserError: there is no such device here.
-    """
-    has_gpu = torch.cuda.is_available()
-    if name == "auto":
-        return "cuda" if has_gpu else "cpu"
-    if name.partition(":")[0] not in ("cpu", "cuda"):
-        raise UserError(f"device: found '{name}', expected auto, cpu or cuda")
-    if name != "cpu" and not has_gpu:
-        raise UserError(f"device: found '{name}' and no CUDA device, expected one; use cpu or auto")
-    return name
 
 
 def load_weights(model: Transformer, path: Path) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from ingot.stages.job import Input, Job
-from ingot.stages.load import load_frozen, resolve_device
+from ingot.stages.load import load_frozen
+from ingot.train.execution import resolve_device
 from ingot.train.settings import rows_per_pass
 
 
@@ -29,15 +30,11 @@ class RewardStage:
             rows: ids of prompts with their answers, the end of the turn included.
             advance: told the number of rows done.
         """
-        score_N = np.full(len(rows), np.nan)
-        fitting = [n for n, row in enumerate(rows) if len(row) <= self.context]
-        advance(len(rows) - len(fitting))
-        size = rows_per_pass(self.context)
-        for start in range(0, len(fitting), size):
-            places = fitting[start : start + size]
-            score_N[places] = self._scores([rows[n] for n in places])
-            advance(len(places))
-        return score_N
+        parts, size = [np.zeros(0)], rows_per_pass(self.context)
+        for start in range(0, len(rows), size):
+            parts.append(self._scores(rows[start : start + size]))
+            advance(len(parts[-1]))
+        return np.concatenate(parts)
 
     def _scores(self, rows: Sequence[np.ndarray]) -> np.ndarray:
         lengths_B = torch.tensor([len(row) for row in rows])

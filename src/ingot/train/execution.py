@@ -133,10 +133,7 @@ def choose(
     Raises:
         UserError: a device or a precision was asked for that is not here.
     """
-    has_gpu = torch.cuda.is_available()
-    if settings.device == "cuda" and not has_gpu:
-        raise UserError('loop.device: found no CUDA device, expected one for device = "cuda"; use "cpu" or "auto"')
-    device = "cuda" if has_gpu and settings.device != "cpu" else "cpu"
+    device = resolve_device(settings.device, "loop.device")
     if precision == "tf32" and not (device == "cuda" and torch.cuda.is_tf32_supported()):
         raise UserError(
             f"precision: found 'tf32' on {'a GPU' if device == 'cuda' else 'the CPU'} without tf32 units, expected an "
@@ -213,6 +210,22 @@ def _matmul_rate(execution: Execution) -> float:
         (a @ b)[0, 0].item()
         times.append(time.perf_counter() - start)
     return 2 * 1024**3 / min(times)
+
+
+def resolve_device(name: str, where: str = "device") -> str:
+    """`auto` to the device there is; `where` is the setting that named it.
+
+    Raises:
+        UserError: there is no such device here.
+    """
+    has_gpu = torch.cuda.is_available()
+    if name == "auto":
+        return "cuda" if has_gpu else "cpu"
+    if name.partition(":")[0] not in ("cpu", "cuda"):
+        raise UserError(f"{where}: found '{name}', expected auto, cpu or cuda")
+    if name.startswith("cuda") and not has_gpu:
+        raise UserError(f'{where}: found no CUDA device, expected one for device = "{name}"; use "cpu" or "auto"')
+    return name
 
 
 def fastest_precision(device: str) -> tuple[str, str]:
