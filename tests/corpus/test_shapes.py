@@ -378,6 +378,23 @@ def test_personal_data_is_masked_in_messages_and_in_further_fields(tmp_path):
     assert "you@y.org" in documents(tmp_path / "as-is")[0]["extra"]
 
 
+def test_personal_data_is_masked_however_deep_and_behind_whatever_signs(tmp_path):
+    deep: object = "me@x.org"
+    for _ in range(600):
+        deep = [deep]
+    odd = {'"me@x.org": \\': 'a "me@x.org": \\', "n": [1.5, None, True], "ü": 'me@x.org \n\t\\" : me@x.org'}
+    out = tmp_path / "out"
+    rows = [{"prompt": "a", "deep": deep}, {"prompt": "b", "odd": odd}]
+    assert make(out, jsonl(tmp_path / "a.jsonl", rows), format="prompts", pii=True)["pii_email"] == 4
+    first, second = (d["extra"] for d in documents(out))
+    assert first == '{"deep": ' + 600 * "[" + '"[EMAIL]"' + 600 * "]" + "}"
+    assert json.loads(second)["odd"] == {
+        '"me@x.org": \\': 'a "[EMAIL]": \\',
+        "n": [1.5, None, True],
+        "ü": '[EMAIL] \n\t\\" : [EMAIL]',
+    }
+
+
 def test_a_conversation_without_an_answer_is_dropped_and_counted(tmp_path):
     rows = [{"messages": QA}, {"messages": talk((U, "hi"))}, {"messages": [{**QA[1], "train": False}]}]
     make(tmp_path / "out", jsonl(tmp_path / "a.jsonl", rows), format="chat")

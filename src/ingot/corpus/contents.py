@@ -6,7 +6,8 @@ all of them is: both sides of a pair, the further fields of a prompt too.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -142,29 +143,22 @@ def _summed(found: dict[str, pl.Series], lengths: list[int]) -> dict[str, pl.Ser
     return {name: per_row(count) for name, count in found.items()}
 
 
+_STRING = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?')
+"""A string in JSON, and the colon that makes it a key."""
+
+
 def _masked_extras(extras: pl.Series, settings: CorpusSettings) -> tuple[pl.Series, dict[str, pl.Series]]:
-    """Personal data masked in every string of the further fields, which are left as they are otherwise."""
-    values = [json.loads(extra) if extra is not None else None for extra in extras]
-    leaves = [list(_strings(value)) for value in values]
+    """Personal data masked in every string of the further fields, which are left as they are otherwise.
+
+    Strings are found in the JSON itself: rows may be nested more deeply than functions can be.
+    """
+    leaves = [[json.loads(s) for s, key in _STRING.findall(extra or "") if not key] for extra in extras]
     flat = pl.Series([leaf for row in leaves for leaf in row], dtype=pl.String)
     masked, found = _masked(flat, settings)
     replies = iter(masked)
-    replaced = [None if v is None else json.dumps(_replaced(v, replies), ensure_ascii=False) for v in values]
+
+    def reply(match: re.Match[str]) -> str:
+        return match[0] if match[2] else json.dumps(next(replies), ensure_ascii=False)
+
+    replaced = [None if extra is None else _STRING.sub(reply, extra) for extra in extras]
     return pl.Series(replaced, dtype=pl.String), _summed(found, [len(row) for row in leaves])
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list | dict):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _strings(inner)
-
-
-def _replaced(value: Any, replies: Iterator[str]) -> Any:
-    """The value with its strings, in the order of `_strings`, taken from the replies."""
-    if isinstance(value, str):
-        return next(replies)
-    if isinstance(value, dict):
-        return {k: _replaced(v, replies) for k, v in value.items()}
-    return [_replaced(v, replies) for v in value] if isinstance(value, list) else value
