@@ -91,7 +91,7 @@ def test_hostile_text_is_shown_not_run(page):
         "1.9700",
         "1.6400",
         "1.2500",
-        "response loss nats",
+        "response loss, nats",
         "7 of 8 stages done",
         "interrupted",
         "81.2 s",

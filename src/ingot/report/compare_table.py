@@ -29,10 +29,10 @@ _SHOWN = 60
 def columns(comparison: Comparison) -> dict[str, tuple[str, Callable[[float], str]]]:
     """The numbers of a comparison's table: the metric, the usual ones, those of evaluate stages."""
     have = {name for e in comparison.entries for name in e.numbers}
-    judged = {n: (n.replace("_", " "), figures.nats) for e in comparison.entries for n in e.evaluated}
+    judged = {n: (figures.words(n), figures.nats) for e in comparison.entries for n in e.evaluated}
     judged = {n: c for n, c in judged.items() if not n.endswith("/perplexity")}
-    by_source = {n: (n.replace("_", " "), figures.nats) for n in sorted(have) if n.startswith(f"{BITS}/")}
-    metric = {comparison.metric: (comparison.metric.replace("_", " "), figures.value)}
+    by_source = {n: (figures.words(n), figures.nats) for n in sorted(have) if n.startswith(f"{BITS}/")}
+    metric = {comparison.metric: (figures.words(comparison.metric), figures.value)}
     return {n: c for n, c in (metric | COLUMNS | by_source | judged).items() if n in have}
 
 

@@ -49,10 +49,15 @@ def nats(value: float | None) -> str:
 
 def meaning(result: Mapping[str, Any]) -> str:
     """What a validation loss comes to: a perplexity, or, of pairs, how many are told apart."""
-    accuracy = result.get("val_accuracy", result.get("val_rewards/accuracy"))
-    if accuracy is None:
+    right = told_apart(result)
+    if right is None:
         return f"perplexity {perplexity(result.get('val_loss_nats'))}"
-    return f"{100 * accuracy:.1f} % of held-out pairs right"
+    return f"{share(right, 1)} of held-out pairs right"
+
+
+def told_apart(result: Mapping[str, Any]) -> float | None:
+    """Share of held-out pairs of which the chosen side is ahead; None where a loss is of tokens, not of pairs."""
+    return result.get("val_accuracy", result.get("val_rewards/accuracy"))
 
 
 def perplexity(loss_nats: float | None) -> str:
@@ -75,6 +80,12 @@ def visible(token: str) -> str:
     return json.dumps(token, ensure_ascii=False)
 
 
+def words(name: str) -> str:
+    """A metric's name as a heading: "response_loss_nats" -> "response loss, nats"."""
+    stem = name.removesuffix("_nats")
+    return stem.replace("_", " ") + (", nats" if stem != name else "")
+
+
 def value(number: object) -> str:
     """Any scalar of a result: integers with separators, others to six digits, words as they are."""
     if isinstance(number, bool) or not isinstance(number, int | float):
@@ -86,7 +97,10 @@ def value(number: object) -> str:
 
 def execution(choices: Mapping[str, Any]) -> str:
     """`execution.json` in one line: "device cpu, precision bf16, threads 2, micro batch 64"."""
-    return ", ".join(f"{name.replace('_', ' ')} {choice}" for name, choice in choices.items() if name != "reason")
+    shown = {name: choice for name, choice in choices.items() if name != "reason" and choice not in (False, None, "")}
+    return ", ".join(
+        f"{name.replace('_', ' ')} {choice}" if choice is not True else name for name, choice in shown.items()
+    )
 
 
 def spread(items: Sequence[T], most: int) -> Sequence[T]:

@@ -15,6 +15,8 @@ from ingot.core.errors import shortened
 
 BOX, GAP, ROW, TALL, PAD = 142, 32, 80, 64, 6
 _SWEEPS = 4
+_SHRUNK = 0.75
+"""Of its own size, how small a picture may become to fit the page; words stay legible, and then it scrolls."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,11 @@ def draw(boxes: Sequence[Box]) -> Markup:
     body = [_edge([places[stop] for stop in chain]) for chain in chains]
     body += [_box(b, *places[b.name]) for b in boxes]
     svg = (
-        '<div class=scroll><svg class=graph viewBox="0 0 {w} {h}" width={w} height={h} role=img '
+        '<div class=scroll><svg class=graph viewBox="0 0 {w} {h}" style="width:{w}px;min-width:{least}px" role=img '
         'aria-label="graph of stages"><defs><marker id=arrow viewBox="0 0 8 8" refX=7 refY=4 markerWidth=7 '
         'markerHeight=7 orient=auto><path d="M0 0L8 4L0 8z" class=head /></marker></defs>{body}</svg></div>'
     )
-    return Markup(svg).format(w=width, h=height, body=Markup("").join(body))
+    return Markup(svg).format(w=width, h=height, least=round(_SHRUNK * width), body=Markup("").join(body))
 
 
 def reduced(inputs: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:

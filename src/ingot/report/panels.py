@@ -68,7 +68,8 @@ def tokens(stage: Path) -> Markup:
     for split, name in (("train", "to train on"), ("val", "held out")):
         if f"{split}_tokens" in result:
             of = [figures.count(result[f"{split}_{unit}"]) + f" {unit}" for unit in ("tokens", "documents")]
-            pairs.append((name, f"{', '.join(of)}, {figures.size(result[f'{split}_bytes'])}"))
+            of += [figures.size(n)] if (n := result[f"{split}_bytes"]) else []  # prompts have no bytes to learn
+            pairs.append((name, ", ".join(of)))
     if "train_tokens" in result and "val_tokens" in result:
         both = result["train_tokens"] + result["val_tokens"]
         pairs.append(("held-out share", figures.share(result["val_tokens"], both) + " of tokens"))

@@ -33,7 +33,7 @@ def _matrix(links: list[dict[str, Any]], table: list[dict[str, Any]]) -> dict[st
     about = {(r["task"], r["metric"].removesuffix("_nats")): r for r in table if r["model"] == last and is_summary(r)}
     return {
         "last": last,
-        "tasks": [{"name": t, "metric": first[last, t]["metric"].replace("_", " ")} for t in tasks],
+        "tasks": [{"name": t, "metric": figures.words(first[last, t]["metric"])} for t in tasks],
         "rows": [
             {"stage": link["name"], "cells": [{**first[link["name"], t], "own": t in link["learned"]} for t in tasks]}
             for link in links
@@ -53,7 +53,7 @@ def _signed(row: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def _sentence(task: str, metric: str, row: dict[str, Any]) -> str:
     unit = " nats" if row["metric"].endswith("_nats") else ""
-    return f"{metric.replace('_', ' ')} on {task}: {spelled(row)}{unit}"
+    return f"{metric.replace('_', ' ').capitalize()} on {task}: {spelled(row)}{unit}"
 
 
 def spelled(row: dict[str, Any]) -> str:

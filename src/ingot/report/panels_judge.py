@@ -66,7 +66,7 @@ def _table(task: str, rows: list[dict[str, Any]], names: list[str]) -> dict[str,
         for model in names
         if any(r["model"] == model for r in rows)
     ]
-    return {"task": task, "metrics": [m.replace("_", " ") for m in metrics], "rows": lines}
+    return {"task": task, "metrics": [figures.words(m) for m in metrics], "rows": lines}
 
 
 def _cell(row: dict[str, Any] | None) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from ingot.report import figures, reading
 from ingot.report.charts import Series, line_chart
+from ingot.report.measures import measures
 from ingot.report.panels_forgetting import chains, is_summary
 from ingot.report.panels_judge import alarms
 from ingot.report.rendering import render
@@ -16,10 +17,6 @@ from ingot.train.guard import ADVICE, judge
 
 SHOWN = 12
 """Rows of the loss table and samples by step."""
-_LOGGED = frozenset(
-    {"step", "time", "attempt", "event", "loss_nats", "loss", "grad_norm", "lr", "tokens", "tokens_seen", "tok_s"}
-)
-"""Numbers of a step that have a chart, or need none; of every other one a chart is made."""
 _COLOURS = {"healthy": "good", "always clipped": "warn", "critical": "bad"}
 
 
@@ -35,6 +32,7 @@ def train(stage: Path) -> Markup:
         verdict=_verdict(steps, reading.events(stage, "health"), clip) if steps else None,
         rows=_loss_rows(evaluations),
         sources=_sources(evaluations),
+        of_pairs=_of_pairs(evaluations),
         samples=figures.spread(reading.samples(stage), SHOWN),
     )
 
@@ -63,10 +61,13 @@ def _charts(
     guess = facts.get("ln_vocab_nats", math.inf)
     near = max((y for y in losses if math.isfinite(y)), default=0.0) > 0.6 * guess
     references = {"uniform guess, ln V": guess} if near else {}  # far above a tuned model's curve, it would flatten it
-    loss, unit = ("loss_nats", "nats per token") if plain or not steps else ("loss", "loss")
+    loss = "loss_nats" if plain or not steps else "loss"
+    unit = "nats per token" if loss == "loss_nats" and not _of_pairs(evaluations) else "loss"
+    shown = line_chart("Loss", [curve("train", loss, smooth), *validation], "step", unit, references)
     return [
-        *_measures(steps, evaluations, smooth),
-        line_chart("Loss", [curve("train", loss, smooth), *validation], "step", unit, references),
+        *([shown] if loss == "loss_nats" else []),
+        *measures(steps, evaluations, smooth),
+        *([shown] if loss == "loss" else []),  # of samples it says little: it is about 0 at every first update
         line_chart("Learning rate", [curve("learning rate", "lr")], "step", "rate", from_zero=True),
         line_chart(
             "Gradient norm before clipping",
@@ -78,19 +79,6 @@ def _charts(
         ),
         line_chart("Throughput", [curve("training", "tok_s")], "step", "tokens per second", from_zero=True),
     ]
-
-
-def _measures(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]], smooth: float) -> list[Markup]:
-    """A chart of every further number of a step, the reward first, with its held-out values where there are some."""
-    found = dict.fromkeys(n for s in steps for n, v in s.items() if n not in _LOGGED and isinstance(v, int | float))
-    charts = []
-    for name in sorted(found, key=lambda n: n != "reward"):
-        series = [Series("train", [(s["step"], s[name]) for s in steps if name in s], smooth)]
-        if held_out := [(e["step"], e[f"val_{name}"]) for e in evaluations if f"val_{name}" in e]:
-            series.append(Series("validation", held_out, dots=True))
-        words = name.replace("_", " ")
-        charts.append(line_chart(words.capitalize(), series, "step", words))
-    return charts
 
 
 def _verdict(steps: list[dict[str, Any]], changes: list[dict[str, Any]], clip: float) -> dict[str, str]:
@@ -110,6 +98,10 @@ def _sources(evaluations: list[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(k.removeprefix(prefix) for e in evaluations for k in e if k.startswith(prefix)))
 
 
+def _of_pairs(evaluations: list[dict[str, Any]]) -> bool:
+    return any(figures.told_apart(e) is not None for e in evaluations)
+
+
 def _loss_rows(evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
     measured = [e for e in evaluations if "val_loss_nats" in e]
     if not measured:
@@ -123,6 +115,7 @@ def _loss_rows(evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "step": e["step"],
             "train": e.get("train_loss_nats"),
             "val": e["val_loss_nats"],
+            "right": figures.told_apart(e),
             "sources": [e.get(f"val_loss_nats/{s}") for s in _sources(evaluations)],
             "best": e is best,
         }
@@ -224,7 +217,7 @@ def _groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             for model in dict.fromkeys(r["model"] for r in mine)
         ]
         what = "Task" if "accuracy" in metrics else "Every metric on held-out"
-        groups.append({"task": task, "what": what, "metrics": [m.replace("_", " ") for m in metrics], "rows": lines})
+        groups.append({"task": task, "what": what, "metrics": [figures.words(m) for m in metrics], "rows": lines})
     return groups
 
 
