@@ -6,11 +6,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 
 os.environ.pop("COLUMNS", None)  # which pytest-xdist sets: the width of a pipe is the product's to choose
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny matrices: more threads only wait for each other
+
+hypothesis.settings.register_profile("ingot", deadline=None)  # a machine may be busy with something else
+hypothesis.settings.load_profile("ingot")
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

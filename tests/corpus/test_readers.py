@@ -219,14 +219,38 @@ def test_csv_quotes_line_ends_and_bad_rows(tmp_path):
     ).encode()
     (tmp_path / "a.csv").write_bytes(content + b"6,caf\xe9\n7,last\n" + b'8,"never closed\n9,lost\n')
     found, bad = read(tmp_path / "a.csv")
-    assert found == [('one, "quoted"\r\nand two lines', 0), ("plain", 4), ("last", 6)]
+    assert found == [('one, "quoted"\r\nand two lines', 0), ("plain", 4), ("last", 6), ("lost", 8)]
     assert [(b.line, b.row) for b in bad] == [(5, 0), (6, 0), (7, 0), (9, 0), (11, 0)]
     reasons = [b.reason for b in bad]
     assert reasons[0] == "found 3 fields, expected 2 (id, text)"
     assert reasons[1] == "found 1 fields, expected 2 (id, text)"
-    assert reasons[2].startswith("malformed table in lines 7 to 7: ',' expected after '\"'")
+    assert reasons[2].startswith("malformed table in line 7: ',' expected after '\"'")
     assert "(0xe9) is not UTF-8" in reasons[3]
-    assert reasons[4].startswith("malformed table in lines 11 to 12: unexpected end of data")
+    assert reasons[4].startswith("malformed table in line 11: unexpected end of data")
+
+
+def test_a_quote_that_opens_by_mistake_costs_its_line_alone(tmp_path):
+    rows = [f"{n},text {n}" for n in range(40)]
+    rows[7] = '7,"never closed'
+    rows[9] = '9,"in ""two""\nlines"'
+    (tmp_path / "a.csv").write_text("id,text\n" + "\n".join(rows) + "\n")
+    found, bad = read(tmp_path / "a.csv")
+    texts = [f"text {n}" for n in range(40) if n != 7]
+    texts[8] = 'in "two"\nlines'
+    assert [text for text, _ in found] == texts
+    assert [(b.line, b.reason.partition(":")[0]) for b in bad] == [(9, "malformed table in line 9")]
+    with patch.object(read_tables, "MOST_RETURNS", 0):
+        _, bad = read(tmp_path / "a.csv")
+    assert bad[0].reason.startswith("malformed table in lines 9 to 11, which are lost")
+
+
+def test_a_name_that_shouts_is_unpacked_and_columns_of_one_name_are_refused(tmp_path):
+    (tmp_path / "A.JSONL.GZ").write_bytes(gzip.compress(b'{"text": "packed"}\n'))
+    assert read(tmp_path / "A.JSONL.GZ")[0] == [("packed", 0)]
+    columns = [pa.array(["q"]), pa.array(["one"]), pa.array(["two"])]
+    pq.write_table(pa.table(columns, names=["question", "answer", "answer"]), tmp_path / "two.parquet")
+    with pytest.raises(UserError, match="names column 'answer' more than once"):
+        read(tmp_path / "two.parquet", format="chat")
 
 
 @pytest.mark.parametrize(

@@ -378,6 +378,37 @@ def test_personal_data_is_masked_in_messages_and_in_further_fields(tmp_path):
     assert "you@y.org" in documents(tmp_path / "as-is")[0]["extra"]
 
 
+def test_lists_of_messages_in_cells_of_a_table_are_read_for_every_role():
+    said = json.dumps([{"role": "assistant", "content": "good"}])
+    row = {"prompt": json.dumps([{"from": "human", "value": "q"}]), "chosen": said, "rejected": "[bad]"}
+    assert made("pairs", row) == {"prompt": talk((U, "q")), "chosen": talk((A, "good")), "rejected": talk((A, "[bad]"))}
+    listed = '[{"a": 1}]'
+    assert made("prompts", {"prompt": listed}) == talk((U, listed)), "JSON that is no message is text"
+
+
+def test_a_system_message_without_text_is_none():
+    said = talk((S, " "), (U, "q"), (A, "a"))
+    assert made("chat", {"messages": said}) == talk((U, "q"), (A, "a"))
+    assert made("chat", {"messages": said, "system": "be brief"}) == talk((S, "be brief"), (U, "q"), (A, "a"))
+
+
+def test_what_is_learned_of_a_conversation_does_not_move_it_across_the_split(tmp_path):
+    talks = [talk((U, f"question {n}"), (A, f"answer {n}")) for n in range(60)]
+    told = [[m, {**a, "train": True}] for m, a in talks]
+    hidden = [[*t, {"role": U, "content": "more"}, {"role": A, "content": "x"}] for t in talks]
+    silent = [[m, {**a, "train": False}, *rest] for m, a, *rest in hidden]
+    rows = [{"messages": m} for m in (*talks, *told, *hidden, *silent)]
+    out = tmp_path / "out"
+    make(out, jsonl(tmp_path / "a.jsonl", rows), format="chat", holdout={"share": 0.3})
+    splits: dict[str, set[str]] = {}
+    kept = documents(out)
+    for d in kept:
+        splits.setdefault(d["split"], set()).add(json.dumps([m["content"] for m in json.loads(d["text"])]))
+    assert len(kept) == 180, "what is said and learned alike is kept once"
+    assert len(splits) == 2
+    assert not set.intersection(*splits.values())
+
+
 def test_personal_data_is_masked_however_deep_and_behind_whatever_signs(tmp_path):
     deep: object = "me@x.org"
     for _ in range(600):

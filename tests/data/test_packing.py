@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ingot.core.errors import UserError
 from ingot.data.order import Order
-from ingot.data.packing import PAD, BestFit, Windows, make_plan
+from ingot.data.packing import PAD, BestFit, Windows, make_row_plan
 
 
 def _all(start: int, stop: int) -> np.ndarray:
@@ -116,15 +116,17 @@ def test_2_1_a_document_whose_answer_is_cut_off_is_left_out_and_counted() -> Non
 
 def test_2_1_where_every_answer_is_cut_off_one_sentence_says_so() -> None:
     with pytest.raises(UserError, match=r"each of its 2 documents is longer than the context of 9 and its answer beg"):
-        make_plan("best-fit", _ends([30, 20]), 9, None, mask=lambda start, stop: 0 * _all(start, stop), what="data.q")
+        make_row_plan(
+            "best-fit", _ends([30, 20]), 9, None, mask=lambda start, stop: 0 * _all(start, stop), what="data.q"
+        )
 
 
 def test_context_longer_than_the_data_is_one_sentence() -> None:
     with pytest.raises(UserError, match=r"data.clean: holds 10 tokens, fewer than one row of context 64 needs \(65\)"):
-        make_plan("concat", _ends([10]), 64, None, mask=None, what="data.clean")
+        make_row_plan("concat", _ends([10]), 64, None, mask=None, what="data.clean")
     with pytest.raises(UserError, match=r"packing\.stride: found 9, expected at most the context of 8"):
-        make_plan("concat", _ends([100]), 8, 9, mask=None, what="data.clean")
-    assert make_plan("concat", _ends([100]), 8, 8, mask=None, what="data.clean").rows
+        make_row_plan("concat", _ends([100]), 8, 9, mask=None, what="data.clean")
+    assert make_row_plan("concat", _ends([100]), 8, 8, mask=None, what="data.clean").rows
 
 
 def test_C1_an_epoch_is_counted_in_tokens_at_any_stride():

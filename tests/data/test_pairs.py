@@ -5,7 +5,7 @@ import pytest
 
 from ingot.core.errors import UserError
 from ingot.data.batches import IGNORE, Source, all_rows, make_batch
-from ingot.data.packing import PAD, Whole, make_plan
+from ingot.data.packing import PAD, Whole, make_row_plan
 
 PAIRS = [[1, 2, 3, 9], [1, 2, 4, 5, 9], [1, 6, 9], [1, 7, 9], [1, *range(10, 40), 9], [1, 8, 9]]
 MASKS = [[0, 0, 1, 1], [0, 0, 1, 1, 1], [0, 1, 1], [0, 1, 1], [0, *[1] * 31], [0, 1, 1]]
@@ -38,7 +38,7 @@ def test_a_pair_that_does_not_fit_is_left_out_whole_and_counted(make_store) -> N
     with pytest.raises(
         UserError, match="all 3 pairs have a side longer than the 2 tokens there are for them, and none is cut"
     ):
-        make_plan("whole", np.asarray(source.store.ends), 2, None, True, "data.p", 2)
+        make_row_plan("whole", np.asarray(source.store.ends), 2, None, True, "data.p", 2)
 
 
 def test_every_row_once_as_wide_as_the_longest_of_its_batch(make_store) -> None:

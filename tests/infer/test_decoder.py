@@ -138,7 +138,7 @@ def test_autocast_and_the_models_own_precision_choose_the_products():
 
 
 def _possible(how, dtype):
-    own, packed = native.able(CPU, dtype, torch.float32), products._packs(CPU, dtype)
+    own, packed = native.available(CPU, dtype, torch.float32), products._packs(CPU, dtype)
     return {Way.PANELS: own, Way.AS_STORED: own, Way.ONEDNN: packed, Way.TORCH: True}[how]
 
 

@@ -287,37 +287,37 @@ def test_where_there_is_a_compiler_it_builds(anew):
     """Else every other test here would be skipped."""
     if os.environ.get("CXX") or shutil.which("g++") is None:
         pytest.skip("no g++")
-    assert native.able(CPU, torch.float32, torch.float32)
+    assert native.available(CPU, torch.float32, torch.float32)
 
 
 def test_it_is_built_once_and_whole(anew):
-    if not native.able(CPU, torch.float32, torch.float32):
+    if not native.available(CPU, torch.float32, torch.float32):
         pytest.skip("no C++ compiler")
     (made,) = (anew / "native").iterdir()
     stamp = made.stat().st_mtime_ns
     _forget()
-    assert native.able(CPU, torch.bfloat16, torch.float32)
+    assert native.available(CPU, torch.bfloat16, torch.float32)
     assert made.stat().st_mtime_ns == stamp
 
 
 @pytest.mark.parametrize("compiler", ["/nowhere/g++", "false", f"{sys.executable} -c pass"])
 def test_without_a_compiler_that_works_torch_computes(anew, compiler, monkeypatch):
     monkeypatch.setenv("CXX", compiler)
-    assert not native.able(CPU, torch.float32, torch.float32)
+    assert not native.available(CPU, torch.float32, torch.float32)
     assert list((anew / "native").iterdir()) == []
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(anew, monkeypatch):
     (anew / "native").write_text("")
-    assert not native.able(CPU, torch.float32, torch.float32)
+    assert not native.available(CPU, torch.float32, torch.float32)
     assert artifact.cache() == anew
 
 
 def test_what_it_is_not_for():
-    assert not native.able(CPU, torch.float64, torch.float64)
-    assert not native.able(CPU, torch.bfloat16, torch.float64)
-    assert not native.able(CPU, torch.float16, torch.float32)
-    assert not native.able(torch.device("cuda"), torch.float32, torch.float32)
+    assert not native.available(CPU, torch.float64, torch.float64)
+    assert not native.available(CPU, torch.bfloat16, torch.float64)
+    assert not native.available(CPU, torch.float16, torch.float32)
+    assert not native.available(torch.device("cuda"), torch.float32, torch.float32)
 
 
 def test_it_shares_torchs_threads(built):

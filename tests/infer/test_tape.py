@@ -15,7 +15,7 @@ from ingot.model.transformer import build
 VOCAB, STEPS = 37, 9
 
 pytestmark = pytest.mark.skipif(
-    not native.able(torch.device("cpu"), torch.float32, torch.float32), reason="no compiler"
+    not native.available(torch.device("cpu"), torch.float32, torch.float32), reason="no compiler"
 )
 
 

@@ -10,7 +10,7 @@ import torch
 
 from ingot.core.statistics import paired_difference
 from ingot.pipeline.graph import load_graphs
-from ingot.train.native import here
+from ingot.train import native
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "compare_settings.py"))
 ALIGN = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "align_instructions.py"))
@@ -71,8 +71,8 @@ def test_the_fast_path_learns_what_fp32_learns(shakespeare: Path, tmp_path: Path
     """
     if not torch.cpu._is_avx512_bf16_supported():
         pytest.skip("the fast path of a CPU without bf16 instructions is fp32 itself")
-    native = here(torch.bfloat16)
-    sets = ["stage.base.batch=32", "sweep.seeds=[1, 2, 3]", *([] if native else ["stage.base.loop.compile=true"])]
+    built = native.available(torch.bfloat16)
+    sets = ["stage.base.batch=32", "sweep.seeds=[1, 2, 3]", *([] if built else ["stage.base.loop.compile=true"])]
     sets = [*SCRIPT["overrides"]("precision", shakespeare, 500), "stage.base.evaluate.every=500", *sets]
     result = ingot(
         *("run", SCRIPT["RECIPE"], "--only", "base", *(word for s in sets for word in ("--set", s))),

@@ -36,13 +36,13 @@ def test_the_driver_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         return subprocess.CompletedProcess([], 0, "Tesla T4, 15360, 7.5\nTesla T4, 15360, 7.5\n", "")
 
     monkeypatch.setattr(machine.subprocess, "run", answer)
-    assert machine.here() == machine.Device("T4", 15360 << 20, 65e12, "fp16")
-    assert machine.here().is_gpu
+    assert machine.this_machine() == machine.Device("T4", 15360 << 20, 65e12, "fp16")
+    assert machine.this_machine().is_gpu
 
 
 def test_without_a_gpu_it_is_the_cpu_and_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.shutil, "which", lambda _: None)
-    found = machine.here()
+    found = machine.this_machine()
     assert found.name == "CPU"
     assert not found.is_gpu
     assert 1 << 28 < found.memory < 1 << 50

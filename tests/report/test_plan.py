@@ -123,7 +123,7 @@ def test_gpus_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device_of("A100") == GPUS["a100"]
     with pytest.raises(UserError, match="--gpu a10000: no such GPU"):
         device_of("a10000")
-    monkeypatch.setattr("ingot.report.plan.here", lambda: CPU)
+    monkeypatch.setattr("ingot.report.plan.this_machine", lambda: CPU)
     assert device_of(None) == CPU
 
 

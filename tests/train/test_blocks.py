@@ -30,8 +30,8 @@ from tests.train.test_engine import _engine, _gradient, _ragged
 
 EXACT, BF16, FP32 = torch.float64, torch.bfloat16, torch.float32
 WHY = "no such vectors, or matrix tiles for bf16, or no C++ compiler"
-needed = pytest.mark.skipif(not native.here(BF16), reason=WHY)
-wide_vectors = pytest.mark.skipif(not native.here(FP32), reason=WHY)
+needed = pytest.mark.skipif(not native.available(BF16), reason=WHY)
+wide_vectors = pytest.mark.skipif(not native.available(FP32), reason=WHY)
 each = pytest.mark.parametrize(
     "dtype", [pytest.param(BF16, marks=needed, id="bf16"), pytest.param(FP32, marks=wide_vectors, id="fp32")]
 )
@@ -249,12 +249,12 @@ def test_other_blocks_are_not_taken_for_these(other: dict[str, Any]) -> None:
 def test_a_model_that_learns_in_part_or_in_float64_is_left_to_torch() -> None:
     model = build(_config(), 0)
     model.layers["1"].attention.k.weight.requires_grad_(False)  # pyright: ignore[reportAttributeAccessIssue]
-    assert not blocks.able(model)
-    assert not blocks.able(build(_config(), 0, dtype=torch.float64))
+    assert not blocks.supports(model)
+    assert not blocks.supports(build(_config(), 0, dtype=torch.float64))
     adapted = build(_config(), 0)
     lora.adapt(adapted, AdapterSettings(), 0)
-    assert not blocks.able(adapted)
-    assert not blocks.able(torch.nn.Linear(2, 2))
+    assert not blocks.supports(adapted)
+    assert not blocks.supports(torch.nn.Linear(2, 2))
 
 
 def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("INGOT_CACHE", str(tmp_path))
     monkeypatch.setattr(native, "_built", {})
     said: list[str] = []
-    assert not native.here(FP32, said.append)
+    assert not native.available(FP32, said.append)
     assert "FileNotFoundError" in said[-1] or not native._vectors(FP32)
     model, rows = build(_config(), 0), _rows(2, 8)
     assert torch.equal(_native(model)(**rows).hidden, model(**rows).hidden)
@@ -288,7 +288,7 @@ def test_it_is_chosen_where_nobody_says_otherwise_and_told_when_built(
     path.unlink()
     exact = replace(fresh, precision="fp32", compile="whole")
     assert remembered(path, fresh, LoopSettings()).compile == "native"
-    monkeypatch.setattr(native, "here", lambda dtype, say=None: dtype == FP32)
+    monkeypatch.setattr(native, "available", lambda dtype, say=None: dtype == FP32)
     moved = remembered(path, exact, LoopSettings())
     assert (moved.precision, moved.compile) == ("bf16", "whole"), "another machine, without bf16"
     monkeypatch.undo()
@@ -297,7 +297,7 @@ def test_it_is_chosen_where_nobody_says_otherwise_and_told_when_built(
     for expected in (1, 0):
         said: list[str] = []
         monkeypatch.setattr(native, "_built", {})
-        assert native.here(BF16, said.append)
+        assert native.available(BF16, said.append)
         assert len(said) == expected
 
 
@@ -316,7 +316,7 @@ def test_a_model_compared_with_itself_differs_by_nothing(tmp_path: Path, dtype: 
 
     def said(engine: Engine, model: torch.nn.Module) -> Tensor:
         with torch.no_grad():
-            return torch.cat(engine.context(1).over(model, batch, answer_logps))
+            return engine.context(1).over(model, batch, answer_logps)
 
     with ours.execution.forward():
         trained = [
@@ -339,7 +339,7 @@ def test_steps_of_training_are_those_of_torch(tmp_path: Path, dtype: torch.dtype
     """Gradients of a ragged batch in micro-batches, a few steps, and an evaluation."""
     precision, near = ("bf16", 0.01) if dtype == BF16 else ("fp32", 1e-5)
     batch, plain = _ragged(), _engine(tmp_path, precision)
-    if not blocks.able(plain.model):
+    if not blocks.supports(plain.model):
         pytest.fail("the test's model is no common one")
     ours = _like(plain, tmp_path, batch.context)
     exact = _engine(tmp_path, "fp64")

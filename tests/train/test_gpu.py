@@ -62,7 +62,7 @@ def test_the_same_numbers_as_on_a_cpu(isolated: bool, family: str) -> None:
 def test_a_replayed_update_is_the_same_update(compile: str) -> None:
     """Rate by rate; a shape that is not the usual one is updated plainly in between."""
     plain, replayed = (_engine("cuda", "bf16", compile) for _ in range(2))
-    plain._replayed = None
+    plain._recorder = None
     for step in range(14):
         batch = _batch(step, False)
         batch = batch.take(np.arange(2)) if step == 9 else batch
@@ -75,8 +75,8 @@ def test_a_replayed_update_is_the_same_update(compile: str) -> None:
             break
         assert abs(float(told.loss) - float(found.loss)) < 2e-3, step
         assert abs(float(told.grad_norm) / float(found.grad_norm) - 1) < 2e-2, step
-    assert replayed._replayed is not None
-    assert replayed._replayed._recording is not None
+    assert replayed._recorder is not None
+    assert replayed._recorder._recording is not None
 
 
 @pytest.mark.parametrize("compile", ["", "whole"])

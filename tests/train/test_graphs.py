@@ -85,7 +85,7 @@ def test_a_recording_that_fails_is_told_once_and_never_tried_again(made: list[fl
 @pytest.mark.parametrize(("micro", "asked"), [(16, 1), (8, 0)])
 def test_an_update_of_several_micro_batches_is_made_plainly(tmp_path: Path, micro: int, asked: int) -> None:
     engine, times = _engine(tmp_path, micro=micro), list[float]()
-    assert engine._replayed is None, "a CPU replays nothing"
-    engine._replayed = lambda batch, counts, lr: times.append(lr)  # type: ignore
+    assert engine._recorder is None, "a CPU replays nothing"
+    engine._recorder = lambda batch, counts, lr: times.append(lr)  # type: ignore
     engine.step(_ragged())
     assert len(times) == asked

@@ -11,12 +11,12 @@ from ingot.train.head import NativeHead
 
 BF16, FP32 = torch.bfloat16, torch.float32
 WHY = "no such vectors, or matrix tiles for bf16, or no C++ compiler"
-needed = pytest.mark.skipif(not native.here(BF16), reason=WHY)
+needed = pytest.mark.skipif(not native.available(BF16), reason=WHY)
 each = pytest.mark.parametrize(
     "dtype",
     [
         pytest.param(BF16, marks=needed, id="bf16"),
-        pytest.param(FP32, marks=pytest.mark.skipif(not native.here(FP32), reason=WHY), id="fp32"),
+        pytest.param(FP32, marks=pytest.mark.skipif(not native.available(FP32), reason=WHY), id="fp32"),
     ],
 )
 

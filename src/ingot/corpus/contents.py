@@ -95,6 +95,11 @@ def _same(
     White space within messages counts as one blank; in their JSON a line's end is two characters.
     """
     _put(messages, squeezed.to_pylist())
+    if settings.format == "chat":
+        said = [_said(document) for document in documents]
+        learned = [[_is_learned(m) for m in document] for document in documents]
+        same = pl.Series([dump_document(both) for both in zip(said, learned, strict=True)], dtype=pl.String)
+        return same, pl.Series([dump_document(one) for one in said], dtype=pl.String)
     same = pl.Series([dump_document(document) for document in documents], dtype=pl.String)
     if settings.format != "pairs":
         return same, same
@@ -108,11 +113,15 @@ def _fingerprints(texts: pl.Series) -> list[bytes]:
 def _reason(document: Any, messages: list[dict[str, Any]], settings: CorpusSettings) -> str | None:
     if any(not m["content"].strip() for m in messages):
         return "empty"
-    if settings.format == "chat" and not any(m["role"] == "assistant" and m.get("train", True) for m in messages):
+    if settings.format == "chat" and not any(map(_is_learned, messages)):
         return "no_answer"
     if settings.format == "pairs" and _said(document["chosen"]) == _said(document["rejected"]):
         return "equal_sides"
     return None
+
+
+def _is_learned(message: dict[str, Any]) -> bool:
+    return message["role"] == "assistant" and message.get("train", True)
 
 
 def _said(side: list[dict[str, Any]]) -> list[tuple[str, str]]:

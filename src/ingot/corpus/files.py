@@ -57,10 +57,11 @@ def lines(file: Path) -> Iterator[tuple[int, int, bytes]]:
 
 def blocks(file: Path) -> Iterator[bytes]:
     """Decompressed content, by the file's suffix. Raises Damaged where it ends early or is corrupt."""
+    suffix = file.suffix.lower()
     try:
-        if file.name.endswith(".gz"):
+        if suffix == ".gz":
             yield from _gunzip(file)
-        elif file.name.endswith(".zst"):
+        elif suffix == ".zst":
             from pyarrow import CompressedInputStream, OSFile  # whoever reads a recipe imports this file
 
             with OSFile(str(file)) as packed, CompressedInputStream(packed, "zstd") as stream:
@@ -75,7 +76,7 @@ def blocks(file: Path) -> Iterator[bytes]:
     except (PermissionError, FileNotFoundError) as error:
         raise unreadable(file, error) from None
     except OSError as error:
-        if not file.name.endswith(".zst"):
+        if suffix != ".zst":
             raise
         raise Damaged(f"corrupt or truncated zstd data ({error})") from None
 

@@ -164,7 +164,7 @@ def apply_filters(documents: pl.DataFrame, filters: Mapping[str, Filter]) -> pl.
 def _ask(name: str, rejects: Filter, documents: pl.DataFrame) -> pl.Series:
     try:
         answer = rejects(documents)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         first, last = documents["path"][0], documents["path"][-1]
         raise UserError(
             f"filters: '{name}' raised {type(error).__name__}: {error}, on the {len(documents)} documents from {first} "

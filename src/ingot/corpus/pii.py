@@ -23,7 +23,8 @@ KINDS = {"email": "[EMAIL]", "phone": "[PHONE]", "ssn": "[SSN]", "ip": "[IP]"}
 _LETTER = r"\p{Latin}\p{Greek}\p{Cyrillic}\p{Nd}"
 _EMAIL = (
     rf"[{_LETTER}_%+\-]+(?:\.[{_LETTER}_%+\-]+)*"
-    rf"@[{_LETTER}](?:[{_LETTER}\-]*[{_LETTER}])?(?:\.[{_LETTER}](?:[{_LETTER}\-]*[{_LETTER}])?)*\.\p{{L}}{{2,24}}"
+    rf"@[{_LETTER}](?:[{_LETTER}\-]*[{_LETTER}])?(?:\.[{_LETTER}](?:[{_LETTER}\-]*[{_LETTER}])?)*"
+    r"\.(?:\p{Latin}{2,24}|\p{Greek}{2,24}|\p{Cyrillic}{2,24})"
 )
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 _IPV4 = rf"{_OCTET}(?:\.{_OCTET}){{3}}"
@@ -40,13 +41,15 @@ _INTERNATIONAL = (
 _PHONE = rf"(?:\+?1[ .\-]?)?{_NATIONAL}|{_INTERNATIONAL}"
 
 # What may stand before and after. A dot after is the end of a sentence unless more of a number or name follows it.
-_AFTER = r"(\.?(?:[^\w.]|\z)|\.{2,})"
-_AFTER_NUMBER = r"((?:\.|-)?(?:[^\w.\-]|\z)|\.{2,}|-{2,})"
+# Letters of scripts that no address is written in may stand beside one: Chinese and Japanese have no blanks.
+_WORD = rf"{_LETTER}_"
+_AFTER = rf"(\.?(?:[^{_WORD}.]|\z)|\.{{2,}})"
+_AFTER_NUMBER = rf"((?:\.|-)?(?:[^{_WORD}.\-]|\z)|\.{{2,}}|-{{2,}})"
 _REPLACED = {
-    "email": rf"()({_EMAIL})([^\w(.]|\.(?:\W|\z)|\z)",
-    "ip": rf"(\A|[^\w.])({_IPV4}){_AFTER}",
-    "ssn": rf"(\A|[^\w.\-])({_SSN}){_AFTER_NUMBER}",
-    "phone": rf"(\A|[^\w.+\-])({_PHONE}){_AFTER_NUMBER}",
+    "email": rf"()({_EMAIL})([^{_WORD}(.]|[._](?:[^{_WORD}]|\z)|\z)",
+    "ip": rf"(\A|[^{_WORD}.])({_IPV4}){_AFTER}",
+    "ssn": rf"(\A|[^{_WORD}.\-])({_SSN}){_AFTER_NUMBER}",
+    "phone": rf"(\A|[^{_WORD}.+\-])({_PHONE}){_AFTER_NUMBER}",
 }
 _SEARCHED = {
     "email": r"[^\s@]@[^\s@]",
@@ -59,7 +62,10 @@ _IPV6_SEARCHED = (
 )
 _HINTS = {"email": ("@",), "ip6": ("::", r":[0-9A-Fa-f]{1,4}:[0-9A-Fa-f]{1,4}:")}
 """One of these is in every text that a search above finds; what begins with a fixed sign is looked for much faster."""
-_IPV6 = re.compile(r"(?<![\w:.])[0-9A-Fa-f:]*:[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*[0-9A-Fa-f:](?![\w:])")
+_IPV6 = re.compile(
+    r"(?<![\w:.])(?=[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.])[0-9A-Fa-f:.]{1,45}[0-9A-Fa-f:](?![\w:])", re.ASCII
+)
+"""Two colons soon, and no more signs than an address has: otherwise time grows with the cube of a text of them."""
 _ADDRESSES = [
     ipaddress.IPv6Network(n) for n in ("2000::/3", "fc00::/7", "fe80::/10", "ff00::/8", "64:ff9b::/96", "::ffff:0:0/96")
 ]

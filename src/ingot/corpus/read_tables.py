@@ -9,6 +9,7 @@ that memory does not depend on the file; a row group that cannot be decoded is l
 # (pyarrow.compute makes its functions when it is imported)
 
 import csv
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -22,32 +23,37 @@ from ingot.corpus.files import BadRow, Damaged, Row, lines, unreadable
 
 MOST_FIELD = 64 << 20
 """Characters of one CSV field; more means that a quote was never closed."""
+MOST_RETURNS = 1000
+"""How often a file is read again from behind a line with a quote that opens by mistake."""
 
 
 def csv_rows(file: Path, delimiter: str) -> Iterator[Row]:
     """One dict of strings a row, named by the header; quoted fields may hold line ends. Raises Damaged."""
-    broken: list[UnicodeDecodeError] = []
-    reader = csv.reader(_decoded(file, broken), delimiter=delimiter, strict=True)
+    text = _Lines(file)
+    reader = csv.reader(text, delimiter=delimiter, strict=True)
     csv.field_size_limit(MOST_FIELD)  # 131,072 unless told, less than many a document
     header: list[str] | None = None
     number = 0
     while True:
-        line = reader.line_num + 1
+        line = text.number + 1
         try:
             fields = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            fields = None
-            value = BadRow(f"malformed table in lines {line} to {reader.line_num}: {error}")
+            fields, last = None, text.number
+            if text.go_back():
+                reader = csv.reader(text, delimiter=delimiter, strict=True)
+                value = BadRow(f"malformed table in line {line}: {error}")
+            else:
+                value = BadRow(f"malformed table in lines {line} to {last}, which are lost: {error}")
         else:
             if not fields:
+                text.take()
                 continue
             value = _named(header, fields)
-        if broken:
-            error = broken.pop()
+        if error := text.take():
             value = BadRow(f"byte {error.start} of the line (0x{error.object[error.start]:02x}) is not UTF-8")
-            broken.clear()
         if header is None:
             header = _header(fields, value)
             continue
@@ -55,14 +61,47 @@ def csv_rows(file: Path, delimiter: str) -> Iterator[Row]:
         number += 1
 
 
-def _decoded(file: Path, broken: list[UnicodeDecodeError]) -> Iterator[str]:
-    """Lines as text; one that is not UTF-8 is noted, so that the row it belongs to is not taken for good."""
-    for _, offset, data in lines(file):
+class _Lines(Iterator[str]):
+    """Lines as text, which can be read again from the second one of a row on: a quote that opens by mistake runs to the
+    next one, however far, and only its own line is wrong."""
+
+    def __init__(self, file: Path):
+        self._lines = lines(file)
+        self._again: deque[tuple[str, UnicodeDecodeError | None]] = deque()
+        self._row: list[tuple[str, UnicodeDecodeError | None]] = []
+        self._returns = MOST_RETURNS
+        self.number = 0
+        """Of the line given last."""
+
+    def __next__(self) -> str:
+        line = self._again.popleft() if self._again else self._read()
+        self._row.append(line)
+        self.number += 1
+        return line[0]
+
+    def _read(self) -> tuple[str, UnicodeDecodeError | None]:
+        _, offset, data = next(self._lines)
         try:
-            yield data.decode("utf-8-sig" if offset == 0 else "utf-8") + "\n"
+            return data.decode("utf-8-sig" if offset == 0 else "utf-8") + "\n", None
         except UnicodeDecodeError as error:
-            broken.append(error)
-            yield data.decode(errors="replace") + "\n"
+            return data.decode(errors="replace") + "\n", error
+
+    def take(self) -> UnicodeDecodeError | None:
+        """Begin another row; the first line of this one that is not UTF-8, if there is one."""
+        error = next((error for _, error in self._row if error), None)
+        self._row = []
+        return error
+
+    def go_back(self) -> bool:
+        """Give all lines of the row but its first again; False where that was done too often to go on with it."""
+        if len(self._row) > 1:
+            if not self._returns:
+                return False
+            self._returns -= 1
+            self._again.extendleft(reversed(self._row[1:]))
+            self.number -= len(self._row) - 1
+            del self._row[1:]
+        return True
 
 
 def _named(header: list[str] | None, fields: list[str]) -> dict[str, str] | BadRow:
@@ -76,10 +115,14 @@ def _named(header: list[str] | None, fields: list[str]) -> dict[str, str] | BadR
 def _header(fields: list[str] | None, value: object) -> list[str]:
     if isinstance(value, BadRow) or fields is None:
         raise Damaged(f"the header cannot be read: {value}; save the file as UTF-8 with a line of column names")
-    twice = sorted({name for name in fields if fields.count(name) > 1})
-    if twice:
-        raise Damaged(f"the header names column '{twice[0]}' more than once; rename one of them")
-    return fields
+    return _once(fields, "the header")
+
+
+def _once(names: list[str], where: str) -> list[str]:
+    """The names of columns, of which no two may be the same."""
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise Damaged(f"{where} names column '{twice[0]}' more than once; rename one of them")
+    return names
 
 
 class Lost(NamedTuple):
@@ -128,6 +171,7 @@ def parquet_batches(
 
 def parquet_rows(file: Path, rows: int, size: int) -> Iterator[Row | Lost]:
     """One dict of Python values a row. Raises Damaged."""
+    _once(parquet_columns(file)[0].names, "the table")
     for item in parquet_batches(file, None, rows, size):
         if isinstance(item, Lost):
             yield item

@@ -144,14 +144,12 @@ class _Row:
 
     def messages(self, role: Role, speaker: str) -> Messages | None:
         """The messages of a role; a text is one message of the speaker."""
-        found = self.find(role)
-        if found is None:
+        asked = self.find(role)
+        if asked is None:
             return None
-        name, value = found
-        if role == "messages" and isinstance(value, str) and value.lstrip().startswith("["):  # as a table holds it
-            value = parse(value.encode(), 1)
-            if isinstance(value, BadRow):
-                raise BadRow(f"'{name}' is {value}")
+        name, value = asked
+        if isinstance(value, str) and value.lstrip().startswith("["):  # as a table holds it
+            value = _listed(value, name, text=role != "messages")
         if isinstance(value, str) and role != "messages":
             if name == "instruction":
                 value = self._with_input(value)
@@ -161,7 +159,8 @@ class _Row:
         if not isinstance(value, list) or not value:
             text = "a text or " if role != "messages" else ""
             raise BadRow(f"field '{name}' is a JSON {json_type(value)}, expected {text}a list of messages, not empty")
-        return [_message(message, number, name) for number, message in enumerate(value, 1)]
+        found = [_message(message, number, name) for number, message in enumerate(value, 1)]
+        return [m for m in found if m["role"] != "system" or m["content"].strip()] or found
 
     def after_system(self, messages: Messages) -> Messages:
         """The messages below the row's system text, where it has one."""
@@ -270,6 +269,17 @@ def _prompts(row: _Row) -> Document:
 
 
 _MAKE: dict[str, Callable[[_Row], Document]] = {"chat": _chat, "pairs": _pair, "prompts": _prompts}
+
+
+def _listed(value: str, name: str, text: bool) -> Any:
+    """The list of messages that a string spells in JSON; where it may be a text, itself if it spells anything else."""
+    parsed = parse(value.encode(), 1)
+    if not text:
+        if isinstance(parsed, BadRow):
+            raise BadRow(f"'{name}' is {parsed}")
+        return parsed
+    tables = isinstance(parsed, list) and bool(parsed) and all(isinstance(one, dict) for one in parsed)
+    return parsed if tables and all({"role", "content"} <= {*m} or {"from", "value"} <= {*m} for m in parsed) else value
 
 
 def _message(message: Any, number: int, field: str) -> dict[str, Any]:

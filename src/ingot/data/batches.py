@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.data.packing import PAD, Plan, Whole
+from ingot.data.packing import PAD, RowPlan, Whole
 from ingot.text.store import Store
 
 IGNORE = -100
@@ -60,6 +60,11 @@ class Batch:
     def context(self) -> int:
         """Places in a row."""
         return self.ids_BT.shape[1]
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What a model's forward is given of it, by the names of its arguments."""
+        return {"ids_BT": self.ids_BT, "positions_BT": self.positions_BT, "documents_BT": self.documents_BT}
 
     def counts(self) -> dict[str, int]:
         """How many of each unit the batch holds: the denominators of every loss term.
@@ -136,7 +141,7 @@ class Source:
 
     name: str
     store: Store
-    plan: Plan
+    plan: RowPlan
     isolate: bool
     pad_id: int = 0
     ignore: int = IGNORE

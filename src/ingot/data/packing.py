@@ -181,12 +181,12 @@ class Whole:
         return np.flatnonzero(self._kept == document // self.group).tolist()
 
 
-Plan = Windows | BestFit | Whole
+RowPlan = Windows | BestFit | Whole
 
 
-def make_plan(
+def make_row_plan(
     kind: str, ends: np.ndarray, context: int, stride: int | None, mask: Mask | None, what: str, group: int = 1
-) -> Plan:
+) -> RowPlan:
     """The training plan of one store.
 
     Args:

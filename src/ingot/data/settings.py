@@ -24,3 +24,14 @@ class PackingSettings(Settings):
     the id changes no number."""
     ignore: Annotated[int, EXECUTION] = Field(default=-100, lt=0)
     """Label of a target that counts for nothing (-100 and -1 are in use elsewhere); it changes no number."""
+
+    def kind_of(self, content: str) -> str:
+        """How rows are made of documents of a format: as set, or as is usual for it."""
+        if content in ("pairs", "prompts"):
+            return "whole"
+        return self.kind or ("concat" if content == "text" else "best-fit")
+
+    def isolates(self, content: str) -> bool:
+        """Whether a row may hold several documents of a format that do not see each other."""
+        kind = self.kind_of(content)
+        return kind == "best-fit" if self.isolate is None else self.isolate and kind != "whole"

@@ -79,7 +79,7 @@ class Fisher:
 
     def _gradients(self, batch: Batch, place: int) -> Any:
         """(share, gradient of every parameter) of each term of the sum that this batch stands for."""
-        out = self.model(batch.ids_BT, positions_BT=batch.positions_BT, documents_BT=batch.documents_BT)
+        out = self.model(**batch.inputs)
         kept_BT = batch.labels_BT != batch.ignore
         parameters = list(self.weights.values())
         if self.labels == "exact":

@@ -18,7 +18,7 @@ from ingot.data.batches import IGNORE, Batch, Source, all_rows
 from ingot.data.packing import BestFit, Windows
 from ingot.evaluate.bootstrap import ratio
 from ingot.model.ops import divergences, token_logps
-from ingot.model.transformer import ModelOut, Transformer
+from ingot.model.transformer import Transformer
 from ingot.text.store import Store
 from ingot.text.tokenizer import Tokenizer
 from ingot.train.compiling import as_trained
@@ -68,7 +68,7 @@ def likelihood(
     forward = as_trained(model)
 
     def nll(batch: Batch) -> torch.Tensor:
-        out = _read(forward, batch)
+        out = forward(**batch.inputs)
         return -token_logps(out.hidden, out.head, batch.labels_BT)
 
     sums, tokens = _by_document(nll, model, store, overlap, rows_per_batch, advance, context)
@@ -91,7 +91,7 @@ def divergence(
     forwards = as_trained(old), as_trained(new)
 
     def kl(batch: Batch) -> torch.Tensor:
-        before, after = (_read(forward, batch) for forward in forwards)
+        before, after = (forward(**batch.inputs) for forward in forwards)
         return divergences(after.hidden, after.head, before.hidden, before.head, batch.labels_BT)
 
     return ratio(*_by_document(kl, new, store, overlap, rows_per_batch, advance, context))
@@ -136,10 +136,6 @@ def _once(batch: Batch, seen: int) -> Batch:
     labels = batch.labels_BT.copy()
     labels[batch.row_B > 0, :seen] = IGNORE
     return replace(batch, labels_BT=labels)
-
-
-def _read(forward: Callable[..., ModelOut], batch: Batch) -> ModelOut:
-    return forward(batch.ids_BT, positions_BT=batch.positions_BT, documents_BT=batch.documents_BT)
 
 
 def compressors(store: Store, tokenizer: Tokenizer) -> dict[str, float]:

@@ -39,7 +39,7 @@ class Cache:
     ):
         self.wide, self.scale, self.window = wide, config.head_size**-0.5, config.window
         self.used_word = Word(0)  # where a call that is made again finds it
-        self.native = native.able(device, dtype, wide)
+        self.native = native.available(device, dtype, wide)
         shape = (config.depth, rows, config.kv_heads, slots, config.head_size)
         self.values_LBKCD = torch.empty(shape, dtype=dtype, device=device)
         self.keys_LBKCD = torch.empty(shape, dtype=dtype if self.native else wide, device=device)

@@ -76,7 +76,7 @@ class Decoder:
         self.pairs_D = features_D.view(2, -1).T.flatten() if self.config.positions == "rope" else features_D
         self.order_O = self._order()
         self.stream = torch.promote_types(stored, torch.float32)
-        self.native = native.able(self.device, self.dtype, self.stream)
+        self.native = native.available(self.device, self.dtype, self.stream)
         self.way = way(self.device, self.dtype, self.native, single=single)
         self.single = self.way is Way.AS_STORED  # elsewhere one layout serves both
         with torch.autocast(self.device.type, enabled=False):

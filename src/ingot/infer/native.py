@@ -37,7 +37,7 @@ _SOURCE = Path(__file__).parent / "cpp" / "native.cpp"
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
-def able(device: torch.device, dtype: torch.dtype, stream: torch.dtype) -> bool:
+def available(device: torch.device, dtype: torch.dtype, stream: torch.dtype) -> bool:
     """Whether the functions below are there for such products and what is between them; the first call builds them."""
     wanted = device.type == "cpu" and dtype in _NAMES and stream == torch.float32
     return wanted and _library() is not None

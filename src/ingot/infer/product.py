@@ -63,7 +63,7 @@ def way(device: torch.device, dtype: torch.dtype, own: bool, *, single: bool) ->
     """The fastest for such weights.
 
     Args:
-        own: our own functions are there (`native.able`).
+        own: our own functions are there (`native.available`).
         single: one row at a time is to be fast, rather than several.
     """
     packed = _packs(device, dtype)

@@ -95,7 +95,7 @@ def draw(
     """
     wide = torch.promote_types(logits_BV.dtype, torch.float32)
     plain = sampling.temperature == 0 and sampling.repetition_penalty == 1
-    if plain and native.able(logits_BV.device, logits_BV.dtype, wide):
+    if plain and native.available(logits_BV.device, logits_BV.dtype, wide):
         return native.likeliest(logits_BV, min(sampling.vocab or logits_BV.shape[1], logits_BV.shape[1]))
     logits_BV = logits_BV.to(wide)
     temperature = max(sampling.temperature, _COLDEST) if sampling.temperature else 1.0

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ingot.data.batches import Batch
 from ingot.objectives.advantages import group_advantages, to_go
-from ingot.objectives.rollout import Rollout, measured
+from ingot.objectives.rollout import Rollout
 from ingot.objectives.sampled import Sampled, without
 from ingot.objectives.sampled_settings import GRPOSettings
 from ingot.train.api import Context, Term
@@ -46,7 +46,7 @@ class GRPO(Sampled[GRPOSettings]):
         if self.settings.beta:
             columns["reference_logps_BT"] = self.reference_logps(batch, ctx).cpu()
         if penalised or self.settings.epochs * self.minibatches > 1:  # else the loss of the one update has them itself
-            columns["old_logps_BT"] = measured(ctx, ctx.model, batch, self.logps).cpu()
+            columns["old_logps_BT"] = ctx.over(ctx.model, batch, self.logps).cpu()
         if penalised:
             kl_BT = self.kl.estimate(columns["old_logps_BT"], columns["reference_logps_BT"])
             advantages_BT = advantages_BT - self.settings.beta * to_go(kl_BT, mask_BT)

@@ -27,7 +27,7 @@ from ingot.data.batches import Batch
 from ingot.model.ops import token_logps_and_entropies
 from ingot.objectives.advantages import adapted, explained_variance, gae, last_positions, token_rewards, whiten
 from ingot.objectives.policy import per_row, value_loss
-from ingot.objectives.rollout import Rollout, measured
+from ingot.objectives.rollout import Rollout
 from ingot.objectives.sampled import Sampled, without
 from ingot.objectives.sampled_settings import PPOSettings
 from ingot.train.api import Context, Term
@@ -65,8 +65,8 @@ class PPO(Sampled[PPOSettings]):
             dropped_B = dropped_B | truncated_B
         batch = without(played.batch, dropped_B)
         mask_BT = torch.from_numpy(batch.labels_BT != batch.ignore)
-        both_BT2 = measured(
-            ctx, ctx.model, batch, lambda out, rows: torch.stack((self.logps(out, rows), self.value(out.hidden)), -1)
+        both_BT2 = ctx.over(
+            ctx.model, batch, lambda out, rows: torch.stack((self.logps(out, rows), self.value(out.hidden)), -1)
         )
         old_BT, values_BT = both_BT2.cpu().unbind(-1)
         columns = {"old_logps_BT": old_BT, "old_values_BT": values_BT}

@@ -169,7 +169,7 @@ class Preference(Objective):
             self.overlays = ()
 
     def annotate(self, batch: Batch, ctx: Context) -> dict[str, Tensor]:
-        return {REFERENCE: torch.cat(ctx.over(ctx.companions["reference"], batch, answer_logps)).cpu()}
+        return {REFERENCE: ctx.over(ctx.companions["reference"], batch, answer_logps).cpu()}
 
     def expand(self, batch: Batch, ctx: Context) -> Iterator[Batch]:
         yield self.annotated(batch, ctx)
@@ -208,7 +208,7 @@ class Unpaired(Objective):
         zero = 0.0
         if other is not None:
             policy, reference = (
-                torch.cat(ctx.over(model, other, answer_logps)) for model in (ctx.model, ctx.companions["reference"])
+                ctx.over(model, other, answer_logps) for model in (ctx.model, ctx.companions["reference"])
             )
             zero = max(0.0, float((policy - reference).mean()))
         elif len(batch) == batch.group and not ctx.evaluating:

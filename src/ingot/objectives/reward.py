@@ -101,7 +101,9 @@ class Reward(Objective):
         rewards, lengths = [], []
         for batch in batches:
             length_B = batch.columns["lengths_B"]
-            rewards += ctx.over(ctx.model, batch, lambda out, rows: self._head(out.hidden, rows.columns["lengths_B"]))
+            rewards.append(
+                ctx.over(ctx.model, batch, lambda out, rows: self._head(out.hidden, rows.columns["lengths_B"]))
+            )
             lengths.append(np.asarray(length_B))
         return judged(torch.cat(rewards).double().cpu().numpy(), np.concatenate(lengths))
 

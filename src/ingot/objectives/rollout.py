@@ -11,13 +11,9 @@ pass that trains.
 Shapes: B completions, T positions.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ingot.data.batches import Batch, answered
 from ingot.infer.generate import Completion, generate
@@ -38,7 +34,7 @@ class Rollout:
     """Prompts with their completions, labels on the completions; columns `lengths_B` and `sampled_logps_BT`."""
 
     @property
-    def lengths_B(self) -> np.ndarray:
+    def completion_tokens_B(self) -> np.ndarray:
         """Tokens of each completion, its stop token included."""
         return np.array([len(c.ids) for c in self.completions])
 
@@ -68,8 +64,3 @@ def roll_out(prompts: Batch, ctx: Context, *, samples: int, max_new: int, temper
     logps_BT[batch.labels_BT != batch.ignore] = np.concatenate([c.logps for c in completions])
     batch = replace(batch, columns={**batch.columns, "sampled_logps_BT": logps_BT})
     return Rollout(prompts, completions, samples, batch)
-
-
-def measured(ctx: Context, model: Any, batch: Batch, read: Callable[[Any, Batch], Tensor]) -> Tensor:
-    """`read` (B x T ...) of a model's outputs over all rows."""
-    return torch.cat(ctx.over(model, batch, read))

@@ -26,7 +26,7 @@ from ingot.data.batches import Batch
 from ingot.data.order import key_of, permute
 from ingot.model.ops import token_logps
 from ingot.objectives.policy import KLS, aggregated, clipped, k3, log_ratios, per_row, policy_loss
-from ingot.objectives.rollout import Rollout, measured, roll_out
+from ingot.objectives.rollout import Rollout, roll_out
 from ingot.objectives.sampled_settings import SampledSettings
 from ingot.objectives.scoring import Scorer
 from ingot.train.api import Context, Mean, Objective, Term
@@ -71,7 +71,7 @@ class Sampled(Objective, ABC, Generic[S]):
 
     def reference_logps(self, batch: Batch, ctx: Context) -> Tensor:
         """ln p of the completions' tokens under the reference, at the policy's temperature, [B, T] on the CPU."""
-        return measured(ctx, ctx.companions["reference"], batch, self.logps)
+        return ctx.over(ctx.companions["reference"], batch, self.logps)
 
     def logps(self, out: Any, batch: Batch) -> Tensor:
         """ln p of every labelled token under the policy (at its temperature), [B, T], 0 elsewhere."""
@@ -137,7 +137,7 @@ def described(played: Rollout, scores_B: Tensor) -> dict[str, float | Mean]:
     unscored = float(scores_B.isnan().float().mean())
     return {
         **_rewards(scores_B, "reward", spread="reward_std"),
-        "completion_tokens": float(played.lengths_B.mean()),
+        "completion_tokens": float(played.completion_tokens_B.mean()),
         "truncated_share": float(played.truncated_B.mean()),
         "entropy_nats": -float(sampled_BT.sum() / (labels_BT != played.batch.ignore).sum()),
         **({"unscored_share": unscored} if unscored else {}),

@@ -7,13 +7,13 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from ingot.core.functions import is_function, require_file
-from ingot.core.recipe import Settings
+from ingot.objectives.method_settings import MethodSettings
 
 KLName = Literal["k1-reward", "k2-reward", "k3-reward", "k1-loss", "k2-loss", "k3-loss", "k3-ratio-loss"]
 """Estimator of the KL divergence from the reference, and where it stands; `policy.KLS` says what each one optimises."""
 
 
-class SampledSettings(Settings):
+class SampledSettings(MethodSettings):
     """What `ppo` and `grpo` share."""
 
     reward: str = Field(min_length=1)
@@ -46,18 +46,24 @@ class SampledSettings(Settings):
     """Reward of a completion in which no stop token came, in place of its score (OpenAI: -1); default: its score."""
 
     def companions(self) -> dict[str, str | None]:
-        """Frozen models by role; None is the stage's `init`."""
         reference: dict[str, str | None] = {"reference": self.reference} if self.held else {}
         return reference | {role: name for role, name in self._asked() if not is_function(name)}
 
     def files(self) -> Iterator[Path]:
-        """Files whose content determines the result."""
         for role, name in self._asked():
             if is_function(name):
                 yield require_file(name, f"objective.{role}")
 
     def _asked(self) -> list[tuple[str, str]]:
         return [("reward", self.reward), *([("gold", self.gold)] if self.gold else [])]
+
+    @property
+    def completion(self) -> int:
+        return self.max_new
+
+    @property
+    def passes(self) -> int:
+        return self.epochs
 
     @property
     def held(self) -> bool:
@@ -135,3 +141,7 @@ class GRPOSettings(SampledSettings):
     """Whether a ratio of policy to sampling policy is of a token or of a sequence (the mean over its tokens)."""
     truncated: Literal["terminal", "mask"] = "terminal"
     """A completion without a stop token: taken as ended, or left out of the loss (but not out of the baseline)."""
+
+    @property
+    def samples(self) -> int:
+        return self.group

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, create_model, model_validator
 
-from ingot.core.recipe import Settings
+from ingot.objectives.method_settings import MethodSettings
 from ingot.objectives.sampled_settings import GRPOSettings, PPOSettings
 
 
-class LanguageModelSettings(Settings):
+class LanguageModelSettings(MethodSettings):
     """`objective = { kind = "lm" }`, the default: next-token prediction over every labelled target."""
 
     kind: Literal["lm"] = "lm"
@@ -25,7 +25,7 @@ class LanguageModelSettings(Settings):
     """Weight of ln(Z)^2 per token, which keeps logits from drifting (PaLM: 1e-4); no part of the reported loss."""
 
 
-class RewardSettings(Settings):
+class RewardSettings(MethodSettings):
     """`objective = { kind = "reward" }`: a reward model from pairs (Bradley-Terry)."""
 
     kind: Literal["reward"] = "reward"
@@ -35,7 +35,7 @@ class RewardSettings(Settings):
     """Weight of (r_w + r_l)^2, which holds the rewards around 0; no part of the reported loss."""
 
 
-class PreferenceSettings(Settings):
+class PreferenceSettings(MethodSettings):
     """`objective = { kind = "dpo", beta = 0.1 }`: learning from pairs without a reward model."""
 
     kind: Literal["dpo"] = "dpo"
@@ -57,7 +57,6 @@ class PreferenceSettings(Settings):
     """The frozen model that the policy is held to: a stage. Default: what this stage starts from."""
 
     def companions(self) -> dict[str, str | None]:
-        """The reference, where the loss has one."""
         return {} if self.loss in REFERENCE_FREE else {"reference": self.reference}
 
     @model_validator(mode="after")
@@ -75,7 +74,7 @@ class PreferenceSettings(Settings):
         return self
 
 
-class UnpairedSettings(Settings):
+class UnpairedSettings(MethodSettings):
     """`objective = { kind = "kto" }`: answers that were liked or not, each by itself."""
 
     kind: Literal["kto"] = "kto"
@@ -89,7 +88,6 @@ class UnpairedSettings(Settings):
     """The frozen model that the policy is held to: a stage. Default: what this stage starts from."""
 
     def companions(self) -> dict[str, str | None]:
-        """The reference."""
         return {"reference": self.reference}
 
 
@@ -101,13 +99,13 @@ REFERENCE_FREE = ("simpo", "orpo", "cpo")
 class Entry:
     """An objective's settings, and its class as `module:name`, imported where it is built from the settings."""
 
-    settings: type[Settings]
+    settings: type[MethodSettings]
     builder: str
     formats: tuple[str, ...] = ("text", "chat")
     """Formats of the corpora that it learns from."""
 
 
-def plain(kind: str, base: type[Settings] = Settings) -> type[Settings]:
+def plain(kind: str, base: type[MethodSettings] = MethodSettings) -> type[MethodSettings]:
     """Settings of an objective that has none but its kind and those of `base`."""
     return create_model(f"{kind}_settings", __base__=base, kind=(Literal[kind], kind))  # pyright: ignore
 
@@ -129,7 +127,7 @@ def _named(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
 
-def _any_of(members: list[type[Settings]]) -> Any:
+def _any_of(members: list[type[MethodSettings]]) -> Any:
     union: Any = functools.reduce(operator.or_, members)
     return Annotated[union, Field(discriminator="kind")] if len(members) > 1 else union
 

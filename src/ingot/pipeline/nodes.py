@@ -110,8 +110,7 @@ class Builder:
                 inputs[f"companion:{role}"] = self._companion(role, stage, inputs["tokenizer"], where)
             for stage in settings.fishers:
                 inputs[f"fisher:{stage}"] = self._fisher(stage, inputs["tokenizer"], f"{where}.penalties")
-            if hasattr(settings.objective, "max_new"):
-                _check_room(settings, inputs.get("init"), where)
+            _check_room(settings, inputs.get("init"), where)
             return inputs
         if isinstance(settings, EvaluateStageSettings):
             models = {m: self._model(m, f"{where}.models") for m in settings.models}
@@ -245,8 +244,8 @@ class Builder:
         """Every mixture has a corpus that the objective learns from; running text and conversations may be replayed."""
         kind = settings.objective.kind
         own = OBJECTIVES[kind].formats
-        for data in (phase.data or settings.data for phase in settings.phases or (settings,)):
-            found = {name: self._format(name) for name in data or ()}
+        for part in settings.parts:
+            found = {name: self._format(name) for name in settings.mixture(part)}
             if found and not set(found.values()) & set(own):
                 self._check_format(next(iter(found)), own, reader, f"objective {kind} learns from")
         for corpus in settings.corpora:
@@ -340,13 +339,11 @@ def _key(made_from: dict[str, Any], raw: str | None) -> str:
 
 def _check_room(settings: TrainSettings, init: Node | None, where: str) -> None:
     """Completions fit beside their prompts; where the context comes with files, the stage itself finds out."""
-    from ingot.stages.layout import room_for_prompts  # reads numpy, which takes longer than most plans
-
-    came = _context(init) if init else None
+    came = init and _context(init)
     try:
-        for phase in settings.phases or (settings,):
-            if context := phase.context or settings.context or came:
-                room_for_prompts(settings, context)
+        for part in settings.parts:
+            if context := settings.context_of(part, came or 0):
+                settings.objective.room_for_prompts(context)
     except UserError as error:
         raise UserError(f"{where}.{error}") from None
 
@@ -357,8 +354,7 @@ def _context(node: Node) -> int | None:
     if not isinstance(settings, TrainSettings):
         return None
     came = settings.model.context if settings.model else _context(node.inputs["init"])
-    own = [phase.context or settings.context or came for phase in settings.phases or (settings,)]
-    return None if came is None else max(came, *filter(None, own))
+    return came and settings.longest(came)
 
 
 def _is_reward_model(node: Node) -> bool:

@@ -50,7 +50,7 @@ GPUS = {
 """By the name that `--gpu` takes; the variant with the most memory where there are several."""
 
 
-def here() -> Device:
+def this_machine() -> Device:
     """The first GPU of this machine, or its CPU."""
     return _gpu() or cpu()
 

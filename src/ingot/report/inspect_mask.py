@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ingot.core.artifact import RECORD
 from ingot.core.errors import UserError
-from ingot.data.packing import Plan
+from ingot.data.packing import RowPlan
 from ingot.report.inspect import MOST_TOKENS, tokenizer_of
 from ingot.report.terminal import console
 from ingot.stages.job import open_stage
@@ -76,13 +76,13 @@ def _tokens(stage: Path, told: dict[str, Any], rows: int) -> dict[str, Any]:
     return _store(told["name"], Store.open(stage / "train", tokenizer=tokenizer.fingerprint), tokenizer, rows, None)
 
 
-def _store(name: str, store: Store, tokenizer: Tokenizer, rows: int, plan: Plan | None) -> dict[str, Any]:
+def _store(name: str, store: Store, tokenizer: Tokenizer, rows: int, plan: RowPlan | None) -> dict[str, Any]:
     most = min(rows * store.group, store.documents)
     documents = [_document(store, n, tokenizer, plan) for n in range(most)]
     return {"name": name, "content": store.content, "documents": documents}
 
 
-def _document(store: Store, number: int, tokenizer: Tokenizer, plan: Plan | None) -> dict[str, Any]:
+def _document(store: Store, number: int, tokenizer: Tokenizer, plan: RowPlan | None) -> dict[str, Any]:
     start, end = store.span(number)
     ids = store.ids.read(start, end)
     learned = np.ones(len(ids), bool)
@@ -100,7 +100,7 @@ def _document(store: Store, number: int, tokenizer: Tokenizer, plan: Plan | None
     }
 
 
-def _held(plan: Plan, document: int, start: int) -> int:
+def _held(plan: RowPlan, document: int, start: int) -> int:
     """How many of a document's first tokens stand in some row."""
     pieces = (piece for row in plan.rows_of(document) for piece in plan.slices(row))
     return max((piece.stop - start for piece in pieces if piece.document == document), default=0)

@@ -16,15 +16,15 @@ from ingot.model.settings import ModelConfig
 from ingot.pipeline.graph import Graph
 from ingot.pipeline.nodes import Node
 from ingot.pipeline.status import status
-from ingot.plan.machine import GPUS, Device, cpu, here
+from ingot.plan.machine import GPUS, Device, cpu, this_machine
 from ingot.report import figures, reading
 from ingot.report.terminal import console, state_text, table
+from ingot.stages.data import open_data
 from ingot.stages.forecast import UTILISATION, Known, forecast
 from ingot.stages.imports import read_shape
 from ingot.stages.job import MODEL, TOKENIZER, Input, in_role, read_config
 from ingot.stages.layout import longest
 from ingot.stages.measure_settings import EvaluateStageSettings, JudgeSettings
-from ingot.stages.mixture import open_data
 from ingot.stages.sample_settings import GenerateSettings, LabelSettings
 from ingot.stages.settings import ImportSettings, TrainSettings
 from ingot.stages.timeline import Extents
@@ -41,7 +41,7 @@ def device_of(name: str | None) -> Device:
         UserError: no data sheet of that GPU is known.
     """
     if name is None:
-        return here()
+        return this_machine()
     if name.lower() not in GPUS:
         raise UserError(f"--gpu {name}: no such GPU; {nearest(name.lower(), GPUS)}")
     return GPUS[name.lower()]
@@ -51,7 +51,7 @@ def plan_rows(graph: Graph, device: Device | None = None, ranks: int = 1) -> lis
     """What `run` would do: {name, kind, state, why, key, inputs, facts} of every stage, in order, `missing` where its
     files cannot be read and are needed, and `forecast` of a train stage for that device (this machine's by default).
     """
-    device = device or here()
+    device = device or this_machine()
     rows = []
     for node in graph.nodes.values():
         now = status(graph, node)
@@ -171,12 +171,8 @@ def _isolated(node: Node) -> bool:
     """Whether rows hold documents that do not see each other: as set, else where conversations are packed whole. Pairs
     and prompts have a row each."""
     assert isinstance(node.settings, TrainSettings)
-    packing = node.settings.packing
     corpora = [n.inputs["corpus"].settings for role, n in node.inputs.items() if role.startswith("data:")]
-    packed = {getattr(corpus, "format", "text") for corpus in corpora} & {"text", "chat"}
-    if not packed or packing.isolate is not None:
-        return bool(packed and packing.isolate)
-    return packing.kind == "best-fit" or (packing.kind is None and "chat" in packed)
+    return any(node.settings.packing.isolates(getattr(corpus, "format", "text")) for corpus in corpora)
 
 
 # -- printed -----------------------------------------------------------------------------------------------------------

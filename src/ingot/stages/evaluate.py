@@ -25,8 +25,7 @@ from ingot.text.base import TURNS
 from ingot.text.chat import render
 from ingot.text.store import Store
 from ingot.text.tokenizer import Tokenizer
-from ingot.train.blocks import able
-from ingot.train.native import here
+from ingot.train import blocks, native
 from ingot.train.settings import rows_per_pass
 
 
@@ -44,8 +43,8 @@ def run(job: Job) -> dict[str, Any]:
         measured_context(settings.context, read_config(stage.path))  # before hours of work
     for name, stage in job.roles("model").items():
         loaded = load_model(stage.path, job.display.say, settings.device, exact=True)
-        if able(loaded.model):
-            here(torch.float32, job.display.say)  # building takes seconds
+        if blocks.supports(loaded.model):
+            native.available(torch.float32, job.display.say)  # building takes seconds
         for data, tokens in job.roles("data").items():
             corpus = data.split("@")[0]
             if tokens.key_of("tokenizer") != stage.key_of("tokenizer"):

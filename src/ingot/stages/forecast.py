@@ -122,7 +122,7 @@ def _matrices(config: ModelConfig) -> int:
 
 def training_flops(settings: TrainSettings, config: ModelConfig, line: Timeline) -> int:
     """Of all steps, for what is trained: without sampling, and without the forward passes of the models beside it."""
-    passes = rows_of_a_draw(settings) * getattr(settings.objective, "epochs", 1)
+    passes = rows_of_a_draw(settings) * settings.objective.passes
     corrections, whole = None, 0
     if settings.adapter:
         corrections = correction_parameters(settings.adapter, config)

@@ -7,7 +7,6 @@ another result (a test compares the sources with the digest recorded for the ver
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from ingot.core.artifact import FileHashes, digest_json
 from ingot.core.errors import UserError
@@ -68,7 +67,7 @@ def _evaluate_digest(settings: Settings, hashes: FileHashes) -> str | None:
 def _train_digest(settings: Settings, hashes: FileHashes) -> str | None:
     """The user's own functions that the stage calls."""
     assert isinstance(settings, TrainSettings)
-    files = [hashes.digest(file) for file in getattr(settings.objective, "files", tuple[Path])()]
+    files = [hashes.digest(file) for file in settings.objective.files()]
     return digest_json(files) if files else None
 
 
@@ -98,8 +97,8 @@ def _of(room: str, *names: str) -> tuple[str, ...]:
 
 
 _MODEL = ("text", "model", "infer")
-_TRAINING = _of("stages", "columns", "fisher", "layout", "load", "mixture", "penalties", "timeline", "train")
-_ASKING = _of("stages", "ancestry", "evaluate", "load", "mixture")
+_TRAINING = _of("stages", "columns", "fisher", "data", "layout", "load", "penalties", "timeline", "train")
+_ASKING = _of("stages", "ancestry", "data", "evaluate", "load")
 
 KINDS: dict[str, Kind] = {
     "corpus": Kind(CorpusSettings, 5, "ingot.stages.text:corpus", ("corpus", "stages/text.py"), raw=_corpus_digest),
@@ -134,7 +133,7 @@ KINDS: dict[str, Kind] = {
         FisherSettings,
         1,
         "ingot.stages.fisher:run",
-        (*_MODEL, "data", "dist", *_of("evaluate", "bootstrap", "fisher"), *_of("stages", "fisher", "load", "mixture")),
+        (*_MODEL, "data", "dist", *_of("evaluate", "bootstrap", "fisher"), *_of("stages", "data", "fisher", "load")),
         seeded=True,
     ),
     "judge": Kind(

@@ -7,7 +7,6 @@ phase sets itself begins and ends with it.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 from ingot.core.errors import UserError
@@ -21,40 +20,9 @@ from ingot.stages.timeline import Assumed, Curve, Extent, Extents, Phase, Timeli
 from ingot.train.duration import Duration
 
 
-def phases_of(settings: TrainSettings) -> tuple[PhaseSettings, ...]:
-    """The phases of a stage; without any, one that is all of it."""
-    return settings.phases or (PhaseSettings(name="all", share=1.0),)
-
-
 def rows_of_a_draw(settings: TrainSettings) -> int:
     """Rows of forward passes that a drawn row becomes: both sides of a pair, all samples of a prompt."""
-    objective = settings.objective
-    return 2 if "pairs" in OBJECTIVES[objective.kind].formats else getattr(objective, "group", 1)
-
-
-def mixture(settings: TrainSettings, phase: PhaseSettings) -> Mapping[str, float]:
-    """What a phase draws from: its own corpora, or the stage's."""
-    return phase.data or settings.data or {}
-
-
-def contexts(settings: TrainSettings, config: ModelConfig) -> list[int]:
-    """Context of each phase: its own, the stage's, or the model's."""
-    return [phase.context or settings.context or config.context for phase in phases_of(settings)]
-
-
-def room_for_prompts(settings: TrainSettings, context: int) -> int:
-    """Tokens of a row that a prompt may fill: the longest completion has to follow it.
-
-    Raises:
-        UserError: none.
-    """
-    room: int = getattr(settings.objective, "max_new", 0)
-    if room >= context:
-        raise UserError(
-            f"objective.max_new: found {room:,}, expected less than the context of {context:,}, which a prompt and "
-            "its completion share; lower it, or set a longer context"
-        )
-    return context - room
+    return 2 if "pairs" in OBJECTIVES[settings.objective.kind].formats else settings.objective.samples
 
 
 def longest(settings: TrainSettings, config: ModelConfig) -> ModelConfig:
@@ -63,7 +31,7 @@ def longest(settings: TrainSettings, config: ModelConfig) -> ModelConfig:
     Raises:
         UserError: the model's learned positions do not reach that far.
     """
-    context = max(contexts(settings, config) + ([config.context] if settings.init else []))
+    context = settings.longest(config.context)
     if settings.init and context > config.context and config.positions == "learned":
         raise UserError(
             f"phases: found a context of {context:,}, expected at most {config.context:,}: the positions of "
@@ -86,12 +54,12 @@ def timeline(settings: TrainSettings, config: ModelConfig, extents: Extents, see
         UserError: a length is counted in epochs of a source whose size is unknown.
     """
     sources = tuple(sorted(settings.corpora))
-    layout = _Layout(settings, config, sources, extents, seed)
-    phases = tuple(layout.add(part) for part in phases_of(settings))
+    laid = _Phases(settings, config, sources, extents, seed)
+    phases = tuple(laid.add(part) for part in settings.parts)
     return Timeline(sources, phases, _curves(settings, config, phases))
 
 
-class _Layout:
+class _Phases:
     """Phases one after another; what each leaves behind is where the next begins."""
 
     def __init__(
@@ -99,15 +67,15 @@ class _Layout:
     ):
         self.settings, self.config, self.sources, self.extents, self.seed = settings, config, sources, extents, seed
         self.parameters = longest(settings, config).parameters
-        self.total_share = sum(p.share or 0 for p in phases_of(settings))
+        self.total_share = sum(p.share or 0 for p in settings.parts)
         self.steps, self.tokens = 0, 0.0
         self.due_steps, self.due_tokens = 0.0, 0.0  # exact lengths of the phases so far, before rounding
         self.drawn: dict[int, tuple[int, ...]] = {}  # context -> how often each source was drawn
 
     def add(self, part: PhaseSettings) -> Phase:
         """The next phase."""
-        context = part.context or self.settings.context or self.config.context
-        data = mixture(self.settings, part)
+        context = self.settings.context_of(part, self.config.context)
+        data = self.settings.mixture(part)
         total = sum(data.values())
         shares = tuple(data.get(name, 0.0) / total for name in self.sources)
         extents = [self.extents(name, context) if name in data else Assumed(1.0, 0, 0) for name in self.sources]
@@ -171,7 +139,7 @@ def _curves(settings: TrainSettings, config: ModelConfig, phases: tuple[Phase, .
     optim, tuned = settings.optim, settings.init is not None and settings.adapter is None
     whole = Curve(schedule(optim, phases[-1].last, config.width, tuned), 0)
     curves: list[Curve] = []
-    for part, phase in zip(phases_of(settings), phases, strict=True):
+    for part, phase in zip(settings.parts, phases, strict=True):
         if not part.has_curve:
             curves.append(whole)
             continue

@@ -11,7 +11,7 @@ from ingot.stages.fisher import read_fisher
 from ingot.stages.job import Job
 from ingot.stages.settings import TrainSettings
 from ingot.train.penalties import Divergence, Penalties
-from ingot.train.settings import EwcSettings, KlSettings
+from ingot.train.penalty_settings import EwcSettings, KlSettings
 
 
 def penalties_of(

@@ -12,7 +12,8 @@ from ingot.model.settings import ModelSettings
 from ingot.objectives.settings import LanguageModelSettings, ObjectiveSettings
 from ingot.optim.settings import OptimSettings, ScheduleKind
 from ingot.train.duration import Duration
-from ingot.train.settings import ANCHORS, EvaluateSettings, EwcSettings, LoopSettings, PenaltySettings, Precision
+from ingot.train.penalty_settings import ANCHORS, EwcSettings, PenaltySettings
+from ingot.train.settings import EvaluateSettings, LoopSettings, Precision
 
 
 def _readable(text: str) -> str:
@@ -179,8 +180,26 @@ class TrainSettings(Settings):
     @property
     def corpora(self) -> list[str]:
         """All corpora of all phases."""
-        mixtures = [p.data or self.data for p in self.phases] or [self.data]
-        return list(dict.fromkeys(name for data in mixtures for name in data or ()))
+        return list(dict.fromkeys(name for part in self.parts for name in self.mixture(part)))
+
+    @property
+    def parts(self) -> tuple[PhaseSettings, ...]:
+        """The phases; without any, one that is all of the stage."""
+        return self.phases or (PhaseSettings(name="all", share=1.0),)
+
+    def mixture(self, part: PhaseSettings) -> Mapping[str, float]:
+        """What a phase draws from: its own corpora, or the stage's."""
+        return part.data or self.data or {}
+
+    def context_of(self, part: PhaseSettings, came: int) -> int:
+        """Tokens of a phase's rows: its own, the stage's, or as many as the model has come with."""
+        return part.context or self.context or came
+
+    def longest(self, came: int) -> int:
+        """Context of the trained model, which came with so many tokens: that of the longest rows, and no less than
+        `init` had."""
+        own = max(self.context_of(part, came) for part in self.parts)
+        return max(own, came) if self.init else own
 
     def companions(self) -> dict[str, str]:
         """Role -> stage of every frozen model that a part of these settings names by its own `companions()`.
@@ -192,7 +211,7 @@ class TrainSettings(Settings):
         """
         found: dict[str, str] = {}
         for name, part in (("objective", self.objective), *(("penalties", penalty) for penalty in self.penalties)):
-            for role, stage in getattr(part, "companions", dict[str, str | None])().items():
+            for role, stage in part.companions().items():
                 if stage is None and self.init is None:
                     raise ValueError(f"found no {role} in {name} and no init, expected one; name a trained stage")
                 found[role] = stage or self.init or ""

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from ingot.core.errors import UserError
+from ingot.stages.data import Data, open_data, starting_shape
 from ingot.stages.job import TOKENIZER, in_role, inputs_of, open_stage
 from ingot.stages.layout import timeline
-from ingot.stages.mixture import Data, open_data, starting_shape
 from ingot.stages.settings import TrainSettings
 from ingot.stages.timeline import Timeline
 from ingot.text.tokenizer import Tokenizer, load_tokenizer

@@ -22,11 +22,11 @@ from ingot.model.transformer import Transformer, build
 from ingot.objectives.replay import Replay
 from ingot.optim.groups import counts as decay_counts
 from ingot.stages.columns import add_columns
+from ingot.stages.data import Data, open_data, starting_shape
 from ingot.stages.forecast import training_flops
 from ingot.stages.job import EXECUTION, TOKENIZER, Job, read_config
 from ingot.stages.layout import longest, rows_of_a_draw, timeline
 from ingot.stages.load import describe, is_bare, load_frozen, load_model, objective_of
-from ingot.stages.mixture import Data, open_data, starting_shape
 from ingot.stages.penalties import penalties_of
 from ingot.stages.settings import TrainSettings
 from ingot.stages.timeline import Timeline

@@ -13,6 +13,7 @@ GPT2_FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 BESIDE = (
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "added_tokens.json",
     "generation_config.json",
     "config.json",
     "chat_template.jinja",

@@ -62,6 +62,7 @@ def import_tokenizer(path: Path) -> Tokenizer:
         data = _gpt2(vocab, merges)
         config = {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>", **config}
     try:
+        data = _as_told(data, config, told.get("added_tokens.json", {}))
         ids = ids_of(data)
         names = _names(config, told, ids)
         data = {**data, "added_tokens": _marked(data, config, names, ids)}
@@ -199,6 +200,24 @@ def _gpt2(vocab_file: Path, merges_file: Path) -> dict[str, Any]:
     if missing := [letter for letter in byte_letters().values() if letter not in vocab]:
         raise UserError(f"{vocab_file}: has no token for {len(missing)} of the 256 bytes, expected GPT-2's vocabulary")
     return byte_level(vocab, merges, {n: vocab[n] for n in ("<|endoftext|>",) if n in vocab}, None)
+
+
+def _as_told(data: dict[str, Any], config: dict[str, Any], added: dict[str, int]) -> dict[str, Any]:
+    """A `tokenizer.json` with what stands beside it: further tokens, and whether a text is given a blank to begin with.
+
+    Args:
+        config: `tokenizer_config.json`.
+        added: `added_tokens.json`, token -> id.
+    """
+    tokens = {token["content"]: token for token in data.get("added_tokens") or []}
+    told = {t["content"]: {"id": int(id), **t} for id, t in (config.get("added_tokens_decoder") or {}).items()}
+    plain = {token["content"]: {**token, "special": False} for token in added_tokens(added)}
+    more = {content: token for content, token in (plain | told).items() if content not in tokens}
+    begins = data.get("pre_tokenizer") or {}
+    if "add_prefix_space" in begins and isinstance(config.get("add_prefix_space"), bool):
+        begins = {**begins, "add_prefix_space": config["add_prefix_space"]}
+    every = sorted((tokens | more).values(), key=lambda token: token["id"])
+    return {**data, "added_tokens": every, "pre_tokenizer": begins or None}
 
 
 def _names(config: dict[str, Any], told: dict[str, dict[str, Any]], ids: dict[str, int]) -> dict[str, str]:

@@ -88,8 +88,16 @@ class LibraryTokenizer(Tokenizer):
 
     def encode_marked(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         encodings = _encode(self._library, texts, fast=False)
-        spans = (np.array(e.offsets, dtype=np.int64).reshape(-1, 2) for e in encodings)
-        return [(np.array(e.ids, dtype=np.uint32), span) for e, span in zip(encodings, spans, strict=True)]
+        marks = {id: self.marks[name] for name, id in self.specials.items()}
+        found = []
+        for encoding, text in zip(encodings, texts, strict=True):
+            spans = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+            for n, id in enumerate(encoding.ids):
+                if id in marks:  # some take blanks beside them along, which they do not spell
+                    start = text.index(marks[id], *spans[n])
+                    spans[n] = start, start + len(marks[id])
+            found.append((np.array(encoding.ids, dtype=np.uint32), spans))
+        return found
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         text = super().decode(ids)
@@ -188,7 +196,8 @@ def _unknown(model: dict[str, Any], ids: dict[str, int]) -> int | None:
 
 
 def _is_lossless(data: dict[str, Any], ids: Mapping[str, int]) -> bool:
-    """Whether every text comes back to the byte: nothing is normalised away, and every byte has an id."""
+    """Whether every text comes back to the byte: nothing is normalised away, no token takes blanks beside it
+    along, and every byte has an id."""
     splits = _parts(data.get("pre_tokenizer"), "pretokenizers")
     whole = all(p["type"] in ("Split", "Digits", "ByteLevel") and p.get("behavior") != "Removed" for p in splits)
     unprefixed = not any(p.get("add_prefix_space") for p in splits)
@@ -197,7 +206,8 @@ def _is_lossless(data: dict[str, Any], ids: Mapping[str, int]) -> bool:
         bytes_known = all(form + letter in ids for letter in LETTER_BYTES for form in forms)
     else:
         bytes_known = bool(data["model"].get("byte_fallback")) and all(f"<0x{b:02X}>" in ids for b in range(256))
-    return data.get("normalizer") is None and whole and unprefixed and bytes_known
+    blanks = any(t.get("lstrip") or t.get("rstrip") for t in data.get("added_tokens") or [] if not t.get("special"))
+    return data.get("normalizer") is None and whole and unprefixed and bytes_known and not blanks
 
 
 @dataclass(frozen=True)

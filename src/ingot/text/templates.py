@@ -105,7 +105,7 @@ class Template:
         except jinja2.TemplateError as error:
             why = " (ids would change with the day)" if "strftime_now" in str(error) else ""
             raise UserError(f"chat template: {error}{why}; mend the template") from None
-        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
             raise UserError(f"chat template: {type(error).__name__}: {error}; mend the template") from None
 
     def _hide(self, content: str, hidden: list[str]) -> str:

@@ -7,15 +7,14 @@ why averaging micro-batch means, wrong as soon as their token counts differ, can
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from ingot.data.batches import Batch
 from ingot.text.tokenizer import Tokenizer
 from ingot.train.execution import Execution
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,8 @@ class Context:
         """Whether held-out rows are asked about: nothing is kept, and one batch is all that is wanted."""
         return self.step == 0
 
-    def over(self, model: nn.Module, batch: Batch, read: Callable[[Any, Batch], T]) -> list[T]:
-        """`read(model's output, rows)` for all rows of a batch, as many at once and in the way that training does.
+    def over(self, model: nn.Module, batch: Batch, read: Callable[[Any, Batch], Tensor]) -> Tensor:
+        """`read(model's output, rows)`, rows first, for all rows of a batch: as many at once and as training does.
 
         The model is run as it stands: a companion is in evaluation mode, and the trained model has no dropout where its
         objective compares it with itself.
@@ -79,9 +78,8 @@ class Context:
         for micro in batch.micro(self.execution.rows(batch.context)):
             rows = micro.to(self.execution.device)
             with self.execution.forward():
-                out = forward(rows.ids_BT, positions_BT=rows.positions_BT, documents_BT=rows.documents_BT)
-                found.append(read(out, rows))
-        return found
+                found.append(read(forward(**rows.inputs), rows))
+        return torch.cat(found)
 
 
 class Objective:

@@ -28,7 +28,7 @@ from ingot.model.transformer import Transformer
 from ingot.train.native import call, function, words
 
 
-def able(model: nn.Module) -> bool:
+def supports(model: nn.Module) -> bool:
     """Whether these are the model's blocks, of which all learn or none."""
     if not (isinstance(model, Transformer) and model.config.common_block):
         return False

@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 from ingot.model.precision import autocast_dtype
-from ingot.train import blocks
+from ingot.train import blocks, native
 from ingot.train.ahead import Ahead
 from ingot.train.head import NativeHead
-from ingot.train.native import here
 
 Compile = Literal["", "whole", "blocks", "native"]
 
@@ -47,13 +46,13 @@ def as_trained(model: nn.Module) -> Callable[..., Any]:
 
     Training calls the same, so a model that is compared with itself differs by nothing.
     """
-    if not blocks.able(model):
+    if not blocks.supports(model):
         return model
     twin: Any = copy.copy(model)
     twin.stack, twin.attention_path, twin.head_type = blocks.Stack(model), "native", NativeHead
 
     def forward(*args: Any, taps: frozenset[str] = frozenset(), **options: Any) -> Any:
-        ours = not taps and here(autocast_dtype(torch.device("cpu")) or torch.float32)
+        ours = not taps and native.available(autocast_dtype(torch.device("cpu")) or torch.float32)
         return (twin if ours else model)(*args, taps=taps, **options)
 
     return forward

@@ -101,7 +101,7 @@ class Engine:
         self.companions, self.penalties = companions or {}, penalties or Penalties()
         self.tokenizer = tokenizer
         self.replay = replay or objective
-        """Whose rows replayed ones are."""
+        """The objective that replayed rows are learned by."""
         self.execution, self.mesh = execution, mesh
         self.checkpoints = directory / CHECKPOINTS
         self._compiled = compiled(model, execution.compile, say)
@@ -114,7 +114,7 @@ class Engine:
         self.state = {**copy.deepcopy(FRESH), "objective": dict(objective.fresh)}
         if execution.precision == "fp16":
             self.state["loss_scale"] = scaling.START
-        self._replayed = self._recorder()
+        self._recorder = self._make_recorder()
 
     # -- one step --------------------------------------------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class Engine:
     def _update(self, step: int, lr: float, batch: Batch, inner: int) -> StepMetrics:
         counts = self._global_counts(batch)
         at_once = len(batch) <= self.execution.rows(batch.context)
-        learned = self._replayed(batch, counts, lr) if self._replayed and at_once else None
+        learned = self._recorder(batch, counts, lr) if self._recorder and at_once else None
         loss, others, norm, skipped = learned or self._learn(batch, counts, lr, inner)
         seen = self.state["tokens"] + counts["token"]
         return StepMetrics(step, loss, others, norm, lr, counts["token"], seen, skipped)
@@ -215,8 +215,8 @@ class Engine:
             self.optimizer.step(lr)
         return loss, others, norm, skipped
 
-    def _recorder(self) -> Recorder | None:
-        """What replays updates, where all that is part of one can be recorded."""
+    def _make_recorder(self) -> Recorder | None:
+        """What records an update as a CUDA graph and runs it again, where all that is part of one can be recorded."""
         penalties = self.penalties
         drops = getattr(getattr(self.model, "config", None), "dropout", 1.0) > 0 or len(self.trained) < len(self.named)
         more = penalties.losses or penalties.anchors or self.mesh.size > 1 or not self.optimizer.recordable
@@ -245,12 +245,8 @@ class Engine:
         # One shape is compiled, that of nearly all training; others (a rest, an evaluation, rollouts) are too many.
         usual = torch.is_grad_enabled() and (len(batch), batch.context) == self.execution.shape
         with self.execution.forward():
-            out = (self._compiled if usual else self.forward_of(self.model))(
-                batch.ids_BT,
-                positions_BT=batch.positions_BT,
-                documents_BT=batch.documents_BT,
-                taps=self._learner(batch).taps,
-            )
+            forward = self._compiled if usual else self.forward_of(self.model)
+            out = forward(**batch.inputs, taps=self._learner(batch).taps)
             terms = self._learner(batch).loss(out, batch)
             return terms | penalties.terms(out, batch, self.forward_of) if penalties and not batch.replayed else terms
 

@@ -178,7 +178,7 @@ def remembered(
 
 def _ours(execution: Execution, say: Callable[[str], None] | None = None) -> bool:
     """Whether functions of our own compute so here."""
-    return execution.device == "cpu" and native.here(execution.product_dtype, say)
+    return execution.device == "cpu" and native.available(execution.product_dtype, say)
 
 
 def _compile(settings: LoopSettings, execution: Execution, depth: int, flops: float) -> Compile:

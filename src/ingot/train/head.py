@@ -9,11 +9,11 @@ from torch import Tensor
 
 from ingot.model.head import Head
 from ingot.model.settings import LANES
-from ingot.train.native import call, here
+from ingot.train.native import available, call
 
 
 class NativeHead(Head):
-    """Of a model in fp32 that trains in what `native.here`; its width is a multiple of `LANES`.
+    """Of a model in fp32 that trains in what `native.available`; its width is a multiple of `LANES`.
 
     An excess lies in pieces of the vocabulary (`cpp/head.h`).
     """
@@ -21,7 +21,7 @@ class NativeHead(Head):
     def matrix(self, dtype: torch.dtype) -> Tensor:
         """As it is: what is multiplied with is made anew for each product, V x D."""
         weight_VD = self.weight.detach()
-        assert here(dtype), f"found {dtype}, expected what the functions multiply"
+        assert available(dtype), f"found {dtype}, expected what the functions multiply"
         assert weight_VD.dtype == torch.float32, f"found {weight_VD.dtype}, expected what the functions read"
         return weight_VD.contiguous()
 

@@ -20,7 +20,7 @@ _POINTERS = {"forward_block": 4, "backward_block": 5}
 """How many arguments a function has that takes more than a list of words."""
 
 
-def here(dtype: torch.dtype, say: Callable[[str], None] | None = None) -> bool:
+def available(dtype: torch.dtype, say: Callable[[str], None] | None = None) -> bool:
     """Whether this CPU has functions that multiply such numbers; the first call builds them."""
     return _vectors(dtype) and _library(dtype, say) is not None
 

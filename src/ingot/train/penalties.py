@@ -42,9 +42,7 @@ class Divergence:
 
     def terms(self, out: Any, batch: Batch, forward_of: ForwardOf) -> dict[str, Term]:
         with torch.no_grad():
-            old = forward_of(self.reference)(
-                batch.ids_BT, positions_BT=batch.positions_BT, documents_BT=batch.documents_BT
-            )
+            old = forward_of(self.reference)(**batch.inputs)
         kl_BT = divergences(out.hidden, out.head, old.hidden, old.head, batch.labels_BT, ignore=batch.ignore)
         return {self.name: Term(kl_BT.sum(), "token", self.weight, penalty=True)}
 

@@ -7,11 +7,10 @@ import numpy as np
 
 from ingot.core.errors import UserError
 from ingot.data.batches import Batch, Source, make_batch
-from ingot.data.packing import BestFit, Mask, Plan, Whole, Windows, make_plan
+from ingot.data.packing import BestFit, Mask, RowPlan, Whole, Windows, make_row_plan
 from ingot.model.settings import ModelConfig
 from ingot.objectives.settings import OBJECTIVES
 from ingot.stages.job import Input, read_config
-from ingot.stages.layout import contexts, mixture, phases_of, room_for_prompts
 from ingot.stages.settings import TrainSettings
 from ingot.stages.timeline import Timeline
 from ingot.text.store import Store
@@ -28,7 +27,7 @@ class Data:
     held_out: list[Source]
     """Their held-out parts, in the longest rows that any phase trains: one yardstick for all phases."""
 
-    def extent(self, name: str, context: int) -> Plan:
+    def extent(self, name: str, context: int) -> RowPlan:
         """Rows and targets of a corpus at a context."""
         return self.train[context][self.names.index(name)].plan
 
@@ -64,22 +63,23 @@ def open_data(settings: TrainSettings, inputs: Mapping[str, Input], config: Mode
         config: the model, with the context of phases that set none.
         tokenizer: what the stores must have been encoded with.
     """
-    lengths = contexts(settings, config)
+    longest = max(settings.context_of(part, config.context) for part in settings.parts)
     train: dict[int, dict[int, Source]] = {}
     held_out: list[Source] = []
     names = sorted(inputs)
     for s, name in enumerate(names):
         opened = [Store.open(inputs[name].path / split, tokenizer=tokenizer.fingerprint) for split in ("train", "val")]
-        layout = _Layout(settings, name, opened[0].content, _pad(settings, tokenizer))
-        for context, phase in zip(lengths, phases_of(settings), strict=True):
-            if name in mixture(settings, phase) and s not in train.setdefault(context, {}):
-                train[context][s] = layout.training(opened[0], context)
-        held_out.append(layout.held_out(opened[1], max(lengths)))
+        rows = _Rows(settings, name, opened[0].content, _pad(settings, tokenizer))
+        for part in settings.parts:
+            context = settings.context_of(part, config.context)
+            if name in settings.mixture(part) and s not in train.setdefault(context, {}):
+                train[context][s] = rows.training(opened[0], context)
+        held_out.append(rows.held_out(opened[1], longest))
     return Data(names, train, held_out)
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _Rows:
     """How the documents of one corpus become rows."""
 
     settings: TrainSettings
@@ -89,21 +89,19 @@ class _Layout:
 
     @property
     def kind(self) -> str:
-        if self.content in ("pairs", "prompts"):
-            return "whole"
-        return self.settings.packing.kind or ("concat" if self.content == "text" else "best-fit")
+        return self.settings.packing.kind_of(self.content)
 
     def training(self, store: Store, context: int) -> Source:
         ends, stride = np.asarray(store.ends), self.settings.packing.stride
         what = f"data.{self.name}"
         context = self._longest(context)
-        return self._source(store, make_plan(self.kind, ends, context, stride, _mask(store), what, store.group))
+        return self._source(store, make_row_plan(self.kind, ends, context, stride, _mask(store), what, store.group))
 
     def held_out(self, store: Store, context: int) -> Source:
         ends = np.asarray(store.ends)
         match self.kind:
             case "concat":
-                plan: Plan = Windows(ends, context, tail=True)
+                plan: RowPlan = Windows(ends, context, tail=True)
             case "whole":
                 plan = Whole(ends, self._longest(context), store.group)
             case _:
@@ -117,13 +115,12 @@ class _Layout:
 
     def _longest(self, context: int) -> int:
         """Tokens of a row that the data may fill: a prompt leaves room for the longest completion."""
-        return room_for_prompts(self.settings, context) if self.content == "prompts" else context
+        return self.settings.objective.room_for_prompts(context) if self.content == "prompts" else context
 
-    def _source(self, store: Store, plan: Plan) -> Source:
+    def _source(self, store: Store, plan: RowPlan) -> Source:
         packing = self.settings.packing
-        isolate = self.kind == "best-fit" if packing.isolate is None else packing.isolate and self.kind != "whole"
         replay = self.content not in OBJECTIVES[self.settings.objective.kind].formats
-        return Source(self.name, store, plan, isolate, self.pad, packing.ignore, replay)
+        return Source(self.name, store, plan, packing.isolates(self.content), self.pad, packing.ignore, replay)
 
 
 def _mask(store: Store) -> Mask | None:
