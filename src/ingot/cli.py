@@ -1,5 +1,6 @@
 """The command line: arguments in, one call, words out. Heavy imports wait until a command needs them."""
 
+import io
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,8 +27,15 @@ app.command()(tune)
 
 def main() -> None:
     """Entry point: a user's error is one sentence and exit code 2, what the machine refuses likewise."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what this place's encoding has no sign for
     try:
         app()
+    except SystemExit as error:
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        sys.exit(0)  # whoever reads has read enough
     except UserError as error:
         _fail(str(error))
     except StageFailed as error:
@@ -35,8 +43,6 @@ def main() -> None:
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(0)
     except OSError as error:
         if (sentence := refused(error)) is None:
             raise

@@ -1,6 +1,8 @@
 """What commands share: arguments and options with a line of help each, and printing as words or as JSON."""
 
 import json
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,6 +68,15 @@ PrecisionOption = Annotated[
 def emit(data: Any, as_json: bool, show: Any) -> None:
     """Print `data` as one JSON document, or call `show` to print it for people."""
     if as_json:
-        print(json.dumps(data, indent=1, ensure_ascii=False))
+        print(json.dumps(_finite(data), indent=1, ensure_ascii=False, allow_nan=False))
     else:
         show()
+
+
+def _finite(data: Any) -> Any:
+    """The same with null for what is no number, which JSON has no word for."""
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, Mapping):
+        return {name: _finite(value) for name, value in data.items()}
+    return [_finite(value) for value in data] if isinstance(data, list | tuple) else data

@@ -285,6 +285,15 @@ def test_2_7_the_kl_to_a_reference_is_exact_over_the_vocabulary(max_logits):
     assert (kl >= 0).all()
 
 
+def test_2_8_ids_that_fill_up_a_table_are_left_out_of_the_kl():
+    from ingot.model.ops import divergences
+
+    hidden, weight, old, old_weight, labels = _pair()
+    padded = torch.cat([old_weight, 9 * torch.ones(8, old_weight.shape[1], dtype=old_weight.dtype)])
+    kl = divergences(hidden, Head(weight), old, Head(old_weight), labels)
+    torch.testing.assert_close(divergences(hidden, Head(weight), old, Head(padded), labels), kl)
+
+
 def test_2_7_the_kl_of_a_model_to_itself_is_zero_and_so_is_its_gradient():
     from ingot.model.ops import divergences
 

@@ -1,7 +1,9 @@
 """The command line on a whole small run: plan, HIT, what changed, trace, generate, gc, silence."""
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -10,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import ingot as package
+from ingot.cli_options import emit
+from ingot.pipeline.collect import orphans
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +220,66 @@ def test_gc_lists_and_deletes_only_orphans(finished: Path, ingot) -> None:
     assert ingot("gc", "--delete", cwd=finished).returncode == 0
     assert json.loads(ingot("gc", "--json", cwd=finished).stdout) == []
     assert {state for state, _ in _states(finished, ingot).values()} == {"HIT"}
+
+
+def test_gc_spares_what_an_unfinished_stage_reads(finished: Path, tmp_path: Path) -> None:
+    """The links have moved on to other results while a stage that reads the old ones is being made."""
+    root = shutil.copytree(finished / "runs", tmp_path / "runs", symlinks=True)
+    (root / "tiny" / "base").resolve().joinpath("DONE").unlink()
+    tokens = {(root / "tiny" / name).resolve() for name in ("bpe", "clean@bpe")}
+    for link in (root / "tiny").iterdir():
+        if link.is_symlink() and link.name != "base":
+            link.unlink()
+    left = {o.path.resolve() for o in orphans(root)}
+    assert left
+    assert not left & tokens
+
+
+def test_directories_may_be_links_to_other_places(finished: Path, tmp_path: Path, ingot) -> None:
+    work = shutil.copytree(finished, tmp_path / "work", symlinks=True)
+    shutil.move(work / "runs" / "stages", tmp_path / "elsewhere")
+    (work / "runs" / "stages").symlink_to(tmp_path / "elsewhere")
+    shutil.move(work / "runs" / "tiny", tmp_path / "far" / "away")
+    (work / "runs" / "tiny").symlink_to(tmp_path / "far" / "away")
+    assert ingot("run", "tiny.toml", cwd=work).returncode == 0
+    assert (work / "runs" / "tiny" / "base" / "DONE").exists(), "its link leads there from where the directory is"
+    assert orphans(work / "runs") == []
+    assert ingot("trace", "runs/tiny/base", "--step", "1", cwd=work).returncode == 0
+    assert ingot("compare", "runs/tiny", cwd=work).returncode == 0
+    assert not (tmp_path / "compare.html").exists()
+
+
+def test_who_has_read_enough_and_places_of_other_signs(finished: Path) -> None:
+    command = f"{sys.executable} -c 'from ingot.cli import main; main()' plan tiny.toml"
+    piped = f"set -o pipefail; {command} --json | head -c 1"
+    assert subprocess.run(["bash", "-c", piped], cwd=finished, capture_output=True, check=False).returncode == 0
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    shown = subprocess.run(["bash", "-c", command], cwd=finished, capture_output=True, check=False, env=environment)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.isascii()
+
+
+def test_json_has_no_word_for_what_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+    emit({"a": [1.5, float("nan")], "b": {"c": (float("inf"), "x")}}, True, None)
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "a": [1.5, None],
+        "b": {"c": [None, "x"]},
+    }
+
+
+def test_damaged_and_missing_files_are_named(finished: Path, tmp_path: Path, ingot) -> None:
+    work = shutil.copytree(finished, tmp_path / "work", symlinks=True)
+    base, clean = (work / "runs" / "tiny" / name for name in ("base", "clean"))
+    (base / "model.json").write_bytes(b"\xff\xfe{}")
+    (clean / "dropped.parquet").write_bytes(b"no table")
+    for command, name in (("generate", "model.json"), ("inspect", "dropped.parquet")):
+        arguments = ("generate", base, "x") if command == "generate" else ("inspect", "corpus", clean)
+        found = ingot(*arguments, cwd=work)
+        assert (found.returncode, name in found.stderr) == (2, True), found.stderr
+        assert "Traceback" not in found.stderr
+    (clean / "funnel.json").unlink()
+    found = ingot("inspect", "corpus", clean, cwd=work)
+    assert (found.returncode, "funnel.json: not readable" in found.stderr) == (2, True)
 
 
 def test_help_comes_without_torch() -> None:

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from ingot.report.axes import log_ticks, tick_label, ticks
+from ingot.report.axes import log_ticks, tick_labels, ticks
 from ingot.report.charts import BUCKETS, Series, line_chart, smoothed, thinned
 
 
@@ -76,12 +76,15 @@ def test_constant_series_and_log_axis():
     assert ">1k</text>" in svg
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (1.47, 4.4), (0, 5000), (-3, 7), (0.00006, 0.00061), (2.0, 2.0001)])
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(0, 1), (1.47, 4.4), (0, 5000), (-3, 7), (6e-5, 6.1e-4), (2.0, 2.00001), (0.0012, 0.00126), (1e9, 1.02e9)],
+)
 def test_ticks_are_few_round_and_inside(low, high):
     found = ticks(low, high)
     assert 2 <= len(found) <= 6
     assert all(low - 1e-9 <= t <= high + 1e-9 for t in found)
-    assert len({tick_label(t) for t in found}) == len(found)
+    assert len(set(tick_labels(found))) == len(found)
 
 
 def test_log_ticks():
@@ -93,7 +96,7 @@ def test_log_ticks():
     ("value", "label"), [(0, "0"), (0.5, "0.5"), (2000, "2k"), (20_000, "20k"), (3e-4, "3e-4"), (1.5e6, "1.5M")]
 )
 def test_tick_labels(value, label):
-    assert tick_label(value) == label
+    assert tick_labels([value]) == [label]
 
 
 def test_names_are_escaped():

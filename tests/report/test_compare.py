@@ -63,7 +63,16 @@ def _train(
     facts = {"parameters": 1000 * vocab, "steps": 40, "batch_tokens": 100.0}
     log.write("plan", **facts)
     for step in range(1, steps + 1):
-        log.write("step", step=step, loss_nats=8 / step + loss, grad_norm=1.0, lr=lr, tokens=100, tok_s=50)
+        log.write(
+            "step",
+            step=step,
+            loss_nats=8 / step + loss,
+            grad_norm=1.0,
+            lr=lr,
+            tokens=100,
+            tokens_seen=100 * step,
+            tok_s=50,
+        )
         if step % 10 == 0:
             log.write("evaluation", step=step, val_loss_nats=loss + (steps - step) / 10)
     log.close()
@@ -205,7 +214,7 @@ def test_the_interval_of_an_evaluate_stage_is_shown(tmp_path: Path, capsys: pyte
     (card / "table.jsonl").write_text("".join(json.dumps(r) + "\n" for r in (other, row)))
     (tmp_path / "a" / "card").symlink_to(card)
     found = _only([base])
-    assert "clean/loss nats" in headings(found)
+    assert "clean/loss, nats" in headings(found)
     assert "3.1000 (2.9000 to 3.4000)" in _printed(found, capsys)
     assert _only([base], metric="clean/loss_nats").entries[0].numbers["clean/loss_nats"] == 3.1
 

@@ -11,6 +11,7 @@ from ingot.core.events import read_events
 from ingot.objectives.lm import LanguageModel
 from ingot.train.api import Objective, Term
 from ingot.train.engine import Engine
+from ingot.train.loop import _Clock
 from ingot.train.metrics import StepMetrics, merged
 from tests.train.test_engine import _engine, _gradient, _ragged, _run, _text
 
@@ -114,3 +115,25 @@ def test_an_update_that_overflowed_does_not_break_the_step_of_the_others() -> No
     some = merged([update(math.inf, True), update(0.5, False), update(0.25, False)], {})
     assert (float(some.grad_norm), some.skipped, some.tokens) == (0.5, False, 30)
     assert merged([update(math.nan, True), update(math.inf, True)], {}).skipped
+
+
+def test_the_rate_is_of_lately_and_the_first_step_is_no_part_of_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first step of 10 s, which compiles; then a step a second; and an evaluation, which counts for nothing."""
+    now = [100.0]
+    monkeypatch.setattr("ingot.train.loop.time.monotonic", lambda: now[0])
+    clock = _Clock()
+    assert clock.mean() == {}
+    now[0] += 10
+    clock.tick(1000)
+    assert clock.lately() == 100
+    assert clock.mean() == {}, "of the first step alone nothing is said"
+    for _ in range(2):
+        now[0] += 1
+        clock.tick(1000)
+    with clock.paused():
+        now[0] += 50
+    assert clock.lately() == 1000
+    now[0] += 0.1
+    clock.tick(1000)
+    assert clock.lately() == 1000, "a moment is too short to measure"
+    assert clock.mean() == {"tok_s": round(3000 / 2.1)}

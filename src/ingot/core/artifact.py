@@ -61,7 +61,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
-        raise _damaged(path) from None
+        raise damaged(path) from None
 
 
 def read_lines(path: Path, most: int | None = None) -> list[Any]:
@@ -74,12 +74,13 @@ def read_lines(path: Path, most: int | None = None) -> list[Any]:
         with path.open(encoding="utf-8") as file:
             return [json.loads(line) for line in itertools.islice(file, most)]
     except ValueError:
-        raise _damaged(path) from None
+        raise damaged(path) from None
 
 
-def _damaged(path: Path) -> UserError:
+def damaged(path: Path, what: str = "JSON") -> UserError:
+    """The sentence for a file of a stage that cannot be read any more."""
     return UserError(
-        f"{path}: not readable, expected the JSON that the stage wrote; delete that stage's directory and run the "
+        f"{path}: not readable, expected the {what} that the stage wrote; delete that stage's directory and run the "
         "recipe again"
     )
 
@@ -294,5 +295,6 @@ class FileHashes:
 
     def save(self) -> None:
         if self._changed:
-            atomic_write(self._memo, json.dumps(self._known))
+            with contextlib.suppress(OSError):  # where nothing can be written they are read again next time
+                atomic_write(self._memo, json.dumps(self._known))
             self._changed = False

@@ -2,7 +2,7 @@
 
 Shuffling is a keyed permutation of row numbers (a Feistel network with cycle walking): O(1) memory at any length, so
 row number `k` of the shuffled epoch is computed, never looked up. Mixing spreads the sources by error diffusion, so
-that any window of rows has the asked shares to within one row of each source. How the places are cut into steps is
+that any window of rows has the asked shares to within two rows of each source. How the places are cut into steps is
 another matter (`data/ramp.py`), and so is what follows what (`stages/timeline.py`).
 
 Rejected: a permutation file (O(rows) memory, and its own resume state) and sampling sources at random (a window of

@@ -100,13 +100,15 @@ def divergences(
     """KL(reference || model) of the next token at every labelled position, B x T in nats, 0 elsewhere.
 
     The whole vocabulary is summed, so it is exact, never negative, and smooth where the two agree; no gradient reaches
-    the reference (hidden states ... x D', any width, of the same rows).
+    the reference (hidden states ... x D', any width, of the same rows). Ids that only one of the two has, as a table
+    that is filled up to a round number, are left out.
     """
+    vocab = min(len(head.weight), len(reference_head.weight))
 
     def divergence(logits_nV: Tensor, reference_nD: Tensor) -> Tensor:
         with torch.no_grad():
-            expected_nV = wide(reference_head(reference_nD)).log_softmax(-1)
-        kl_nV = F.kl_div(wide(logits_nV).log_softmax(-1), expected_nV, reduction="none", log_target=True)
+            expected_nV = wide(reference_head(reference_nD)[:, :vocab]).log_softmax(-1)
+        kl_nV = F.kl_div(wide(logits_nV[:, :vocab]).log_softmax(-1), expected_nV, reduction="none", log_target=True)
         return kl_nV.sum(-1, keepdim=True)
 
     measure = _in_chunks(divergence, head, max_logits)

@@ -1,7 +1,6 @@
 """Stage directories that nothing links to any more."""
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +10,8 @@ from ingot.stages.job import inputs_of, open_stage
 
 @dataclass(frozen=True)
 class Orphan:
-    """A stage's directory that no link of a run, or of a point of a sweep, leads to, and no adapter lies on.
+    """A stage's directory that no link of a run, or of a point of a sweep, leads to, that no adapter lies on, and that
+    nothing unfinished reads.
 
     One that has not begun is none: it holds what `ingot tune` has chosen for the stage.
     """
@@ -25,24 +25,33 @@ def orphans(root: Path) -> list[Orphan]:
     stages = root / STAGES
     if not stages.is_dir():
         return []
-    runs = [p for p in root.iterdir() if p.is_dir() and p != stages]
-    links = [p for run in runs for place in (run, *run.iterdir()) if _real(place) for p in place.iterdir()]
-    linked = {d for p in links if p.is_symlink() and p.exists() for d in _whole(p.resolve())}
-    found = [
-        Orphan(path, sum(f.stat().st_size for f in path.rglob("*") if f.is_file()))
-        for path in stages.iterdir()
-        if StageDir(path).exists() and path.resolve() not in linked and not StageDir(path).is_locked()
-    ]
-    return sorted(found, key=lambda o: -o.bytes)
+    runs = [p for p in root.iterdir() if p.is_dir() and p.resolve() != stages.resolve()]
+    links = [p for run in runs for place in (run, *filter(_real, run.iterdir())) for p in place.iterdir()]
+    kept: set[Path] = set()
+    for link in links:
+        if link.is_symlink() and link.exists():
+            _keep(link.resolve(), kept)
+    found = [path for path in map(StageDir, stages.iterdir()) if path.exists()]
+    for stage in found:
+        if stage.is_locked():
+            _keep(stage.path.resolve(), kept)
+    left = [stage.path for stage in found if stage.path.resolve() not in kept and not stage.is_locked()]
+    sized = [Orphan(path, sum(f.stat().st_size for f in path.rglob("*") if f.is_file())) for path in left]
+    return sorted(sized, key=lambda o: -o.bytes)
 
 
-def _whole(stage: Path) -> Iterator[Path]:
-    """A stage and, where it is an adapter, the stages that hold the rest of its model."""
-    yield stage
+def _keep(stage: Path, kept: set[Path]) -> None:
+    """A stage, with what it reads while it is made, or for good: an adapter lies on the rest of its model."""
+    if stage in kept:
+        return
+    kept.add(stage)
     if (stage / RECORD).exists():
-        told = open_stage(stage)
-        if told["kind"] == "train" and told["settings"].get("adapter"):
-            yield from _whole(inputs_of(stage)["init"].path)
+        told, inputs = open_stage(stage), inputs_of(stage)
+        if not StageDir(stage).is_done():
+            for read in inputs.values():
+                _keep(read.path, kept)
+        elif told["kind"] == "train" and told["settings"].get("adapter"):
+            _keep(inputs["init"].path, kept)
 
 
 def _real(path: Path) -> bool:

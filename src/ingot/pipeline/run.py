@@ -70,7 +70,7 @@ def link(graph: Graph, node: Node) -> None:
     """Point `runs/NAME/STAGE` at the node's directory; the link is relative, so the root can be moved."""
     path = graph.link(node)
     path.parent.mkdir(parents=True, exist_ok=True)
-    target = os.path.relpath(graph.stage(node).path, path.parent)
+    target = os.path.relpath(graph.stage(node).path.resolve(), path.parent.resolve())
     if path.is_symlink() and os.readlink(path) == target:
         return
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

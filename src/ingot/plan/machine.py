@@ -71,11 +71,14 @@ def _gpu() -> Device | None:
 
 def known(name: str, memory: int, capability: float) -> Device:
     """A GPU as the driver names it ("NVIDIA A100-SXM4-40GB"), with the peak of its data sheet if there is one."""
-    words = re.sub(r"[^a-z0-9]", "", name.lower())
-    sheets = [sheet for key, sheet in GPUS.items() if key in words]
-    sheet = max(sheets, key=lambda s: len(s.name), default=None)  # "L40S" has "L4" in it
+    sheet = next((sheet for sheet in GPUS.values() if _is_called(sheet.name, name)), None)
     half = "bf16" if capability >= 8 else "fp16" if capability >= 7 else None
     return Device(sheet.name if sheet else name, memory, sheet.peak if sheet else None, half)
+
+
+def _is_called(model: str, name: str) -> bool:
+    """Whether a driver's name holds a model's as whole words: an RTX A1000 is no A100."""
+    return re.search(rf"(?<![a-z0-9]){model}(?![a-z0-9])", name, re.IGNORECASE | re.ASCII) is not None
 
 
 def cpu() -> Device:

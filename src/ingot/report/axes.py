@@ -45,28 +45,39 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [f * 10.0**d for d in decades for f in factors if low <= f * 10.0**d <= high] or [low, high]
 
 
-def tick_label(value: float) -> str:
-    """Short and unambiguous: 0, 0.5, 2k, 1.5M, 3e-4."""
+def tick_labels(values: list[float]) -> list[str]:
+    """Short, and each unlike the others: 0, 0.5, 2k, 1.5M, 3e-4; where they are close, with more digits."""
+    labels: list[str] = []
+    for digits in range(2, 16):
+        labels = [_label(value, digits) for value in values]
+        if len(set(labels)) == len(set(values)):
+            break
+    return labels
+
+
+def _label(value: float, digits: int) -> str:
     if value and (abs(value) < 1e-2 or abs(value) >= 1e9):
-        mantissa, exponent = f"{value:.1e}".split("e")
-        return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+        return f"{mantissa.rstrip('0').removesuffix('.')}e{int(exponent)}"
     for unit, size in (("M", 1e6), ("k", 1e3)):
         if abs(value) >= size:
-            return f"{value / size:g}{unit}"
-    return f"{value:g}"
+            return f"{value / size:.{max(6, digits)}g}{unit}"
+    return f"{value:.{max(6, digits)}g}"
 
 
 def draw_axes(frame: Frame, x_label: str, y_label: str) -> Markup:
     parts = []
-    for value in ticks(frame.y0, frame.y1, most=6):
+    heights = ticks(frame.y0, frame.y1, most=6)
+    for value, words in zip(heights, tick_labels(heights), strict=True):
         y = frame.y(value)
         line = "<line class=grid x1={} x2={} y1={:.1f} y2={:.1f} /><text x={} y={:.1f} text-anchor=end>{}</text>"
-        parts.append(Markup(line).format(LEFT, WIDTH - RIGHT, y, y, LEFT - 6, y + 4, tick_label(value)))
-    for value in log_ticks(frame.x0, frame.x1) if frame.log_x else ticks(frame.x0, frame.x1, most=7):
+        parts.append(Markup(line).format(LEFT, WIDTH - RIGHT, y, y, LEFT - 6, y + 4, words))
+    places = log_ticks(frame.x0, frame.x1) if frame.log_x else ticks(frame.x0, frame.x1, most=7)
+    for value, words in zip(places, tick_labels(places), strict=True):
         x = frame.x(value)
         line = "<line class=tick x1={:.1f} x2={:.1f} y1={} y2={} /><text x={:.1f} y={} text-anchor=middle>{}</text>"
         bottom = HEIGHT - BOTTOM
-        parts.append(Markup(line).format(x, x, bottom, bottom + 4, x, bottom + 17, tick_label(value)))
+        parts.append(Markup(line).format(x, x, bottom, bottom + 4, x, bottom + 17, words))
     base = "<line class=axis x1={} x2={} y1={} y2={} />"
     parts.append(Markup(base).format(LEFT, WIDTH - RIGHT, HEIGHT - BOTTOM, HEIGHT - BOTTOM))
     names = "<text class=label x=2 y=12>{}</text><text class=label x={} y={} text-anchor=end>{}</text>"

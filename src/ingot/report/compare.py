@@ -63,8 +63,8 @@ class Entry:
         losses = [e[LOSS] for e in self.evaluations if LOSS in e]
         last = {k: v for k, v in (self.evaluations[-1] if self.evaluations else {}).items() if k != "step"}
         known = {"parameters": self.facts.get("parameters"), f"best_{LOSS}": min(losses, default=None)}
-        known["tokens"] = self.step * self.facts.get("batch_tokens", 0)
-        known["tok_s"] = self.steps[-1].get("tok_s") if self.steps else None
+        newest = self.steps[-1] if self.steps else {}
+        known |= {"tokens": newest.get("tokens_seen"), "tok_s": newest.get("tok_s")}
         return last | {k: v for k, v in known.items() if v is not None} | judged
 
     @cached_property

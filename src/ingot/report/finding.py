@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ingot.core.artifact import RECORD
+from ingot.core.artifact import RECORD, STAGES
 from ingot.core.errors import UserError
 from ingot.core.sinks import Target, replay, require
 from ingot.core.sweep import SWEEP
@@ -52,8 +52,8 @@ def show_in(sink: str, paths: list[Path]) -> dict[str, int]:
 
 def root_of(stage: Path) -> Path:
     """The output root that a stage belongs to."""
-    root = stage.resolve().parent.parent
-    return next((p for p in stage.parents if p.resolve() == root), root)
+    stages = stage.resolve().parent
+    return next((p for p in stage.absolute().parents if (p / STAGES).resolve() == stages), stages.parent)
 
 
 def place(stage: Path) -> tuple[str, str]:

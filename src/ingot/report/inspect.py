@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from ingot.core.artifact import CHECKPOINTS, manifest_problem
+from ingot.core.artifact import CHECKPOINTS, damaged, manifest_problem
 from ingot.core.errors import UserError
 from ingot.corpus.funnel import place
 from ingot.report import figures, reading
@@ -33,10 +33,16 @@ def corpus(stage: Path) -> dict[str, Any]:
     return {
         "stage": told["name"],
         "result": result,
-        "funnel": reading.read_json(stage / "funnel.json"),
+        "funnel": _funnel(stage / "funnel.json"),
         "dropped": reading.dropped_samples(stage),
         "quarantined": reading.quarantined(stage),
     }
+
+
+def _funnel(path: Path) -> dict[str, Any]:
+    if found := reading.read_json(path):
+        return found
+    raise damaged(path)
 
 
 def print_corpus(data: dict[str, Any]) -> None:

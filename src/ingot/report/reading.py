@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ingot.core import artifact
@@ -81,14 +82,17 @@ def dropped_samples(stage: Path, each: int = SAMPLES) -> list[dict[str, Any]]:
     wanted = read_json(stage / "funnel.json").get("dropped", {})
     missing = Counter({reason: min(each, counts["documents"]) for reason, counts in wanted.items()})
     found = []
-    with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=1024):
-            if not missing.total():
-                break
-            for row, reason in enumerate(batch.column("reason").to_pylist()):
-                if missing[reason] > 0:
-                    missing[reason] -= 1
-                    found.append({name: batch.column(name)[row].as_py() for name in batch.schema.names})
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                if not missing.total():
+                    break
+                for row, reason in enumerate(batch.column("reason").to_pylist()):
+                    if missing[reason] > 0:
+                        missing[reason] -= 1
+                        found.append({name: batch.column(name)[row].as_py() for name in batch.schema.names})
+    except pa.ArrowException:
+        raise artifact.damaged(path, "table") from None
     order = list(wanted)
     return sorted(found, key=lambda sample: order.index(sample["reason"]))
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from rich.text import Text
 
@@ -88,7 +89,7 @@ def write_any_report(graphs: list[Graph], to: Path | None = None) -> Path:
     for graph in graphs:
         states = [(n.name, STATES[status(graph, n).state]) for n in graph.nodes.values()]
         page = write_report(graph) if (home / label(graph)).is_dir() else None
-        link = "" if page is None or to else str(page.relative_to(home))
+        link = "" if page is None or to else quote(page.relative_to(home).as_posix())
         points.append({"label": label(graph), "states": states, "page": link})
     title = graphs[0].recipe.run.name
     return write_comparison(comparisons(graphs), to or home / REPORT, title, points)

@@ -6,7 +6,7 @@ first (`--json` prints those), and a table of them second.
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -119,11 +119,9 @@ def _train_progress(stage: Path, state: str) -> dict[str, Any]:
     steps, facts = reading.events(stage, "step"), reading.facts(stage)
     judged = {**(reading.evaluations(stage) or [{}])[-1], **reading.result(stage)}  # at the end on all held-out rows
     last = steps[-1] if steps else {}
-    seen = last.get("tokens_seen", 0)
-    planned = facts.get("planned_tokens", seen / max(1, last.get("step", 0)) * facts.get("steps", 0))
-    left = planned - seen
-    rate = last.get("tok_s") or 0
-    eta = left / rate if state == "RUNNING" and rate and facts else None
+    rate, share = last.get("tok_s") or 0, _share_done(stage, last.get("step", 0), facts.get("steps", 0))
+    left = last.get("tokens_seen", 0) * (1 / share - 1) if share else 0.0
+    eta = left / rate if state == "RUNNING" and rate and share else None
     return {
         "step": last.get("step", 0),
         "phase": last.get("phase"),
@@ -135,6 +133,23 @@ def _train_progress(stage: Path, state: str) -> dict[str, Any]:
         "eta_s": eta,
         "health": _health(stage) if steps else None,
     }
+
+
+def _share_done(stage: Path, step: int, steps: int) -> float:
+    """How much of all rows, counted in tokens, the steps so far have had; of a batch that grows, about."""
+    phases = {e["name"]: e for e in reading.events(stage, "phase")}.values()  # of several attempts the newest
+    whole = sum(_row_tokens(phase, phase["last_step"]) for phase in phases)
+    if not whole:
+        return step / steps if steps else 0.0
+    return sum(_row_tokens(phase, step) for phase in phases) / whole
+
+
+def _row_tokens(phase: Mapping[str, Any], step: int) -> float:
+    """Of a phase's rows up to a step."""
+    steps = phase["last_step"] - phase["first_step"] + 1
+    made = min(max(0, step - phase["first_step"] + 1), steps)
+    grown = (phase["last_rows"] - phase["rows"]) / steps
+    return made * (phase["rows"] + grown * made / 2) * phase["context"]
 
 
 def _health(stage: Path) -> str:

@@ -81,13 +81,13 @@ def open_stage(stage: Path) -> dict[str, Any]:
 
 
 def inputs_of(stage: Path) -> dict[str, Input]:
-    """Role -> the stages that a stage has read: their directories are named relative to the output root.
+    """Role -> the stages that a stage has read: their directories stand beside its own.
 
     Raises:
         UserError: not the directory of a stage.
     """
-    root = stage.resolve().parent.parent
-    return {role: Input(i["name"], i["key"], root / i["dir"]) for role, i in open_stage(stage)["inputs"].items()}
+    beside, told = stage.resolve().parent, open_stage(stage)["inputs"]
+    return {role: Input(i["name"], i["key"], beside / Path(i["dir"]).name) for role, i in told.items()}
 
 
 def read_result(stage: Path) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def read_config(stage: Path) -> ModelConfig:
     if not path.exists():
         raise UserError(f"{stage}: no {MODEL}, expected the directory of a train stage, such as runs/NAME/base")
     try:
-        return ModelConfig.model_validate_json(path.read_text())
+        return ModelConfig.model_validate_json(path.read_bytes())
     except ValidationError as error:
         fields = ", ".join(sorted({".".join(map(str, e["loc"])) or "the whole" for e in error.errors()}))
         raise UserError(

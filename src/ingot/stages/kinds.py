@@ -101,14 +101,14 @@ _TRAINING = _of("stages", "columns", "fisher", "data", "layout", "load", "penalt
 _ASKING = _of("stages", "ancestry", "data", "evaluate", "load")
 
 KINDS: dict[str, Kind] = {
-    "corpus": Kind(CorpusSettings, 5, "ingot.stages.text:corpus", ("corpus", "stages/text.py"), raw=_corpus_digest),
+    "corpus": Kind(CorpusSettings, 6, "ingot.stages.text:corpus", ("corpus", "stages/text.py"), raw=_corpus_digest),
     "tokenizer": Kind(
-        TokenizerSettings, 3, "ingot.stages.text:tokenizer", ("text", "stages/text.py"), raw=_tokenizer_digest
+        TokenizerSettings, 4, "ingot.stages.text:tokenizer", ("text", "stages/text.py"), raw=_tokenizer_digest
     ),
-    "tokens": Kind(TokensSettings, 4, "ingot.stages.text:tokens", ("text", "stages/text.py")),
+    "tokens": Kind(TokensSettings, 5, "ingot.stages.text:tokens", ("text", "stages/text.py")),
     "train": Kind(
         TrainSettings,
-        9,
+        10,
         "ingot.stages.train:run",
         (*_MODEL, "data", "optim", "dist", "train", "objectives", *_TRAINING),
         seeded=True,
@@ -116,7 +116,7 @@ KINDS: dict[str, Kind] = {
     ),
     "import": Kind(
         ImportSettings,
-        2,
+        3,
         "ingot.stages.foreign:import_model",
         ("text", "model", "dist", *_of("stages", "foreign", "load")),
         raw=import_digest,
@@ -131,7 +131,7 @@ KINDS: dict[str, Kind] = {
     ),
     "fisher": Kind(
         FisherSettings,
-        1,
+        2,
         "ingot.stages.fisher:run",
         (*_MODEL, "data", "dist", *_of("evaluate", "bootstrap", "fisher"), *_of("stages", "data", "fisher", "load")),
         seeded=True,

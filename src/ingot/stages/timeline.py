@@ -34,6 +34,8 @@ class Extent(Protocol):
     def targets(self) -> int | None: ...
     @property
     def row_targets(self) -> float: ...
+    @property
+    def row_learned(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,10 @@ class Assumed:
     row_targets: float
     targets: int | None = None
     rows: int = 1
+
+    @property
+    def row_learned(self) -> float:
+        return self.row_targets
 
 
 Extents = Callable[[str, int], Extent]

@@ -17,6 +17,9 @@ from ingot.train import guard
 from ingot.train.engine import Engine
 from ingot.train.metrics import StepMetrics
 
+MOMENT = 0.5
+"""Seconds after which the numbers of steps are read again."""
+
 Evaluation = Callable[[int, bool], dict[str, float]]
 """(step, whole split?) -> flat numbers, among them the `val_` one that the objective is judged by; passed in by the
 stage."""
@@ -44,26 +47,24 @@ def train(
         try:
             metrics = engine.step(raw)
         except UserError:
-            journal.write(clock.rate)  # which step broke what this one could not do
+            journal.write(clock.lately)  # which step broke what this one could not do
             raise
         step = metrics.step
         last = step == plan.steps
         journal.add(metrics)
-        rate = clock.tick(metrics.tokens)
-        if clock.due() or last:
-            journal.write(rate)
-            progress(metrics, rate)
-        if not last and step % plan.evaluate_every == 0:
-            with clock.paused():
-                journal.write(rate)
+        clock.tick(metrics.tokens)
+        judged, saved = not last and step % plan.evaluate_every == 0, last or step % loop.save_every == 0
+        if clock.due() or judged or saved:
+            journal.write(clock.lately)
+            progress(metrics, clock.lately())
+        with clock.paused():
+            if judged:
                 _note_best(engine, evaluation(step, False), log)
-        if last or step % loop.save_every == 0:
-            with clock.paused():
-                journal.write(rate)
+            if saved:
                 log.flush()
                 engine.save()
     _note_best(engine, evaluation(plan.steps, False), log)
-    return {**evaluation(plan.steps, True), "tok_s": round(clock.rate)}
+    return {**evaluation(plan.steps, True), **clock.mean()}
 
 
 def _note_best(engine: Engine, numbers: dict[str, float], log: EventLog) -> None:
@@ -87,10 +88,15 @@ class _Journal:
     def add(self, metrics: StepMetrics) -> None:
         self._pending.append(metrics)
 
-    def write(self, rate: float) -> None:
-        """Read all that is pending: the one thing that waits for the device."""
-        for m in self._pending:
-            loss, norm = float(m.loss), float(m.grad_norm)
+    def write(self, rate: Callable[[], float]) -> None:
+        """Read all that is pending: the one thing that waits for the device.
+
+        Args:
+            rate: tokens a second, asked for when the device is done.
+        """
+        read = [(m, float(m.loss), float(m.grad_norm)) for m in self._pending]
+        tok_s = round(rate())
+        for m, loss, norm in read:
             if m.skipped:
                 self._log.write("skipped", step=m.step, loss_nats=loss, why="gradient overflow in fp16")
                 continue
@@ -99,7 +105,7 @@ class _Journal:
             broken = not (math.isfinite(loss) and math.isfinite(norm))
             if broken or m.step in (1, plan.steps) or m.step % plan.loop.log_every == 0:
                 others = {name: float(value) for name, value in m.others.items()}
-                tokens = {"tokens": m.tokens, "tokens_seen": m.tokens_seen, "tok_s": round(rate)}
+                tokens = {"tokens": m.tokens, "tokens_seen": m.tokens_seen, "tok_s": tok_s}
                 name = "loss_nats" if self._engine.objective.judged_by == "loss_nats" else "loss"
                 numbers = {name: loss, **others, "grad_norm": norm, "lr": m.lr, **tokens}
                 self._log.write("step", step=m.step, **numbers, **plan.label(m.step))
@@ -130,18 +136,36 @@ class _Clock:
     """Tokens per second of training proper (evaluation and saving excluded), and when to speak next."""
 
     def __init__(self) -> None:
-        self._start = self._spoke = time.monotonic()
-        self._tokens = 0
-        self.rate = 0.0
+        self._asked = self._spoke = time.monotonic()
+        self._first: float | None = None  # when the first step, which compiles, had ended
+        self._since_asked = self._since_first = 0
+        self._rate = 0.0
 
-    def tick(self, tokens: int) -> float:
-        self._tokens += tokens
-        self.rate = self._tokens / max(1e-9, time.monotonic() - self._start)
-        return self.rate
+    def tick(self, tokens: int) -> None:
+        """Another step."""
+        self._since_asked += tokens
+        if self._first is None:
+            self._first = time.monotonic()
+        else:
+            self._since_first += tokens
+
+    def lately(self) -> float:
+        """Since this was asked before, if that is a moment ago."""
+        now = time.monotonic()
+        if now - self._asked >= MOMENT or not self._rate:
+            self._rate = self._since_asked / max(1e-9, now - self._asked)
+            self._asked, self._since_asked = now, 0
+        return self._rate
+
+    def mean(self) -> dict[str, int]:
+        """Since the end of the first step; nothing where there were no others."""
+        if self._first is None or not self._since_first:
+            return {}
+        return {"tok_s": round(self._since_first / max(1e-9, time.monotonic() - self._first))}
 
     def due(self) -> bool:
         now = time.monotonic()
-        if now - self._spoke < 0.5:
+        if now - self._spoke < MOMENT:
             return False
         self._spoke = now
         return True
@@ -153,4 +177,6 @@ class _Clock:
         try:
             yield
         finally:
-            self._start += time.monotonic() - began
+            waited = time.monotonic() - began
+            self._asked += waited
+            self._first = self._first and self._first + waited
