@@ -177,7 +177,7 @@ def test_chat_refuses_a_stage_that_never_saw_a_conversation(ingot_here, stage, m
     text, talk = data(text), data(talk)
     parent = record(root / "parent", **{"data:x": text})
     from ingot.dialogue import require_conversations
-    from ingot.stages.evaluate import converses
+    from ingot.stages.ancestry import converses
 
     ours, theirs = SimpleNamespace(template=TURNS), SimpleNamespace(template="{{ messages }}")
     for inputs in ({"data:x": text}, {"data:x": text, "init": parent}):

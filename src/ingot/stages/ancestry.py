@@ -7,7 +7,9 @@ from pathlib import Path
 from ingot.core.artifact import RECORD
 from ingot.core.errors import UserError
 from ingot.stages.job import in_role, inputs_of, open_stage
+from ingot.text.base import TURNS
 from ingot.text.store import Store
+from ingot.text.tokenizer import Tokenizer
 
 
 def ancestry(stage: Path) -> Iterator[Path]:
@@ -31,3 +33,9 @@ def conversed(stage: Path) -> bool | None:
                 return True
             return conversed(inputs["init"].path) if "init" in inputs else False
     return None
+
+
+def converses(stage: Path, tokenizer: Tokenizer) -> bool:
+    """Whether a model was trained on conversations; of one made elsewhere, whether it came with a chat format."""
+    known = conversed(stage)
+    return tokenizer.template not in ("", TURNS) if known is None else known

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,16 +14,13 @@ from ingot.evaluate.forgetting import Scores
 from ingot.evaluate.likelihood import Likelihood, compressors, likelihood
 from ingot.evaluate.tasks import Task, load_task
 from ingot.infer.generate import generate
-from ingot.infer.text import prompt_ids, sampling_for
-from ingot.stages.ancestry import conversed
+from ingot.infer.text import sampling_for
+from ingot.stages.ancestry import converses
 from ingot.stages.chains import forgotten
 from ingot.stages.job import ANSWERS, TABLE, Job, read_config
 from ingot.stages.load import Loaded, load_model, measured_context
 from ingot.stages.measure_settings import EvaluateStageSettings
-from ingot.text.base import TURNS
-from ingot.text.chat import render
 from ingot.text.store import Store
-from ingot.text.tokenizer import Tokenizer
 from ingot.train import blocks, native
 from ingot.train.settings import rows_per_pass
 
@@ -36,8 +32,7 @@ def run(job: Job) -> dict[str, Any]:
     table: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
     scores: dict[tuple[str, str], Scores] = {}
-    measured: set[str] = set()
-    """Stores and corpora whose yardsticks stand in the table."""
+    measured: set[str] = set()  # stores and corpora whose yardsticks stand in the table
     tokenizers = {stage.name_of("tokenizer") for stage in job.roles("model").values()}
     for stage in job.roles("model").values():
         measured_context(settings.context, read_config(stage.path))  # before hours of work
@@ -61,9 +56,9 @@ def run(job: Job) -> dict[str, Any]:
             table += [{"model": name, "task": corpus, **row} for row in scored.rows()]
             chance = -math.log(loaded.tokenizer.vocab)
             scores[name, corpus] = Scores(scored.nats, scored.tokens, "_nats", chance)
-        chats = converses(stage.path, loaded.tokenizer)
-        _samples(job, settings, name, chats, loaded)
-        for task, answered in _sat(job, settings, name, chats, loaded):
+        examinee = Examinee(loaded.model, loaded.tokenizer, converses(stage.path, loaded.tokenizer))
+        _samples(job, settings, name, examinee)
+        for task, answered in _sat(job, settings, name, examinee):
             table += [{"model": name, "task": task.head.task, **row} for row in rows(task, answered)]
             answers += [{"model": name, "task": task.head.task, **asdict(one)} for one in answered]
             right = np.array([one.right for one in answered])
@@ -99,29 +94,19 @@ def _yardstick(name: str, corpus: str, bits: float) -> dict[str, Any]:
 
 
 def _sat(
-    job: Job, settings: EvaluateStageSettings, model: str, chats: bool, loaded: Loaded
+    job: Job, settings: EvaluateStageSettings, model: str, examinee: Examinee
 ) -> Iterator[tuple[Task, list[Answered]]]:
     """Every task with what the model made of it."""
-    examinee = Examinee(loaded.model, loaded.tokenizer, chats)
     for name in settings.tasks:
         task = load_task(name)
         with job.display.bar(f"{model}: {task.head.task}", len(task.items), "items") as bar:
             yield task, sit(examinee, task, settings.shots, bar.advance)
 
 
-def _samples(job: Job, settings: EvaluateStageSettings, model: str, chats: bool, loaded: Loaded) -> None:
-    tokenizer = loaded.tokenizer
+def _samples(job: Job, settings: EvaluateStageSettings, model: str, examinee: Examinee) -> None:
+    tokenizer, chats = examinee.tokenizer, examinee.chats
     sampling = sampling_for(tokenizer, max_new=settings.sample_tokens, temperature=settings.temperature)
     for number, text in enumerate(settings.questions if chats else settings.prompts):
-        if chats:
-            prompt, _ = render([{"role": "user", "content": text}], tokenizer, generation_prompt=True)
-        else:
-            prompt = prompt_ids(tokenizer, text)
-        (completion,) = generate(loaded.model, [prompt], sampling, seed=job.seed, step=number)
+        prompt = examinee.prompt(text, chats)
+        (completion,) = generate(examinee.model, [prompt], sampling, seed=job.seed, step=number)
         job.log.write("sample", step=number, model=model, prompt=text, text=tokenizer.decode(completion.ids))
-
-
-def converses(stage: Path, tokenizer: Tokenizer) -> bool:
-    """Whether a model was trained on conversations; of one made elsewhere, whether it came with a chat format."""
-    known = conversed(stage)
-    return tokenizer.template not in ("", TURNS) if known is None else known

@@ -15,6 +15,7 @@ from ingot.model.adapter import (
     adapted_layers,
     adapter_parameters,
     correction_parameters,
+    linear_layers,
     whole_modules,
 )
 from ingot.model.settings import LANES, MAX_LOGITS, PLAIN_BF16_KEYS, ModelConfig
@@ -116,8 +117,7 @@ def moments(config: ModelConfig, optim: OptimSettings, adapter: int | None = Non
 
 def _matrices(config: ModelConfig) -> int:
     """Parameters of the matrices inside blocks."""
-    d, features = config.width, (config.heads + config.kv_heads) * config.head_size
-    return config.depth * d * (2 * features + (3 if config.activation == "swiglu" else 2) * config.ffn)
+    return sum(inputs * outputs for inputs, outputs in linear_layers(config).values())
 
 
 def training_flops(settings: TrainSettings, config: ModelConfig, line: Timeline) -> int:

@@ -23,7 +23,7 @@ from ingot.evaluate.monitors import distinct
 from ingot.infer.generate import Completion, generate
 from ingot.infer.text import sampling_for, spoken
 from ingot.objectives.scoring import ask, prompt_table
-from ingot.stages.evaluate import converses
+from ingot.stages.ancestry import converses
 from ingot.stages.job import ANSWERS, TABLE, Input, Job, read_config
 from ingot.stages.load import Loaded, load_model
 from ingot.stages.measure_settings import JudgeSettings

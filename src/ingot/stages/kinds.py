@@ -98,7 +98,7 @@ def _of(room: str, *names: str) -> tuple[str, ...]:
 
 _MODEL = ("text", "model", "infer")
 _TRAINING = _of("stages", "columns", "fisher", "data", "layout", "load", "penalties", "timeline", "train")
-_ASKING = _of("stages", "ancestry", "data", "evaluate", "load")
+_ASKING = _of("stages", "ancestry", "load")
 
 KINDS: dict[str, Kind] = {
     "corpus": Kind(CorpusSettings, 6, "ingot.stages.text:corpus", ("corpus", "stages/text.py"), raw=_corpus_digest),
@@ -125,7 +125,7 @@ KINDS: dict[str, Kind] = {
         EvaluateStageSettings,
         5,
         "ingot.stages.evaluate:run",
-        (*_MODEL, "data", "evaluate", *_ASKING, *_of("stages", "chains")),
+        (*_MODEL, "data", "evaluate", *_ASKING, *_of("stages", "chains", "evaluate")),
         seeded=True,
         raw=_evaluate_digest,
     ),

@@ -158,16 +158,9 @@ def remembered(
     """
     if path.exists():
         old = read_json(path)
-        keep = {"precision": old["precision"], "reason": old["reason"]}
-        if settings.threads is None:
-            keep["threads"] = min(old["threads"], os.cpu_count() or 1)
-        if settings.micro_batch is None:
-            keep["micro_batch"] = old["micro_batch"]
-        if settings.compile is None:
-            keep["compile"] = old["compile"]
-        if settings.replay is None:
-            keep["replay"] = old["replay"]
-        begun = Execution(**{**asdict(fresh), **keep})
+        old["threads"] = min(old["threads"], os.cpu_count() or 1)
+        unset = [n for n in ("threads", "micro_batch", "compile", "replay") if getattr(settings, n) is None]
+        begun = replace(fresh, **{name: old[name] for name in ("precision", "reason", *unset)})
         if begun.compile == "native" and not _ours(begun):  # another machine
             begun = replace(begun, compile="" if fresh.compile == "native" else fresh.compile)
             say("the run began with functions in C++ that are not here; it goes on without, equal but for rounding")
