@@ -9,7 +9,7 @@ from ingot.core import sinks
 from ingot.core.artifact import StageDir
 from ingot.core.events import read_events
 from ingot.pipeline.graph import load_graph
-from ingot.pipeline.run import job_of
+from ingot.pipeline.run import child_environment, job_of
 from ingot.stages import child
 
 RECIPE = """
@@ -50,3 +50,15 @@ def test_a_dashboard_that_fails_costs_a_warning(
         (why,) = warnings
         assert why.startswith("tensorboard gets no more numbers (ImportError: a package of another age)")
         assert why in capsys.readouterr().err
+
+
+def test_threads_of_a_stage_that_trains_do_not_spin_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside another program they would spin on the core that it has left; decoding is better off so."""
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    assert child_environment(patient=True)["GOMP_SPINCOUNT"] == "1000"
+    assert "GOMP_SPINCOUNT" not in child_environment()
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert "GOMP_SPINCOUNT" not in child_environment(patient=True), "the user has chosen"
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    assert child_environment(patient=True)["GOMP_SPINCOUNT"] == "7"
