@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ingot.core.errors import UserError
 from ingot.data.order import Order
-from ingot.data.packing import PAD, BestFit, Whole, Windows, make_row_plan
+from ingot.data.packing import PAD, BestFit, Windows, make_row_plan
 
 
 def _all(start: int, stop: int) -> np.ndarray:
@@ -112,22 +112,6 @@ def test_2_1_a_document_whose_answer_is_cut_off_is_left_out_and_counted() -> Non
     assert list(plan.rows_of(2)) == []
     whole = BestFit(_ends(lengths), 19, mask=lambda start, stop: mask[start:stop])
     assert (whole.dropped, whole.dropped_tokens) == (0, 0)
-
-
-def test_what_is_learned_of_a_row_is_counted_by_the_mask() -> None:
-    draw = np.random.default_rng(1)
-    lengths = draw.integers(4, 20, 60)
-    ends, mask = _ends(lengths.tolist()), draw.integers(0, 2, lengths.sum()).astype(np.uint8)
-    mask[np.concatenate([[0], ends[:-1]]).astype(int)] = 0  # what begins a document is no target
-    whole = Whole(ends, 12, 2, lambda start, stop: mask[start:stop])
-    best = BestFit(ends, 12, lambda start, stop: mask[start:stop])
-    for plan in (whole, best):
-        index, _ = plan.index(np.arange(plan.rows))
-        targets = index[:, 1:]
-        assert plan.row_learned * plan.rows == pytest.approx(mask[targets[targets != PAD]].sum())
-        assert plan.row_learned < plan.row_targets
-    assert BestFit(ends, 12).row_learned == BestFit(ends, 12).row_targets
-    assert Windows(ends, 12).row_learned == 12
 
 
 def test_2_1_where_every_answer_is_cut_off_one_sentence_says_so() -> None:

@@ -2,7 +2,6 @@
 
 import math
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -340,24 +339,6 @@ def test_an_epoch_of_packed_documents_is_all_its_rows():
     line = _line(lambda name, context: plan, batch=1, duration="3 epochs")
     assert line.steps == 3 * plan.rows
     assert line.epochs(lambda name, context: plan) == {"a": pytest.approx(3)}
-
-
-def test_2_7_shares_are_of_what_is_learned() -> None:
-    """A mask leaves a fourth of one corpus: its rows come as often as it takes for its share of the learned tokens."""
-
-    @dataclass(frozen=True)
-    class Masked(Assumed):
-        @property
-        def row_learned(self) -> float:
-            return self.row_targets / 4
-
-    extents = {"a": Masked(100.0, 50_000, 500), "b": Assumed(200.0, 100_000, 500)}
-    line = _line(lambda name, context: extents[name], data={"a": 0.3, "b": 0.7}, batch=10, duration="2000 steps")
-    drawn = np.concatenate([line.at(step)[1] for step in range(1, line.steps + 1)])
-    learned = np.array([(drawn == s).sum() * extents[name].row_learned for s, name in enumerate("ab")])
-    assert learned / learned.sum() == pytest.approx([0.3, 0.7], abs=1e-3)
-    rows = [(drawn == s).mean() for s in (0, 1)]
-    assert line.phases[0].row_targets == pytest.approx(rows[0] * 100 + rows[1] * 200, rel=1e-3)
 
 
 def test_the_summary_is_flat_and_says_what_a_phase_is():

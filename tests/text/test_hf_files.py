@@ -1,5 +1,6 @@
 """Tokenizer files: ours read by `transformers`, and theirs read by us, give the same ids."""
 
+import copy
 import json
 import random
 from pathlib import Path
@@ -101,6 +102,38 @@ def test_A4_exported_byte_bpe_gives_the_same_ids(bpe, tmp_path):
     for text in [*TEXTS, *SOURCES]:
         same_ids(bpe, theirs, text)
         assert again.decode(bpe.encode(text)) == text
+
+
+def test_a_pattern_that_others_do_not_read_is_refused_before_anything_is_written(bpe, tmp_path):
+    odd = copy.copy(bpe)
+    odd.pattern = "(?s:.{1,5})"
+    with pytest.raises(UserError, match=r"export: tokenizer\.json: .*; train the tokenizer with another pattern"):
+        export_tokenizer(odd, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+@pytest.mark.parametrize("where", ["added_tokens.json", "tokenizer_config.json"])
+def test_A4_tokens_named_beside_a_vocabulary_are_its_own(bpe, tmp_path, where, prefix):
+    """GPT-2's two files with tokens in one of the places where they are named, against transformers."""
+    (exported, *_) = export_tokenizer(bpe, tmp_path / "own")
+    model = json.loads(exported.read_text())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(" ".join(pair) for pair in model["merges"]))
+    names = {"<|mark|>": len(model["vocab"]), "<|other|>": len(model["vocab"]) + 1}
+    config = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": prefix, "eos_token": "<|mark|>"}
+    config |= {"bos_token": "<|mark|>", "unk_token": "<|mark|>", "additional_special_tokens": ["<|other|>"]}
+    if where == "added_tokens.json":
+        (tmp_path / where).write_text(json.dumps(names))
+    else:
+        plain = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": True}
+        config["added_tokens_decoder"] = {str(id): {"content": name, **plain} for name, id in names.items()}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    ours, theirs = import_tokenizer(tmp_path), transformers_tokenizer(tmp_path)
+    assert ours.vocab == len(theirs) == len(model["vocab"]) + 2
+    assert ours.specials == names
+    for text in ("Hello world", " two  blanks", "x"):
+        assert ours.encode(text).tolist() == theirs(text)["input_ids"]
 
 
 def test_listed_pairs_and_spelled_tokens_merge_alike():

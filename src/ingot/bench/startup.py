@@ -21,7 +21,7 @@ from typing import Any
 from ingot.bench.contenders import Contender, Say
 from ingot.core.errors import UserError
 from ingot.core.events import METRICS
-from ingot.stages.job import EXECUTION
+from ingot.stages.job import CHOICES
 
 RECIPE = """
 [run]
@@ -86,7 +86,7 @@ def bench_startup(
             _forget(work)
             rows[f"first_step_{name}_s"] = seconds = round(first_step(work, work / f"cache-{cache}", told), 2)
             say(f"first step, {name.replace('_', ' to compile, ')}: {seconds} s")
-            execution = json.loads((_stage(work) / EXECUTION).read_text())
+            execution = json.loads((_stage(work) / CHOICES).read_text())
             rows.setdefault("compiles_by_itself", bool(execution.get("compile")))
     rows["imports_s"] = imports(say, importers, repetitions, modules)
     return rows

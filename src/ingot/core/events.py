@@ -147,8 +147,9 @@ class Bar:
         elapsed = self._printed - self._start
         rate = (self.done - self._first) / max(elapsed, 1e-9)
         share = f"{100 * self.done / self.total:.0f} %  " if self.total else ""
-        left = f"  ETA {(self.total - self.done) / rate:.0f} s" if self.total and rate > 0 else ""
-        text = f"  {self.description}: {share}{self.done:,} {self.unit}  {rate:,.0f} {self.unit}/s{left}  {self._note}"
+        left = f"  ETA {duration((self.total - self.done) / rate)}" if self.total and rate > 0 else ""
+        pace = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+        text = f"  {self.description}: {share}{self.done:,} {self.unit}  {pace} {self.unit}/s{left}  {self._note}"
         self._console.print(text.rstrip(), highlight=False, soft_wrap=True)
 
 
@@ -168,3 +169,12 @@ class Display:
             yield bar
         finally:
             bar.close()
+
+
+def duration(seconds: float) -> str:
+    """81.24 -> "81.2 s", 303 -> "5 min 3 s", 8000 -> "2 h 13 min"."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

@@ -17,8 +17,6 @@ import numpy as np
 from ingot.core.artifact import atomic_open
 from ingot.core.errors import UserError
 
-_READ = 1 << 24
-"""Tokens of a mask that are looked at together."""
 PAD = -1
 """Token index of a padded place."""
 
@@ -59,11 +57,6 @@ class Windows:
         """Targets of a row, on average."""
         return float(self.context)
 
-    @property
-    def row_learned(self) -> float:
-        """Those of them that are learned: all."""
-        return self.row_targets
-
     def index(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Token indices (PAD where there is none) and document numbers, both (rows, context + 1) int64."""
         index = rows[:, None] * self.stride + np.arange(self.context + 1)
@@ -99,23 +92,16 @@ class BestFit:
         pieces = pieces[learned]
         shown = int((pieces[:, 2] - pieces[:, 1]).sum())
         self.dropped_tokens = int(ends[-1]) - shown if mask and len(ends) else 0
-        counted = _count(mask, pieces[:, 1], pieces[:, 2]) if mask else 0
         row_of, self.rows = _best_fit(pieces[:, 2] - pieces[:, 1], context + 1)
         order = np.argsort(row_of, kind="stable")
         self._pieces = pieces[order]
         self._first = np.searchsorted(row_of[order], np.arange(self.rows + 1))
         self.targets = int((self._pieces[:, 2] - self._pieces[:, 1] - 1).sum())
-        self._learned = counted or self.targets
 
     @property
     def row_targets(self) -> float:
         """Targets of a row, on average (labels that a mask removes included)."""
         return self.targets / self.rows
-
-    @property
-    def row_learned(self) -> float:
-        """Those of them that a mask leaves."""
-        return self._learned / self.rows
 
     def index(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Token indices (PAD where there is none) and document numbers, both (rows, context + 1) int64."""
@@ -158,7 +144,7 @@ class Whole:
 
     WIDTH = 16
 
-    def __init__(self, ends: np.ndarray, context: int, group: int = 1, mask: Mask | None = None):
+    def __init__(self, ends: np.ndarray, context: int, group: int = 1):
         self.context, self.group = context, group
         ends = np.asarray(ends).astype(np.int64)
         self._bounds = np.concatenate([[0], ends])
@@ -170,18 +156,11 @@ class Whole:
         """Groups left out."""
         self.dropped_tokens = int(lengths[~fits].sum())
         self.targets = int((lengths[fits] - 1).sum())
-        starts, stops = (b.reshape(-1, group)[fits].reshape(-1) for b in (self._bounds[:-1], self._bounds[1:]))
-        self._learned = (_count(mask, starts, stops) if mask else 0) or self.targets
 
     @property
     def row_targets(self) -> float:
         """Targets of a group, on average (labels that a mask removes included)."""
         return self.targets / self.rows
-
-    @property
-    def row_learned(self) -> float:
-        """Those of them that a mask leaves; all, of prompts, which have none."""
-        return self._learned / self.rows
 
     def index(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Token indices (PAD where there is none) and document numbers, both (rows * group, width + 1) int64."""
@@ -222,7 +201,7 @@ def make_row_plan(
             context.
     """
     if kind == "whole":
-        whole = Whole(ends, context, group, mask)
+        whole = Whole(ends, context, group)
         if whole.rows == 0:
             name, end = ("pairs have a side", "") if group == 2 else ("prompts are", " or a smaller objective.max_new")
             raise UserError(
@@ -256,16 +235,6 @@ def _learned(pieces: np.ndarray, ends: np.ndarray, mask: Mask) -> np.ndarray:
     for n in np.flatnonzero(pieces[:, 2] < ends.astype(np.int64)[pieces[:, 0]]).tolist():
         learned[n] = mask(int(pieces[n, 1]) + 1, int(pieces[n, 2])).any()
     return learned
-
-
-def _count(mask: Mask, starts: np.ndarray, stops: np.ndarray) -> int:
-    """How many tokens of these ranges, which are in order, are learned."""
-    if not len(starts):
-        return 0
-    gaps = np.flatnonzero(starts[1:] != stops[:-1]) + 1  # what has none is read at once
-    ranges = zip(starts[[0, *gaps]].tolist(), stops[[*(gaps - 1), -1]].tolist(), strict=True)
-    parts = ((at, min(at + _READ, stop)) for start, stop in ranges for at in range(start, stop, _READ))
-    return sum(int(np.count_nonzero(mask(at, stop))) for at, stop in parts)
 
 
 def _pieces(ends: np.ndarray, context: int, truncate: bool) -> np.ndarray:

@@ -1,8 +1,9 @@
 """Replay: rows of running text or conversations that are learned beside another objective's, against forgetting.
 
 A corpus that the objective does not learn from, named in the same `data`, is learned as in pretraining or fine-tuning.
-Its share is one of tokens, and each of its targets weighs as much as each target of the other rows: a share of 0.1 adds
-0.1 of its mean loss. Any objective can be so held to what was learned before, and none knows of it.
+Its share is one of tokens, and each of its targets weighs as much as each target of the other rows. Of those a mask
+leaves fewer, so what is replayed of all that is learned is more than its share: `replay_share` in the log. Any
+objective can be so held to what was learned before, and none knows of it.
 """
 
 from typing import Any

@@ -24,7 +24,7 @@ from ingot.core.events import METRICS, read_events
 from ingot.pipeline.graph import Graph, load_graph
 from ingot.pipeline.nodes import Node
 from ingot.pipeline.run import job_of, run, start_child
-from ingot.stages.job import EXECUTION
+from ingot.stages.job import CHOICES
 from ingot.stages.settings import TrainSettings
 
 PATIENCE = 300.0
@@ -75,8 +75,8 @@ def tune(
         raise UserError(f"{stage}: found no candidate that ran; run the stage by itself to see why")
     trials.sort(key=lambda t: t.total_s)
     place.path.mkdir(parents=True, exist_ok=True)
-    atomic_json(place / EXECUTION, trials[0].execution)
-    return trials, place / EXECUTION
+    atomic_json(place / CHOICES, trials[0].execution)
+    return trials, place / CHOICES
 
 
 def described(candidate: Candidate) -> str:
@@ -150,7 +150,7 @@ def _tried(job: dict[str, Any], candidate: Candidate, steps: int) -> Trial | Non
         planned = read_events(path / METRICS, "plan")[-1]["steps"]
         step_s = statistics.median(e["tokens"] / e["tok_s"] for e in made[1:])
         start_s = made[0]["time"] - wall
-        execution = json.loads((path / EXECUTION).read_text())
+        execution = json.loads((path / CHOICES).read_text())
         return Trial(candidate, step_s, start_s, start_s + (planned - 1) * step_s, execution)
 
 

@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from ingot.core.events import duration as duration
+
 T = TypeVar("T")
 
 
@@ -31,15 +33,6 @@ def size(value: float) -> str:
         if abs(value) >= scale:
             return f"{value / scale:.1f} {unit}"
     return f"{value:,.0f} bytes"
-
-
-def duration(seconds: float) -> str:
-    """81.24 -> "81.2 s", 303 -> "5 min 3 s", 8000 -> "2 h 13 min"."""
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 def nats(value: float | None) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ingot.core.artifact import atomic_write
+from ingot.core.artifact import DONE, atomic_write
 from ingot.core.recipe import REPORT, dump_toml, settings_tree
 from ingot.pipeline.graph import Graph
 from ingot.pipeline.nodes import Node
@@ -23,7 +23,7 @@ from ingot.report import figures, reading
 from ingot.report.graph_picture import Box, draw
 from ingot.report.panels import panel
 from ingot.report.rendering import render
-from ingot.stages.job import EXECUTION
+from ingot.stages.job import CHOICES
 from ingot.stages.kinds import KINDS
 
 STATES = {
@@ -71,7 +71,7 @@ def write_report(graph: Graph, to: Path | None = None) -> Path:
 
 def _stage(graph: Graph, node: Node) -> dict[str, Any]:
     out, now = graph.stage(node), status(graph, node)
-    done = reading.read_json(out / "DONE")
+    done = reading.read_json(out / DONE)
     outputs = done.get("outputs", {}).values()
     seconds = done.get("seconds", 0.0)
     state = STATES[now.state]
@@ -151,7 +151,7 @@ def _environment(graph: Graph) -> list[tuple[str, str]]:
         ("cores", f"{cores} usable"),
     ]
     for node in graph.nodes.values():
-        execution = reading.read_json(graph.stage(node) / EXECUTION)
+        execution = reading.read_json(graph.stage(node) / CHOICES)
         if execution:
             text = f"{figures.execution(execution)} ({execution.get('reason', 'as set')})"
             lines.append((f"{node.name} ran with", text))

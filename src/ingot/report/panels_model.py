@@ -12,7 +12,7 @@ from ingot.report.measures import measures
 from ingot.report.panels_forgetting import chains, is_summary
 from ingot.report.panels_judge import alarms
 from ingot.report.rendering import render
-from ingot.stages.job import EXECUTION
+from ingot.stages.job import CHOICES
 from ingot.train.guard import ADVICE, judge
 
 SHOWN = 12
@@ -53,8 +53,9 @@ def _charts(
         f"validation, {s}": f"val_loss_nats/{s}" for s in _sources(evaluations)[:4]
     }
     validation = [
-        Series(name, [(e["step"], e[field]) for e in evaluations if field in e], dots=True)
+        Series(name, points, dots=True)
         for name, field in held_out.items()
+        if (points := [(e["step"], e[field]) for e in evaluations if field in e])
     ]
     plain = [s for s in steps if "loss_nats" in s]
     losses = [y for s in validation for _, y in s.points] + [s["loss_nats"] for s in plain]
@@ -126,7 +127,7 @@ def _loss_rows(evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _facts(stage: Path, facts: dict[str, Any], steps: list[dict[str, Any]]) -> list[tuple[str, str]]:
     if not facts:
         return []
-    result, execution = reading.result(stage), reading.read_json(stage / EXECUTION)
+    result, execution = reading.result(stage), reading.read_json(stage / CHOICES)
     done, rows = steps[-1]["step"] if steps else 0, figures.count(facts["batch_rows"])
     pairs = [
         ("parameters", figures.count(facts["parameters"])),

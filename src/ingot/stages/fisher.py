@@ -91,7 +91,7 @@ def read_fisher(stage: Path, model: nn.Module) -> tuple[dict[str, Tensor], dict[
 def _accumulate(job: Job, settings: FisherSettings, loaded: Loaded, fisher: Fisher) -> None:
     """All rows in the order of a training run, a mixture by tokens, one pass each."""
     sources = _sources(job, loaded, measured_context(settings.context, loaded.config))
-    shares = [settings.data[source.name] / source.plan.row_learned for source in sources]
+    shares = [settings.data[source.name] / source.plan.row_targets for source in sources]
     order = Order(tuple(source.plan.rows for source in sources), tuple(shares), job.seed)
     done = _resume(job, fisher)
     device, saved = resolve_device(settings.device), time.monotonic()
@@ -123,7 +123,7 @@ def _sources(job: Job, loaded: Loaded, context: int) -> list[Source]:
     for name, tokens in job.roles("data").items():
         store = Store.open(tokens.path / "train", tokenizer=loaded.tokenizer.fingerprint)
         ends, masked = np.asarray(store.ends), "mask" in store.columns
-        plan = Whole(ends, context, mask=store.columns["mask"].read) if masked else Windows(ends, context, tail=True)
+        plan = Whole(ends, context) if masked else Windows(ends, context, tail=True)
         if plan.rows == 0:
             raise UserError(f"data.{name}: found no text to measure on; give it more, or name another corpus")
         sources.append(Source(name, store, plan, isolate=False, pad_id=loaded.tokenizer.pad))

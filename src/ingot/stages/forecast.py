@@ -139,7 +139,7 @@ def training_flops(settings: TrainSettings, config: ModelConfig, line: Timeline)
 
 def _at_once(settings: TrainSettings, line: Timeline, phase: Phase, ranks: int) -> int:
     """Rows of a forward pass in a phase: as set for the longest rows, of shorter ones as many more."""
-    longest_rows = max(p.context for p in line.phases)
+    longest_rows = line.context
     each = rows_of_a_draw(settings)
     rows = settings.loop.rows_at_once(longest_rows, math.ceil(line.largest * each / ranks))
     return min(math.ceil(line.rows(phase.last) * each / ranks), rows * (longest_rows // phase.context))

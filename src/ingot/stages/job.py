@@ -13,7 +13,8 @@ from ingot.core.events import Display, EventLog
 from ingot.core.recipe import Settings
 from ingot.model.settings import ModelConfig
 
-MODEL, TOKENIZER, EXECUTION = "model.json", "tokenizer.json", "execution.json"
+MODEL, TOKENIZER, CHOICES = "model.json", "tokenizer.json", "execution.json"
+"""Of stages that make models and tokenizers: a shape, a vocabulary, and how the stage is computed here."""
 TABLE, ANSWERS = "table.jsonl", "answers.jsonl"
 """Of stages that judge models: rows {model, task, metric, value, low, high, n}, and what each model answered."""
 

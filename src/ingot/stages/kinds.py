@@ -97,7 +97,7 @@ def _of(room: str, *names: str) -> tuple[str, ...]:
 
 
 _MODEL = ("text", "model", "infer")
-_TRAINING = _of("stages", "columns", "fisher", "data", "layout", "load", "penalties", "timeline", "train")
+_TRAINING = _of("stages", "columns", "fisher", "data", "held_out", "layout", "load", "penalties", "timeline", "train")
 _ASKING = _of("stages", "ancestry", "load")
 
 KINDS: dict[str, Kind] = {
@@ -108,7 +108,7 @@ KINDS: dict[str, Kind] = {
     "tokens": Kind(TokensSettings, 5, "ingot.stages.text:tokens", ("text", "stages/text.py")),
     "train": Kind(
         TrainSettings,
-        10,
+        9,
         "ingot.stages.train:run",
         (*_MODEL, "data", "optim", "dist", "train", "objectives", *_TRAINING),
         seeded=True,
@@ -131,7 +131,7 @@ KINDS: dict[str, Kind] = {
     ),
     "fisher": Kind(
         FisherSettings,
-        2,
+        1,
         "ingot.stages.fisher:run",
         (*_MODEL, "data", "dist", *_of("evaluate", "bootstrap", "fisher"), *_of("stages", "data", "fisher", "load")),
         seeded=True,

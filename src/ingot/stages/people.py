@@ -15,7 +15,7 @@ from ingot.core.artifact import FileHashes, atomic_lines
 from ingot.core.errors import UserError
 
 FIELDS = ("prompt", "a", "b", "better")
-ANSWERS = ("a", "b", "tie")
+VERDICTS = ("a", "b", "tie")
 
 
 def waits(path: Path) -> str | None:
@@ -58,7 +58,7 @@ def read(path: Path) -> list[dict[str, Any]]:
             raise UserError(f"{where}: not JSON ({error}), expected the line as it was written; mend it") from None
         if not isinstance(row, dict) or not set(FIELDS) <= set(row):
             raise UserError(f"{where}: expected an object with {', '.join(FIELDS)}; put back what is missing")
-        if row["better"] not in ("", *ANSWERS):
+        if row["better"] not in ("", *VERDICTS):
             raise UserError(f'{where}: found better = {row["better"]!r}, expected "a", "b" or "tie"; correct it')
         rows.append(row)
     return rows

@@ -34,8 +34,6 @@ class Extent(Protocol):
     def targets(self) -> int | None: ...
     @property
     def row_targets(self) -> float: ...
-    @property
-    def row_learned(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -45,10 +43,6 @@ class Assumed:
     row_targets: float
     targets: int | None = None
     rows: int = 1
-
-    @property
-    def row_learned(self) -> float:
-        return self.row_targets
 
 
 Extents = Callable[[str, int], Extent]
@@ -123,6 +117,11 @@ class Timeline:
     def steps(self) -> int:
         """Steps of all phases."""
         return self.phases[-1].last
+
+    @property
+    def context(self) -> int:
+        """Tokens of its longest rows."""
+        return max(phase.context for phase in self.phases)
 
     @property
     def peak(self) -> float:

@@ -15,7 +15,7 @@ from ingot.core.artifact import atomic_write
 from ingot.core.errors import UserError
 from ingot.text.base import FORMAT, TURNS, Tokenizer
 from ingot.text.files import BESIDE, read_text, tokenizer_files
-from ingot.text.library import LibraryTokenizer, added_tokens, byte_letters, ids_of
+from ingot.text.library import LibraryTokenizer, added_tokens, byte_letters, ids_of, read_library
 from ingot.text.settings import BYTES
 from ingot.text.tokenizer import ByteBPE, Char, load_tokenizer
 
@@ -85,10 +85,15 @@ def export_tokenizer(tokenizer: Tokenizer, directory: Path) -> list[Path]:
         the files written.
 
     Raises:
-        UserError: a type that the format cannot express.
+        UserError: a type or a pattern that the format cannot express.
     """
+    data = _data(tokenizer)
+    try:
+        read_library(data)
+    except UserError as error:  # whose regular expressions are others than those that a pattern is trained with
+        raise UserError(f"export: {error}; train the tokenizer with another pattern") from None
     files = {
-        "tokenizer.json": json.dumps(_data(tokenizer), ensure_ascii=False),
+        "tokenizer.json": json.dumps(data, ensure_ascii=False),
         "tokenizer_config.json": json.dumps(_config(tokenizer), ensure_ascii=False, indent=2) + "\n",
     }
     if tokenizer.template:
