@@ -1,17 +1,22 @@
 """What an objective measures, notes and keeps: logged beside the loss, never part of it, and saved."""
 
+import contextlib
+import itertools
 import math
+import time
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
 
-from ingot.core.events import read_events
+from ingot.core.events import EventLog, read_events
+from ingot.data.batches import all_rows
 from ingot.objectives.lm import LanguageModel
 from ingot.train.api import Objective, Term
 from ingot.train.engine import Engine
-from ingot.train.loop import _Clock
+from ingot.train.loop import _Clock, train
 from ingot.train.metrics import StepMetrics, merged
 from tests.train.test_engine import _engine, _gradient, _ragged, _run, _text
 
@@ -137,3 +142,16 @@ def test_the_rate_is_of_lately_and_the_first_step_is_no_part_of_the_mean(monkeyp
     clock.tick(1000)
     assert clock.lately() == 1000, "a moment is too short to measure"
     assert clock.mean() == {"tok_s": round(3000 / 2.1)}
+
+
+def test_evaluations_are_no_part_of_the_rate(tmp_path: Path, make_store) -> None:
+    engine = _engine(tmp_path, "fp32", micro=8)
+    batches = itertools.islice(itertools.cycle(all_rows(_text(make_store), 8)), engine.plan.steps)
+
+    def evaluation(step: int, whole: bool) -> dict[str, float]:
+        time.sleep(3 if whole else 0)
+        return {"val_loss_nats": 1.0}
+
+    with contextlib.closing(EventLog(tmp_path / "metrics.jsonl")) as log:
+        final = train(engine, batches, evaluation, log, lambda metrics, rate: None)
+    assert final["tok_s"] > engine.state["tokens"] / 3

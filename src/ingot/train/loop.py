@@ -63,8 +63,9 @@ def train(
             if saved:
                 log.flush()
                 engine.save()
+    rate = clock.mean()
     _note_best(engine, evaluation(plan.steps, False), log)
-    return {**evaluation(plan.steps, True), **clock.mean()}
+    return {**evaluation(plan.steps, True), **rate}
 
 
 def _note_best(engine: Engine, numbers: dict[str, float], log: EventLog) -> None:
