@@ -219,6 +219,21 @@ def test_the_families_of_transformers_give_their_own_ids(family, make, tmp_path)
         same_ids(ours, theirs, text)
 
 
+def test_special_tokens_span_what_they_spell_and_no_blanks_beside_it(tmp_path):
+    """Those that take blanks along span their mark alone, the unknown one the text that it stands for."""
+    like_bert(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    data = json.loads(path.read_text())
+    data["added_tokens"] = [{**t, "rstrip": t["content"] == "[SEP]"} for t in data["added_tokens"]]
+    path.write_text(json.dumps(data))
+    tokenizer = import_tokenizer(tmp_path)
+    mark = tokenizer.marks["[SEP]"]
+    (ids, spans), *_ = tokenizer.encode_marked([f"漢 {mark}   the"])
+    found = {int(id): span.tolist() for id, span in zip(ids, spans, strict=True)}
+    assert found[tokenizer.specials["[UNK]"]] == [0, 1]
+    assert found[tokenizer.specials["[SEP]"]] == [2, 2 + len(mark)]
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_names_of_special_tokens_in_text_are_text(name, tmp_path):
     """Unigram's vocabulary holds `</s>` as a piece that costs nothing: the library itself makes it from text."""

@@ -91,12 +91,13 @@ class LibraryTokenizer(Tokenizer):
         marks = {id: self.marks[name] for name, id in self.specials.items()}
         found = []
         for encoding, text in zip(encodings, texts, strict=True):
-            spans = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-            for n, id in enumerate(encoding.ids):
-                if id in marks:  # some take blanks beside them along, which they do not spell
-                    start = text.index(marks[id], *spans[n])
-                    spans[n] = start, start + len(marks[id])
-            found.append((np.array(encoding.ids, dtype=np.uint32), spans))
+            ids, spans = np.array(encoding.ids, dtype=np.uint32), np.array(encoding.offsets, np.int64).reshape(-1, 2)
+            for n in np.flatnonzero(np.isin(ids, list(marks))):
+                mark = marks[int(ids[n])]
+                start = text.find(mark, *spans[n])
+                if start >= 0:  # some take blanks beside them along, and the unknown one stands for other signs
+                    spans[n] = start, start + len(mark)
+            found.append((ids, spans))
         return found
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
