@@ -1,5 +1,6 @@
 """A judge stage as a recipe has it: who answers, who judges, and what stands in the table."""
 
+import itertools
 import json
 import os
 import random
@@ -212,7 +213,7 @@ def test_a_reward_model_scores_prompt_answer_and_end_in_its_own_units(graph: Gra
     stage = graph.stage(graph.nodes["verdict"]).path
     rewards = graph.stage(graph.nodes["rewards"]).path
     model: Any = load_frozen(rewards, print, "cpu", torch.float32)
-    table, answers, equal = _table(stage), _answers(stage), []
+    table, answers, checked = _table(stage), _answers(stage), 0
     base = load_model(graph.stage(graph.nodes["base"]).path, print, device="cpu")
     settings = JudgeSettings.model_validate(
         {"models": ["a"], "against": "b", "data": "talk", "by": ["c"], "prompts": 12}
@@ -223,16 +224,14 @@ def test_a_reward_model_scores_prompt_answer_and_end_in_its_own_units(graph: Gra
     )
     for row, prompt in zip(answers["tuned"], prompts, strict=True):
         answer = base.tokenizer.encode(row["answer"]).tolist()
-        ids = [
-            *prompt.ids.tolist(),
-            *answer,
-            *([base.tokenizer.specials["<|end|>"]] if row["ended_by"] == "stop" else []),
-        ]
-        if row["ended_by"] in ("stop", "length") and len(ids) == len(prompt.ids) + row["tokens"]:
-            score = model.scores(torch.tensor([ids]), torch.tensor([len(ids)]))
-            equal.append(row["scores"]["rewards"] == pytest.approx(float(score), abs=1e-4))
-    assert sum(equal) >= 6
-    assert equal.count(False) <= 1, "one of them, aaa, was sampled as a + aa, and is encoded as aa + a"
+        end = [base.tokenizer.specials["<|end|>"]] if row["ended_by"] == "stop" else []
+        if row["ended_by"] in ("stop", "length") and len(answer) + len(end) == row["tokens"]:  # spelled as usual
+            orders = {*itertools.permutations(answer)} if len(answer) < 4 else {tuple(answer)}  # or "aaa" as a + aa
+            rows = [[*prompt.ids.tolist(), *o, *end] for o in orders if base.tokenizer.decode(o) == row["answer"]]
+            scores = [float(model.scores(torch.tensor([ids]), torch.tensor([len(ids)]))) for ids in rows]
+            assert min(abs(row["scores"]["rewards"] - score) for score in scores) <= 1e-4
+            checked += 1
+    assert checked >= 6
     assert table["tuned", "rewards", "score_difference"]["low"] > 0  # it was taught to like the word that was asked for
     assert table["tuned", "rewards", "win_rate"]["low"] > 0.5
 

@@ -22,7 +22,7 @@ from typing import Any
 from ingot.core.allocator import ALLOCATOR
 from ingot.core.artifact import atomic_json, cache
 from ingot.core.errors import UserError, nearest
-from ingot.pipeline.run import PATIENCE, QUIET, child_environment
+from ingot.pipeline.run import QUIET, WAITING, child_environment
 
 Say = Callable[[str], None]
 SCRIPTS = Path(__file__).parent / "peers"
@@ -143,7 +143,7 @@ def peers(
 
 def shipped() -> dict[str, str]:
     """The user's environment, without what is meant for our own processes."""
-    own = {*ALLOCATOR, *PATIENCE, "PYTHONPATH", "VIRTUAL_ENV"}
+    own = {*ALLOCATOR, *WAITING, "PYTHONPATH", "VIRTUAL_ENV"}
     return QUIET | {name: value for name, value in os.environ.items() if name not in own}
 
 

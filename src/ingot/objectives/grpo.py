@@ -29,7 +29,7 @@ class GRPO(Sampled[GRPOSettings]):
 
     def __init__(self, settings: GRPOSettings):
         super().__init__(settings)
-        self.samples, self.aggregation = settings.group, settings.aggregation
+        self.aggregation = settings.aggregation
         self.whole_sequences = settings.ratio == "sequence"
 
     def prepared(self, played: Rollout, scores_B: Tensor, ctx: Context) -> Batch:

@@ -39,12 +39,11 @@ class Sampled(Objective, ABC, Generic[S]):
 
     judged_by = "reward"
     dropout = False
-    samples = 1
-    """Completions of each prompt."""
     aggregation, whole_sequences = "token", False
 
     def __init__(self, settings: S):
         self.settings, self.kl, self.minibatches = settings, KLS[settings.kl], settings.minibatches
+        self.samples = settings.samples
         self.scorer, self.gold = Scorer(settings.reward, "reward"), Scorer(settings.gold, "gold")
         self.clip = settings.clip, settings.clip if settings.clip_high is None else settings.clip_high
 

@@ -18,6 +18,7 @@ from ingot.core.allocator import ALLOCATOR
 from ingot.core.artifact import STAGES
 from ingot.core.errors import StageFailed, UserError
 from ingot.core.recipe import settings_tree
+from ingot.objectives.settings import OBJECTIVES
 from ingot.pipeline.graph import Graph
 from ingot.pipeline.nodes import Node
 from ingot.pipeline.status import Status, status
@@ -83,7 +84,7 @@ def link(graph: Graph, node: Node) -> None:
         raise
 
 
-PATIENCE = {"GOMP_SPINCOUNT": "1000"}
+WAITING = {"GOMP_SPINCOUNT": "1000"}
 """How often a thread that waits for others looks again before it sleeps: for some 20 us. libgomp's own spin for a
 millisecond, and where another program wants a core they spin on the one that the thread waited for needs: a step of
 18 ms took 97 to 149 on average beside a type checker, with this 48. Left alone both are as fast, but not in decoding,
@@ -94,7 +95,7 @@ def child_environment(threads: int | None = None, patient: bool = False) -> dict
     """What a process that computes is started with; what the user has set wins, but for `threads` of a recipe."""
     environment = {**ALLOCATOR, **QUIET, **os.environ}
     if patient and "OMP_WAIT_POLICY" not in environment:
-        environment = PATIENCE | environment
+        environment = WAITING | environment
     if threads:
         environment["OMP_NUM_THREADS"] = str(threads)
     return environment
@@ -103,12 +104,12 @@ def child_environment(threads: int | None = None, patient: bool = False) -> dict
 def start_child(job: dict[str, Any]) -> subprocess.Popen[bytes]:
     """The process that does a job."""
     settings = job["settings"]
-    trains = job["kind"] == "train" and "max_new" not in settings["objective"]  # and does not decode besides
+    samples = job["kind"] != "train" or "prompts" in OBJECTIVES[settings["objective"]["kind"]].formats
     child = subprocess.Popen(
         [sys.executable, "-m", "ingot.stages.child"],
         stdin=subprocess.PIPE,
         stdout=sys.stderr,
-        env=child_environment(settings.get("loop", {}).get("threads"), patient=trains),
+        env=child_environment(settings.get("loop", {}).get("threads"), patient=not samples),
     )
     assert child.stdin
     with contextlib.suppress(BrokenPipeError):  # a child that died at once is told by its exit code

@@ -57,10 +57,11 @@ def train(
         if clock.due() or judged or saved:
             journal.write(clock.lately)
             progress(metrics, clock.lately())
-        with clock.paused():
-            if judged:
+        if judged:
+            with clock.paused():
                 _note_best(engine, evaluation(step, False), log)
-            if saved:
+        if saved:
+            with clock.paused():
                 log.flush()
                 engine.save()
     rate = clock.mean()
