@@ -12,6 +12,7 @@ from ingot.cli_inspect import inspect_app
 from ingot.cli_models import chat, export, generate, import_
 from ingot.cli_options import JsonOption, OnlyOption, OutOption, RecipeArg, SetOption, StageArg, emit
 from ingot.core.errors import StageFailed, UserError, refused
+from ingot.core.process import ENDING, on_ending
 
 app = typer.Typer(
     help="From raw text to a trained, aligned language model, from one recipe file.\n\n"
@@ -24,24 +25,30 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(inspect_app, name="inspect")
 app.command()(tune)
 
+_ENDED = [128 + number for number in ENDING]
+_STOPPED = "stopped; the same command goes on from here"
+
 
 def main() -> None:
     """Entry point: a user's error is one sentence and exit code 2, what the machine refuses likewise."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # what this place's encoding has no sign for
+    on_ending(lambda number, _: sys.exit(128 + number))  # what is under way is left in order
     try:
         app()
     except SystemExit as error:
-        if not isinstance(error.__context__, BrokenPipeError):
-            raise
-        sys.exit(0)  # whoever reads has read enough
+        if isinstance(error.__context__, BrokenPipeError):
+            sys.exit(0)  # whoever reads has read enough
+        if error.code in _ENDED:
+            print(_STOPPED, file=sys.stderr)
+        raise
     except UserError as error:
         _fail(str(error))
     except StageFailed as error:
         sys.exit(error.code)
     except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
+        print(_STOPPED, file=sys.stderr)
         sys.exit(130)
     except OSError as error:
         if (sentence := refused(error)) is None:

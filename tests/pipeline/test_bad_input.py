@@ -262,13 +262,27 @@ def test_a_run_that_ignores_interruptions_goes_on(work: Path) -> None:
         began.communicate(timeout=60)
 
 
-def test_a_signal_for_the_parent_alone_ends_the_stage_too(work: Path) -> None:
-    began = _training(work)
-    began.send_signal(signal.SIGINT)
-    _, rest = began.communicate(timeout=60)
-    assert began.returncode == 130, rest
-    assert "Traceback" not in rest
-    assert not StageDir((work / "runs" / "tiny" / "base").resolve()).is_locked()
+@pytest.mark.parametrize(
+    ("number", "everybody"),
+    [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGUSR1, True)],
+)
+def test_who_asks_a_run_to_end_finds_it_saved(work: Path, number: int, everybody: bool) -> None:
+    """The parent alone, as `kill` asks, or its process group, as a terminal and Slurm do; each time it goes on."""
+    _recipe(work, ("save_every = 5", "save_every = 1000000"))
+    before = 0
+    for _ in range(2):
+        began = _training(work, start_new_session=True)
+        time.sleep(1)
+        (os.killpg if everybody else os.kill)(began.pid, number)
+        _, rest = began.communicate(timeout=60)
+        assert began.returncode == 128 + number, rest
+        assert "Traceback" not in rest
+        stage = StageDir((work / "runs" / "tiny" / "base").resolve())
+        assert not stage.is_locked()
+        newest = max(int(path.name) for path in (stage.path / "checkpoints").glob("[0-9]*"))
+        assert f"saved after step {newest:,}" in rest
+        assert newest > before
+        before = newest
 
 
 def test_torchrun_is_refused_with_a_sentence(work: Path, ingot) -> None:

@@ -1,12 +1,26 @@
-"""A process that ends with the one that started it."""
+"""How processes end: with the one that started them, or when they are asked to."""
 
 import contextlib
 import ctypes
 import os
 import signal
 import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""What asks a process to end in good order: a scheduler (`kill`, Kubernetes, Slurm), a terminal that closes, and what
+Slurm's `--signal=USR1@120` sends."""
+
+
+def on_ending(handler: Callable[[int, FrameType | None], Any]) -> None:
+    """Be told of `ENDING`, but for what this process ignores, as below `nohup`, or handles already."""
+    for number in ENDING:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, handler)
 
 
 def die_with(parent: int) -> None:

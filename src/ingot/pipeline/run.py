@@ -122,8 +122,8 @@ def _run_child(graph: Graph, node: Node, quiet: bool) -> None:
     child = start_child(job_of(graph, node, quiet))
     try:
         code = child.wait()
-    except KeyboardInterrupt:
-        _end(child)
+    except (KeyboardInterrupt, SystemExit):
+        _end(child, node.name)
         raise
     if code == -signal.SIGINT:
         code = 130
@@ -135,12 +135,16 @@ def _run_child(graph: Graph, node: Node, quiet: bool) -> None:
         raise StageFailed(code if code in (2, 130) else 1)
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Wait for a child that was interrupted with us; one that was not, because the signal was ours alone, is told."""
+def _end(child: subprocess.Popen[bytes], name: str) -> None:
+    """Wait for a child that was interrupted with us; one that was not, because the signal was ours alone, is told.
+
+    By SIGTERM: a second SIGINT would not let it save.
+    """
     try:
         child.wait(timeout=1)
     except subprocess.TimeoutExpired:
-        child.send_signal(signal.SIGINT)
+        child.send_signal(signal.SIGTERM)
+        print(f"{name}: ending what is under way; Ctrl-C again ends it at once", file=sys.stderr)
         child.wait()
 
 

@@ -19,7 +19,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 from ingot.core.artifact import RECORD, RESULT, StageDir, atomic_json, atomic_write
 from ingot.core.errors import UserError, no_memory, refused
 from ingot.core.events import METRICS, Display, EventLog
-from ingot.core.process import die_with
+from ingot.core.process import die_with, on_ending
 from ingot.core.recipe import dump_toml
 from ingot.core.sinks import Sinks, Target
 from ingot.stages.job import Input, Job
@@ -33,6 +33,7 @@ def main() -> int:
     try:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        on_ending(signal.default_int_handler)
         run(job)
     except KeyboardInterrupt:
         return 130
@@ -76,9 +77,10 @@ def run(job: dict[str, Any]) -> None:
         built = Job(job["name"], settings, inputs, job["seed"], out, log, display)
         try:
             result = getattr(importlib.import_module(module), function)(built)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             sinks.close(failed=True)
-            log.write("failed", why=str(error).splitlines()[0] if str(error) else type(error).__name__)
+            if isinstance(error, Exception):
+                log.write("failed", why=str(error).splitlines()[0] if str(error) else type(error).__name__)
             log.close()
             raise
         seconds = round(time.monotonic() - began, 3)

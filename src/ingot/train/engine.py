@@ -36,6 +36,7 @@ from ingot.train.api import Context, Mean, Objective, Term
 from ingot.train.compiling import as_trained, compiled
 from ingot.train.execution import Execution
 from ingot.train.graphs import Learned, Recorder
+from ingot.train.interruptions import Interruptions
 from ingot.train.metrics import StepMetrics, merged, normalised, reported
 from ingot.train.penalties import Penalties
 from ingot.train.settings import LoopSettings
@@ -48,6 +49,7 @@ FRESH: dict[str, Any] = {
     "loss_scale_steps": 0,
     "best_step": 0,
     "best_val": None,
+    "evaluated": 0,
     "health": guard.FRESH,
     "objective": {},
 }
@@ -114,6 +116,9 @@ class Engine:
         self.state = {**copy.deepcopy(FRESH), "objective": dict(objective.fresh)}
         if execution.precision == "fp16":
             self.state["loss_scale"] = scaling.START
+        self.saved_step = 0
+        """The step of the newest checkpoint."""
+        self.interruptions = Interruptions(lambda: self.state["step"] > self.saved_step)
         self._recorder = self._make_recorder()
 
     # -- one step --------------------------------------------------------------------------------------------------
@@ -277,6 +282,7 @@ class Engine:
         rows = 0
         with self.judged():
             for raw in batches:
+                self.interruptions.check()
                 context = self.context(0)
                 for batch in self._expanded(raw, context):
                     for unit, n in self._global_counts(batch).items():
@@ -310,9 +316,11 @@ class Engine:
     def judged(self) -> Iterator[None]:
         """The model as it is evaluated and handed on: without dropout, and averaged where that is asked for."""
         self.model.eval()
-        with self.average.applied():
-            yield
-        self.model.train(self.objective.dropout)
+        try:
+            with self.average.applied():
+                yield
+        finally:
+            self.model.train(self.objective.dropout)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -339,6 +347,7 @@ class Engine:
         path = checkpoint.step_path(self.checkpoints, self.state["step"])
         checkpoint.save(path, self.tensors(), self.state, self.plan.config)
         checkpoint.prune(self.checkpoints, self.plan.loop.keep)
+        self.saved_step = self.state["step"]
 
     def save_best(self) -> None:
         """Write the weights alone, as the best so far."""
@@ -349,8 +358,9 @@ class Engine:
         path = checkpoint.newest_good(self.checkpoints, say)
         if path is None:
             return False
-        self.state = checkpoint.load(path, self.tensors())
-        checkpoint.drop_after(self.checkpoints, self.state["step"])
+        self.state |= checkpoint.load(path, self.tensors())
+        self.saved_step = self.state["step"]
+        checkpoint.drop_after(self.checkpoints, self.saved_step)
         return True
 
 

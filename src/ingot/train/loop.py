@@ -38,46 +38,91 @@ def train(
     Raises:
         UserError: the loss or a gradient became NaN or infinite; nothing was saved since.
     """
-    plan, loop = engine.plan, engine.plan.loop
     if engine.state["step"] == 0:
         log.write("evaluation", step=0, **evaluation(0, False))
-    journal = _Journal(engine, log, say)
-    clock = _Clock()
-    for raw in batches:
+    run = _Run(engine, evaluation, log, progress, say)
+    with engine.interruptions:
+        run.go_on(batches)
+    rate = run.clock.mean()
+    run.judge()
+    return {**evaluation(engine.plan.steps, True), **rate}
+
+
+class _Run:
+    """Its steps, and what is due after each."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        evaluation: Evaluation,
+        log: EventLog,
+        progress: Callable[[StepMetrics, float], None],
+        say: Callable[[str], None],
+    ):
+        self.engine, self.evaluation, self.log, self.progress, self.say = engine, evaluation, log, progress, say
+        self.journal, self.clock = _Journal(engine, log, say), _Clock()
+        self._saved = time.monotonic()
+
+    def go_on(self, batches: Iterator[Batch]) -> None:
+        """All steps that are left; one who asks to end is heard between two of them, when they are saved."""
         try:
-            metrics = engine.step(raw)
-        except UserError:
-            journal.write(clock.lately)  # which step broke what this one could not do
+            if self._to_be_judged():  # an evaluation that was interrupted
+                self.judge()
+            for raw in batches:
+                self.engine.interruptions.check()
+                self.step(raw)
+        except KeyboardInterrupt:
+            if self.engine.state["step"] > self.engine.saved_step:
+                self.save()
+                self.say(f"saved after step {self.engine.saved_step:,}")
             raise
-        step = metrics.step
-        last = step == plan.steps
-        journal.add(metrics)
-        clock.tick(metrics.tokens)
-        judged, saved = not last and step % plan.evaluate_every == 0, last or step % loop.save_every == 0
-        if clock.due() or judged or saved:
-            journal.write(clock.lately)
-            progress(metrics, clock.lately())
-        if judged:
-            with clock.paused():
-                _note_best(engine, evaluation(step, False), log)
+
+    def step(self, raw: Batch) -> None:
+        """One step, and what is due after it."""
+        plan, loop = self.engine.plan, self.engine.plan.loop
+        try:
+            metrics = self.engine.step(raw)
+        except UserError:
+            self.journal.write(self.clock.lately)  # which step broke what this one could not do
+            raise
+        self.journal.add(metrics)
+        self.clock.tick(metrics.tokens)
+        late = time.monotonic() - self._saved > 60 * loop.save_minutes
+        saved = late or metrics.step == plan.steps or metrics.step % loop.save_every == 0
+        if self.clock.due() or self._to_be_judged() or saved:
+            self.journal.write(self.clock.lately)
+            self.progress(metrics, self.clock.lately())
+        if self._to_be_judged():
+            with self.clock.paused():
+                self.judge()
         if saved:
-            with clock.paused():
-                log.flush()
-                engine.save()
-    rate = clock.mean()
-    _note_best(engine, evaluation(plan.steps, False), log)
-    return {**evaluation(plan.steps, True), **rate}
+            self.save()
 
+    def _to_be_judged(self) -> bool:
+        """Whether this step's evaluation is due; the last one's has a place of its own."""
+        plan, state = self.engine.plan, self.engine.state
+        return state["evaluated"] < state["step"] < plan.steps and state["step"] % plan.evaluate_every == 0
 
-def _note_best(engine: Engine, numbers: dict[str, float], log: EventLog) -> None:
-    state = engine.state
-    log.write("evaluation", step=state["step"], **numbers)
-    judged_by = engine.objective.judged_by
-    best, now = state["best_val"], numbers.get(f"val_{judged_by}", math.nan)  # no reward where nothing was scored
-    better = best is None or (now > best if judged_by == "reward" else now < best)
-    if math.isfinite(now) and better:
-        state["best_step"], state["best_val"] = state["step"], now
-        engine.save_best()
+    def judge(self) -> None:
+        """Evaluate, and keep the best."""
+        engine, state = self.engine, self.engine.state
+        numbers = self.evaluation(state["step"], False)
+        self.log.write("evaluation", step=state["step"], **numbers)
+        judged_by = engine.objective.judged_by
+        best, now = state["best_val"], numbers.get(f"val_{judged_by}", math.nan)  # no reward where nothing was scored
+        better = best is None or (now > best if judged_by == "reward" else now < best)
+        if math.isfinite(now) and better:
+            state["best_step"], state["best_val"] = state["step"], now
+            engine.save_best()
+        state["evaluated"] = state["step"]
+
+    def save(self) -> None:
+        """Write a checkpoint, of numbers that were all judged."""
+        self.journal.write(self.clock.lately)
+        with self.clock.paused():
+            self.log.flush()
+            self.engine.save()
+        self._saved = time.monotonic()
 
 
 class _Journal:

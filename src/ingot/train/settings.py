@@ -39,7 +39,9 @@ class LoopSettings(Settings):
     log_every: Annotated[int, EXECUTION] = Field(default=10, ge=1)
     """Steps between logged lines."""
     save_every: Annotated[int, EXECUTION] = Field(default=500, ge=1)
-    """Steps between checkpoints; a killed run goes on from the newest one."""
+    """Steps between checkpoints; a killed run goes on from the newest one, one that is asked to end saves first."""
+    save_minutes: Annotated[float, EXECUTION] = Field(default=10, gt=0)
+    """Minutes after which a checkpoint is written though fewer steps were made."""
     keep: Annotated[int, EXECUTION] = Field(default=2, ge=1)
     """Checkpoints kept."""
     threads: Annotated[int | None, EXECUTION] = Field(default=None, ge=1)
