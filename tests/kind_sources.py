@@ -1,8 +1,8 @@
 """Do the sources of a stage kind still give the result that its version promises?
 
 `kind_sources.json` records, for each kind, the version and a digest of the code that determines its result (syntax
-trees without comments and docstrings). When code changes, either the version in `stages/kinds.py` is raised, so that
-old results are made anew, or somebody states that the result is the same:
+trees without comments and docstrings, and C++ without comments). When code changes, either the version in
+`stages/kinds.py` is raised, so that old results are made anew, or somebody states that the result is the same:
 
     python -m tests.kind_sources                             # after raising a version
     python -m tests.kind_sources --same-result "what changed and why nothing else does"
@@ -11,6 +11,7 @@ old results are made anew, or somebody states that the result is the same:
 import argparse
 import ast
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,8 @@ PYTHON = ".".join(map(str, sys.version_info[:2]))
 
 def digest(sources: tuple[str, ...]) -> str:
     """Digest of the syntax of all modules below the given packages and files."""
-    files = [f for s in sources for f in ([ROOT / s] if s.endswith(".py") else sorted((ROOT / s).rglob("*.py")))]
-    return digest_json({str(f.relative_to(ROOT)): _syntax(f.read_text()) for f in files})
+    files = [f for s in sources for f in ([ROOT / s] if s.endswith(".py") else sorted((ROOT / s).rglob("*")))]
+    return digest_json({str(f.relative_to(ROOT)): _READ[f.suffix](f.read_text()) for f in files if f.suffix in _READ})
 
 
 def _syntax(source: str) -> str:
@@ -37,6 +38,13 @@ def _syntax(source: str) -> str:
         if isinstance(body, list):
             node.body = [n for n in body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))]  # type: ignore[attr-defined]
     return ast.dump(tree)
+
+
+def _without_comments(source: str) -> str:
+    return re.sub(r"\s*//.*", "", source)
+
+
+_READ = {".py": _syntax, ".cpp": _without_comments, ".h": _without_comments}
 
 
 def problems() -> list[str]:

@@ -1,5 +1,6 @@
 """Held-out likelihood: every token once, units, intervals."""
 
+import copy
 import math
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from ingot.evaluate.bootstrap import ratio
-from ingot.evaluate.likelihood import Likelihood, likelihood
+from ingot.evaluate.likelihood import Likelihood, divergence, likelihood
 from ingot.model.ops import cross_entropy
 from ingot.model.settings import ModelSettings
 from ingot.model.transformer import build
@@ -41,6 +42,17 @@ def test_D1_every_held_out_token_is_scored_once(make_store, overlap):
         out = large(ids[:, :-1])
         nll, _ = cross_entropy(out.hidden, out.head, ids[:, 1:])
     assert likelihood(large, store, overlap, 3).nats.sum() == pytest.approx(nll.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_model_does_not_diverge_from_itself(make_store, family):
+    """Whatever mode it was left in: dropout would make two models of one."""
+    store = make_store([np.random.default_rng(0).integers(0, V, 40).tolist()], vocab=V)
+    model = build(ModelSettings(family=family, depth=1, width=32, heads=2, context=T, dropout=0.5).resolve(V), seed=0)
+    assert divergence(model.train(), copy.deepcopy(model).train(), store, 0.5, 3)["value"] == pytest.approx(0, abs=1e-6)
+    other = build(model.config, seed=1)
+    assert divergence(model.train(), other, store, 0.5, 3)["value"] > 1e-4
+    assert divergence(model, other, store, 0.5, 3, context=4) != divergence(model, other, store, 0.5, 3)
 
 
 def test_ratio_is_of_sums_and_holds_its_value():

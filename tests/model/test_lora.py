@@ -135,6 +135,18 @@ def test_2_6_a_layer_is_its_formula(kind: str, bias: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_row_of_zeros_stays_a_number(kind: str) -> None:
+    """Padded matrices have some; DoRA divides by the length of a row."""
+    frozen = nn.Linear(6, 4)
+    with torch.no_grad():
+        frozen.weight[1] = 0
+    layer, x = lora.Adapted(frozen, _settings(kind)), torch.randn(3, 6)
+    assert torch.equal(layer(x), frozen(x))
+    (layer(x).square().sum() + layer.merged().square().sum()).backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in layer.parameters())
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_2_6_at_full_rank_it_can_be_any_step_of_the_whole_matrix(kind: str) -> None:
     """The step that fine-tuning would make of a linear layer, written as a product; one rank less leaves a rest."""
     torch.manual_seed(0)

@@ -313,7 +313,7 @@ def _some(what):
 
 
 def test_2_4_what_cannot_be_scored_moves_nothing(tmp_path):
-    """Of ppo such rows lose their labels; of grpo their advantage is 0 and no baseline has them."""
+    """Such rows lose their labels, and of grpo no baseline has them."""
     engine = play(ppo(max_new=6, beta=0.0), tmp_path, scorer=_some(math.nan))
     (batch, *_) = _expanded(engine, ragged_prompts())
     assert (batch.labels_BT[::3] == batch.ignore).all()
@@ -330,6 +330,11 @@ def test_2_4_what_cannot_be_scored_moves_nothing(tmp_path):
     mask = torch.from_numpy(batch.labels_BT != batch.ignore)
     assert torch.equal(found[:4], torch.where(mask[:4], expected[:, None], 0.0))
     assert engine.step(ragged_prompts(6)).others["unscored_share"] == pytest.approx(1 / 3)
+    for kl in ("k1-reward", "k3-loss"):
+        engine = play(grpo(max_new=6, group=4, beta=0.3, kl=kl), tmp_path, scorer=_some(math.nan))
+        (batch,) = _expanded(engine, ragged_prompts(6))
+        assert (batch.labels_BT[::3] == batch.ignore).all()
+        assert (batch.columns["advantages_BT"][::3] == 0).all()
 
 
 def test_a_mean_reward_is_of_what_could_be_scored(tmp_path):
@@ -373,6 +378,9 @@ def test_2_3_eos_rule_a_constant_where_no_stop_token_came(tmp_path):
     assert 0 < cut.sum() < 64
     assert (seen["scores"][cut] == -1).all()
     assert torch.equal(seen["scores"][~cut], count_a(played, None)[~cut])
+    context = engine.context(1)
+    next(iter(engine._expanded(raw, context)))
+    assert context.notes["reward"].value == pytest.approx(float(seen["scores"].mean()))  # as it is learned from
 
 
 def test_2_3_truncated_completions_are_ended_unfinished_or_left_out(tmp_path):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from ingot.stages.kinds import KINDS
 from tests import kind_sources
 
 
@@ -18,3 +19,11 @@ def test_the_digest_sees_code_and_not_comments() -> None:
     same = kind_sources._syntax('def f(x):\n    """Words."""\n    return x + 1  # why\n')
     assert same == kind_sources._syntax("def f(x):\n    return x + 1\n")
     assert same != kind_sources._syntax("def f(x):\n    return x + 2\n")
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate", "fisher", "judge", "generate", "label"])
+def test_the_digest_sees_the_functions_in_cpp_of_what_runs_models(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kind_sources._without_comments("int a;  // why\nint b;\n") == "int a;\nint b;\n"
+    before = kind_sources.digest(KINDS[kind].sources)
+    monkeypatch.setitem(kind_sources._READ, ".cpp", lambda source: source + "int more;")
+    assert kind_sources.digest(KINDS[kind].sources) != before

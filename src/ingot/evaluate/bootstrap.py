@@ -11,7 +11,8 @@ _RESAMPLES = 1000
 
 
 def ratio(numerator: np.ndarray, denominator: np.ndarray) -> dict[str, float]:
-    """sum / sum with a 95 % bootstrap interval over documents; `n` is the number of documents."""
+    """sum / sum with a 95 % bootstrap interval over documents; `n` is their number. Of one document there is none
+    to be had: its interval has no width."""
     return interval(*resampled([(numerator, denominator)]), len(numerator))
 
 

@@ -57,22 +57,21 @@ def likelihood(
     """Score every held-out token of a store once.
 
     Args:
-        model: read in its own precision, in evaluation mode.
+        model: read in its own precision, and left in evaluation mode.
         store: the held-out split.
         overlap: share of a window that is context only (text); conversations are scored one by one.
         rows_per_batch: rows of a forward pass.
         advance: told the number of rows done.
         context: tokens of a window; default: the model's context.
     """
-
-    forward = as_trained(model)
+    forward = as_trained(model.eval())
 
     def nll(batch: Batch) -> torch.Tensor:
         out = forward(**batch.inputs)
         return -token_logps(out.hidden, out.head, batch.labels_BT)
 
     sums, tokens = _by_document(nll, model, store, overlap, rows_per_batch, advance, context)
-    lengths = store.columns["bytes"].read(0, store.documents) if "bytes" in store.columns else np.zeros(store.documents)
+    lengths = store.columns["bytes"].read(0, store.documents)
     return Likelihood(sums, tokens, np.asarray(lengths, np.float64), whole="mask" not in store.columns)
 
 
@@ -83,12 +82,12 @@ def divergence(
     overlap: float,
     rows_per_batch: int,
     advance: Callable[[int], None] = lambda n: None,
+    context: int | None = None,
 ) -> dict[str, float]:
     """KL(old || new) of the next token in nats, over all that `likelihood` scores, with its interval; exact over the
-    vocabulary, which is the same for both."""
-    context = min(old.config.context, new.config.context)
-
-    forwards = as_trained(old), as_trained(new)
+    vocabulary, which is the same for both. `context`: tokens of a window; default: of the shorter of both contexts."""
+    context = context or min(old.config.context, new.config.context)
+    forwards = as_trained(old.eval()), as_trained(new.eval())
 
     def kl(batch: Batch) -> torch.Tensor:
         before, after = (forward(**batch.inputs) for forward in forwards)
@@ -117,7 +116,6 @@ def _by_document(
     sums = np.zeros(store.documents)
     tokens = np.zeros(store.documents, np.int64)
     device = next(model.parameters()).device
-    model.eval()
     with torch.inference_mode():
         for batch in all_rows(source, rows_per_batch):
             if not masked:

@@ -128,7 +128,7 @@ class Adapted(Held):
         with torch.autocast(self.weight.device.type, enabled=False):
             a_RI, b_OR = self.lora_A, self.lora_B * self.scale
             cross_OR = self.weight.to(a_RI.dtype) @ a_RI.T
-            return (self.squares_O + (b_OR * (2 * cross_OR + b_OR @ (a_RI @ a_RI.T))).sum(1)).sqrt()
+            return _lengths(self.squares_O + (b_OR * (2 * cross_OR + b_OR @ (a_RI @ a_RI.T))).sum(1))
 
 
 def merged_weight(
@@ -143,7 +143,12 @@ def merged_weight(
         whole_OI = weight_OI.to(a_RI.dtype) + scale * (b_OR @ a_RI)
     if magnitude_O is None:
         return whole_OI
-    return whole_OI * (magnitude_O / whole_OI.square().sum(1).sqrt())[:, None]
+    return whole_OI * (magnitude_O / _lengths(whole_OI.square().sum(1)))[:, None]
+
+
+def _lengths(squares_O: Tensor) -> Tensor:
+    """Of rows, from their squares. A row of zeros, as padded matrices have, is divided by its length and stays 0."""
+    return squares_O.clamp_min(1e-12).sqrt()
 
 
 def adapt(model: Transformer, settings: AdapterSettings, seed: int) -> None:

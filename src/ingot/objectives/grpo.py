@@ -36,9 +36,10 @@ class GRPO(Sampled[GRPOSettings]):
         scores_PG = scores_B.view(-1, self.samples)
         advantages_PG = group_advantages(scores_PG, self.settings.baseline, self.settings.standardise)
         ctx.notes["groups_without_signal"] = float((advantages_PG.abs().amax(1) < 1e-6).float().mean())
-        batch = played.batch
+        dropped_B = torch.isnan(scores_B).numpy()
         if self.settings.truncated == "mask":
-            batch = without(batch, played.truncated_B)
+            dropped_B |= played.truncated_B
+        batch = without(played.batch, dropped_B)
         mask_BT = torch.from_numpy(batch.labels_BT != batch.ignore)
         advantages_BT = torch.where(mask_BT, advantages_PG.view(-1, 1), 0.0)
         columns: dict[str, Tensor] = {}

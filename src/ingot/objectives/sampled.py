@@ -55,12 +55,12 @@ class Sampled(Objective, ABC, Generic[S]):
         settings, samples = self.settings, 1 if ctx.evaluating else self.samples
         played = roll_out(batch, ctx, samples=samples, max_new=settings.max_new, temperature=settings.temperature)
         scores_B = self.scorer(played, ctx)
-        ctx.notes.update(described(played, scores_B))
-        if self.gold.there(ctx):
-            ctx.notes.update(_rewards(self.gold(played, ctx), "gold_reward"))
         if settings.no_stop_reward is not None:
             truncated_B = torch.from_numpy(played.truncated_B)
             scores_B = torch.where(truncated_B, settings.no_stop_reward, scores_B)
+        ctx.notes.update(described(played, scores_B))
+        if self.gold.there(ctx):
+            ctx.notes.update(_rewards(self.gold(played, ctx), "gold_reward"))
         if not ctx.evaluating:
             yield from self._updates(self.prepared(played, scores_B, ctx), ctx)
 

@@ -45,10 +45,11 @@ def _matrix(links: list[dict[str, Any]], table: list[dict[str, Any]]) -> dict[st
 
 
 def _signed(row: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A forgetting with the colour of its verdict: bad or good where the interval leaves out 0."""
+    """A forgetting with the colour of its verdict: bad or good where there is an interval and it leaves out 0."""
     if row is None:
         return None
-    return {**row, "css": "bad" if row["low"] > 0 else "good" if row["high"] < 0 else ""}
+    sure = row["high"] > row["low"]
+    return {**row, "css": "bad" if sure and row["low"] > 0 else "good" if sure and row["high"] < 0 else ""}
 
 
 def _sentence(task: str, metric: str, row: dict[str, Any]) -> str:
@@ -57,8 +58,9 @@ def _sentence(task: str, metric: str, row: dict[str, Any]) -> str:
 
 
 def spelled(row: dict[str, Any]) -> str:
-    """A difference with its sign and its interval."""
-    return f"{row['value']:+.4f} ({row['low']:+.4f} to {row['high']:+.4f})"
+    """A difference with its sign and its interval, which one document does not give."""
+    interval = f"{row['low']:+.4f} to {row['high']:+.4f}" if row["high"] > row["low"] else "no interval, n = 1"
+    return f"{row['value']:+.4f} ({interval})"
 
 
 def lines(stage: Path) -> list[str]:

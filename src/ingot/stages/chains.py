@@ -7,7 +7,7 @@ from ingot.evaluate.forgetting import Link, Scores, summary
 from ingot.evaluate.likelihood import divergence
 from ingot.stages.ancestry import ancestry
 from ingot.stages.job import Input, Job, open_stage
-from ingot.stages.load import load_model
+from ingot.stages.load import load_model, measured_context
 from ingot.stages.measure_settings import EvaluateStageSettings
 from ingot.stages.settings import TrainSettings
 from ingot.text.store import Store
@@ -60,9 +60,10 @@ def _moved(job: Job, settings: EvaluateStageSettings, old: str, new: str, corpus
     before, after = (load_model(models[n].path, job.display.say, settings.device, exact=True) for n in (old, new))
     tokens = next(t for name, t in job.roles("data").items() if _is(t, corpus) and _reads(models[new], t))
     store = Store.open(tokens.path / "val", tokenizer=after.tokenizer.fingerprint)
-    rows = rows_per_pass(min(before.config.context, after.config.context))
+    context = min(measured_context(settings.context, model.config) for model in (before, after))
+    rows = rows_per_pass(context)
     with job.display.bar(f"KL of {new} from {old} on {corpus}", unit="rows") as bar:
-        kl = divergence(before.model, after.model, store, settings.overlap, rows, bar.advance)
+        kl = divergence(before.model, after.model, store, settings.overlap, rows, bar.advance, context)
     return {"model": new, "task": corpus, "metric": "kl_from_before_nats", **kl}
 
 

@@ -96,7 +96,7 @@ def _of(room: str, *names: str) -> tuple[str, ...]:
     return tuple(f"{room}/{name}.py" for name in names)
 
 
-_MODEL = ("text", "model", "infer")
+_MODEL = ("text", "model", "infer", "train/cpp", *_of("train", "blocks", "compiling", "head", "native"))
 _TRAINING = _of("stages", "columns", "fisher", "data", "held_out", "layout", "load", "penalties", "timeline", "train")
 _ASKING = _of("stages", "ancestry", "load")
 
@@ -108,7 +108,7 @@ KINDS: dict[str, Kind] = {
     "tokens": Kind(TokensSettings, 5, "ingot.stages.text:tokens", ("text", "stages/text.py")),
     "train": Kind(
         TrainSettings,
-        9,
+        10,
         "ingot.stages.train:run",
         (*_MODEL, "data", "optim", "dist", "train", "objectives", *_TRAINING),
         seeded=True,
@@ -123,7 +123,7 @@ KINDS: dict[str, Kind] = {
     ),
     "evaluate": Kind(
         EvaluateStageSettings,
-        5,
+        6,
         "ingot.stages.evaluate:run",
         (*_MODEL, "data", "evaluate", *_ASKING, *_of("stages", "chains", "evaluate")),
         seeded=True,
@@ -155,7 +155,7 @@ KINDS: dict[str, Kind] = {
         LabelSettings,
         2,
         "ingot.stages.label:run",
-        ("text", "model", "dist", "objectives", *_of("stages", "label", "load", "people", "rewards")),
+        (*_MODEL, "dist", "objectives", *_of("stages", "label", "load", "people", "rewards")),
         raw=_label_digest,
         waits=_label_waits,
     ),

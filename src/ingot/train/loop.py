@@ -105,16 +105,7 @@ class _Run:
 
     def judge(self) -> None:
         """Evaluate, and keep the best."""
-        engine, state = self.engine, self.engine.state
-        numbers = self.evaluation(state["step"], False)
-        self.log.write("evaluation", step=state["step"], **numbers)
-        judged_by = engine.objective.judged_by
-        best, now = state["best_val"], numbers.get(f"val_{judged_by}", math.nan)  # no reward where nothing was scored
-        better = best is None or (now > best if judged_by == "reward" else now < best)
-        if math.isfinite(now) and better:
-            state["best_step"], state["best_val"] = state["step"], now
-            engine.save_best()
-        state["evaluated"] = state["step"]
+        _note_best(self.engine, self.evaluation(self.engine.state["step"], False), self.log)
 
     def save(self) -> None:
         """Write a checkpoint, of numbers that were all judged."""
@@ -123,6 +114,18 @@ class _Run:
             self.log.flush()
             self.engine.save()
         self._saved = time.monotonic()
+
+
+def _note_best(engine: Engine, numbers: dict[str, float], log: EventLog) -> None:
+    state = engine.state
+    log.write("evaluation", step=state["step"], **numbers)
+    judged_by = engine.objective.judged_by
+    best, now = state["best_val"], numbers.get(f"val_{judged_by}", math.nan)  # no reward where nothing was scored
+    better = best is None or (now > best if judged_by == "reward" else now < best)
+    if math.isfinite(now) and better:
+        state["best_step"], state["best_val"] = state["step"], now
+        engine.save_best()
+    state["evaluated"] = state["step"]
 
 
 class _Journal:
