@@ -183,7 +183,7 @@ def test_2_2_what_is_said_of_a_reward_model() -> None:
     reward = np.array([2.0, 1.0, 0.0, 1.0, 3.0, 3.0, 5.0, 0.0])
     length = np.array([4, 2, 0, 2, 6, 6, 10, 0])
     found = judged(reward, length)
-    assert (found["reward_mean"], found["reward_std"]) == (2.5, pytest.approx(np.std([2, 0, 3, 5], ddof=1)))
+    assert (found["reward_mean"], found["reward_std"]) == (2.5, pytest.approx(np.std(reward, ddof=1)))
     assert found["length_correlation"] == pytest.approx(1.0)
     assert found["calibration/0.7-0.8/pairs"] == 2  # |delta| = 1: one right, one wrong
     assert found["calibration/0.7-0.8/chosen"] == 0.5
@@ -191,5 +191,7 @@ def test_2_2_what_is_said_of_a_reward_model() -> None:
     assert found["calibration/0.5-0.6/chosen"] == 0.5  # level: half
     assert found["calibration/0.9-1/pairs"] == 1
     assert sum(v for name, v in found.items() if name.endswith("/pairs")) == 4
+    alike = judged(np.array([5.0, -1.0, 5.0, -1.0]), length[:4])  # good answers are: their own spread would be no unit
+    assert alike["reward_std"] == pytest.approx(6 / math.sqrt(3))
     flat = judged(np.ones(4), length[:4])
     assert (flat["reward_std"], flat["length_correlation"]) == (1.0, 0.0)

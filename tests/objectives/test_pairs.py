@@ -410,7 +410,7 @@ def test_a_row_beyond_a_reward_models_context_has_no_reward() -> None:
             assert torch.allclose(found[::2], frozen.scores(ids[::2, :8], torch.tensor([8, 3])), atol=1e-6)
 
 
-def test_2_2_a_finished_model_gives_rewards_in_units_of_good_answers(tmp_path: Path) -> None:
+def test_2_2_a_finished_model_gives_rewards_in_units_of_held_out_answers(tmp_path: Path) -> None:
     made = engine(tmp_path, Reward(RewardSettings()), "fp32", lr=3e-3)
     for step in range(3):
         made.step(_ranked(16, step, True))
@@ -421,9 +421,9 @@ def test_2_2_a_finished_model_gives_rewards_in_units_of_good_answers(tmp_path: P
     frozen = made.objective.frozen(made.model, made.extra, found)
     assert isinstance(frozen, RewardModel)
     ids, lengths = torch.from_numpy(held_out.ids_BT), torch.from_numpy(held_out.columns["lengths_B"])
-    chosen = frozen.scores(ids, lengths).detach()[0::2]
-    assert float(chosen.mean()) == pytest.approx(0, abs=1e-5)
-    assert float(chosen.std()) == pytest.approx(1, abs=1e-5)
+    scores = frozen.scores(ids, lengths).detach()
+    assert float(scores[0::2].mean()) == pytest.approx(0, abs=1e-5)
+    assert float(scores.std()) == pytest.approx(1, abs=1e-5)
 
 
 def _rewards(made, batch: Batch) -> np.ndarray:

@@ -7,8 +7,9 @@ c (r_w + r_l)^2 (Eisenstein et al. 2023, section 2). A ranking of K answers is i
 The number is read by a linear head in fp32 from the hidden state of the last token that is there: by the length of the
 row, never by the id, which may be the padding's too. The head starts at N(0, 1 / (width + 1)) (Stiennon et al. 2020).
 
-A finished stage keeps the mean and the spread of its rewards of held-out chosen answers. Another stage that names it
-gets rewards in those units, so that a weight of the KL beside it means the same for every reward model.
+A finished stage keeps the mean of its rewards of held-out chosen answers, and the spread of those of all held-out
+answers. Another stage that names it gets rewards in those units, so that a weight of the KL beside it means the same
+for every reward model. (The spread of chosen answers alone is no unit: where good ones are alike, it is near 0.)
 
 Shapes: B rows, T positions, W width, P pairs.
 """
@@ -50,7 +51,7 @@ class RewardHead(nn.Module):
 
 
 class RewardModel(nn.Module):
-    """A finished reward model: rewards of whole conversations, 0 and 1 being mean and spread of good held-out ones."""
+    """A finished reward model: rewards of whole conversations, 0 the mean of good held-out ones, 1 a spread above."""
 
     def __init__(self, model: nn.Module, head: nn.Module, mean: float, std: float):
         super().__init__()
@@ -120,14 +121,14 @@ def judged(reward_B: np.ndarray, length_B: np.ndarray) -> dict[str, float]:
     """What there is to know of a reward model on held-out pairs (rows 2 i and 2 i + 1 chosen and rejected).
 
     Returns:
-        `reward_mean` and `reward_std` of the chosen answers; `length_correlation` of rewards with tokens; per bin of
-        the predicted probability `calibration/LOW-HIGH/...`: `pairs` in it, the mean `predicted`, and how often the
-        answer it prefers was `chosen`; `calibration_error`, their mean distance.
+        `reward_mean` of the chosen answers, `reward_std` of all; `length_correlation` of rewards with tokens; per bin
+        of the predicted probability `calibration/LOW-HIGH/...`: `pairs` in it, the mean `predicted`, and how often
+        the answer it prefers was `chosen`; `calibration_error`, their mean distance.
     """
     chosen_P, rejected_P = reward_B[0::2], reward_B[1::2]
     delta_P = chosen_P - rejected_P
     won_P = 0.5 * (1 + np.sign(delta_P))
-    spread = float(chosen_P.std(ddof=1)) if len(chosen_P) > 1 else 0.0
+    spread = float(reward_B.std(ddof=1))
     found: dict[str, float] = {
         "reward_mean": float(chosen_P.mean()),
         "reward_std": spread if spread > 0 else 1.0,

@@ -16,7 +16,7 @@ from ingot.train.settings import rows_per_pass
 
 
 class RewardStage:
-    """Scores rows in the units of a reward model's stage: 0 and 1 are mean and spread of good held-out answers."""
+    """Scores rows in the units of a reward model's stage (`RewardModel`)."""
 
     def __init__(self, stage: Input, job: Job, device: str):
         self._device = resolve_device(device)
