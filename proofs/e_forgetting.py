@@ -63,13 +63,17 @@ def _adapted(made: Transformer, base: Transformer, seed: int, adapter: bool) -> 
         off, kept = logits(made, rows), score(made, REVERSE, LENGTH)["right"]
     exact = copy.deepcopy(made).double()
     beside, exact_beside = logits(made, rows), logits(exact, rows)
+    frozen = [p.detach().clone() for p in exact.parameters()]
     merge(made)
     merge(exact)
+    written = sum(not torch.equal(a, b) for a, b in zip(frozen, exact.parameters(), strict=True))
     assert torch.isfinite(exact_beside).all()
     return {
         **_both(made),
         "A with the adapter off": kept,
         "logits unlike to the bit": float((off != before).sum()),
+        "apart with the adapter on": _apart(beside, off),
+        "matrices written by merging": written,
         "merged": _apart(logits(exact, rows), exact_beside),
         "merged, fp32": _apart(logits(made, rows), beside),
         "fp32 itself": _apart(beside, exact_beside),
@@ -84,7 +88,10 @@ def _apart(some: torch.Tensor, others: torch.Tensor) -> float:
 FORGOTTEN = [Gate("A before", low=0.99), Gate("A", high=0.10), Gate("B", low=0.98)]
 KEPT = [Gate("A", low=0.95), Gate("B", low=0.97)]
 UNTOUCHED = [
+    Gate("B", low=0.9, why="so that there is something to leave out and to merge"),
+    Gate("apart with the adapter on", low=0.01, why="the same"),
     Gate("logits unlike to the bit", 0, 0),
+    Gate("matrices written by merging", low=1, why="a merge that does nothing would differ by nothing"),
     Gate("merged", high=1e-12, why="measured in float64"),
     Gate("merged, fp32", high=1e-4, why="asked 1e-5; unmerged, the model is 7e-6 from itself in float64"),
 ]

@@ -5,9 +5,9 @@ pass that trains (the sampler's own differ by rounding, which a ratio would take
 into advantages, over all completions of the step; then `epochs` x `minibatches` updates. All that is decided before the
 first update and travels as columns of the batch, so an update is a function of its rows alone.
 
-The first update sees the policy that sampled. Its ratios are 1, whatever the method, and both that and the distance of
-the sampler from the trainer are logged: a number that is off there says that something is broken before it shows in a
-reward.
+The first update sees the policy that sampled. Its ratios are 1, whatever the method; that (where log-probabilities of
+before the update are kept) and the distance of the sampler from the trainer are logged: a number that is off there says
+that something is broken before it shows in a reward.
 
 Shapes: B completions, T positions.
 """
@@ -115,14 +115,15 @@ class Sampled(Objective, ABC, Generic[S]):
             if self.kl.weighted:  # by ratios of tokens, whatever the policy's is of
                 kl_BT = kl_BT * log_ratios(logp_BT, old_BT, mask_BT).exp()
             terms["kl"] = term(kl_BT, self.settings.beta)
+        compared = "old_logps_BT" in columns  # else with itself, and the ratio is 1 whatever is broken
         with torch.no_grad():
-            terms |= {
-                "approx_kl": metric(k3(old_BT, now_BT)),
-                "clip_fraction": metric(clipped(ratio_BT, advantages_BT, *self.clip).float()),
-                "weighted_logp": metric(advantages_BT * now_BT),
-            }
+            terms["weighted_logp"] = metric(advantages_BT * now_BT)
+            if compared:
+                terms["approx_kl"] = metric(k3(old_BT, now_BT))
+                terms["clip_fraction"] = metric(clipped(ratio_BT, advantages_BT, *self.clip).float())
             if "sampled_logps_BT" in columns:
-                terms["first_ratio"] = metric(ratio_BT)
+                if compared:
+                    terms["first_ratio"] = metric(ratio_BT)
                 terms["sampler_gap"] = metric((now_BT - columns["sampled_logps_BT"]).abs())
                 if reference_BT is not None:
                     kl = per_row(now_BT - reference_BT, mask_BT).sum()
