@@ -87,6 +87,14 @@ def test_invalid_utf8_file_is_quarantined_in_a_directory(tmp_path):
     assert "byte 8 (0xe9) is not UTF-8; save the file as UTF-8" in bad["reason"]
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-8-sig"])
+def test_what_an_editor_marks_as_another_unicode_is_read(tmp_path, encoding):
+    mark = "\ufeff" if encoding == "utf-16-be" else ""
+    (tmp_path / "a.txt").write_bytes(f"{mark}Häuser und 東京".encode(encoding))
+    make(tmp_path / "out", tmp_path / "a.txt")
+    assert list(iter_texts(tmp_path / "out")) == ["Häuser und 東京"]
+
+
 def test_directories_skip_what_is_no_text(tmp_path):
     top = tmp_path / "in"
     for name in ("b/z.md", "b/a.py", "a.txt", ".hidden.txt", ".git/x.txt", "b/__pycache__/x.py", "image.png"):

@@ -66,6 +66,18 @@ SQA = [*talk((S, "s")), *QA]
         ({"question": "q", "answer": "a", "response": ""}, QA),
         ({"system_prompt": "s", "question": "q", "response": "a"}, SQA),
         ({"prompt": talk((U, "q")), "completion": talk((A, "a"))}, QA),
+        ({"instruction": "q", "context": "more", "response": "a", "category": "c"}, talk((U, "q\n\nmore"), (A, "a"))),
+        ({"messages": talk(("developer", "s"), (U, "q"), (A, "a"))}, SQA),
+        (
+            {"messages": [QA[0], {"role": A, "content": [{"type": "text", "text": t} for t in ("a", "b")]}]},
+            talk((U, "q"), (A, "ab")),
+        ),
+        ({"messages": [*QA[:1], {**QA[1], "weight": 0}, *QA]}, [*QA[:1], {**QA[1], "train": False}, *QA]),
+        ({"messages": [QA[0], {**QA[1], "weight": 1}]}, [QA[0], {**QA[1], "train": True}]),
+        (
+            {"instruction": "r", "history": [["q", "a"]], "output": "b"},
+            [QA[0], {**QA[1], "train": False}, *talk((U, "r"), (A, "b"))],
+        ),
     ],
 )
 def test_chat_in_every_shape(row, expected):
@@ -102,6 +114,14 @@ def test_of_a_prompt_with_history_the_completion_alone_is_learned():
         ),
         ({"messages": [{"role": A, "content": None}]}, "message 1 of 'messages' has no string \"content\""),
         ({"messages": ["x"]}, "message 1 of 'messages' is a JSON string"),
+        (
+            {"messages": [QA[0], {"role": A, "content": "", "tool_calls": [{}]}]},
+            "message 2 .* calls a tool .'tool_calls'",
+        ),
+        ({"messages": [{"role": U, "content": [{"type": "image_url"}]}]}, "has a part that is 'image_url'"),
+        ({"messages": [QA[0], {**QA[1], "weight": 0.5}]}, "has weight = 0.5, expected 0 or 1"),
+        ({"messages": [QA[0], {**QA[1], "train": 1}]}, "has train = 1, expected true or false"),
+        ({"instruction": "q", "history": ["a"], "output": "b"}, "field 'history' .* expected pairs of texts"),
         ({"messages": SQA, "system": "t"}, "the messages begin with one"),
         ({"messages": QA, "system": 3}, "field 'system' is a JSON number, expected a string"),
         ({"prompt": "q", "completion": talk((U, "a"))}, "the completion begins with a user message"),

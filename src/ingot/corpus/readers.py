@@ -23,6 +23,8 @@ from ingot.corpus.read_tables import Lost
 from ingot.corpus.settings import DOCS, STDLIB, CorpusSettings, Source
 from ingot.corpus.sources import ROWS, InputFile, locate
 
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+"""What such a file begins with, as Windows' editors write it."""
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 1024, 8 << 20
 
 RAW = pa.schema([SCHEMA.field(name) for name in ("text", "source", "path", "offset", "group", "extra")])
@@ -143,7 +145,7 @@ class _File:
         try:
             for block in blocks(self._file.file):
                 data += block
-            yield self._raw(data.decode(), 0)
+            yield self._raw(data.decode("utf-16" if data[:2] in _UTF16 else "utf-8"), 0)
         except Damaged as error:
             self._reject(str(error), offset=len(data), bytes=len(data))
         except UnicodeDecodeError as error:

@@ -5,12 +5,14 @@ data sets use, and `fields` gives it another. Where two names of one role are fi
 read by chance.
 
     messages      messages, conversations (a list; or the row itself is one)
-    prompt        prompt, question, instruction (with `input` below it)
+    prompt        prompt, question, instruction (with `input`, or Dolly's `context`, below it); before it the pairs of a
+                  `history`
     completion    completion, response, answer, output
     system        system, system_prompt
     chosen, rejected
 
-A message is `{role, content}` or ShareGPT's `{from, value}`. Documents are JSON: a list of messages (`chat`,
+A message is `{role, content}` or ShareGPT's `{from, value}`; content may be a list of parts that are texts. OpenAI's
+`weight` of a message is our `train`. Documents are JSON: a list of messages (`chat`,
 `prompts`), or `{prompt, chosen, rejected}` of three lists (`pairs`).
 
 Rejected: taking transcripts apart at "Human:" and "Assistant:" (a message may hold those words, and where it does the
@@ -45,6 +47,7 @@ ROLES: dict[Format, tuple[Role, ...]] = {
 """What a row of each format may hold."""
 SPEAKERS = {
     **{name: name for name in ("system", "user", "assistant", "tool")},
+    "developer": "system",
     "human": "user",
     "gpt": "assistant",
     "chatgpt": "assistant",
@@ -177,7 +180,7 @@ class _Row:
     def prompt(self) -> Messages | None:
         """What a model is to answer, or None. Its own answers in it are context, not examples."""
         messages = self.messages("prompt", "user")
-        return None if messages is None else self.after_system(messages)
+        return None if messages is None else self.after_system([*self._history(), *messages])
 
     def names_given(self, *roles: Role) -> bool:
         """Whether the user gave a name to one of the roles."""
@@ -200,13 +203,25 @@ class _Row:
         )
 
     def _with_input(self, instruction: str) -> str:
-        given = self._row.get("input")
-        if given is None:
+        name = next((name for name in ("input", "context") if self._row.get(name) is not None), None)
+        if name is None:
             return instruction
+        given = self._row[name]
         if not isinstance(given, str):
-            raise BadRow(f"field 'input' is a JSON {json_type(given)}, expected a string")
-        self._used.add("input")
+            raise BadRow(f"field '{name}' is a JSON {json_type(given)}, expected a string")
+        self._used.add(name)
         return f"{instruction}\n\n{given}" if given else instruction
+
+    def _history(self) -> Messages:
+        """Questions and answers from before the prompt, as LLaMA-Factory's rows hold them."""
+        turns = self._row.get("history")
+        if not isinstance(turns, list) or not turns:
+            return []
+        if not all(isinstance(turn, list) and [*map(type, turn)] == [str, str] for turn in turns):
+            raise BadRow("field 'history' is a JSON array, expected pairs of texts, a question and its answer")
+        self._used.add("history")
+        speakers = ("user", "assistant")
+        return [{"role": s, "content": c} for turn in turns for s, c in zip(speakers, turn, strict=True)]
 
 
 def _chat(row: _Row) -> Document:
@@ -287,18 +302,35 @@ def _message(message: Any, number: int, field: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise BadRow(f"{where} is a JSON {json_type(message)}, expected {{role, content}}")
     speaker, said = ("from", "value") if "from" in message and "role" not in message else ("role", "content")
-    if not isinstance(message.get(said), str):
+    if called := next((name for name in ("tool_calls", "function_call") if message.get(name)), None):
+        raise BadRow(
+            f"{where} calls a tool ('{called}'), expected text alone; write the call out as text, or leave it out"
+        )
+    content = _joined(message.get(said), where)
+    if not isinstance(content, str):
         raise BadRow(f'{where} has no string "{said}", expected {{{speaker}, {said}}}')
     name = message.get(speaker)
     role = SPEAKERS.get(name) if isinstance(name, str) else None
     if role is None:
         raise BadRow(f"{where} has {speaker} {name!r}, expected one of {', '.join(SPEAKERS)}")
-    kept = {"role": role, "content": message[said]}
-    if message.get("train") is not None:
-        if not isinstance(message["train"], bool):
-            raise BadRow(f"{where} has train = {message['train']!r}, expected true or false")
-        kept["train"] = message["train"]
+    kept = {"role": role, "content": content}
+    for name, known, told in (("weight", (0, 1), "0 or 1"), ("train", (True, False), "true or false")):
+        if (value := message.get(name)) is not None:
+            if value not in known or isinstance(value, bool) != (name == "train"):
+                raise BadRow(f"{where} has {name} = {value!r}, expected {told}")
+            kept["train"] = bool(value)
     return kept
+
+
+def _joined(content: Any, where: str) -> Any:
+    """The text of a message that is a list of parts, as multimodal data sets write it."""
+    if not isinstance(content, list):
+        return content
+    for part in content:
+        if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
+            kind = part.get("type") if isinstance(part, dict) else json_type(part)
+            raise BadRow(f"{where} has a part that is {kind!r}, expected parts of type 'text' alone")
+    return "".join(part["text"] for part in content)
 
 
 def _plain(messages: Messages) -> Messages:

@@ -101,7 +101,7 @@ _TRAINING = _of("stages", "columns", "fisher", "data", "held_out", "layout", "lo
 _ASKING = _of("stages", "ancestry", "load")
 
 KINDS: dict[str, Kind] = {
-    "corpus": Kind(CorpusSettings, 6, "ingot.stages.text:corpus", ("corpus", "stages/text.py"), raw=_corpus_digest),
+    "corpus": Kind(CorpusSettings, 7, "ingot.stages.text:corpus", ("corpus", "stages/text.py"), raw=_corpus_digest),
     "tokenizer": Kind(
         TokenizerSettings, 4, "ingot.stages.text:tokenizer", ("text", "stages/text.py"), raw=_tokenizer_digest
     ),
