@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ingot.core.errors import UserError
-from ingot.core.events import EventLog, read_events, stable
+from ingot.core.events import EventLog, read_events, spent, stable
 
 
 def test_the_last_attempt_of_a_step_wins(tmp_path: Path) -> None:
@@ -20,6 +20,14 @@ def test_the_last_attempt_of_a_step_wins(tmp_path: Path) -> None:
     second.write("step", step=4, loss=4.0)
     second.close()
     assert [(e["step"], e["loss"]) for e in read_events(path, "step")] == [(1, 1.0), (2, 2.0), (3, 30.0), (4, 4.0)]
+
+
+def test_the_time_of_interrupted_attempts_counts(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert spent(path) == 0
+    lines = [(1, 100.0), (1, 112.5), (2, 5000.0), (2, 5001.0), (2, 5003.0)]
+    path.write_text("".join(f'{{"event": "x", "attempt": {n}, "time": {t}}}\n' for n, t in lines))
+    assert spent(path) == 15.5
 
 
 def test_a_torn_last_line_is_ignored_and_then_cut(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 import hashlib
 import json
 import random
+import re
 
 import polars as pl
 import pytest
 
 from ingot.core.errors import UserError
+from ingot.core.events import Display
 from ingot.corpus import readers, sources
 from ingot.corpus.documents import SCHEMA, iter_texts, read_documents
 from ingot.corpus.python_sources import library_files
@@ -204,3 +206,19 @@ def test_the_library_as_code_prose_and_conversations_shares_its_holdout(tmp_path
     prompts = [json.loads(text)[0]["content"] for text in iter_texts(tmp_path / "prompts")]
     answers = [json.loads(extra)["answer"] for extra in column(tmp_path / "prompts", "extra")]
     assert [pairs[prompt] for prompt in prompts] == answers
+
+
+@pytest.mark.parametrize(("book", "said"), [(5000, True), (300, False)])
+def test_bounds_that_take_most_of_the_text_are_named(tmp_path, monkeypatch, book, said):
+    """A folder of books, judged by bounds for pages of the web."""
+    lines: list[str] = []
+    monkeypatch.setattr(Display, "say", lambda self, text: lines.append(text))
+    folder = tmp_path / "in"
+    folder.mkdir()
+    draw = random.Random(0)
+    for name, words in (("a", 200), ("b", 200), ("book", book)):
+        (folder / f"{name}.txt").write_text(" ".join(f"word{draw.randrange(10_000)}" for _ in range(words)))
+    make(tmp_path / "out", folder, quality={"max_words": 4096}, holdout={"share": 0.3, "by": "tail"})
+    found = [line for line in lines if "the bounds of `quality` dropped" in line]
+    assert bool(found) == said
+    assert not said or re.search(r"dropped 9\d% of the text, most of it as too_many_words ", found[0])

@@ -49,6 +49,8 @@ def _train(
     lr: float = 0.1,
     vocab: int = 300,
     text: str = "notes",
+    init: Path | None = None,
+    objective: str = "lm",
     steps: int = 40,
     finished: bool = True,
     **more: float,
@@ -58,7 +60,9 @@ def _train(
     bpe = _stage(root, "tokenizer", {"_name": "bpe", "vocab": vocab}, {"corpus:clean": corpus})
     tokens = _stage(root, "tokens", {"_name": "clean@bpe"}, {"corpus": corpus, "tokenizer": bpe})
     settings = {"_name": place.rpartition("/")[2], "optim": {"lr": lr, "clip": 1.0}, "data": {"clean": 1.0}}
-    stage = _stage(root, "train", settings, {"tokenizer": bpe, "data:clean": tokens}, seed)
+    settings["objective"] = {"kind": objective}
+    start = {"init": init.resolve()} if init else {}
+    stage = _stage(root, "train", settings, {"tokenizer": bpe, "data:clean": tokens, **start}, seed)
     log = EventLog(stage / "metrics.jsonl")
     facts = {"parameters": 1000 * vocab, "steps": 40, "batch_tokens": 100.0}
     log.write("plan", **facts)
@@ -195,6 +199,41 @@ def test_runs_are_compared_by_the_names_of_their_stages(tmp_path: Path) -> None:
     assert [g.label for g in mixed.groups] == ["a/base", "b/chat"]
     raw = (tmp_path / "a" / "base").resolve()
     assert [g.label for g in _only([raw, tmp_path / "b" / "base"]).groups][1] == "b/base"
+
+
+def test_a_stage_that_only_some_stand_on_is_one_row_and_no_list_of_its_settings(tmp_path: Path) -> None:
+    base = _train(tmp_path, "a/base", 3.0)
+    _train(tmp_path, "a/dpo", 0.5, init=base, objective="dpo")
+    found = _only([tmp_path / "a"])
+    assert found.differing["base"] == [None, "train"]
+    assert not [name for name in found.differing if name.startswith("base.")]
+    assert found.differing["objective.kind"] == ["lm", "dpo"]
+    assert any("the objectives differ (lm, dpo)" in warning for warning in found.warnings)
+
+
+def test_a_model_that_was_imported_is_not_left_out_silently(tmp_path: Path) -> None:
+    _train(tmp_path, "a/base", 3.0)
+    made = _stage(tmp_path, "import", {"_name": "llama"}, {})
+    link = tmp_path / "imported" / "llama"
+    link.parent.mkdir()
+    link.symlink_to(made)
+    assert f"{link}: no train stage there" in compare([link, tmp_path / "a"])[0].warnings[0]
+
+
+def test_many_numbers_stand_below_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = _train(tmp_path, "a/base", 3.0)
+    _train(tmp_path, "b/base", 4.0, lr=0.2)
+    model = {"model:base": path.resolve()}
+    card = _stage(tmp_path, "evaluate", {"_name": "card"}, model)
+    rows = [
+        {"model": "base", "task": f"t{n}", "metric": "accuracy", "value": n / 8, "low": 0, "high": 1, "n": 5}
+        for n in range(8)
+    ]
+    (card / "table.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "a" / "card").symlink_to(card)
+    lines = _printed(_only([tmp_path / "a", tmp_path / "b"]), capsys).splitlines()
+    assert any(line.split() == ["run", "a", "b"] for line in lines)
+    assert any(line.startswith("t3/accuracy") and "0.3750" in line for line in lines)
 
 
 def test_one_result_is_shown_once(tmp_path: Path) -> None:

@@ -77,6 +77,14 @@ def stable(record: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in record.items() if k not in VOLATILE}
 
 
+def spent(path: Path) -> float:
+    """Seconds from the first to the last event of each attempt, all of them together."""
+    times: dict[int, list[float]] = {}
+    for record in _lines(path):
+        times.setdefault(record.get("attempt", 0), []).append(record["time"])
+    return sum(max(some) - min(some) for some in times.values())
+
+
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return

@@ -68,6 +68,8 @@ def build(settings: CorpusSettings, out: Path, display: Display, log: EventLog) 
     log.write("corpus", step=1, **result)
     log.flush()
     _say(display, funnel, result)
+    if severe := _severe(funnel):
+        display.say(severe)
     for source in settings.sources:
         if files := left_out(source):
             display.say(
@@ -276,6 +278,19 @@ def _summary(funnel: Funnel) -> dict[str, int]:
         "quarantined_documents": total["quarantined"]["documents"],
         **{f"pii_{kind}": count for kind, count in total["pii"].items()},
     }
+
+
+def _severe(funnel: Funnel) -> str | None:
+    """A sentence where bounds of quality took more than half of the text, which their user may not have meant."""
+    lost = {r: funnel.total.dropped[r][1] for r in filters.QUALITY_REASONS if r in funnel.total.dropped}
+    whole = sum(size for _, size in (funnel.total.kept, *funnel.total.dropped.values()))
+    if 2 * sum(lost.values()) <= whole:
+        return None
+    worst = max(lost, key=lost.__getitem__)
+    return (
+        f"the bounds of `quality` dropped {sum(lost.values()) / whole:.0%} of the text, most of it as {worst} (see "
+        'dropped.parquet); set other bounds, or quality = "none", to keep it'
+    )
 
 
 def _say(display: Display, funnel: Funnel, result: dict[str, int]) -> None:

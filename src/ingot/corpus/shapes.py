@@ -313,7 +313,7 @@ def _message(message: Any, number: int, field: str) -> dict[str, Any]:
     role = SPEAKERS.get(name) if isinstance(name, str) else None
     if role is None:
         raise BadRow(f"{where} has {speaker} {name!r}, expected one of {', '.join(SPEAKERS)}")
-    kept = {"role": role, "content": content}
+    kept: dict[str, Any] = {"role": role, "content": content}
     for name, known, told in (("weight", (0, 1), "0 or 1"), ("train", (True, False), "true or false")):
         if (value := message.get(name)) is not None:
             if value not in known or isinstance(value, bool) != (name == "train"):

@@ -13,6 +13,7 @@ Our checkpoints are safetensors under our own names (`dist/checkpoint.py`); this
 import contextlib
 import itertools
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,9 +134,17 @@ def write(
         merged = {
             theirs: _merge([tensors[p] for p in layout[theirs].parts], layout[theirs].turned, kind) for theirs in shard
         }
-        save_file(merged, directory / name, metadata={"format": "pt"})
+        write_tensors(merged, directory / name)
         del merged
     atomic_json(directory / CONFIG, table)
+
+
+def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """A safetensors file that others may read as they may any new file: the library writes for its owner alone."""
+    save_file(tensors, path, metadata={"format": "pt"})
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
 
 
 def resize_embeddings(

@@ -24,13 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ingot.core.artifact import atomic_json
 from ingot.core.errors import UserError
 from ingot.model.adapter import PEFT_FILES, AdapterSettings, linear_layers, whole_modules
-from ingot.model.hf import matrices, opened, tables
+from ingot.model.hf import matrices, opened, tables, write_tensors
 from ingot.model.hf_config import Dtype
 from ingot.model.lora import Adapted, merged_weight
 from ingot.model.settings import ModelConfig
@@ -83,7 +82,7 @@ def write(
         if len(a_RI) != settings.rank:
             ranks[theirs] = len(a_RI)
     directory.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+    write_tensors(tensors, directory / WEIGHTS)
     rslora = settings.kind == "rslora"
     table = {
         "peft_type": "LORA",

@@ -129,8 +129,10 @@ def _run_child(graph: Graph, node: Node, quiet: bool) -> None:
         code = 130
     if code < 0:
         name = signal.Signals(-code).name
-        why = " (out of memory?)" if name == "SIGKILL" else ""
-        print(f"{node.name}: ended by {name}{why}; the same command goes on", file=sys.stderr)
+        way = "the same command goes on"
+        if name == "SIGKILL":
+            way += "; if memory ran out (`ingot plan` says what is needed), a smaller loop.micro_batch or model helps"
+        print(f"{node.name}: ended by {name}; {way}", file=sys.stderr)
     if code:
         raise StageFailed(code if code in (2, 130) else 1)
 

@@ -166,10 +166,16 @@ class Comparison:
 
     @cached_property
     def differing(self) -> dict[str, list[Any]]:
-        """Setting -> its value in each group, for those that are not the same in all."""
-        each = [g.entries[0].settings for g in self.groups]
-        names = dict.fromkeys(name for settings in each for name in settings)
-        rows = {name: [settings.get(name) for settings in each] for name in names}
+        """Setting -> its value in each group, for those that are not the same in all; a stage on which not all of them
+        stand is one row, with its kind.
+        """
+        first = [g.entries[0] for g in self.groups]
+        stages = dict.fromkeys(name for e in first for name in e.lineage)
+        some = [n for n in stages if not all(n in e.lineage for e in first)]
+        theirs = tuple(f"{n}." for n in some)
+        names = dict.fromkeys(name for e in first for name in e.settings if not name.startswith(theirs))
+        rows = {name: [e.settings.get(name) for e in first] for name in names}
+        rows |= {n: [e.lineage[n]["kind"] if n in e.lineage else None for e in first] for n in some if "@" not in n}
         return {name: row for name, row in rows.items() if any(value != row[0] for value in row)}
 
     @cached_property
@@ -197,11 +203,14 @@ def compare(paths: list[Path], metric: str | None = None) -> list[Comparison]:
     by_stage: dict[str, list[Entry]] = {}
     for entry in entries:
         by_stage.setdefault(entry.stage, []).append(entry)
+    untrained = [str(p) for p in paths if not any(reading.record(s)["kind"] == "train" for s in stages_at(p))]
     several = {name: found for name, found in by_stage.items() if len({e.key for e in found}) > 1}
     alone = [found[0].label for found in by_stage.values() if len(found) == 1]
     made = [_comparison(n, f, metric) for n, f in several.items()] or [_comparison("", entries, metric)]
     if several and alone:
         made[0].warnings.append(f"{', '.join(alone)}: no stage of that name elsewhere, so it is compared with nothing")
+    if untrained:
+        made[0].warnings.append(f"{', '.join(untrained)}: no train stage there; an evaluate stage compares such models")
     known = {name for e in entries for name in e.numbers}
     if metric and metric not in known:
         raise UserError(f"--metric {metric}: no run has it; {nearest(metric, known)}")
@@ -230,6 +239,9 @@ def _warnings(kept: list[Entry], same: Iterable[list[Entry]]) -> Iterable[str]:
             at = f"at step {e.step:,} of {e.facts.get('steps', 0):,}"
             why = f"failed {at} ({e.failure})" if e.failure else f"not finished, {at}"
             yield f"{e.label}: {why}; the numbers are those of its last evaluation"
+    objectives = dict.fromkeys(str(e.settings.get("objective.kind")) for e in kept)
+    if len(objectives) > 1:
+        yield f"the objectives differ ({', '.join(objectives)}), and with them what a loss is; a judge stage compares"
     if len({e.tokenizer for e in kept}) > 1:
         yield "the tokenizers differ: losses in nats per token do not compare, bits per byte do"
     if len({e.corpora for e in kept}) > 1:

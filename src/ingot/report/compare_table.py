@@ -24,6 +24,8 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
 """Numbers that are shown where a run has them -> heading and spelling; losses come with intervals."""
 _SHOWN = 60
 """Characters of a setting's value."""
+_ACROSS = 12
+"""Columns beyond which the terminal's table shows runs side by side and their numbers below each other."""
 
 
 def columns(comparison: Comparison) -> dict[str, tuple[str, Callable[[float], str]]]:
@@ -136,19 +138,22 @@ def print_comparison(comparison: Comparison, out: Console) -> None:
     """The comparison as tables."""
     if comparison.stage:
         out.print(comparison.stage)
-    out.print(_filled(headings(comparison), rows(comparison)))
+    found = [headings(comparison), *rows(comparison)]
+    if len(found[0]) > max(len(found), _ACROSS):
+        found = [list(column) for column in zip(*found, strict=True)]
+    out.print(_filled(*found))
     if any(len(g.finished) > 1 for g in comparison.groups):
         out.print("± is a 95 % t-interval of the mean over seeds", style="dim")
     if differing(comparison):
         names = [g.label for g in comparison.groups]
-        out.print(_filled(["setting", *names], differing(comparison)))
+        out.print(_filled(["setting", *names], *differing(comparison)))
     for line in paired(comparison):
         out.print(f"{comparison.metric}: {line}", soft_wrap=True)
     for warning in comparison.warnings:
         out.print(f"note: {warning}", soft_wrap=True, style="yellow")
 
 
-def _filled(names: list[str], lines: list[list[str]]) -> Table:
+def _filled(names: list[str], *lines: list[str]) -> Table:
     shown = table(*names, right=names[1:] if names[0] == "run" else ())
     for line in lines:
         shown.add_row(*line)

@@ -65,6 +65,8 @@ def print_end(graph: Graph, page: Path) -> None:
             _print_train(out, node.name, stage)
         if node.kind == "evaluate":
             _print_evaluate(out, stage)
+        if node.kind == "judge":
+            _print_verdict(out, stage)
     out.print(f"report  {page}", soft_wrap=True)
 
 
@@ -98,6 +100,15 @@ def _print_evaluate(out: Console, stage: Path) -> None:
         text = Text.assemble("  ", (sample["prompt"], "bold"), shortened(sample["text"], SAMPLE_CHARACTERS))
         out.print(f"{model} writes:")
         out.print(Text("\n  ").join(text.split("\n", allow_blank=True)), soft_wrap=True)
+
+
+def _print_verdict(out: Console, stage: Path) -> None:
+    against = reading.record(stage).get("settings", {}).get("against")
+    for row in reading.table(stage):
+        if row["metric"] == "win_rate":
+            share, low, high = (f"{row[name]:.0%}" for name in ("value", "low", "high"))
+            won = f"{row['model']} beats {against} in {share} of {row['n']:,} prompts ({low} to {high})"
+            out.print(f"{won}, says {row['task']}", soft_wrap=True)
 
 
 def status_rows(graph: Graph) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 
 from ingot.core.artifact import RECORD, RESULT, StageDir, atomic_json, atomic_write
 from ingot.core.errors import UserError, no_memory, refused
-from ingot.core.events import METRICS, Display, EventLog
+from ingot.core.events import METRICS, Display, EventLog, spent
 from ingot.core.process import die_with, on_ending
 from ingot.core.recipe import dump_toml
 from ingot.core.sinks import Sinks, Target
@@ -68,6 +68,7 @@ def run(job: dict[str, Any]) -> None:
         atomic_json(out / RECORD, record)
         atomic_write(out / "recipe.toml", dump_toml(job["recipe"]))
         log, display = EventLog(out / METRICS), Display(quiet=job["quiet"])
+        before = spent(log.path)  # by attempts that were interrupted
         log.sinks = sinks = _sinks(job, log, display)
         log.write("start", pid=os.getpid(), python=sys.version.split()[0])
         module, function = kind.builder.split(":")
@@ -83,7 +84,7 @@ def run(job: dict[str, Any]) -> None:
                 log.write("failed", why=str(error).splitlines()[0] if str(error) else type(error).__name__)
             log.close()
             raise
-        seconds = round(time.monotonic() - began, 3)
+        seconds = round(before + time.monotonic() - began, 3)
         result = {**result, "seconds": seconds}
         sinks.close(failed=False)
         log.write("end", seconds=seconds)

@@ -110,6 +110,8 @@ def read_config(stage: Path) -> ModelConfig:
         UserError: not a train stage, or its shape was written by another version.
     """
     path = stage / MODEL
+    if (stage / "config.json").exists() and not path.exists():
+        raise UserError(f"{stage}: in the Hugging Face layout; make a stage of it with `ingot import hf:{stage}`")
     if not path.exists():
         raise UserError(f"{stage}: no {MODEL}, expected the directory of a train stage, such as runs/NAME/base")
     try:
