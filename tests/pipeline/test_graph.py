@@ -1,6 +1,7 @@
 """Keys: what changes a result changes the key of that stage and of its readers, and nothing else does."""
 
 import contextlib
+import json
 import os
 from pathlib import Path
 from typing import Any, get_args
@@ -310,7 +311,8 @@ def test_the_files_of_a_tokenizer_are_in_its_key_and_their_place_is_not(work: Pa
         (work / name).mkdir()
         (work / name / "tokenizer.json").write_text('{"model": {"type": "BPE", "vocab": {}, "merges": []}}')
     one, two, none = (
-        f'stage.bpe={{kind = "tokenizer", type = "file", path = "{name}"}}' for name in ("one", "two", "none")
+        f'stage.bpe={{kind = "tokenizer", type = "file", path = "{name}", template = "turns"}}'
+        for name in ("one", "two", "none")
     )
     assert _keys(work, one) == _keys(work, two)
     before = _keys(work, two)
@@ -320,6 +322,22 @@ def test_the_files_of_a_tokenizer_are_in_its_key_and_their_place_is_not(work: Pa
     missing = {name: node.missing for name, node in _graph(work, none).nodes.items() if node.missing}
     assert list(missing) == ["bpe"]
     assert str(missing["bpe"]).startswith("stage.bpe: none: no such directory")
+
+
+@pytest.mark.parametrize("beside", ["", "chat_template.jinja", "tokenizer_config.json", "template of our own"])
+def test_a_tokenizer_without_a_chat_template_is_refused_before_anything_runs(work: Path, beside: str) -> None:
+    """As base models' are: found out otherwise when the base is trained and conversations are encoded."""
+    table: dict[str, Any] = {"model": {"type": "BPE", "vocab": {}, "merges": []}}
+    (work / "one").mkdir()
+    (work / "one" / "tokenizer.json").write_text(json.dumps(table | ({"template": "turns"} if "own" in beside else {})))
+    if "." in beside:
+        (work / "one" / beside).write_text('{"chat_template": "{{ messages }}"}')
+    of_files = 'stage.bpe={kind = "tokenizer", type = "file", path = "one"}'
+    if beside:
+        _graph(work, of_files)
+        return
+    with pytest.raises(UserError, match=r"stage.chat.data: 'talk' has format = \"chat\", but one has no chat template"):
+        _graph(work, of_files)
 
 
 def test_only_takes_what_a_stage_stands_on_and_each_once(work: Path) -> None:

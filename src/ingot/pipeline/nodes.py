@@ -22,6 +22,7 @@ from ingot.stages.kinds import KINDS
 from ingot.stages.measure_settings import EvaluateStageSettings, FisherSettings, JudgeSettings
 from ingot.stages.sample_settings import GenerateSettings, LabelSettings
 from ingot.stages.settings import ImportSettings, TrainSettings
+from ingot.text.files import has_template
 from ingot.text.settings import TokenizerSettings, TokensSettings
 
 WITHOUT_TURNS = ("char", "word")
@@ -274,6 +275,14 @@ class Builder:
             raise UserError(
                 f"{reader}: '{name}' has format = \"{form}\", but '{tokenizer.name}' is of type {kind}, which has "
                 'no special tokens to mark turns with; use type = "byte-bpe"'
+            )
+        settings = tokenizer.settings
+        assert isinstance(settings, TokenizerSettings)
+        if form != "text" and settings.path and not settings.template and not has_template(settings.path):
+            raise UserError(
+                f"{reader}: '{name}' has format = \"{form}\", but {settings.path} has no chat template: make a stage "
+                f'of its tokenizer (type = "file", path = "{settings.path}", template = "turns") and name it as the '
+                "`tokenizer` of a stage of kind import"
             )
 
     def _tokens(self, name: str, tokenizer: Node, reader: str) -> Node:

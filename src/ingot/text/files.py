@@ -3,6 +3,7 @@
 The parent process asks this for every recipe, so no library is loaded here.
 """
 
+import json
 from pathlib import Path
 
 from ingot.core.artifact import FileHashes, digest_json
@@ -54,6 +55,21 @@ def tokenizer_files(path: Path) -> list[Path]:
         f"{directory}: found {found}, expected tokenizer.json, or encoder.json and vocab.bpe, or vocab.json and "
         "merges.txt; save it once as tokenizer.json (transformers does: AutoTokenizer ... save_pretrained)"
     )
+
+
+def has_template(path: Path) -> bool:
+    """Whether there is a chat template among the files of a tokenizer; True where that is not for us to say, since they
+    are not there or cannot be read.
+    """
+    try:
+        files = {file.name: file for file in tokenizer_files(path)}
+        told = [json.loads(read_text(files[n])) for n in ("chat_template.json", "tokenizer_config.json") if n in files]
+        if "chat_template.jinja" in files or any(isinstance(t, dict) and t.get("chat_template") for t in told):
+            return True
+        own = json.loads(read_text(files["tokenizer.json"])) if "tokenizer.json" in files else {}
+    except (UserError, ValueError):
+        return True
+    return bool(own.get("template"))  # as stages keep it
 
 
 def source_digest(settings: TokenizerSettings, hashes: FileHashes) -> str | None:
