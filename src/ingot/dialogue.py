@@ -6,6 +6,7 @@ gets the text alone.
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ingot.core.allocator import keep_freed_memory
 from ingot.core.artifact import atomic_write
 from ingot.core.errors import UserError, nearest, refused
+from ingot.core.process import busy, sleep_early
 from ingot.stages.ancestry import conversed
 from ingot.text.chat import render, require_chat
 
@@ -33,6 +35,8 @@ COMMANDS = {
 
 def loaded(stage: str | Path, best: bool, precision: str) -> "LanguageModel":
     """The model of a stage, in a process that is ours alone."""
+    if busy():
+        sleep_early(os.environ)  # before torch is loaded
     from ingot.api import load
 
     keep_freed_memory()

@@ -50,4 +50,5 @@ def stage(babbler: LanguageModel, tmp_path: Path) -> Path:
         path / "inputs.json",
         {"kind": "train", "settings": {}, "inputs": {"data:talk": {"name": "talk", "key": "", "dir": "gone"}}},
     )
+    (path / "DONE").write_text("{}")
     return path

@@ -53,7 +53,7 @@ def test_a_dashboard_that_fails_costs_a_warning(
 
 
 def test_threads_of_a_stage_that_trains_do_not_spin_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside another program they would spin on the core that it has left; decoding is better off so."""
+    """Beside another program they would spin on the core that it has left; alone, decoding is better off so."""
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
     assert child_environment(patient=True)["GOMP_SPINCOUNT"] == "1000"

@@ -22,7 +22,8 @@ from typing import Any
 from ingot.core.allocator import ALLOCATOR
 from ingot.core.artifact import atomic_json, cache
 from ingot.core.errors import UserError, nearest
-from ingot.pipeline.run import QUIET, WAITING, child_environment
+from ingot.core.process import WAITING
+from ingot.pipeline.run import QUIET, child_environment
 
 Say = Callable[[str], None]
 SCRIPTS = Path(__file__).parent / "peers"

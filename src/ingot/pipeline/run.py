@@ -17,6 +17,7 @@ from typing import Any
 from ingot.core.allocator import ALLOCATOR
 from ingot.core.artifact import STAGES
 from ingot.core.errors import StageFailed, UserError
+from ingot.core.process import busy, sleep_early
 from ingot.core.recipe import settings_tree
 from ingot.objectives.settings import OBJECTIVES
 from ingot.pipeline.graph import Graph
@@ -84,18 +85,11 @@ def link(graph: Graph, node: Node) -> None:
         raise
 
 
-WAITING = {"GOMP_SPINCOUNT": "1000"}
-"""How often a thread that waits for others looks again before it sleeps: for some 20 us. libgomp's own spin for a
-millisecond, and where another program wants a core they spin on the one that the thread waited for needs: a step of
-18 ms took 97 to 149 on average beside a type checker, with this 48. Left alone both are as fast, but not in decoding,
-whose threads often wait a little longer (one row: 113 tokens a second in place of 155)."""
-
-
 def child_environment(threads: int | None = None, patient: bool = False) -> dict[str, str]:
     """What a process that computes is started with; what the user has set wins, but for `threads` of a recipe."""
     environment = {**ALLOCATOR, **QUIET, **os.environ}
-    if patient and "OMP_WAIT_POLICY" not in environment:
-        environment = WAITING | environment
+    if patient:
+        sleep_early(environment)
     if threads:
         environment["OMP_NUM_THREADS"] = str(threads)
     return environment
@@ -109,7 +103,7 @@ def start_child(job: dict[str, Any]) -> subprocess.Popen[bytes]:
         [sys.executable, "-m", "ingot.stages.child"],
         stdin=subprocess.PIPE,
         stdout=sys.stderr,
-        env=child_environment(settings.get("loop", {}).get("threads"), patient=not samples),
+        env=child_environment(settings.get("loop", {}).get("threads"), patient=not samples or busy()),
     )
     assert child.stdin
     with contextlib.suppress(BrokenPipeError):  # a child that died at once is told by its exit code

@@ -1,0 +1,29 @@
+"""What a process knows of the machine around it."""
+
+import pytest
+
+from ingot.core import process
+
+
+@pytest.mark.parametrize(("worked", "found"), [(0.0, False), (0.01, False), (0.03, True), (0.2, True)])
+def test_a_machine_is_busy_where_others_work_a_fifth_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, worked: float, found: bool
+) -> None:
+    seen = iter([100.0, 100.0 + worked])
+    monkeypatch.setattr(process, "_worked", lambda: next(seen))
+    assert process.busy(0.1) == found
+
+
+def test_where_the_system_does_not_say_no_machine_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent() -> float:
+        raise FileNotFoundError("/proc/stat")
+
+    monkeypatch.setattr(process, "_worked", silent)
+    assert not process.busy(0.0)
+
+
+def test_what_all_cores_have_worked_grows() -> None:
+    before = process._worked()
+    for _ in range(3_000_000):
+        pass
+    assert process._worked() > before > 0
