@@ -261,16 +261,18 @@ def gc(
     delete: Annotated[bool, typer.Option("--delete", help="Delete them; without it they are only listed.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List stage directories that no run links to any more, with their sizes; --delete removes them."""
+    """List results that no run links to any more, such as those of settings that were changed since; --delete removes
+    them, trained models too.
+    """
     from ingot.pipeline.collect import delete_all, orphans
 
     found = orphans(out)
     total = sum(o.bytes for o in found)
-    data = [{"directory": str(o.path), "bytes": o.bytes} for o in found]
+    data = [{"directory": str(o.path), "bytes": o.bytes, "what": o.what} for o in found]
 
     def show() -> None:
         for o in found:
-            print(f"{o.bytes / 1e6:10.1f} MB  {o.path}")
+            print(f"{o.bytes / 1e6:10.1f} MB  {o.path}  {o.what}")
         print(f"{len(found)} orphans, {total / 1e6:.1f} MB{'' if delete or not found else '; --delete removes them'}")
 
     emit(data, as_json, show)

@@ -15,6 +15,7 @@ from ingot.core.recipe import Settings, _Execution, _models, canonical
 from ingot.model.adapter import AdapterSettings
 from ingot.objectives.settings import OBJECTIVES
 from ingot.pipeline.graph import Graph, load_graph
+from ingot.pipeline.status import _differences
 from ingot.stages.kinds import RECIPE_KINDS
 
 
@@ -66,6 +67,13 @@ def test_nodes_come_after_their_inputs(work: Path) -> None:
 )
 def test_a_setting_changes_what_depends_on_it_and_no_more(work: Path, override: str, changed: set[str]) -> None:
     assert _changed(work, override) == changed
+
+
+def test_long_values_are_shown_from_where_they_differ() -> None:
+    before = {"sources": [{"path": "a/rather/long/way/to/the/first/file.txt", "repeat": 1}], "vocab": 3}
+    now = {"sources": [{"path": "a/rather/long/way/to/the/first/file.txt", "repeat": 2}], "vocab": 4}
+    assert _differences(before, now) == ['sources ...epeat": 1}] -> ...epeat": 2}]', "vocab 3 -> 4"]
+    assert _differences({"a": "x" * 90}, {"a": None}) == [f'a "{"x" * 36}... -> null']
 
 
 def test_a_changed_source_file_changes_what_is_made_of_it(work: Path) -> None:

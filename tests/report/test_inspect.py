@@ -7,7 +7,7 @@ import pytest
 
 from ingot.core.artifact import atomic_json, digest_file
 from ingot.core.errors import UserError
-from ingot.report import inspect
+from ingot.report import inspect, reading
 
 
 def test_corpus(finished, capsys):
@@ -79,3 +79,12 @@ def test_another_kind_of_stage(finished, look, name, sentence):
 def test_no_stage_at_all(tmp_path):
     with pytest.raises(UserError, match=r"no inputs\.json"):
         inspect.store(tmp_path)
+
+
+def test_what_could_not_be_read_is_shown_once_for_a_file_and_a_kind(tmp_path):
+    rows = [("a.jsonl", n, f"byte {n} is not UTF-8") for n in range(30)]
+    rows += [("a.jsonl", 40, "no field 'text'"), ("b.gz", 0, "truncated gzip data")]
+    lines = [json.dumps({"path": path, "line": line, "reason": reason}) for path, line, reason in rows]
+    (tmp_path / "quarantine.jsonl").write_text("\n".join(lines) + "\n")
+    found = [(q["path"], q["line"], q["alike"]) for q in reading.quarantined(tmp_path)]
+    assert found == [("a.jsonl", 0, 30), ("a.jsonl", 40, 1), ("b.gz", 0, 1)]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ingot.core.artifact import RECORD, STAGES, StageDir
-from ingot.stages.job import inputs_of, open_stage
+from ingot.stages.job import inputs_of, open_stage, read_result
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,8 @@ class Orphan:
 
     path: Path
     bytes: int
+    what: str
+    """Its name in the recipe, and how far it came."""
 
 
 def orphans(root: Path) -> list[Orphan]:
@@ -36,8 +38,16 @@ def orphans(root: Path) -> list[Orphan]:
         if stage.is_locked():
             _keep(stage.path.resolve(), kept)
     left = [stage.path for stage in found if stage.path.resolve() not in kept and not stage.is_locked()]
-    sized = [Orphan(path, sum(f.stat().st_size for f in path.rglob("*") if f.is_file())) for path in left]
+    sized = [Orphan(path, sum(f.stat().st_size for f in path.rglob("*") if f.is_file()), _what(path)) for path in left]
     return sorted(sized, key=lambda o: -o.bytes)
+
+
+def _what(stage: Path) -> str:
+    name = open_stage(stage)["name"]
+    if not StageDir(stage).is_done():
+        return f"{name}, not finished"
+    loss = read_result(stage).get("val_loss_nats")
+    return f"{name}, finished" + (f", validation loss {loss:.4f}" if loss is not None else "")
 
 
 def _keep(stage: Path, kept: set[Path]) -> None:

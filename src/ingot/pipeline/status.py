@@ -15,6 +15,9 @@ from ingot.pipeline.graph import Graph
 from ingot.pipeline.nodes import Node
 from ingot.stages.kinds import KINDS
 
+_LONGEST = 40
+"""Characters of a value that are shown."""
+
 
 @dataclass(frozen=True)
 class Status:
@@ -78,8 +81,14 @@ def _differences(before: Any, now: Any, name: str = "") -> list[str]:
         return found
     if isinstance(before, list) and isinstance(now, list | tuple) and list(now) == before:
         return []
-    return [] if before == now else [f"{name} {_short(before)} -> {_short(now)}"]
+    return [] if before == now else [f"{name} {' -> '.join(_short(before, now))}"]
 
 
-def _short(value: Any) -> str:
-    return shortened(json.dumps(value, ensure_ascii=False, default=str), 40)
+def _short(before: Any, now: Any) -> list[str]:
+    """Both values, from shortly before the first sign in which they differ where they are long."""
+    texts = [json.dumps(value, ensure_ascii=False, default=str) for value in (before, now)]
+    pairs = enumerate(zip(*texts, strict=False))
+    cut = next((place for place, (a, b) in pairs if a != b), min(map(len, texts))) - 8
+    if max(map(len, texts)) > _LONGEST and cut > 0:
+        texts = [f"...{text[cut:]}" for text in texts]
+    return [shortened(text, _LONGEST) for text in texts]

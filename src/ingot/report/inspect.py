@@ -65,7 +65,8 @@ def print_corpus(data: dict[str, Any]) -> None:
         )
         out.print(Text(sample["text"], "dim"), soft_wrap=True)
     for record in data["quarantined"]:
-        out.print(Text(f"not read: {place(record)}: {record['reason']}", "red"), soft_wrap=True)
+        more = f" (and {record['alike'] - 1:,} like it in this file)" if record["alike"] > 1 else ""
+        out.print(Text(f"not read: {place(record)}: {record['reason']}{more}", "red"), soft_wrap=True)
 
 
 def store(stage: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Every function takes what is there: a stage that runs, or was interrupted, has n
 read for what it has. Nothing here waits, locks or writes.
 """
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -98,8 +99,14 @@ def dropped_samples(stage: Path, each: int = SAMPLES) -> list[dict[str, Any]]:
 
 
 def quarantined(stage: Path, most: int = 10) -> list[dict[str, Any]]:
-    """The first things that could not be read: {source, path, line, offset, bytes, reason}."""
-    return read_lines(stage / "quarantine.jsonl", most)
+    """Things that could not be read, of each file the first of a kind: {source, path, line, offset, bytes, reason}, and
+    how many were `alike`, itself included. Reasons that differ in numbers alone are of one kind.
+    """
+    kinds: dict[tuple[str, str], dict[str, Any]] = {}
+    for record in read_lines(stage / "quarantine.jsonl"):
+        kind = record["path"], re.sub(r"\d+", "0", record["reason"])
+        kinds.setdefault(kind, {**record, "alike": 0})["alike"] += 1
+    return list(kinds.values())[:most]
 
 
 def models(stage: Path) -> list[str]:
