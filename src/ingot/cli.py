@@ -23,7 +23,6 @@ app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench")
 app.add_typer(inspect_app, name="inspect")
-app.command()(tune)
 
 _ENDED = [128 + number for number in ENDING]
 _STOPPED = "stopped; the same command goes on from here"
@@ -186,7 +185,7 @@ def sink(
     to: Annotated[str, typer.Option("--to", help="tensorboard, wandb or trackio.")] = "tensorboard",
     as_json: JsonOption = False,
 ) -> None:
-    """Show a dashboard what stages have logged so far (sinks in a recipe's run table does it while they run)."""
+    """Send what stages have logged so far to a dashboard (`sinks` in a recipe's run table does it while they run)."""
     from ingot.report.finding import root_of, show_in
 
     shown = show_in(to, stages)
@@ -201,6 +200,7 @@ def sink(
     emit(shown, as_json, show)
 
 
+app.command()(tune)
 app.command()(generate)
 app.command()(chat)
 

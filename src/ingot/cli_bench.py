@@ -231,7 +231,7 @@ def tune(
     steps: Annotated[int, typer.Option(help="Timed steps of a candidate.", min=3)] = 30,
     as_json: JsonOption = False,
 ) -> None:
-    """Try ways to compute a train stage on this machine, up to a minute each; `run` then begins with the fastest."""
+    """Try ways to compute a train stage on this machine, some steps each; `run` then begins with the fastest."""
     from dataclasses import asdict
 
     from ingot.bench.tables import print_rows

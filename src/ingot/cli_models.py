@@ -47,7 +47,7 @@ def generate(
     as_json: JsonOption = False,
     as_jsonl: Annotated[bool, typer.Option("--jsonl", help="Print a line of JSON for each text.")] = False,
 ) -> None:
-    """Let a trained model go on from texts. A single text appears as it is made."""
+    """Continue texts with a trained model. A single text appears as it is made."""
     from ingot.dialogue import loaded, note_cut, read_prompts, records
 
     texts = [*prompts, *(read_prompts(file) if file else [])] or [""]
@@ -147,10 +147,8 @@ def export(
     to: Annotated[
         str, typer.Option("--to", help="hf: the whole model, for transformers; peft: its adapter alone.")
     ] = "hf",
-    dtype: Annotated[str, typer.Option(help="Of the weights: float32 or bfloat16.")] = "float32",
-    best: Annotated[
-        bool, typer.Option("--best", help="The weights with the lowest held-out loss, not the last.")
-    ] = False,
+    dtype: Annotated[str, typer.Option(help="Number format of the written weights: float32 or bfloat16.")] = "float32",
+    best: BestOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a trained model, its tokenizer and its chat template for other tools; or its adapter without the model."""

@@ -55,7 +55,13 @@ StopOption = Annotated[
     list[str], typer.Option("--stop", help="Text that ends an answer and is cut off; may be repeated.", metavar="TEXT")
 ]
 SeedOption = Annotated[int, typer.Option(help="The same seed gives the same text.")]
-BestOption = Annotated[bool, typer.Option("--best", help="The weights with the lowest held-out loss, not the last.")]
+BestOption = Annotated[
+    bool,
+    typer.Option(
+        "--best",
+        help="The best weights, not the last: of the lowest held-out loss, of ppo and grpo of the highest reward.",
+    ),
+]
 PrecisionOption = Annotated[
     str,
     typer.Option(
