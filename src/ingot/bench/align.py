@@ -58,7 +58,7 @@ def measured(
 ) -> dict[str, Measured]:
     """All contenders at each method."""
     found = {}
-    with prepared(shape, kept) as job:
+    with prepared(shape) as job:
         loop = {"compile": False} if shape.name == "tiny" else {}  # which would take longer than all else
         more = {"precision": "auto", "seconds": seconds, "least": LEAST, "loop": loop, **SIZES[shape.name]}
         for method in methods:

@@ -120,7 +120,7 @@ def bench_generate(
     dtypes = dtypes or [dtype for dtype in generate.BYTES if dtype == "float32" or _has_bf16(about)]
     mine = ours("generate")
     found = []
-    with train.prepared(shape, options.kept, context=prompt + new) as job:
+    with train.prepared(shape, context=prompt + new) as job:
         for dtype in dtypes:
             for batch in rows:
                 results = generate.measured(

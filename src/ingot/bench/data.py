@@ -26,7 +26,7 @@ def loader(shapes: Sequence[Shape], seconds: float, kept: Kept, say: Say) -> dic
     """Microseconds to make a batch of each shape, and their share of a training step."""
     rows = {}
     for shape in shapes:
-        with prepared(replace(shape, checked=2), kept) as job:
+        with prepared(replace(shape, checked=2)) as job:
             job = {"seconds": seconds, "least": LEAST, "precision": "auto", **job}
             step_s = measure(ours("train"), job, kept)["step_s"]
             batch_s = measure(ours("loader"), job, kept)["batch_s"]

@@ -23,7 +23,7 @@ Measured = dict[str, list[Result]]
 
 
 @contextmanager
-def prepared(shape: Shape, kept: Kept, context: int | None = None) -> Iterator[dict[str, Any]]:
+def prepared(shape: Shape, context: int | None = None) -> Iterator[dict[str, Any]]:
     """The part of a job that is the same for all: the shape, the ids, the initial weights."""
     config = shape.config(context)
     tree = settings_tree(config)
@@ -71,7 +71,7 @@ def measured(
     shape: Shape, contenders: Sequence[Contender], repetitions: int, seconds: float, kept: Kept, say: Say
 ) -> Measured:
     """All contenders on one shape."""
-    with prepared(shape, kept) as job:
+    with prepared(shape) as job:
         job = {"seconds": seconds, "least": LEAST, "autocast": False, "precision": "auto", **job}
         return alternate(contenders, job, repetitions, kept, say, shape.name)
 

@@ -114,15 +114,19 @@ class _Names:
     def __init__(self, names: list[str], i: int, place: int, start: Mapping[str, str], where: str):
         self._names, self._i, self._place, self._start, self._where = names, i, place, start, where
 
-    def resolved(self, value: Any, reference: bool = False) -> Any:
-        """A stage's table, or a part of it, with the names of this round; `reference`: whether names mean stages."""
+    def resolved(self, value: Any) -> Any:
+        """A stage's table, or a part of it, with the names of this round."""
         if isinstance(value, Mapping):
-            inner = {name: self.resolved(v, name in REFERENCES) for name, v in value.items()}
-            return self._shares(inner) if reference else inner
+            return {name: self._named(v) if name in REFERENCES else self.resolved(v) for name, v in value.items()}
+        return [self.resolved(v) for v in value] if isinstance(value, list) else value
+
+    def _named(self, value: Any) -> Any:
+        """The value of a setting of `REFERENCES`: a stage, a list of stages, or a table of their shares."""
+        if isinstance(value, str):
+            return self._one(value)
         if isinstance(value, list):
-            inner = [self.resolved(v) if not isinstance(v, str) else v for v in value]
-            return [one for v in inner for one in (self._all(v) if reference and isinstance(v, str) else [v])]
-        return self._one(value) if reference and isinstance(value, str) else value
+            return [one for v in value for one in (self._all(v) if isinstance(v, str) else [self.resolved(v)])]
+        return self._shares(self.resolved(value)) if isinstance(value, Mapping) else value
 
     def _shares(self, table: Mapping[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = {}

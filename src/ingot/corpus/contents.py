@@ -17,7 +17,7 @@ import pyarrow as pa
 from ingot.corpus import clean, dedup, pii
 from ingot.corpus.documents import messages_of
 from ingot.corpus.settings import CorpusSettings
-from ingot.corpus.shapes import dump_document
+from ingot.corpus.shapes import dump_document, is_learned
 
 PROBLEMS = {
     "empty": "found a question or an answer without a character, expected some",
@@ -97,7 +97,7 @@ def _same(
     _put(messages, squeezed.to_pylist())
     if settings.format == "chat":
         said = [_said(document) for document in documents]
-        learned = [[_is_learned(m) for m in document] for document in documents]
+        learned = [[is_learned(m) for m in document] for document in documents]
         same = pl.Series([dump_document(both) for both in zip(said, learned, strict=True)], dtype=pl.String)
         return same, pl.Series([dump_document(one) for one in said], dtype=pl.String)
     same = pl.Series([dump_document(document) for document in documents], dtype=pl.String)
@@ -113,15 +113,11 @@ def _fingerprints(texts: pl.Series) -> list[bytes]:
 def _reason(document: Any, messages: list[dict[str, Any]], settings: CorpusSettings) -> str | None:
     if any(not m["content"].strip() for m in messages):
         return "empty"
-    if settings.format == "chat" and not any(map(_is_learned, messages)):
+    if settings.format == "chat" and not any(map(is_learned, messages)):
         return "no_answer"
     if settings.format == "pairs" and _said(document["chosen"]) == _said(document["rejected"]):
         return "equal_sides"
     return None
-
-
-def _is_learned(message: dict[str, Any]) -> bool:
-    return message["role"] == "assistant" and message.get("train", True)
 
 
 def _said(side: list[dict[str, Any]]) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ those that shall go, and its name becomes their `drop_reason`.
 
 Words are runs of non-blank characters. Chinese, Japanese, Thai, Lao, Khmer and Burmese put no blanks between words, so
 there every character counts as one, repetition is measured on pairs of characters, and word length is not asked: a
-white-space split would see a page of Chinese as three words and reject it (SPEC, errors of source 001).
+white-space split would see a page of Chinese as three words and reject it.
 """
 
 import itertools
@@ -101,17 +101,16 @@ def _unique_pairs(text: str) -> float:
 
 def judge(documents: pl.DataFrame, bounds: QualityBounds) -> pl.Series:
     """The first broken bound of each measured document as its reason, or null. A null measure breaks nothing."""
-    columns = ("words", "words", "mean_word_length", "mean_word_length", "special_share", "unique_word_share")
-    words, _, length, _, special, unique = (pl.col(c) for c in columns)
-    broken = (
-        words < bounds.min_words,
-        words > bounds.max_words,
-        length < bounds.min_mean_word_length,
-        length > bounds.max_mean_word_length,
-        special > bounds.max_special_share,
-        unique < bounds.min_unique_share,
-    )
-    reasons = [pl.when(b).then(pl.lit(r)) for b, r in zip(broken, QUALITY_REASONS, strict=True)]
+    words, length = pl.col("words"), pl.col("mean_word_length")
+    broken = {
+        "too_few_words": words < bounds.min_words,
+        "too_many_words": words > bounds.max_words,
+        "words_too_short": length < bounds.min_mean_word_length,
+        "words_too_long": length > bounds.max_mean_word_length,
+        "too_many_special_characters": pl.col("special_share") > bounds.max_special_share,
+        "too_repetitive": pl.col("unique_word_share") < bounds.min_unique_share,
+    }
+    reasons = [pl.when(broken[reason]).then(pl.lit(reason)) for reason in QUALITY_REASONS]
     return documents.select(drop_reason=pl.coalesce(reasons))["drop_reason"]
 
 

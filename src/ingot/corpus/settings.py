@@ -17,7 +17,7 @@ DOCS = "python:docs"
 
 
 class QualityBounds(Settings):
-    """What a document must satisfy to be kept; the defaults are those for prose (SPEC B2). Bounds are inclusive."""
+    """What a document must satisfy to be kept; the defaults are those for prose. Bounds are inclusive."""
 
     min_words: int = Field(default=128, ge=0)
     """Fewest words; a character of a script written without spaces counts as a word."""

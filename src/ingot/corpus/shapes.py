@@ -67,6 +67,16 @@ class Document(NamedTuple):
     """The row's other fields as a JSON object, for formats that keep them."""
 
 
+def is_learned(message: Mapping[str, Any]) -> bool:
+    """Whether a message of a conversation is trained on: an assistant's, unless it says otherwise."""
+    return message["role"] == "assistant" and message.get("train", True)
+
+
+def unlearned(messages: Messages) -> Messages:
+    """The same messages, of which none is trained on, an assistant's own neither: what another answer follows."""
+    return [{**m, "train": False} if m.get("role") == "assistant" else m for m in messages]
+
+
 def dump_document(document: Any) -> str:
     """The one spelling, in the `text` column, of a document that is no text."""
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
@@ -234,8 +244,7 @@ def _chat(row: _Row) -> Document:
     if prompt is None or completion is None:
         raise row.unknown()
     _check_completion(completion, "completion")
-    learned = [{**m, "train": False} if m["role"] == "assistant" else m for m in prompt]
-    return Document(dump_document([*learned, *completion]))
+    return Document(dump_document([*unlearned(prompt), *completion]))
 
 
 def _pair(row: _Row) -> Document:

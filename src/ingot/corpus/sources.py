@@ -64,12 +64,8 @@ def _inner_suffix(name: str) -> str:
     return os.path.splitext(stem)[1] if suffix in _PACKED else suffix
 
 
-def locate(source: Source, fetch: bool = True) -> list[InputFile]:
-    """The files of a source, in the order in which they are read.
-
-    Args:
-        source: one source of the recipe.
-        fetch: whether an `https://` file is downloaded when it is not in the cache; else its cache path is only named.
+def locate(source: Source) -> list[InputFile]:
+    """The files of a source, in the order in which they are read; an `https://` file is fetched if it is not here yet.
 
     Raises:
         UserError: nothing there, nothing in it, or not what its sha256 says.
@@ -80,7 +76,7 @@ def locate(source: Source, fetch: bool = True) -> list[InputFile]:
     if source.path.startswith("python:"):
         raise UserError(f"sources: unknown source '{source.path}'; known: {DOCS}, {STDLIB}")
     if "://" in source.path:
-        return [_remote(source, fetch)]
+        return [_remote(source, fetch=True)]
     files = _local(source.path)
     if source.sha256 is not None:
         _check_sha256(source, files)

@@ -3,7 +3,8 @@
 A row of `context + 1` ids becomes `context` inputs and as many labels; a label is the ignore index where the row is
 padded, where the store's mask says that the token is not trained on, and where it would be predicted from another
 document.
-No other file shifts labels (a test greps for it).
+No other file shifts labels for training (a test greps for it); `evaluate/continuations.py`, which scores single
+answers, lays out rows of its own.
 
 Shapes: B rows, T context, L = T + 1.
 """

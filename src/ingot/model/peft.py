@@ -178,7 +178,8 @@ def _config(file: Path) -> dict[str, Any]:
         refused["bias"] = config["bias"]
     if str(config.get("init_lora_weights")).startswith(_CHANGED_STARTS):
         refused["init_lora_weights"] = config["init_lora_weights"]
-    for name, value in refused.items():
+    if refused:
+        name, value = next(iter(refused.items()))
         raise UserError(
             f"{file}: found {name} = {json.dumps(value)}, expected an adapter of matrices alone (LORA; lora, rslora or "
             "dora); merge it with PEFT and import the whole model"
@@ -213,9 +214,9 @@ def _saved(file: Path, config: Mapping[str, Any], shape: ModelConfig) -> dict[st
     """Their modules that are trained whole -> ours."""
     known, named = tables(shape), config.get("modules_to_save") or []
     found = {name: [theirs for theirs in known if theirs == name or theirs.endswith(f".{name}")] for name in named}
-    for name in (name for name, fitting in found.items() if not fitting):
+    if unknown := [name for name, fitting in found.items() if not fitting]:
         raise UserError(
-            f"{file}: found {json.dumps(name)} in modules_to_save, expected of {' and '.join(known)} at most; "
+            f"{file}: found {json.dumps(unknown[0])} in modules_to_save, expected of {' and '.join(known)} at most; "
             "merge it with PEFT and import the whole model"
         )
     if named and shape.tied and config.get("ensure_weight_tying"):

@@ -118,6 +118,11 @@ def orpo(h_P: Tensor, o: Options) -> Tensor:
     return -o.beta * F.logsigmoid(h_P)
 
 
+def reference_logps(batch: Batch, ctx: Context) -> dict[str, Tensor]:
+    """The column of ln p of every row's answer under the reference, [B] on the CPU."""
+    return {REFERENCE: ctx.over(ctx.companions["reference"], batch, answer_logps).cpu()}
+
+
 LOSSES: dict[str, Callable[[Tensor, Options], Tensor]] = {
     "sigmoid": sigmoid,
     "robust": robust,
@@ -169,7 +174,7 @@ class Preference(Objective):
             self.overlays = ()
 
     def annotate(self, batch: Batch, ctx: Context) -> dict[str, Tensor]:
-        return {REFERENCE: ctx.over(ctx.companions["reference"], batch, answer_logps).cpu()}
+        return reference_logps(batch, ctx)
 
     def expand(self, batch: Batch, ctx: Context) -> Iterator[Batch]:
         yield self.annotated(batch, ctx)
@@ -197,10 +202,12 @@ class Unpaired(Objective):
 
     dropout = False
     overlays = (REFERENCE,)
-    annotate = Preference.annotate
 
     def __init__(self, settings: UnpairedSettings):
         self._options, self._weights = Options(settings.beta), (settings.desirable, settings.undesirable)
+
+    def annotate(self, batch: Batch, ctx: Context) -> dict[str, Tensor]:
+        return reference_logps(batch, ctx)
 
     def expand(self, batch: Batch, ctx: Context) -> Iterator[Batch]:
         batch = self.annotated(batch, ctx)

@@ -54,7 +54,7 @@ def told_apart(result: Mapping[str, Any]) -> float | None:
 
 
 def perplexity(loss_nats: float | None) -> str:
-    """exp(loss): how many tokens the model hesitates between; one decimal below a thousand (rows D1 and D15)."""
+    """exp(loss): how many tokens the model hesitates between; one decimal below a thousand."""
     if loss_nats is None or math.isnan(loss_nats):
         return "–"
     value = math.exp(loss_nats) if loss_nats < 700 else math.inf

@@ -17,7 +17,7 @@ import pyarrow as pa
 from ingot.core.artifact import atomic_json, read_json
 from ingot.core.errors import UserError
 from ingot.corpus.documents import SCHEMA, DocumentWriter, Split, document_parts, read_documents
-from ingot.corpus.shapes import dump_document
+from ingot.corpus.shapes import dump_document, unlearned
 from ingot.data.order import key_of, permute
 from ingot.infer.generate import generate
 from ingot.infer.text import sampling_for, spoken
@@ -136,7 +136,7 @@ def _answered(
 
 def _table(model: str, split: Split, row: dict[str, Any], answers: list[dict[str, Any]]) -> pa.Table:
     """Documents of one prompt's answers; they share where the prompt is from, and so what is held out with it."""
-    history = [{**m, "train": False} if m["role"] == "assistant" else m for m in json.loads(row["text"])]
+    history = unlearned(json.loads(row["text"]))
     texts = [dump_document([*history, {"role": "assistant", "content": a["text"]}]) for a in answers]
     sizes = [len(text.encode()) for text in texts]
     same = {**row, "source": f"generate:{model}", "split": split}

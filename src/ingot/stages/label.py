@@ -85,7 +85,7 @@ def _by_score(job: Job, settings: LabelSettings, groups: list[Answers], tokenize
     with job.display.bar("judging", len(rows), "answers") as bar:
         if settings.reward:
             rendered = [render(json.loads(row["text"]), tokenizer) for row in rows]
-            whole = [ids[: to_the_end(ids, mask)].astype(np.int64) for ids, mask in rendered]
+            whole = [ids[: to_the_end(mask)].astype(np.int64) for ids, mask in rendered]
             scores = RewardStage(job.inputs["reward"], job, settings.device)(whole, bar.advance).tolist()
         else:
             tables = [_prompt(row, tokenizer) for row in rows]

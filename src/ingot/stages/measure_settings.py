@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from ingot.core.recipe import EXECUTION, Seed, Settings
-from ingot.stages.settings import Context, Shares
+from ingot.stages.settings import RowLength, Shares
 
 
 class EvaluateStageSettings(Settings):
@@ -21,7 +21,7 @@ class EvaluateStageSettings(Settings):
     """Texts that models of running text go on from; shown in the report."""
     questions: tuple[str, ...] = ()
     """Questions that models trained on conversations answer; shown in the report."""
-    context: Context | None = None
+    context: RowLength | None = None
     """Tokens of a window; default: the model's context."""
     sample_tokens: int = Field(default=120, ge=1)
     """Length of those samples."""
@@ -90,7 +90,7 @@ class FisherSettings(Settings):
     a token. empirical: the text's own labels, nearly zero for a model that is sure; a control."""
     pool: int = Field(default=1, ge=1)
     """Rows of one backward pass, squared together: quicker on a GPU and noisier; for labels mixed or sampled."""
-    context: Context | None = None
+    context: RowLength | None = None
     """Tokens of a row; default: the model's context."""
     previous: str | None = None
     """Fisher stage of the tasks before: its values times `gamma` are added (online EWC, one anchor for all tasks)."""

@@ -64,7 +64,7 @@ class RampSettings(Settings):
         return self
 
 
-Context = Annotated[int, Field(ge=2)]
+RowLength = Annotated[int, Field(ge=2)]
 """Tokens of a row: one at least that is read, and one that is predicted."""
 
 
@@ -72,7 +72,7 @@ def _form(value: Any) -> str:
     return "Ramp" if isinstance(value, Mapping | RampSettings) else "Rows"
 
 
-Batch = Annotated[
+RowsPerUpdate = Annotated[
     Annotated[PositiveInt, Tag("Rows")] | Annotated[RampSettings, Tag("Ramp")],
     Discriminator(_form),
 ]
@@ -90,9 +90,9 @@ class PhaseSettings(Settings):
     """Instead of a share: its own duration."""
     data: Shares | None = None
     """Its own mixture."""
-    context: Context | None = None
+    context: RowLength | None = None
     """Its own length of rows; the model's context is the largest of all phases."""
-    batch: Batch | None = None
+    batch: RowsPerUpdate | None = None
     """Its own rows of an update; a ramp here begins with the phase, one of the stage runs through its phases."""
     lr: float | None = Field(default=None, gt=0)
     """Peak of its own learning-rate curve; default: the rate at which the phase before ended."""
@@ -150,9 +150,9 @@ class TrainSettings(Settings):
     random weights where absent."""
     model: ModelSettings | None = None
     """Shape of a model that starts from random weights."""
-    context: Context | None = None
+    context: RowLength | None = None
     """Tokens of a row where the model comes with `init`; default: its context, which may be longer than wanted."""
-    batch: Batch | None = None
+    batch: RowsPerUpdate | None = None
     """Rows of `context` tokens in one update: a number, or a ramp { from = 16, to = 1600, over = "12B tokens" }.
     Default: 512 x depth^2 tokens."""
     adapter: Annotated[AdapterSettings | None, ADAPTER] = None

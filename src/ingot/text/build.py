@@ -23,7 +23,7 @@ import pyarrow as pa
 from ingot.core.errors import UserError
 from ingot.core.events import Display, EventLog
 from ingot.corpus.documents import read_documents
-from ingot.corpus.shapes import Format
+from ingot.corpus.shapes import Format, unlearned
 from ingot.text.chat import check_end, parse_conversation, render_batch, require_chat, to_the_end
 from ingot.text.store_writer import EXTRA, IDENTITY, ColumnSpec, StoreWriter
 from ingot.text.tokenizer import Tokenizer
@@ -122,19 +122,14 @@ def _chat(texts: list[str], tokenizer: Tokenizer, threads: int) -> list[Encoded]
 def _pairs(texts: list[str], tokenizer: Tokenizer, threads: int) -> list[Encoded]:
     """Two for each text."""
     pairs = [json.loads(text) for text in texts]
-    conversations = [[*_context(p["prompt"]), *p[side]] for p in pairs for side in ("chosen", "rejected")]
+    conversations = [[*unlearned(p["prompt"]), *p[side]] for p in pairs for side in ("chosen", "rejected")]
     rendered = render_batch(conversations, tokenizer, threads)
-    ends = [to_the_end(ids, mask) for ids, mask, _ in rendered]
+    ends = [to_the_end(mask) for _, mask, _ in rendered]
     return [(ids[:end], mask[:end], size) for (ids, mask, size), end in zip(rendered, ends, strict=True)]
 
 
 def _prompts(texts: list[str], tokenizer: Tokenizer, threads: int) -> list[Encoded]:
     return [*render_batch([parse_conversation(t) for t in texts], tokenizer, threads, generation_prompt=True)]
-
-
-def _context(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages of which none is learned, an assistant's own earlier ones neither."""
-    return [{**m, "train": False} if m.get("role") == "assistant" else m for m in messages]
 
 
 _ENCODERS: dict[Format, Callable[[list[str], Tokenizer, int], list[Encoded]]] = {

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ingot.core.errors import UserError, nearest, shortened
+from ingot.corpus.shapes import is_learned
 from ingot.text.base import TURNS, Tokenizer
 from ingot.text.templates import Template, compiled
 
@@ -62,7 +63,7 @@ def render_batch(
     return _render_template(conversations, tokenizer, generation_prompt)
 
 
-def to_the_end(ids: np.ndarray, mask: np.ndarray) -> int:
+def to_the_end(mask: np.ndarray) -> int:
     """How many ids there are up to the last one that is learned.
 
     What a template writes behind an answer's end is not sampled either: a row that is scored where it ends has to end
@@ -84,7 +85,7 @@ def _render_turns(
         target_bytes = 0
         for message in messages:
             content = next(encoded)
-            trained = not generation_prompt and _is_trained(message)
+            trained = not generation_prompt and is_learned(message)
             target_bytes += trained * len(message["content"].encode())
             ids += [_one(special[f"<|{message['role']}|>"]), content, _one(end)]
             mask += [np.zeros(1, np.uint8), np.full(len(content) + 1, trained, np.uint8)]
@@ -99,7 +100,7 @@ def _render_template(
     conversations: Sequence[Sequence[Message]], tokenizer: Tokenizer, generation_prompt: bool
 ) -> list[tuple[np.ndarray, np.ndarray, int]]:
     template = _template(tokenizer)
-    trained = [[not generation_prompt and _is_trained(one) for one in m] for m in conversations]
+    trained = [[not generation_prompt and is_learned(one) for one in m] for m in conversations]
     marked = [template.render(m, t, generation_prompt) for m, t in zip(conversations, trained, strict=True)]
     rendered = []
     for (ids, spans), text, learned in zip(
@@ -156,7 +157,7 @@ def check(messages: Any, needs_target: bool = True) -> None:
             raise UserError(f"{where}: train is {_shown(train)}, expected true or false")
         if train and role != "assistant":
             raise UserError(f"{where}: train = true on a {role} message; only assistant messages are learned")
-    if needs_target and not any(_is_trained(m) for m in messages):
+    if needs_target and not any(is_learned(m) for m in messages):
         raise UserError(
             "conversation: nothing to learn, as no assistant message is trained on; add an answer or drop the document"
         )
@@ -241,10 +242,6 @@ def require_chat(tokenizer: Tokenizer) -> None:
     raise UserError(
         f'format chat: a {tokenizer.kind} tokenizer has no special tokens to mark turns with; use type = "byte-bpe"'
     )
-
-
-def _is_trained(message: Message) -> bool:
-    return message["role"] == "assistant" and message.get("train", True)
 
 
 def _one(token: int) -> np.ndarray:

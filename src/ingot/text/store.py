@@ -36,7 +36,7 @@ IDENTITY_ROWS = 16_384
 
 
 def id_dtype(vocab: int) -> str:
-    """The smallest unsigned type for ids of a vocabulary: 65,536 ids still fit 16 bits (row A8)."""
+    """The smallest unsigned type for ids of a vocabulary: 65,536 ids still fit 16 bits."""
     assert 0 < vocab <= 2**32
     return "<u2" if vocab <= 2**16 else "<u4"
 
