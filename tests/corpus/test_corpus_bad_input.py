@@ -164,11 +164,12 @@ def test_wrong_settings_of_a_recipe_are_one_sentence_each(tmp_path):
     assert sorted(line.partition(";")[0] for line in str(caught.value).split("\n")) == [
         "stage.a.filter: unknown setting",
         "stage.a.holdout.shere: unknown setting",
-        "stage.a.quality.max_special_share: found 2, input should be less than or equal to 1 (Largest share of characters "
-        "that are neither letters, marks, digits nor white space.)",
+        "stage.a.quality.max_special_share: found 2, input should be less than or equal to 1 (Largest share of "
+        "characters that are neither letters, marks, digits nor white space.)",
         "stage.a.quality.min_word: unknown setting",
         "stage.a.sources.0.repeet: unknown setting",
-        "stage.a.sources.1.path: found '', string should have at least 1 character",
+        "stage.a.sources.1.path: found '', string should have at least 1 character (A file, a directory, a glob, "
+        "`python:stdlib`, `python:docs`, or `https://...` (with its sha256).)",
         "stage.b.sources: missing",
     ]
     assert "did you mean 'min_words'?" in str(caught.value)

@@ -16,6 +16,7 @@ Shapes: B completions, T positions, W width.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -59,10 +60,9 @@ class PPO(Sampled[PPOSettings]):
         return {"value": self.value}
 
     def prepared(self, played: Rollout, scores_B: Tensor, ctx: Context) -> Batch:
-        truncated_B = played.truncated_B
         dropped_B = scores_B.isnan().numpy()
         if self.settings.truncated == "mask":
-            dropped_B = dropped_B | truncated_B
+            dropped_B |= played.truncated_B
         batch = without(played.batch, dropped_B)
         mask_BT = torch.from_numpy(batch.labels_BT != batch.ignore)
         both_BT2 = ctx.over(
@@ -70,17 +70,10 @@ class PPO(Sampled[PPOSettings]):
         )
         old_BT, values_BT = both_BT2.cpu().unbind(-1)
         columns = {"old_logps_BT": old_BT, "old_values_BT": values_BT}
-        penalty_BT = torch.zeros_like(old_BT)
         if self.settings.beta:
-            columns["reference_logps_BT"] = reference_BT = self.reference_logps(batch, ctx).cpu()
-            if not self.kl.in_loss:
-                penalty_BT = self._beta(old_BT, reference_BT, mask_BT, ctx) * self.kl.estimate(old_BT, reference_BT)
-        scores_B, after_B = scores_B.nan_to_num().to(old_BT.dtype), torch.zeros_like(old_BT[:, 0])
-        if self.settings.truncated == "bootstrap":
-            unfinished_B = torch.from_numpy(truncated_B)
-            after_BT = values_BT.gather(1, (last_positions(mask_BT) + 1).clamp(max=mask_BT.shape[1] - 1)[:, None])
-            after_B = torch.where(unfinished_B, after_BT[:, 0], 0.0)
-            scores_B = torch.where(unfinished_B, 0.0, scores_B)
+            columns["reference_logps_BT"] = self.reference_logps(batch, ctx).cpu()
+        penalty_BT = self._penalty(columns, mask_BT, ctx)
+        scores_B, after_B = self._ends(scores_B.nan_to_num().to(old_BT.dtype), values_BT, mask_BT, played)
         rewards_BT = token_rewards(scores_B, penalty_BT, mask_BT)
         advantages_BT = gae(rewards_BT, values_BT, mask_BT, after_B, self.settings.gamma, self.settings.lam)
         columns["returns_BT"] = returns_BT = advantages_BT + values_BT
@@ -89,6 +82,23 @@ class PPO(Sampled[PPOSettings]):
         if math.isfinite(explained):
             ctx.notes["explained_variance"] = explained
         return replace(batch, columns={**batch.columns, **columns})
+
+    def _penalty(self, columns: Mapping[str, Tensor], mask_BT: Tensor, ctx: Context) -> Tensor:
+        """What the KL from the reference costs each token, where it is part of the reward."""
+        old_BT, reference_BT = columns["old_logps_BT"], columns.get("reference_logps_BT")
+        if reference_BT is None or self.kl.in_loss:
+            return torch.zeros_like(old_BT)
+        return self._beta(old_BT, reference_BT, mask_BT, ctx) * self.kl.estimate(old_BT, reference_BT)
+
+    def _ends(self, scores_B: Tensor, values_BT: Tensor, mask_BT: Tensor, played: Rollout) -> tuple[Tensor, Tensor]:
+        """Scores at the ends of completions, and values of what would come after: 0 but for bootstrapped ones, which
+        have no score."""
+        if self.settings.truncated != "bootstrap":
+            return scores_B, torch.zeros_like(scores_B)
+        unfinished_B = torch.from_numpy(played.truncated_B)
+        behind_B = (last_positions(mask_BT) + 1).clamp(max=mask_BT.shape[1] - 1)
+        after_B = values_BT.gather(1, behind_B[:, None])[:, 0]
+        return torch.where(unfinished_B, 0.0, scores_B), torch.where(unfinished_B, after_B, 0.0)
 
     def _beta(self, old_BT: Tensor, reference_BT: Tensor, mask_BT: Tensor, ctx: Context) -> float:
         """The coefficient of this step; where it adapts, the next one's is left in the objective's state."""

@@ -17,7 +17,7 @@ from ingot.core.recipe import Recipe, Settings, canonical, settings_tree
 from ingot.corpus.settings import CorpusSettings
 from ingot.objectives.settings import OBJECTIVES
 from ingot.stages.imports import directory_of, imported_name, is_directory, model_files
-from ingot.stages.job import open_stage
+from ingot.stages.job import open_stage, tokens_name
 from ingot.stages.kinds import KINDS
 from ingot.stages.measure_settings import EvaluateStageSettings, FisherSettings, JudgeSettings
 from ingot.stages.sample_settings import GenerateSettings, LabelSettings
@@ -293,7 +293,7 @@ class Builder:
                 other = source.inputs["tokenizer"].name
                 raise UserError(f"{reader}: '{name}' was encoded by '{other}', expected '{tokenizer.name}'")
             return source
-        derived = f"{name}@{tokenizer.name}"
+        derived = tokens_name(name, tokenizer.name)
         if derived not in self.nodes:
             self._check_turns(name, tokenizer, reader)
             settings = TokensSettings(corpus=name, tokenizer=tokenizer.name)

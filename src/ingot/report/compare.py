@@ -21,6 +21,7 @@ from ingot.core.statistics import Interval, mean_interval, paired_difference
 from ingot.core.sweep import SEED, SWEEP, short_names, spell
 from ingot.report import reading
 from ingot.report.finding import place, root_of, stages_at
+from ingot.stages.job import corpus_of, in_role
 
 LOSS, BITS = "val_loss_nats", "bits_per_byte"
 
@@ -73,7 +74,7 @@ class Entry:
         found = {}
         for other in sorted(p for p in self.path.parent.glob("*") if p.is_symlink()):
             inputs = reading.record(other).get("inputs", {})
-            names = {role[6:] for role, i in inputs.items() if role[:6] == "model:" and i["key"] == self.key}
+            names = {name for name, i in in_role(inputs, "model").items() if i["key"] == self.key}
             found |= {f"{r['task']}/{r['metric']}": r for r in reading.table(other) if r["model"] in names}
         return found
 
@@ -109,7 +110,7 @@ class Entry:
 
     @cached_property
     def corpora(self) -> frozenset[str]:
-        data = {i["name"].split("@")[0] for role, i in self.record["inputs"].items() if role.startswith("data:")}
+        data = {corpus_of(i["name"]) for role, i in self.record["inputs"].items() if role.startswith("data:")}
         return frozenset(r["key"] for name, r in self.lineage.items() if r["kind"] == "corpus" and name in data)
 
     @cached_property

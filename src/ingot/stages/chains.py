@@ -6,7 +6,7 @@ from typing import Any
 from ingot.evaluate.forgetting import Link, Scores, summary
 from ingot.evaluate.likelihood import divergence
 from ingot.stages.ancestry import ancestry
-from ingot.stages.job import Input, Job, open_stage
+from ingot.stages.job import Input, Job, corpus_of, open_stage
 from ingot.stages.load import load_model, measured_context
 from ingot.stages.measure_settings import EvaluateStageSettings
 from ingot.stages.settings import TrainSettings
@@ -58,18 +58,11 @@ def _moved(job: Job, settings: EvaluateStageSettings, old: str, new: str, corpus
     """KL(old || new) on the held-out text that the old stage was the first to learn."""
     models = job.roles("model")
     before, after = (load_model(models[n].path, job.display.say, settings.device, exact=True) for n in (old, new))
-    tokens = next(t for name, t in job.roles("data").items() if _is(t, corpus) and _reads(models[new], t))
+    read = (t for t in job.roles("data").values() if t.key_of("tokenizer") == models[new].key_of("tokenizer"))
+    tokens = next(t for t in read if corpus_of(t.name) == corpus)
     store = Store.open(tokens.path / "val", tokenizer=after.tokenizer.fingerprint)
     context = min(measured_context(settings.context, model.config) for model in (before, after))
     rows = rows_per_pass(context)
     with job.display.bar(f"KL of {new} from {old} on {corpus}", unit="rows") as bar:
         kl = divergence(before.model, after.model, store, settings.overlap, rows, bar.advance, context)
     return {"model": new, "task": corpus, "metric": "kl_from_before_nats", **kl}
-
-
-def _is(tokens: Input, corpus: str) -> bool:
-    return tokens.name.split("@")[0] == corpus
-
-
-def _reads(model: Input, tokens: Input) -> bool:
-    return tokens.key_of("tokenizer") == model.key_of("tokenizer")

@@ -1,7 +1,7 @@
 """Builder of the `evaluate` kind: models times held-out corpora, yardsticks, samples, abilities."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -17,7 +17,7 @@ from ingot.infer.generate import generate
 from ingot.infer.text import sampling_for
 from ingot.stages.ancestry import converses
 from ingot.stages.chains import forgotten
-from ingot.stages.job import ANSWERS, TABLE, Job, read_config
+from ingot.stages.job import ANSWERS, TABLE, Input, Job, corpus_of, read_config
 from ingot.stages.load import Loaded, load_model, measured_context
 from ingot.stages.measure_settings import EvaluateStageSettings
 from ingot.text.store import Store
@@ -33,24 +33,16 @@ def run(job: Job) -> dict[str, Any]:
     answers: list[dict[str, Any]] = []
     scores: dict[tuple[str, str], Scores] = {}
     measured: set[str] = set()  # stores and corpora whose yardsticks stand in the table
-    tokenizers = {stage.name_of("tokenizer") for stage in job.roles("model").values()}
     for stage in job.roles("model").values():
         measured_context(settings.context, read_config(stage.path))  # before hours of work
     for name, stage in job.roles("model").items():
         loaded = load_model(stage.path, job.display.say, settings.device, exact=True)
         if blocks.supports(loaded.model):
             native.available(torch.float32, job.display.say)  # building takes seconds
-        for data, tokens in job.roles("data").items():
-            corpus = data.split("@")[0]
-            if tokens.key_of("tokenizer") != stage.key_of("tokenizer"):
-                continue  # encoded for another model
-            store = Store.open(tokens.path / "val", tokenizer=loaded.tokenizer.fingerprint)
-            if store.documents == 0:
-                continue
+        for data, store in _stores(job, stage, loaded):
+            corpus = corpus_of(data)
             if "mask" not in store.columns:
-                guess = "uniform guess" + (f" of {stage.name_of('tokenizer')}" if len(tokenizers) > 1 else "")
-                table += _uniform(guess, corpus, store, loaded) if data not in measured else []
-                table += _compressors(corpus, store, loaded) if corpus not in measured else []
+                table += _yardsticks(job, stage, data, store, loaded, measured)
                 measured |= {data, corpus}
             scored = _score(job, settings, name, corpus, store, loaded)
             table += [{"model": name, "task": corpus, **row} for row in scored.rows()]
@@ -70,27 +62,38 @@ def run(job: Job) -> dict[str, Any]:
     return {f"{r['model']}/{r['task']}/{r['metric']}": r["value"] for r in table}
 
 
+def _stores(job: Job, model: Input, loaded: Loaded) -> Iterator[tuple[str, Store]]:
+    """The held-out texts that are encoded for a model, by the names of their stages."""
+    for data, tokens in job.roles("data").items():
+        if tokens.key_of("tokenizer") == model.key_of("tokenizer"):
+            store = Store.open(tokens.path / "val", tokenizer=loaded.tokenizer.fingerprint)
+            if store.documents:
+                yield data, store
+
+
+def _yardsticks(
+    job: Job, model: Input, data: str, store: Store, loaded: Loaded, measured: Collection[str]
+) -> list[dict[str, Any]]:
+    """What a model has to beat on running text: a uniform guess over its vocabulary, and compressors; of what has been
+    measured already, nothing.
+    """
+    corpus, several = corpus_of(data), len({m.name_of("tokenizer") for m in job.roles("model").values()}) > 1
+    guess = f"uniform guess of {model.name_of('tokenizer')}" if several else "uniform guess"
+    bits = {}
+    if data not in measured:
+        bits[guess] = math.log2(loaded.tokenizer.vocab) * store.tokens / store.bytes
+    if corpus not in measured:
+        bits |= compressors(store, loaded.tokenizer)
+    same = {"task": corpus, "metric": "bits_per_byte", "n": 1}
+    return [{"model": name, "value": b, "low": b, "high": b, **same} for name, b in bits.items()]
+
+
 def _score(
     job: Job, settings: EvaluateStageSettings, model: str, corpus: str, store: Store, loaded: Loaded
 ) -> Likelihood:
     context = measured_context(settings.context, loaded.config)
     with job.display.bar(f"evaluate {model} on {corpus}", unit="rows") as bar:
         return likelihood(loaded.model, store, settings.overlap, rows_per_pass(context), bar.advance, context)
-
-
-def _uniform(name: str, corpus: str, store: Store, loaded: Loaded) -> list[dict[str, Any]]:
-    """What a model has to beat: a uniform guess over its vocabulary."""
-    nats = math.log(loaded.tokenizer.vocab) * store.tokens
-    return [_yardstick(name, corpus, nats / math.log(2) / store.bytes)]
-
-
-def _compressors(corpus: str, store: Store, loaded: Loaded) -> list[dict[str, Any]]:
-    """The yardsticks that need no model."""
-    return [_yardstick(name, corpus, bits) for name, bits in compressors(store, loaded.tokenizer).items()]
-
-
-def _yardstick(name: str, corpus: str, bits: float) -> dict[str, Any]:
-    return {"model": name, "task": corpus, "metric": "bits_per_byte", "value": bits, "low": bits, "high": bits, "n": 1}
 
 
 def _sat(

@@ -39,22 +39,13 @@ def run(job: Job) -> dict[str, Any]:
     loaded = load_model(job.inputs["model"].path, job.display.say, settings.device, exact=True)
     for old in document_parts(job.out.path):
         old.unlink()
-    writer, tally, share = DocumentWriter(job.out.path), Counter[str](), 1.0
-    for split in _SPLITS:
-        asked = list(_prompts(job.inputs["data"].path, split))
-        if split == "train" and settings.prompts:
-            share = min(1.0, settings.prompts / max(1, len(asked)))
-        chosen = _chosen(asked, share, job.seed)
-        with job.display.bar(f"answering {split} prompts", len(chosen), "prompts") as bar:
-            for part, rows in enumerate(_cut(chosen, max(1, ROWS // settings.samples))):
-                answered = _answered(job, loaded, settings, split, part, rows)
-                for (_, row), answers in zip(rows, answered, strict=True):
-                    kept = [a for a in answers if a["text"].strip() and (a["ended"] or settings.unfinished == "keep")]
-                    tally.update(_counts(answers))
-                    tally[f"{split}_documents"] += len(kept)
-                    if kept:
-                        writer.write(_table(job.inputs["model"].name, split, row, kept))
-                bar.advance(len(rows))
+    writer, tally = DocumentWriter(job.out.path), Counter[str]()
+    for split, row, answers in _all_answers(job, loaded, settings):
+        kept = [a for a in answers if a["text"].strip() and (a["ended"] or settings.unfinished == "keep")]
+        tally.update(_counts(answers))
+        tally[f"{split}_documents"] += len(kept)
+        if kept:
+            writer.write(_table(job.inputs["model"].name, split, row, kept))
     writer.flush()
     names = ("prompts", "answers", "too_long", "unfinished", "empty", *(f"{split}_documents" for split in _SPLITS))
     result = {name: tally[name] for name in names}
@@ -67,6 +58,24 @@ def run(job: Job) -> dict[str, Any]:
     shutil.rmtree(job.out / _PARTS, ignore_errors=True)
     documents = sum(tally[f"{split}_documents"] for split in _SPLITS)
     return {**result, "documents": documents, "answer_tokens": tally["tokens"] / tally["answers"]}
+
+
+def _all_answers(
+    job: Job, loaded: Loaded, settings: GenerateSettings
+) -> Iterator[tuple[Split, dict[str, Any], list[dict[str, Any]]]]:
+    """Every chosen prompt with its answers; of held-out ones the same share as of those to train on."""
+    share = 1.0
+    for split in _SPLITS:
+        asked = list(_prompts(job.inputs["data"].path, split))
+        if split == "train" and settings.prompts:
+            share = min(1.0, settings.prompts / max(1, len(asked)))
+        chosen = _chosen(asked, share, job.seed)
+        with job.display.bar(f"answering {split} prompts", len(chosen), "prompts") as bar:
+            for part, rows in enumerate(_cut(chosen, max(1, ROWS // settings.samples))):
+                answered = _answered(job, loaded, settings, split, part, rows)
+                for (_, row), answers in zip(rows, answered, strict=True):
+                    yield split, row, answers
+                bar.advance(len(rows))
 
 
 def _counts(answers: list[dict[str, Any]]) -> dict[str, int]:

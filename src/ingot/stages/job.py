@@ -91,6 +91,16 @@ def inputs_of(stage: Path) -> dict[str, Input]:
     return {role: Input(i["name"], i["key"], beside / Path(i["dir"]).name) for role, i in told.items()}
 
 
+def tokens_name(corpus: str, tokenizer: str) -> str:
+    """The name of the stage that encodes a corpus with a tokenizer, where the recipe gives it none."""
+    return f"{corpus}@{tokenizer}"
+
+
+def corpus_of(tokens: str) -> str:
+    """The corpus in such a name."""
+    return tokens.partition("@")[0]
+
+
 def read_result(stage: Path) -> dict[str, Any]:
     """A finished stage's numbers.
 
