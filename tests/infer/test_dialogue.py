@@ -9,8 +9,8 @@ import pytest
 from ingot import cli
 from ingot.core.errors import UserError
 from ingot.dialogue import Dialogue, read_prompts
-from ingot.text.base import TURNS
 from ingot.text.chat import parse_conversation, render
+from ingot.text.settings import TURNS
 from ingot.text.tokenizer import Char
 
 

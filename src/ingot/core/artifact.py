@@ -28,7 +28,8 @@ RECORD = "inputs.json"
 """What a stage was told: name, kind, key, settings, inputs."""
 RESULT = "result.json"
 """Its numbers, when it has finished."""
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, STATE = "checkpoints", "state.json"
+"""Where a train stage has its checkpoints, and the plain numbers of each."""
 DONE, LOCK, MANIFEST = "DONE", "LOCK", "manifest.json"
 _CHUNK = 1 << 20
 
@@ -190,6 +191,16 @@ def _sync_directory(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def checkpoint_steps(root: Path) -> list[int]:
+    """Steps of the checkpoints under `root`, newest first."""
+    return sorted((int(p.name) for p in root.glob("[0-9]*") if p.name.isdigit()), reverse=True)
+
+
+def checkpoint_path(root: Path, step: int) -> Path:
+    """The directory of a step's checkpoint."""
+    return root / f"{step:08d}"
 
 
 class StageDir:

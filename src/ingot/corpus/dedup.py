@@ -1,8 +1,7 @@
 """Exact duplicates: equal texts, differences in white space aside; the first one seen stays.
 
 The hash (BLAKE2b, 128 bits) covers the whole text, so a short text is deduplicated like a long one, and one shared
-header drops nothing (source 001 hashes the first five n-grams and discards texts shorter than one). Only hashes are
-kept in memory, about 100 bytes a document.
+header drops nothing. Only hashes are kept in memory, about 100 bytes a document.
 """
 
 import hashlib
@@ -14,6 +13,8 @@ import pyarrow as pa
 
 from ingot.corpus.utf8 import flatten, followed_by
 
+EXACT_DUPLICATE = "exact_duplicate"
+"""The reason of a document that is dropped for another one."""
 _BLANK = 0x20
 _WIDE_BLANKS = {  # lead byte -> what follows it in UTF-8, as one number
     0xC2: [0x85, 0xA0],

@@ -23,6 +23,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ingot.core.artifact import atomic_json, atomic_open
+from ingot.corpus.contents import PROBLEMS
+from ingot.corpus.dedup import EXACT_DUPLICATE
 from ingot.corpus.filters import QUALITY_REASONS
 from ingot.corpus.pii import KINDS
 
@@ -37,9 +39,7 @@ DROPPED = pa.schema(
         "text": pa.string(),  # first 400 characters after cleaning
     }
 )
-_ORDER = {r: i for i, r in enumerate(("empty", "no_answer", "equal_sides", *QUALITY_REASONS))} | {
-    "exact_duplicate": 10_000
-}
+_ORDER = {r: i for i, r in enumerate((*PROBLEMS, *QUALITY_REASONS))} | {EXACT_DUPLICATE: 10_000}
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ def _drop_repeated(table: pa.Table, seen: dedup.Seen) -> pa.Table:
     repeated = iter(seen.repeated(table[_KEY].filter(open_rows).to_pylist()))
     again = [is_open and next(repeated) for is_open in open_rows.to_pylist()]
     reasons = pc.if_else(
-        pa.array(again, pa.bool_()), pa.scalar("exact_duplicate", pa.large_string()), table["drop_reason"]
+        pa.array(again, pa.bool_()), pa.scalar(dedup.EXACT_DUPLICATE, pa.large_string()), table["drop_reason"]
     )
     return table.set_column(table.schema.get_field_index("drop_reason"), "drop_reason", reasons)
 

@@ -22,10 +22,12 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 from torch.distributed import is_initialized
 
-from ingot.core.artifact import atomic_directory, atomic_json, manifest_problem, write_manifest
+from ingot.core.artifact import STATE, atomic_directory, atomic_json, manifest_problem, write_manifest
+from ingot.core.artifact import checkpoint_path as step_path
+from ingot.core.artifact import checkpoint_steps as steps
 from ingot.core.errors import UserError
 
-WHOLE, STATE, CONFIG = "model.safetensors", "state.json", "config.json"
+WHOLE, CONFIG = "model.safetensors", "config.json"
 BEST = "best"
 """Beside the numbered ones: the weights with the lowest held-out loss, without moments."""
 
@@ -87,15 +89,6 @@ def _unwrapped() -> Iterator[None]:
         for cause, _ in error.failures.values():
             raise cause from None
         raise
-
-
-def steps(root: Path) -> list[int]:
-    """Steps of the checkpoints under `root`, newest first."""
-    return sorted((int(p.name) for p in root.glob("[0-9]*") if p.name.isdigit()), reverse=True)
-
-
-def step_path(root: Path, step: int) -> Path:
-    return root / f"{step:08d}"
 
 
 def newest_good(root: Path, say: Callable[[str], None]) -> Path | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ingot.core.artifact import CHECKPOINTS, RECORD, StageDir
+from ingot.core.artifact import CHECKPOINTS, RECORD, StageDir, checkpoint_steps
 from ingot.core.errors import shortened
 from ingot.core.events import METRICS, read_events
 from ingot.pipeline.graph import Graph
@@ -50,8 +50,7 @@ def status(graph: Graph, node: Node) -> Status:
 
 def _saved(out: StageDir) -> list[str]:
     """Where the run goes on, if it has saved anything."""
-    steps = sorted(int(p.name) for p in (out / CHECKPOINTS).glob("[0-9]*") if p.name.isdigit())
-    return [f"from step {step:,}" for step in steps[-1:]]
+    return [f"from step {step:,}" for step in checkpoint_steps(out / CHECKPOINTS)[:1]]
 
 
 def _changes(link: Path, node: Node) -> str:

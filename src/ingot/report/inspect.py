@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from ingot.core.artifact import CHECKPOINTS, damaged, manifest_problem
+from ingot.core.artifact import CHECKPOINTS, STATE, damaged, manifest_problem
 from ingot.core.errors import UserError
 from ingot.corpus.funnel import place
 from ingot.report import figures, reading
@@ -137,7 +137,7 @@ def _checkpoint(path: Path) -> dict[str, Any]:
         "name": path.name,
         "bytes": sum(f.stat().st_size for f in path.iterdir() if f.is_file()),
         "problem": problem,
-        "state": {} if problem else reading.read_json(path / "state.json"),
+        "state": {} if problem else reading.read_json(path / STATE),
         "tensors": [] if problem else [t for f in sorted(path.glob("*.safetensors")) for t in _tensors(f)],
     }
 

@@ -12,6 +12,7 @@ from ingot.report.terminal import console
 from ingot.stages.job import open_stage
 from ingot.text import reference, tradeoff
 from ingot.text.base import Tokenizer
+from ingot.text.settings import TURNS
 from ingot.text.tokenizer import load_tokenizer
 
 TOLD = "low low low low low lowest lowest newer newer newer wider wider wider wider"
@@ -149,7 +150,7 @@ def _print_facts(data: dict[str, Any]) -> None:
     line = f"{data['stage']}: {data['type']}, {data['vocab']:,} ids, {specials}; {lossless}"
     out.print(Text(line, "bold"), soft_wrap=True)
     roles = ", ".join(f"{role.removesuffix('_token')} {name}" for role, name in data["roles"].items())
-    template = {"": "none", "turns": "turns"}.get(data["template"], "its own (Jinja)")
+    template = {"": "none", TURNS: TURNS}.get(data["template"], "its own (Jinja)")
     out.print(f"  chat format: {template}{'; ' + roles if roles else ''}", soft_wrap=True)
     if "bytes_per_token" in report:
         numbers = f"{report['bytes_per_token']:.3f} bytes a token, {report['tokens_per_word']:.3f} tokens a word"

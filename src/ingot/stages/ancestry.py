@@ -7,7 +7,7 @@ from pathlib import Path
 from ingot.core.artifact import RECORD
 from ingot.core.errors import UserError
 from ingot.stages.job import in_role, inputs_of, open_stage
-from ingot.text.base import TURNS
+from ingot.text.settings import TURNS
 from ingot.text.store import Store
 from ingot.text.tokenizer import Tokenizer
 

@@ -85,7 +85,7 @@ def load_adapted(
         raise UserError(f"damaged checkpoint: {trouble}; load the last one instead of the best")
     if not StageDir(stage).is_done():
         say(f"{stage}: not finished; these are its weights after step {read_json(path / checkpoint.STATE)['step']:,}")
-    if exact and path.name != f"{read_result(stage)['steps']:08d}":
+    if exact and path != checkpoint.step_path(root, read_result(stage)["steps"]):
         raise UserError(f"{stage}: its final checkpoint is damaged; delete {stage.resolve()} and run the recipe again")
     if (adapter := adapter_of(stage)) is None:
         model = empty(config, resolve_device(device), torch.float32)

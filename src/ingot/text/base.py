@@ -19,8 +19,6 @@ import numpy as np
 from ingot.core.artifact import atomic_json, digest_json
 
 FORMAT, VERSION = "ingot-tokenizer", 1
-TURNS = "turns"
-"""The chat format of our own special tokens; another `template` is the source of a Jinja template, "" is none."""
 
 
 class Tokenizer(ABC):

@@ -20,7 +20,8 @@ import numpy as np
 
 from ingot.core.errors import UserError, nearest, shortened
 from ingot.corpus.shapes import is_learned
-from ingot.text.base import TURNS, Tokenizer
+from ingot.text.base import Tokenizer
+from ingot.text.settings import TURNS
 from ingot.text.templates import Template, compiled
 
 ROLES = ("system", "user", "assistant", "tool")

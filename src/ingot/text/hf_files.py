@@ -13,10 +13,10 @@ from typing import Any
 
 from ingot.core.artifact import atomic_write
 from ingot.core.errors import UserError
-from ingot.text.base import FORMAT, TURNS, Tokenizer
+from ingot.text.base import FORMAT, Tokenizer
 from ingot.text.files import BESIDE, read_text, tokenizer_files
 from ingot.text.library import LibraryTokenizer, added_tokens, byte_letters, ids_of, read_library
-from ingot.text.settings import BYTES
+from ingot.text.settings import BYTES, TURNS
 from ingot.text.tokenizer import ByteBPE, Char, load_tokenizer
 
 FILE = "file"

@@ -23,6 +23,8 @@ SPECIALS = (
 )
 """The block every subword vocabulary ends with: one size for all, so that a base model can be chat-tuned later
 without growing its embedding."""
+TURNS = "turns"
+"""The chat format of these tokens; another `template` of a tokenizer is the source of a Jinja template, "" is none."""
 ROLES_OF_SPECIALS = {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}
 """What of the block is for what, in the words of model directories."""
 
@@ -75,7 +77,7 @@ class TokenizerSettings(Settings):
     @property
     def template_file(self) -> Path | None:
         """The Jinja file that `template` names."""
-        return None if self.template in (None, "turns") else Path(str(self.template))
+        return None if self.template in (None, TURNS) else Path(str(self.template))
 
     @field_validator("source", mode="before")
     @classmethod
@@ -120,7 +122,7 @@ class TokenizerSettings(Settings):
     @field_validator("template")
     @classmethod
     def _known_or_file(cls, value: str | None) -> str | None:
-        if value not in (None, "turns") and not str(value).endswith(".jinja"):
+        if value not in (None, TURNS) and not str(value).endswith(".jinja"):
             raise ValueError(f"found '{value}', expected turns or a Jinja file, for example template = \"chat.jinja\"")
         return value
 

@@ -20,9 +20,9 @@ import numpy as np
 import tiktoken
 
 from ingot.core.errors import UserError
-from ingot.text.base import FORMAT, TURNS, VERSION, Tokenizer, unguessable
+from ingot.text.base import FORMAT, VERSION, Tokenizer, unguessable
 from ingot.text.library import LibraryTokenizer
-from ingot.text.settings import ROLES_OF_SPECIALS, SPECIALS
+from ingot.text.settings import ROLES_OF_SPECIALS, SPECIALS, TURNS
 
 CODE_POINTS = 0x110000
 

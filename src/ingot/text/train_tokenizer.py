@@ -20,12 +20,12 @@ from ingot.core.errors import UserError
 from ingot.core.events import Display, EventLog
 from ingot.corpus.documents import messages_of, read_documents
 from ingot.text import trainers
-from ingot.text.base import TURNS, Tokenizer
+from ingot.text.base import Tokenizer
 from ingot.text.chat import check_template
 from ingot.text.files import read_text
 from ingot.text.hf_files import import_tokenizer
 from ingot.text.library import LibraryTokenizer, added_tokens, ids_of
-from ingot.text.settings import ROLES_OF_SPECIALS, SPECIALS, TokenizerSettings
+from ingot.text.settings import ROLES_OF_SPECIALS, SPECIALS, TURNS, TokenizerSettings
 from ingot.text.tokenizer import ByteBPE, Char
 from ingot.text.vocabulary import REPORT_BYTES, describe
 

@@ -19,9 +19,8 @@ from tokenizers import Tokenizer as Library
 from ingot.core.errors import UserError
 from ingot.core.events import Bar, Display
 from ingot.text import unigram, wordpiece
-from ingot.text.base import TURNS
 from ingot.text.library import LibraryTokenizer, added_tokens, byte_letters, library_data, read_library
-from ingot.text.settings import BYTES, ROLES_OF_SPECIALS, SPECIALS, TokenizerSettings
+from ingot.text.settings import BYTES, ROLES_OF_SPECIALS, SPECIALS, TURNS, TokenizerSettings
 from ingot.text.tokenizer import ByteBPE
 
 UNKNOWN = "<unk>"

@@ -58,7 +58,7 @@ class Stack:
 
 
 class _Weights(NamedTuple):
-    """Of a block, in fp32 as they are trained; their gradients."""
+    """Of a block, in fp32 as they are trained; their gradients. In the order of `Weights` in cpp/block.h."""
 
     attention_norm: Tensor
     q: Tensor
@@ -100,7 +100,7 @@ def _in_blocks(parameters: Sequence[Tensor]) -> tuple[list[_Weights], Tensor]:
 
 
 class _Kept(NamedTuple):
-    """Of a block, for its backward pass."""
+    """Of a block, for its backward pass. In the order of `Kept` in cpp/block.h."""
 
     x_MW: Tensor
     normed_MW: Tensor
@@ -115,14 +115,17 @@ class _Kept(NamedTuple):
 
 
 class _Flow(NamedTuple):
-    """The gradient of the stream, exact and as products read it; a block's backward pass leaves its own in place."""
+    """The gradient of the stream, exact and as products read it; a block's backward pass leaves its own in place.
+
+    In the order of `Flow` in cpp/block.h.
+    """
 
     exact_MW: Tensor
     rounded_MW: Tensor
 
 
 class _Where:
-    """What is the same for all blocks.
+    """What is the same for all blocks. Its words are in the order of `Where` in cpp/block.h.
 
     Args:
         dtype: of products.

@@ -6,7 +6,7 @@
 #include "packing.h"
 #include "rows.h"
 
-// What is the same for all blocks. Words, as in what follows, so that Python can write it down.
+// What is the same for all blocks. Words, as in what follows, which ../blocks.py writes down in this order.
 struct Where {
   const float* turn;  // turns x T x D: cosines of D / 2 angles, then sines; or none
   long turns;
