@@ -29,36 +29,37 @@ MOST_RETURNS = 1000
 
 def csv_rows(file: Path, delimiter: str) -> Iterator[Row]:
     """One dict of strings a row, named by the header; quoted fields may hold line ends. Raises Damaged."""
+    records = _records(file, delimiter)
+    if (first := next(records, None)) is None:
+        return
+    header = _header(first[1])
+    for number, (line, fields) in enumerate(records):
+        yield Row(fields if isinstance(fields, BadRow) else _named(header, fields), number, line)
+
+
+def _records(file: Path, delimiter: str) -> Iterator[tuple[int, list[str] | BadRow]]:
+    """The fields of each row, the header's too, or what is wrong with it; with the number of its first line."""
     text = _Lines(file)
     reader = csv.reader(text, delimiter=delimiter, strict=True)
     csv.field_size_limit(MOST_FIELD)  # 131,072 unless told, less than many a document
-    header: list[str] | None = None
-    number = 0
     while True:
         line = text.number + 1
+        found: list[str] | BadRow
         try:
-            fields = next(reader)
+            found = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            fields, last = None, text.number
+            last = text.number
             if text.go_back():
                 reader = csv.reader(text, delimiter=delimiter, strict=True)
-                value = BadRow(f"malformed table in line {line}: {error}")
+                found = BadRow(f"malformed table in line {line}: {error}")
             else:
-                value = BadRow(f"malformed table in lines {line} to {last}, which are lost: {error}")
-        else:
-            if not fields:
-                text.take()
-                continue
-            value = _named(header, fields)
+                found = BadRow(f"malformed table in lines {line} to {last}, which are lost: {error}")
         if error := text.take():
-            value = BadRow(f"byte {error.start} of the line (0x{error.object[error.start]:02x}) is not UTF-8")
-        if header is None:
-            header = _header(fields, value)
-            continue
-        yield Row(value, number, line)
-        number += 1
+            found = BadRow(f"byte {error.start} of the line (0x{error.object[error.start]:02x}) is not UTF-8")
+        if found:
+            yield line, found
 
 
 class _Lines(Iterator[str]):
@@ -104,17 +105,15 @@ class _Lines(Iterator[str]):
         return True
 
 
-def _named(header: list[str] | None, fields: list[str]) -> dict[str, str] | BadRow:
-    if header is None:
-        return {}
+def _named(header: list[str], fields: list[str]) -> dict[str, str] | BadRow:
     if len(fields) != len(header):
         return BadRow(f"found {len(fields)} fields, expected {len(header)} ({', '.join(header)})")
     return dict(zip(header, fields, strict=True))
 
 
-def _header(fields: list[str] | None, value: object) -> list[str]:
-    if isinstance(value, BadRow) or fields is None:
-        raise Damaged(f"the header cannot be read: {value}; save the file as UTF-8 with a line of column names")
+def _header(fields: list[str] | BadRow) -> list[str]:
+    if isinstance(fields, BadRow):
+        raise Damaged(f"the header cannot be read: {fields}; save the file as UTF-8 with a line of column names")
     return _once(fields, "the header")
 
 

@@ -18,7 +18,6 @@ of a head, E = D / 2 pairs of them, W width, V vocabulary.
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -226,14 +225,14 @@ class Rows:
         self.cache.grow(slot + 1)
         with torch.autocast(decoder.device.type, enabled=False):
             x_BW = decoder.embed(ids_B, positions_B)
+            moves = config.window is not None and config.window < self.slots
             if self._tape is not None and self._tape.whole:
                 self._tape.again(x_BW, turn_BE)
-            else:
-                moves = config.window is not None and config.window < self.slots
-                first = self._tape is None and decoder.native and not moves
-                with native.recorded(x_BW, turn_BE) if first else nullcontext(self._tape) as tape:
+            elif self._tape is None and decoder.native and not moves:
+                with native.recorded(x_BW, turn_BE) as self._tape:
                     self.logits_BV = self._logits(x_BW, turn_BE, self._bias(slot))
-                self._tape = tape
+            else:
+                self.logits_BV = self._logits(x_BW, turn_BE, self._bias(slot))
         self.made += 1
 
     def _logits(self, x_BW: Tensor, turn_BE: Tensor | None, bias_BS: Tensor | None) -> Tensor:

@@ -291,17 +291,21 @@ def _stream(
             for name, (_, stored) in group:
                 entry, tensor = layout[name], tensors.get_tensor(stored)
                 if _is_copy(name, config):
-                    other, embedding = places[next(n for n, e in layout.items() if e == entry)]
-                    with opened(other) as beside:
-                        if not torch.equal(tensor, beside.get_tensor(embedding)):
-                            raise UserError(
-                                f"{file}: {stored} is not {embedding}, expected a copy of it, since "
-                                f"tie_word_embeddings is true; set that to false in {CONFIG}"
-                            )
+                    _check_copy(file, stored, tensor, *places[next(n for n, e in layout.items() if e == entry)])
                     continue
                 rows = (tensor.T if entry.turned else tensor).split([shapes[p][0] for p in entry.parts])
                 for part, row in zip(entry.parts, rows, strict=True):
                     yield part, row.to(torch.float32, copy=len(rows) > 1).contiguous()
+
+
+def _check_copy(file: Path, stored: str, head: Tensor, other: Path, embedding: str) -> None:
+    """A tied head that is stored is the embedding once more."""
+    with opened(other) as beside:
+        if not torch.equal(head, beside.get_tensor(embedding)):
+            raise UserError(
+                f"{file}: {stored} is not {embedding}, expected a copy of it, since tie_word_embeddings is true; set "
+                f"that to false in {CONFIG}"
+            )
 
 
 def _merge(parts: list[Tensor], turned: bool, dtype: torch.dtype) -> Tensor:
