@@ -1,4 +1,4 @@
-"""`kill -9` at random moments of a whole run; the same command goes on and ends with the same numbers to the bit.
+"""`kill -9` and `kill` at random moments of a whole run; the same command goes on, to the same numbers to the bit.
 
 INGOT_KILLS sets the number of kills (six in CI, fifty in `make soak`).
 """
@@ -84,11 +84,14 @@ def test_killed_runs_end_like_an_undisturbed_one(tmp_path: Path) -> None:
             subprocess.run(["rm", "-rf", str(killed / "runs")], check=True)
             parent = _start(killed)
             _wait_for(moment, killed, parent, draw)
-        if number % 2:
-            os.killpg(parent.pid, signal.SIGKILL)
-        else:
-            parent.kill()  # the parent alone: its child must die with it
-        parent.wait()
+        match number % 3:
+            case 0:
+                parent.kill()  # the parent alone: its child must die with it
+            case 1:
+                os.killpg(parent.pid, signal.SIGKILL)
+            case 2:
+                os.killpg(parent.pid, signal.SIGTERM)  # as a scheduler asks: in order
+        parent.wait(timeout=60)
         deadline = time.monotonic() + 5
         while _alive(parent.pid) and time.monotonic() < deadline:
             time.sleep(0.01)

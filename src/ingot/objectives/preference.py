@@ -15,7 +15,7 @@ prompt left out; a mean instead of the sum is another method, and is named where
 | cpo | ln p | -ln s(b h), beside the likelihood of the chosen answer | Xu et al. 2024, eq. 5 |
 
 IPO is written with sums in its paper, and its authors have said that they divide by the length: `length_norm = false`
-takes the sum. KTO (Ethayarajh et al. 2024) takes each side by itself, and so any answers that people liked or did not.
+takes the sum. KTO (Ethayarajh et al. 2024) takes each side by itself.
 
 The reference never changes, so what it says of an answer is a column of the data, read once for all epochs and kept in
 the stage's directory (`annotate`); where not every row will be seen, it is computed as rows come. Rejected: keeping the
