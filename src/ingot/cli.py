@@ -1,8 +1,11 @@
 """The command line: arguments in, one call, words out. Heavy imports wait until a command needs them."""
 
+import contextlib
 import io
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -28,19 +31,27 @@ _ENDED = [128 + number for number in ENDING]
 _STOPPED = "stopped; the same command goes on from here"
 
 
+def _end(number: int, _: FrameType | None) -> None:
+    """Leave in order what is under way. Who asks again changes nothing, but for Ctrl-C."""
+    for other in ENDING:
+        signal.signal(other, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """Entry point: a user's error is one sentence and exit code 2, what the machine refuses likewise."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # what this place's encoding has no sign for
-    on_ending(lambda number, _: sys.exit(128 + number))  # what is under way is left in order
+    on_ending(_end)
     try:
         app()
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):
             sys.exit(0)  # whoever reads has read enough
         if error.code in _ENDED:
-            print(_STOPPED, file=sys.stderr)
+            with contextlib.suppress(OSError):  # the terminal may be what has ended
+                print(_STOPPED, file=sys.stderr)
         raise
     except UserError as error:
         _fail(str(error))

@@ -78,10 +78,22 @@ SQA = [*talk((S, "s")), *QA]
             {"instruction": "r", "history": [["q", "a"]], "output": "b"},
             [QA[0], {**QA[1], "train": False}, *talk((U, "r"), (A, "b"))],
         ),
+        (
+            {"prompt": [*talk((S, "s"), (U, "r"))], "history": '[["q", "a"]]', "completion": "b"},  # as tables hold it
+            [*talk((S, "s")), QA[0], {**QA[1], "train": False}, *talk((U, "r"), (A, "b"))],
+        ),
+        ({"instruction": "q", "input": "", "context": "more", "output": "a"}, talk((U, "q\n\nmore"), (A, "a"))),
+        ({"instruction": "q", "context": ["no text"], "output": "a"}, QA),
+        ({"messages": [{**QA[0], "weight": 1}, QA[1]]}, QA),
     ],
 )
 def test_chat_in_every_shape(row, expected):
     assert made("chat", row) == expected
+
+
+def test_a_field_with_another_role_does_not_stand_below_the_instruction():
+    row = {"instruction": "q", "context": "a"}
+    assert made("chat", row, completion="context") == QA
 
 
 def test_of_a_prompt_with_history_the_completion_alone_is_learned():
@@ -121,6 +133,7 @@ def test_of_a_prompt_with_history_the_completion_alone_is_learned():
         ({"messages": [{"role": U, "content": [{"type": "image_url"}]}]}, "has a part that is 'image_url'"),
         ({"messages": [QA[0], {**QA[1], "weight": 0.5}]}, "has weight = 0.5, expected 0 or 1"),
         ({"messages": [QA[0], {**QA[1], "train": 1}]}, "has train = 1, expected true or false"),
+        ({"instruction": "q", "input": "x", "context": "y", "output": "a"}, "both 'input' and 'context'"),
         ({"instruction": "q", "history": ["a"], "output": "b"}, "field 'history' .* expected pairs of texts"),
         ({"messages": SQA, "system": "t"}, "the messages begin with one"),
         ({"messages": QA, "system": 3}, "field 'system' is a JSON number, expected a string"),

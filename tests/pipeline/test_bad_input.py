@@ -1,18 +1,23 @@
 """Bad input: one sentence (where, found, expected, what to do), exit code 2, nothing half-written."""
 
+import contextlib
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ingot.core.artifact import StageDir
+from ingot.core.artifact import StageDir, checkpoint_steps
+from ingot.core.events import read_events
 from tests.pipeline.conftest import make_work
 
 
@@ -238,14 +243,17 @@ def test_no_memory_is_a_sentence(work: Path, ingot) -> None:
 
 
 def _training(work: Path, **options: Any) -> "subprocess.Popen[str]":
-    """A long run, once it trains."""
+    """A long run, once it has made a step."""
     command = [sys.executable, "-m", "ingot", "run", "tiny.toml", "--set", "stage.base.duration='100000 steps'"]
+    base = work / "runs" / "tiny" / "base"
+    before = _steps(base)
     began = subprocess.Popen(command, cwd=work, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)
-    assert began.stderr is not None
-    for line in began.stderr:
-        if "train base" in line:
-            break
+    _until(lambda: began.poll() is not None or _steps(base) > before)
     return began
+
+
+def _steps(stage: Path) -> int:
+    return len(read_events(stage / "metrics.jsonl", "step"))
 
 
 def test_a_run_that_ignores_interruptions_goes_on(work: Path) -> None:
@@ -267,22 +275,63 @@ def test_a_run_that_ignores_interruptions_goes_on(work: Path) -> None:
     [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGUSR1, True)],
 )
 def test_who_asks_a_run_to_end_finds_it_saved(work: Path, number: int, everybody: bool) -> None:
-    """The parent alone, as `kill` asks, or its process group, as a terminal and Slurm do; each time it goes on."""
+    """The parent alone, as `kill` asks, or its process group, as a terminal and Slurm do."""
     _recipe(work, ("save_every = 5", "save_every = 1000000"))
-    before = 0
-    for _ in range(2):
-        began = _training(work, start_new_session=True)
-        time.sleep(1)
-        (os.killpg if everybody else os.kill)(began.pid, number)
-        _, rest = began.communicate(timeout=60)
-        assert began.returncode == 128 + number, rest
-        assert "Traceback" not in rest
-        stage = StageDir((work / "runs" / "tiny" / "base").resolve())
-        assert not stage.is_locked()
-        newest = max(int(path.name) for path in (stage.path / "checkpoints").glob("[0-9]*"))
-        assert f"saved after step {newest:,}" in rest
-        assert newest > before
-        before = newest
+    began = _training(work, start_new_session=True)
+    (os.killpg if everybody else os.kill)(began.pid, number)
+    _, rest = began.communicate(timeout=60)
+    assert began.returncode == 128 + number, rest
+    assert "Traceback" not in rest
+    stage = StageDir((work / "runs" / "tiny" / "base").resolve())
+    assert not stage.is_locked()
+    assert f"saved after step {checkpoint_steps(stage / 'checkpoints')[0]:,}" in rest
+
+
+@pytest.mark.parametrize("numbers", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGUSR1, signal.SIGTERM)])
+def test_who_asks_again_does_not_cost_what_was_learned(work: Path, numbers: tuple[int, int]) -> None:
+    """As Slurm does, whose SIGTERM follows where the step takes long; Ctrl-C alone ends a run at once."""
+    _recipe(work, ('batch = 8\nduration = "60 steps"', 'batch = 3000\nduration = "60 steps"'))
+    began = _training(work, start_new_session=True)
+    stage = StageDir((work / "runs" / "tiny" / "base").resolve())
+    for number in numbers:
+        os.killpg(began.pid, number)
+        time.sleep(0.2)
+    _, rest = began.communicate(timeout=60)
+    assert began.returncode == 128 + numbers[0], rest
+    assert checkpoint_steps(stage / "checkpoints")
+    assert "saved after step" in rest
+
+
+def test_a_terminal_that_closes_does_not_cost_what_was_learned(work: Path) -> None:
+    """Both processes lose their standard error with it, and get SIGHUP from the system and from the shell."""
+    _recipe(work, ('batch = 8\nduration = "60 steps"', 'batch = 3000\nduration = "60 steps"'))
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(work)
+        os.execv(sys.executable, [sys.executable, "-m", "ingot", "run", "tiny.toml", "--only", "base"])
+    threading.Thread(target=_drained, args=(terminal,), daemon=True).start()
+    link = work / "runs" / "tiny" / "base"
+    _until(lambda: _steps(link) > 0)
+    stage = StageDir(link.resolve())
+    os.killpg(pid, signal.SIGHUP)
+    os.close(terminal)
+    os.waitpid(pid, 0)
+    _until(lambda: not stage.is_locked())
+    assert checkpoint_steps(stage / "checkpoints")
+    assert not read_events(stage / "metrics.jsonl", "failed")
+
+
+def _until(there: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not there():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.05)
+
+
+def _drained(terminal: int) -> None:
+    with contextlib.suppress(OSError):
+        while os.read(terminal, 65536):
+            pass
 
 
 def test_torchrun_is_refused_with_a_sentence(work: Path, ingot) -> None:

@@ -17,6 +17,7 @@ from ingot.objectives.settings import OBJECTIVES
 from ingot.pipeline.graph import Graph, load_graph
 from ingot.pipeline.status import _differences
 from ingot.stages.kinds import RECIPE_KINDS
+from ingot.text.files import has_template
 
 
 def _graph(work: Path, *overrides: str) -> Graph:
@@ -341,6 +342,10 @@ def test_a_tokenizer_without_a_chat_template_is_refused_before_anything_runs(wor
     if "." in beside:
         (work / "one" / beside).write_text('{"chat_template": "{{ messages }}"}')
     of_files = 'stage.bpe={kind = "tokenizer", type = "file", path = "one"}'
+    assert has_template(work / "one") == bool(beside)
+    (work / "two").mkdir()
+    (work / "two" / "tokenizer.json").write_text("[]")
+    assert has_template(work / "two"), "what cannot be read is another error"
     if beside:
         _graph(work, of_files)
         return

@@ -4,12 +4,14 @@ The file is the truth and every display, report or sink is a reader of it. A lin
 ...}`; a stage that was killed and went on writes some steps twice, and the last attempt of a step wins.
 """
 
+import contextlib
 import json
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -161,11 +163,35 @@ class Bar:
         self._console.print(text.rstrip(), highlight=False, soft_wrap=True)
 
 
+class _StandardError:
+    """Standard error for as long as there is one: a terminal that was closed is no reason not to save."""
+
+    @property
+    def _stream(self) -> TextIO:
+        return getattr(sys.stderr, "rich_proxied_file", sys.stderr)  # a bar that runs stands in its place
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    @property
+    def encoding(self) -> str:
+        return self._stream.encoding
+
+
 class Display:
     """The people's side of a stage: bars and lines on standard error, or nothing when quiet."""
 
     def __init__(self, quiet: bool = False):
-        self.console = Console(stderr=True, quiet=quiet)
+        self.console = Console(file=cast(IO[str], _StandardError()), quiet=quiet)
 
     def say(self, text: str) -> None:
         self.console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)

@@ -190,7 +190,10 @@ class _Row:
     def prompt(self) -> Messages | None:
         """What a model is to answer, or None. Its own answers in it are context, not examples."""
         messages = self.messages("prompt", "user")
-        return None if messages is None else self.after_system([*self._history(), *messages])
+        if messages is None:
+            return None
+        after = 1 if messages[0]["role"] == "system" else 0
+        return self.after_system([*messages[:after], *self._history(), *messages[after:]])
 
     def names_given(self, *roles: Role) -> bool:
         """Whether the user gave a name to one of the roles."""
@@ -213,18 +216,20 @@ class _Row:
         )
 
     def _with_input(self, instruction: str) -> str:
-        name = next((name for name in ("input", "context") if self._row.get(name) is not None), None)
-        if name is None:
-            return instruction
-        given = self._row[name]
-        if not isinstance(given, str):
-            raise BadRow(f"field '{name}' is a JSON {json_type(given)}, expected a string")
-        self._used.add(name)
-        return f"{instruction}\n\n{given}" if given else instruction
+        known = {n: v for n in ("input", "context") if n not in self._fields.values() and (v := self._row.get(n))}
+        if not isinstance(known.get("input", ""), str):
+            raise BadRow(f"field 'input' is a JSON {json_type(known['input'])}, expected a string")
+        given = [name for name, value in known.items() if isinstance(value, str)]  # a `context` may be something else
+        if len(given) > 1:
+            raise BadRow("both 'input' and 'context' may stand below the instruction; remove one of them")
+        self._used.update(given)
+        return "\n\n".join([instruction, *(known[name] for name in given)])
 
     def _history(self) -> Messages:
         """Questions and answers from before the prompt, as LLaMA-Factory's rows hold them."""
         turns = self._row.get("history")
+        if isinstance(turns, str) and turns.startswith("["):  # as a table holds it
+            turns = _listed(turns, "history", text=False)
         if not isinstance(turns, list) or not turns:
             return []
         if not all(isinstance(turn, list) and [*map(type, turn)] == [str, str] for turn in turns):
@@ -323,10 +328,11 @@ def _message(message: Any, number: int, field: str) -> dict[str, Any]:
     if role is None:
         raise BadRow(f"{where} has {speaker} {name!r}, expected one of {', '.join(SPEAKERS)}")
     kept: dict[str, Any] = {"role": role, "content": content}
-    for name, known, told in (("weight", (0, 1), "0 or 1"), ("train", (True, False), "true or false")):
-        if (value := message.get(name)) is not None:
-            if value not in known or isinstance(value, bool) != (name == "train"):
-                raise BadRow(f"{where} has {name} = {value!r}, expected {told}")
+    weight = message.get("weight") if role == "assistant" else None
+    for name, value, known in (("weight", weight, "0 or 1"), ("train", message.get("train"), "true or false")):
+        if value is not None:
+            if value not in (0, 1) or isinstance(value, bool) != (name == "train"):
+                raise BadRow(f"{where} has {name} = {value!r}, expected {known}")
             kept["train"] = bool(value)
     return kept
 

@@ -140,7 +140,8 @@ def _end(child: subprocess.Popen[bytes], name: str) -> None:
         child.wait(timeout=1)
     except subprocess.TimeoutExpired:
         child.send_signal(signal.SIGTERM)
-        print(f"{name}: ending what is under way; Ctrl-C again ends it at once", file=sys.stderr)
+        with contextlib.suppress(OSError):  # the terminal may be what has ended
+            print(f"{name}: ending what is under way; Ctrl-C again ends it at once", file=sys.stderr)
         child.wait()
 
 

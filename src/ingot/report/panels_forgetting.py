@@ -48,7 +48,7 @@ def _signed(row: dict[str, Any] | None) -> dict[str, Any] | None:
     """A forgetting with the colour of its verdict: bad or good where there is an interval and it leaves out 0."""
     if row is None:
         return None
-    sure = row["high"] > row["low"]
+    sure = row["n"] > 1
     return {**row, "css": "bad" if sure and row["low"] > 0 else "good" if sure and row["high"] < 0 else ""}
 
 
@@ -59,7 +59,7 @@ def _sentence(task: str, metric: str, row: dict[str, Any]) -> str:
 
 def spelled(row: dict[str, Any]) -> str:
     """A difference with its sign and its interval, which one document does not give."""
-    interval = f"{row['low']:+.4f} to {row['high']:+.4f}" if row["high"] > row["low"] else "no interval, n = 1"
+    interval = f"{row['low']:+.4f} to {row['high']:+.4f}" if row["n"] > 1 else "no interval, n = 1"
     return f"{row['value']:+.4f} ({interval})"
 
 

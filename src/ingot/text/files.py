@@ -69,7 +69,7 @@ def has_template(path: Path) -> bool:
         own = json.loads(read_text(files["tokenizer.json"])) if "tokenizer.json" in files else {}
     except (UserError, ValueError):
         return True
-    return bool(own.get("template"))  # as stages keep it
+    return not isinstance(own, dict) or bool(own.get("template"))  # as stages keep it
 
 
 def source_digest(settings: TokenizerSettings, hashes: FileHashes) -> str | None:

@@ -358,7 +358,7 @@ class Engine:
         path = checkpoint.newest_good(self.checkpoints, say)
         if path is None:
             return False
-        self.state |= checkpoint.load(path, self.tensors())
+        self.state = checkpoint.load(path, self.tensors())
         self.saved_step = self.state["step"]
         checkpoint.drop_after(self.checkpoints, self.saved_step)
         return True
