@@ -1,6 +1,7 @@
 """Shared by all tests: no network, fixed threads, and small stores made by hand."""
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -12,6 +13,9 @@ import pytest
 
 os.environ.pop("COLUMNS", None)  # which pytest-xdist sets: the width of a pipe is the product's to choose
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny matrices: more threads only wait for each other
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in its background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.register_profile("ingot", deadline=None)  # a machine may be busy with something else
 hypothesis.settings.load_profile("ingot")
