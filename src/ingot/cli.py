@@ -28,7 +28,6 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(inspect_app, name="inspect")
 
 _ENDED = [128 + number for number in ENDING]
-_STOPPED = "stopped; the same command goes on from here"
 
 
 def _end(number: int, _: FrameType | None) -> None:
@@ -50,15 +49,14 @@ def main() -> None:
         if isinstance(error.__context__, BrokenPipeError):
             sys.exit(0)  # whoever reads has read enough
         if error.code in _ENDED:
-            with contextlib.suppress(OSError):  # the terminal may be what has ended
-                print(_STOPPED, file=sys.stderr)
+            _say_stopped()
         raise
     except UserError as error:
         _fail(str(error))
     except StageFailed as error:
         sys.exit(error.code)
     except KeyboardInterrupt:
-        print(_STOPPED, file=sys.stderr)
+        _say_stopped()
         sys.exit(130)
     except OSError as error:
         if (sentence := refused(error)) is None:
@@ -295,6 +293,11 @@ def _graphs(recipe: Path, overrides: list[str], out: Path) -> list[Any]:
     from ingot.pipeline.graph import load_graphs
 
     return load_graphs(recipe, overrides, out)
+
+
+def _say_stopped() -> None:
+    with contextlib.suppress(OSError):  # the terminal may be what has ended
+        print("stopped; the same command goes on from here", file=sys.stderr)
 
 
 def _fail(sentence: str) -> None:

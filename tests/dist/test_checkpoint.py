@@ -21,14 +21,14 @@ def _save(root: Path, step: int) -> dict[str, torch.Tensor]:
         "optim.w.step": torch.tensor(float(step)),
         "model.d": torch.rand(2).double(),
     }
-    checkpoint.save(checkpoint.step_path(root, step), tensors, {"step": step}, {"model": {"width": 3}})
+    checkpoint.save(checkpoint.checkpoint_path(root, step), tensors, {"step": step}, {"model": {"width": 3}})
     return tensors
 
 
 def test_round_trip_to_the_bit(tmp_path: Path) -> None:
     tensors = _save(tmp_path, 7)
     back = {n: torch.zeros_like(t) for n, t in tensors.items()}
-    assert checkpoint.load(checkpoint.step_path(tmp_path, 7), back) == {"step": 7}
+    assert checkpoint.load(checkpoint.checkpoint_path(tmp_path, 7), back) == {"step": 7}
     assert all(torch.equal(back[n], tensors[n]) for n in tensors)
 
 
@@ -45,11 +45,11 @@ def test_what_a_process_saves_ranks_load_and_the_other_way_round(tmp_path: Path)
     tensors = _save(tmp_path, 1)
     back = {n: torch.zeros_like(t) for n, t in tensors.items()}
     with _group(tmp_path):
-        assert checkpoint.load(checkpoint.step_path(tmp_path, 1), back) == {"step": 1}
+        assert checkpoint.load(checkpoint.checkpoint_path(tmp_path, 1), back) == {"step": 1}
         assert all(torch.equal(back[n], tensors[n]) for n in tensors)
         tensors = _save(tmp_path, 2)
-    assert not (checkpoint.step_path(tmp_path, 2) / checkpoint.WHOLE).exists()
-    assert checkpoint.load(checkpoint.step_path(tmp_path, 2), back) == {"step": 2}
+    assert not (checkpoint.checkpoint_path(tmp_path, 2) / checkpoint.WHOLE).exists()
+    assert checkpoint.load(checkpoint.checkpoint_path(tmp_path, 2), back) == {"step": 2}
     assert all(torch.equal(back[n], tensors[n]) for n in tensors)
 
 
@@ -80,14 +80,14 @@ def test_saving_and_loading_alone_import_no_compiler(tmp_path: Path) -> None:
 
 def test_D12_the_config_is_inside(tmp_path: Path) -> None:
     _save(tmp_path, 1)
-    assert json.loads((checkpoint.step_path(tmp_path, 1) / "config.json").read_text()) == {"model": {"width": 3}}
+    assert json.loads((checkpoint.checkpoint_path(tmp_path, 1) / "config.json").read_text()) == {"model": {"width": 3}}
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
 def test_a_damaged_checkpoint_falls_back_and_says_so(tmp_path: Path, damage: str) -> None:
     for step in (10, 20):
         _save(tmp_path, step)
-    (file,) = checkpoint.step_path(tmp_path, 20).glob("*.safetensors")
+    (file,) = checkpoint.checkpoint_path(tmp_path, 20).glob("*.safetensors")
     data = bytearray(file.read_bytes())
     if damage == "flip":
         data[-3] ^= 1
@@ -97,7 +97,7 @@ def test_a_damaged_checkpoint_falls_back_and_says_so(tmp_path: Path, damage: str
     else:
         file.unlink()
     said: list[str] = []
-    assert checkpoint.newest_good(tmp_path, said.append) == checkpoint.step_path(tmp_path, 10)
+    assert checkpoint.newest_good(tmp_path, said.append) == checkpoint.checkpoint_path(tmp_path, 10)
     assert len(said) == 1
     assert said[0].startswith("damaged checkpoint passed over: ")
     assert file.name in said[0]
@@ -106,7 +106,7 @@ def test_a_damaged_checkpoint_falls_back_and_says_so(tmp_path: Path, damage: str
 def test_all_damaged_is_an_error_and_none_is_none(tmp_path: Path) -> None:
     assert checkpoint.newest_good(tmp_path, print) is None
     _save(tmp_path, 10)
-    (checkpoint.step_path(tmp_path, 10) / "state.json").write_text("{}")
+    (checkpoint.checkpoint_path(tmp_path, 10) / "state.json").write_text("{}")
     with pytest.raises(UserError, match="all 1 checkpoints are damaged"):
         checkpoint.newest_good(tmp_path, lambda text: None)
 
@@ -115,7 +115,7 @@ def test_old_ones_are_dropped(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
         _save(tmp_path, step)
     checkpoint.prune(tmp_path, keep=2)
-    assert checkpoint.steps(tmp_path) == [4, 3]
+    assert checkpoint.checkpoint_steps(tmp_path) == [4, 3]
 
 
 @dataclass
@@ -129,4 +129,4 @@ def test_D12_source_error_a_pickled_config_does_not_load(tmp_path: Path) -> None
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
         torch.load(tmp_path / "theirs.pt", weights_only=True)
     _save(tmp_path, 1)
-    assert {f.suffix for f in checkpoint.step_path(tmp_path, 1).iterdir()} == {".safetensors", ".json"}
+    assert {f.suffix for f in checkpoint.checkpoint_path(tmp_path, 1).iterdir()} == {".safetensors", ".json"}

@@ -287,10 +287,14 @@ def test_who_asks_a_run_to_end_finds_it_saved(work: Path, number: int, everybody
     assert f"saved after step {checkpoint_steps(stage / 'checkpoints')[0]:,}" in rest
 
 
+SLOW = ('batch = 8\nduration = "60 steps"', 'batch = 3000\nduration = "60 steps"')
+"""The recipe with steps of more than a second."""
+
+
 @pytest.mark.parametrize("numbers", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGUSR1, signal.SIGTERM)])
 def test_who_asks_again_does_not_cost_what_was_learned(work: Path, numbers: tuple[int, int]) -> None:
     """As Slurm does, whose SIGTERM follows where the step takes long; Ctrl-C alone ends a run at once."""
-    _recipe(work, ('batch = 8\nduration = "60 steps"', 'batch = 3000\nduration = "60 steps"'))
+    _recipe(work, SLOW)
     began = _training(work, start_new_session=True)
     stage = StageDir((work / "runs" / "tiny" / "base").resolve())
     for number in numbers:
@@ -304,7 +308,7 @@ def test_who_asks_again_does_not_cost_what_was_learned(work: Path, numbers: tupl
 
 def test_a_terminal_that_closes_does_not_cost_what_was_learned(work: Path) -> None:
     """Both processes lose their standard error with it, and get SIGHUP from the system and from the shell."""
-    _recipe(work, ('batch = 8\nduration = "60 steps"', 'batch = 3000\nduration = "60 steps"'))
+    _recipe(work, SLOW)
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(work)

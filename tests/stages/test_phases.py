@@ -218,7 +218,7 @@ def test_D12_C8_killed_in_one_phase_and_resumed_into_the_next_to_the_bit(base, g
             with pytest.raises(InterruptedError):
                 _run(graph, "base", to="killed")
     killed = _run(graph, "base", to="killed")
-    before, after = (_tensors(checkpoint.step_path(stage / "checkpoints", 22)) for stage in (straight, killed))
+    before, after = (_tensors(checkpoint.checkpoint_path(stage / "checkpoints", 22)) for stage in (straight, killed))
     assert before.keys() == after.keys()
     for name, tensor in before.items():
         assert torch.equal(tensor, after[name]), name

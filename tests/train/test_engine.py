@@ -309,14 +309,14 @@ def test_D12_a_run_goes_on_from_the_last_good_checkpoint(tmp_path: Path, make_st
     with pytest.raises(InterruptedError):
         _run(_engine(tmp_path / "b", **options), source, tmp_path / "b", stop_at=15)
     root = tmp_path / "b" / "checkpoints"
-    assert checkpoint.steps(root) == [12, 8]
-    (file,) = checkpoint.step_path(root, 12).glob("*.safetensors")
+    assert checkpoint.checkpoint_steps(root) == [12, 8]
+    (file,) = checkpoint.checkpoint_path(root, 12).glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-1])
     said: list[str] = []
     engine = _engine(tmp_path / "b", **options)
     assert engine.resume(said.append)
     assert engine.state["step"] == 8
-    assert checkpoint.steps(root) == [8]
+    assert checkpoint.checkpoint_steps(root) == [8]
     assert "00000012" in said[0]
     assert _run(engine, source, tmp_path / "b") == final
 
@@ -328,7 +328,7 @@ def test_D12_weights_load_without_the_optimizer(tmp_path: Path, make_store) -> N
     other = _engine(tmp_path / "other", "fp32")
     weights = other.tensors(moments=False)
     assert not any("exp_avg" in n for n in weights)
-    state = checkpoint.load(checkpoint.step_path(tmp_path / "checkpoints", 1), weights)
+    state = checkpoint.load(checkpoint.checkpoint_path(tmp_path / "checkpoints", 1), weights)
     assert torch.equal(other.named["norm.weight"], engine.named["norm.weight"])
     assert set(state) == DECLARED
 
@@ -367,4 +367,4 @@ def test_D6_a_run_that_breaks_stops_before_saving(tmp_path: Path, make_store) ->
         engine.named["norm.weight"].fill_(math.nan)
     with pytest.raises(UserError, match=r"step 1: loss nan, gradient norm nan, expected finite numbers"):
         _run(engine, _text(make_store), tmp_path)
-    assert checkpoint.steps(tmp_path / "checkpoints") == []
+    assert checkpoint.checkpoint_steps(tmp_path / "checkpoints") == []

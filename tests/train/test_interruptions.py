@@ -57,7 +57,7 @@ def test_what_was_learned_is_saved_and_the_run_goes_on_to_the_bit(
     with pytest.raises(KeyboardInterrupt):
         _run(_asked(_new(tmp_path / "b", ema), 10, number, learning=learning), source, tmp_path / "b")
     assert [signal.getsignal(n) for n in SIGNALS] == handlers
-    assert checkpoint.steps(tmp_path / "b" / "checkpoints") == [saved]
+    assert checkpoint.checkpoint_steps(tmp_path / "b" / "checkpoints") == [saved]
     done = [e["step"] for e in read_events(tmp_path / "b" / "metrics.jsonl", "evaluation")]
     assert done == ([0, 5, 10] if learning else [0, 5])
     again = _new(tmp_path / "b", ema)
@@ -74,7 +74,7 @@ def test_where_nothing_would_be_lost_a_run_ends_at_once(tmp_path: Path, make_sto
     with pytest.raises(KeyboardInterrupt):
         _run(engine, _text(make_store), tmp_path)
     assert engine.state["step"] == 0
-    assert checkpoint.steps(tmp_path / "checkpoints") == []
+    assert checkpoint.checkpoint_steps(tmp_path / "checkpoints") == []
     engine = _asked(_new(tmp_path, save_every=4), 4, signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
         _run(engine, _text(make_store), tmp_path)
@@ -86,7 +86,7 @@ def test_a_second_interruption_from_the_keyboard_does_not_wait(tmp_path: Path, m
     with pytest.raises(SystemExit) as ended:
         _run(engine, _text(make_store), tmp_path)
     assert ended.value.code == 130
-    assert checkpoint.steps(tmp_path / "checkpoints") == []
+    assert checkpoint.checkpoint_steps(tmp_path / "checkpoints") == []
 
 
 def test_what_is_ignored_stays_ignored(tmp_path: Path, make_store) -> None:
@@ -102,4 +102,4 @@ def test_what_is_ignored_stays_ignored(tmp_path: Path, make_store) -> None:
 
 def test_a_slow_run_is_saved_by_the_clock(tmp_path: Path, make_store) -> None:
     _run(_new(tmp_path, save_minutes=1e-9, keep=100), _text(make_store), tmp_path)
-    assert checkpoint.steps(tmp_path / "checkpoints") == list(range(20, 0, -1))
+    assert checkpoint.checkpoint_steps(tmp_path / "checkpoints") == list(range(20, 0, -1))

@@ -136,4 +136,4 @@ def test_D12_a_run_with_penalties_resumes_to_the_bit(tmp_path: Path, make_store)
     assert sorted(map(str, logs[0])) == sorted(map(str, logs[1]))
     (step, *_) = read_events(tmp_path / "a" / "metrics.jsonl", "step")
     assert {"loss_nats", "ewc", "ewc_grad_norm", "l2sp", "kl", "grad_norm"} <= set(step)
-    assert checkpoint.steps(tmp_path / "a" / "checkpoints")[0] == 20
+    assert checkpoint.checkpoint_steps(tmp_path / "a" / "checkpoints")[0] == 20

@@ -1,4 +1,4 @@
-"""How processes end: with the one that started them, or when they are asked to."""
+"""What processes are to each other: how they end, and how long their threads keep a core that others want."""
 
 import contextlib
 import ctypes

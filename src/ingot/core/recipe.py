@@ -263,8 +263,7 @@ def _sentence(model: type[Settings], where: str, error: Any) -> str:
         return f"{name}: {error['ctx']['error']}"
     message = error["msg"][0].lower() + error["msg"][1:].replace("valid tuple", "list")
     message = re.sub(r"valid dictionary( or instance of \w+)?", "table", message)
-    described = _describe(model, path)
-    return f"{name}: found {shortened(repr(error['input']), _LONGEST)}, {message}" + f" ({described})" * bool(described)
+    return f"{name}: found {shortened(repr(error['input']), _LONGEST)}, {message} ({_describe(model, path)})"
 
 
 def _is_union_tag(part: str) -> bool:

@@ -22,9 +22,15 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 from torch.distributed import is_initialized
 
-from ingot.core.artifact import STATE, atomic_directory, atomic_json, manifest_problem, write_manifest
-from ingot.core.artifact import checkpoint_path as step_path
-from ingot.core.artifact import checkpoint_steps as steps
+from ingot.core.artifact import (
+    STATE,
+    atomic_directory,
+    atomic_json,
+    checkpoint_path,
+    checkpoint_steps,
+    manifest_problem,
+    write_manifest,
+)
 from ingot.core.errors import UserError
 
 WHOLE, CONFIG = "model.safetensors", "config.json"
@@ -97,9 +103,9 @@ def newest_good(root: Path, say: Callable[[str], None]) -> Path | None:
     Raises:
         UserError: there are checkpoints and all of them are damaged.
     """
-    found = steps(root)
+    found = checkpoint_steps(root)
     for step in found:
-        path = step_path(root, step)
+        path = checkpoint_path(root, step)
         trouble = manifest_problem(path)
         if trouble is None:
             return path
@@ -113,11 +119,11 @@ def newest_good(root: Path, say: Callable[[str], None]) -> Path | None:
 
 def drop_after(root: Path, step: int) -> None:
     """Delete checkpoints later than the one a run goes on from: damaged ones must not crowd out good ones."""
-    for later in (s for s in steps(root) if s > step):
-        shutil.rmtree(step_path(root, later), ignore_errors=True)
+    for later in (s for s in checkpoint_steps(root) if s > step):
+        shutil.rmtree(checkpoint_path(root, later), ignore_errors=True)
 
 
 def prune(root: Path, keep: int) -> None:
     """Delete all but the newest `keep` checkpoints."""
-    for step in steps(root)[keep:]:
-        shutil.rmtree(step_path(root, step), ignore_errors=True)
+    for step in checkpoint_steps(root)[keep:]:
+        shutil.rmtree(checkpoint_path(root, step), ignore_errors=True)

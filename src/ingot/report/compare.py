@@ -197,14 +197,16 @@ def compare(paths: list[Path], metric: str | None = None) -> list[Comparison]:
     Raises:
         UserError: nothing to compare, or no such number.
     """
-    unique = {p.absolute(): p for path in paths for p in stages_at(path)}
+    there = {path: {p.absolute(): p for p in stages_at(path)} for path in paths}
+    unique = {absolute: p for stages in there.values() for absolute, p in stages.items()}
     entries = [Entry(p) for p in unique.values() if reading.record(p)["kind"] == "train"]
     if not entries:
         raise UserError(f"{', '.join(map(str, paths))}: no train stage has started there; run the recipe first")
     by_stage: dict[str, list[Entry]] = {}
     for entry in entries:
         by_stage.setdefault(entry.stage, []).append(entry)
-    untrained = [str(p) for p in paths if not any(reading.record(s)["kind"] == "train" for s in stages_at(p))]
+    trained = {e.path.absolute() for e in entries}
+    untrained = [str(path) for path, stages in there.items() if not trained & stages.keys()]
     several = {name: found for name, found in by_stage.items() if len({e.key for e in found}) > 1}
     alone = [found[0].label for found in by_stage.values() if len(found) == 1]
     made = [_comparison(n, f, metric) for n, f in several.items()] or [_comparison("", entries, metric)]

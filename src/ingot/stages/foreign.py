@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ingot.core.artifact import CHECKPOINTS, atomic_directory
+from ingot.core.artifact import CHECKPOINTS, atomic_directory, checkpoint_path
 from ingot.core.errors import UserError
 from ingot.dist import checkpoint
 from ingot.model import hf, peft
@@ -43,7 +43,7 @@ def import_model(job: Job) -> dict[str, Any]:
         job.display.say(f"embeddings grow from {config.vocab:,} to {tokenizer.vocab:,} ids, as the tokenizer has")
         tensors, config = hf.resize_embeddings(tensors, config, tokenizer.vocab)
     describe(job.out.path, config, tokenizer)
-    path = checkpoint.step_path(job.out / CHECKPOINTS, 0)
+    path = checkpoint_path(job.out / CHECKPOINTS, 0)
     facts = {"model": config.model_dump(), "tokenizer": tokenizer.fingerprint}
     checkpoint.save(path, {f"model.{n}": t for n, t in tensors.items()}, {"step": 0}, facts)
     return {"parameters": config.parameters, "vocab": config.vocab, "context": config.context, "steps": 0}

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ingot.core.artifact import CHECKPOINTS, StageDir, atomic_write, manifest_problem, read_json
+from ingot.core.artifact import CHECKPOINTS, STATE, StageDir, atomic_write, checkpoint_path, manifest_problem, read_json
 from ingot.core.errors import UserError
 from ingot.dist import checkpoint
 from ingot.model import lora
@@ -84,8 +84,8 @@ def load_adapted(
     if best and (trouble := manifest_problem(path)):
         raise UserError(f"damaged checkpoint: {trouble}; load the last one instead of the best")
     if not StageDir(stage).is_done():
-        say(f"{stage}: not finished; these are its weights after step {read_json(path / checkpoint.STATE)['step']:,}")
-    if exact and path != checkpoint.step_path(root, read_result(stage)["steps"]):
+        say(f"{stage}: not finished; these are its weights after step {read_json(path / STATE)['step']:,}")
+    if exact and path != checkpoint_path(root, read_result(stage)["steps"]):
         raise UserError(f"{stage}: its final checkpoint is damaged; delete {stage.resolve()} and run the recipe again")
     if (adapter := adapter_of(stage)) is None:
         model = empty(config, resolve_device(device), torch.float32)

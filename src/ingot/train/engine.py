@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ingot.core.artifact import CHECKPOINTS
+from ingot.core.artifact import CHECKPOINTS, checkpoint_path
 from ingot.data.batches import Batch
 from ingot.data.order import key_of
 from ingot.dist import checkpoint
@@ -118,7 +118,7 @@ class Engine:
             self.state["loss_scale"] = scaling.START
         self.saved_step = 0
         """The step of the newest checkpoint."""
-        self.interruptions = Interruptions(lambda: self.state["step"] > self.saved_step)
+        self.interruptions = Interruptions(lambda: self.unsaved)
         self._recorder = self._make_recorder()
 
     # -- one step --------------------------------------------------------------------------------------------------
@@ -339,12 +339,17 @@ class Engine:
             out |= {f"optim.{n}.weight": kept[n] for n in averages}
         return out
 
+    @property
+    def unsaved(self) -> bool:
+        """Whether it has learned something that no checkpoint holds."""
+        return self.state["step"] > self.saved_step
+
     def save(self) -> None:
         """Write a checkpoint of this moment and drop the oldest."""
         assert set(self.state) == DECLARED, f"undeclared state: {set(self.state) ^ DECLARED}"
         own = set(self.state["objective"]) ^ set(self.objective.fresh)
         assert not own, f"undeclared state of the objective: {own}"
-        path = checkpoint.step_path(self.checkpoints, self.state["step"])
+        path = checkpoint_path(self.checkpoints, self.state["step"])
         checkpoint.save(path, self.tensors(), self.state, self.plan.config)
         checkpoint.prune(self.checkpoints, self.plan.loop.keep)
         self.saved_step = self.state["step"]

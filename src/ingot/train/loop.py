@@ -72,7 +72,7 @@ class _Run:
                 self.engine.interruptions.check()
                 self.step(raw)
         except KeyboardInterrupt:
-            if self.engine.state["step"] > self.engine.saved_step:
+            if self.engine.unsaved:
                 self.save()
                 self.say(f"saved after step {self.engine.saved_step:,}")
             raise
