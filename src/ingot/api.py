@@ -101,12 +101,8 @@ class LanguageModel:
     """The copy of the weights that generation reads, once there is one, behind where each of them lay and how often it
     had been changed."""
 
-    def decoder(self, rows: int) -> "Decoder":
-        """The weights as generation of so many rows needs them, copied at the first use and when they have changed.
-
-        Beside matrix tiles a copy for a single row gives way to one for several when those are asked for; elsewhere,
-        and from then on, one copy serves both.
-        """
+    def decoder(self) -> "Decoder":
+        """The weights as generation needs them, copied at the first use and when they have changed."""
         import torch
 
         from ingot.infer.decoder import Decoder
@@ -114,11 +110,11 @@ class LanguageModel:
         parameters = self.loaded.model.parameters()
         weights = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters]  # which are not counted
         for copied, decoder in self._copies:
-            if copied == weights and not (rows > 1 and decoder.single):
+            if copied == weights:
                 return decoder
         self._copies.clear()  # before the next copy is made, so that there are never two
         dtype = torch.bfloat16 if self.precision == "bf16" else None
-        self._copies.append((weights, Decoder(self.loaded.model, dtype, single=rows == 1)))
+        self._copies.append((weights, Decoder(self.loaded.model, dtype)))
         return self._copies[0][1]
 
     @overload
@@ -193,5 +189,5 @@ class LanguageModel:
         settings = {"temperature": 0.8, **options}
         run = {name: settings.pop(name) for name in ("stop", "seed", "step") if name in settings}
         sampling = sampling_for(self.loaded.tokenizer, **settings)
-        decoder = self.decoder(len(prompts) * samples)
+        decoder = self.decoder()
         return TextRun(decoder, self.loaded.tokenizer, prompts, sampling, samples=samples, keys=keys, **run)

@@ -39,14 +39,14 @@ def _logits(model, ids_BT):
         return out.head(out.hidden)
 
 
-def _decoded(model, ids_BT, lengths, dtype=None, single=False):
+def _decoded(model, ids_BT, lengths, dtype=None):
     """Logits after each token of rows, which read a first part as prompts and the rest token by token."""
     lengths_B = torch.tensor(lengths)
     new = ids_BT.shape[1] - int(lengths_B.max())
     prompts_BT = ids_BT[:, : int(lengths_B.max())].clone()
     prompts_BT[torch.arange(prompts_BT.shape[1]) >= lengths_B[:, None]] = 0
     with torch.inference_mode():
-        rows = Rows(Decoder(model, dtype, single=single), prompts_BT, lengths_B, new)
+        rows = Rows(Decoder(model, dtype), prompts_BT, lengths_B, new)
         found = [rows.logits_BV]
         for step in range(new):
             rows.run(ids_BT[torch.arange(len(ids_BT)), lengths_B + step])
@@ -131,7 +131,7 @@ def test_autocast_and_the_models_own_precision_choose_the_products():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert Decoder(model).dtype == torch.bfloat16
         inside = generate(model, [[1, 2, 3]], Sampling(max_new=5, temperature=0))
-    asked = generate(Decoder(model, torch.bfloat16, single=True), [[1, 2, 3]], Sampling(max_new=5, temperature=0))
+    asked = generate(Decoder(model, torch.bfloat16), [[1, 2, 3]], Sampling(max_new=5, temperature=0))
     assert inside[0].ids.tolist() == asked[0].ids.tolist()
     np.testing.assert_array_equal(inside[0].logps, asked[0].logps)
     assert Decoder(_model(dtype=torch.float64)).stream == torch.float64
@@ -139,7 +139,7 @@ def test_autocast_and_the_models_own_precision_choose_the_products():
 
 def _possible(how, dtype):
     own, packed = native.available(CPU, dtype, torch.float32), products._packs(CPU, dtype)
-    return {Way.PANELS: own, Way.AS_STORED: own, Way.ONEDNN: packed, Way.TORCH: True}[how]
+    return {Way.PANELS: own, Way.ONEDNN: packed, Way.TORCH: True}[how]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -163,23 +163,14 @@ def test_layers_of_one_input_are_one_product(how, bias, rows, dtype):
         torch.testing.assert_close(turned, found.flip(1), **near)
 
 
-@pytest.mark.parametrize("single", [True, False])
-@pytest.mark.parametrize("tiles", [True, False])
 @pytest.mark.parametrize("half", [True, False])
-def test_who_multiplies(half, tiles, single, monkeypatch):
+def test_who_multiplies(half, monkeypatch):
     monkeypatch.setattr(products.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: half)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
-    beside = Way.AS_STORED if single else Way.ONEDNN
-    assert way(CPU, torch.float32, True, single=single) is Way.PANELS
-    assert way(CPU, torch.bfloat16, True, single=single) is (beside if tiles and half else Way.PANELS)
-    assert way(CPU, torch.float32, False, single=single) is Way.ONEDNN
-    assert way(CPU, torch.bfloat16, False, single=single) is (Way.ONEDNN if half else Way.TORCH)
-    assert (
-        way(CPU, torch.float64, False, single=single)
-        is way(torch.device("cuda"), torch.bfloat16, False, single=single)
-        is Way.TORCH
-    )
+    assert way(CPU, torch.float32, True) is way(CPU, torch.bfloat16, True) is Way.PANELS
+    assert way(CPU, torch.float32, False) is Way.ONEDNN
+    assert way(CPU, torch.bfloat16, False) is (Way.ONEDNN if half else Way.TORCH)
+    assert way(CPU, torch.float64, False) is way(torch.device("cuda"), torch.bfloat16, False) is Way.TORCH
 
 
 @pytest.mark.parametrize("how", Way)

@@ -51,7 +51,7 @@ def anew(monkeypatch, tmp_path):
 def _forget():
     native._library.cache_clear()
     native._function.cache_clear()
-    native._pair.cache_clear()
+    native._of.cache_clear()
 
 
 def _drawn(*shape, dtype=torch.float32):
@@ -66,16 +66,6 @@ def _turned(x, turn):
 def _close(found, wanted, dtype):
     assert found.dtype in (dtype, torch.float32)
     assert float((found.double() - wanted).norm()) <= DTYPES[dtype] * float(wanted.norm())
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_product_of_one_row(built, dtype):
-    for inputs in SIZES:
-        for outputs in (*SIZES, 1000):
-            x, weight = _drawn(1, inputs, dtype=dtype), _drawn(outputs, inputs, dtype=dtype)
-            found = native.linear(x, weight)
-            assert found.dtype == torch.float32
-            torch.testing.assert_close(found.double(), x.double() @ weight.double().T, rtol=0, atol=1e-5 * inputs**0.5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -120,10 +110,6 @@ def test_norm_and_activation(built, rows, dtype):
             assert found.dtype == dtype
             near = of_the_mean + DTYPES[dtype] * ((wanted + some).abs() + 1)
             assert ((found.double() - wanted - some).abs() <= near).all()
-        for given in {torch.float32, dtype}:
-            both = (20 * _drawn(rows, 2 * size)).to(given)
-            gate, up = both.double().chunk(2, dim=-1)
-            _close(native.swiglu(dtype, both), gate * gate.sigmoid() * up, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -203,11 +189,17 @@ def test_gelu_of_a_product(built, approximate, dtype):
     torch.testing.assert_close(found.double(), wanted, rtol=DTYPES[dtype], atol=1e-6, equal_nan=True)
 
 
+def _gated(gates, dtype):
+    """Each of them, times 1."""
+    panels = native.pack_gated(*(x[:, None].to(dtype) for x in (gates, torch.ones_like(gates))))
+    return native.gated(panels, len(gates), None, torch.ones(1, 1, dtype=dtype))[0]
+
+
 def test_numbers_at_the_ends_of_their_range(built):
     gate = torch.tensor([-1e30, -200, -88, -87, -1e-30, 0, 1e-30, 87, 88, 200, 1e30])
-    found = native.swiglu(torch.float32, torch.cat((gate, torch.ones(11)))[None])[0]
+    found = _gated(gate, torch.float32)
     torch.testing.assert_close(found.double(), gate.double() * gate.double().sigmoid(), rtol=1e-6, atol=1e-36)
-    told = native.swiglu(torch.bfloat16, torch.tensor([[torch.nan, torch.inf, 1.0, 1.0]]))[0]
+    told = _gated(torch.tensor([torch.nan, torch.inf]), torch.bfloat16)
     assert told.isnan().tolist() == [True, False]
     assert told[1] == torch.inf
     assert native.rms_norm(torch.ones(20), 1e-5, torch.bfloat16, torch.full((1, 20), torch.nan)).isnan().all()

@@ -70,7 +70,7 @@ def test_steps_are_made_again_without_python(monkeypatch):
 def test_what_torch_takes_part_in_is_computed_anew(settings):
     again, anew = (_rows(dtype=torch.bfloat16, **settings) for _ in range(2))
     found, wanted = _run(again, True, 5), _run(anew, False, 5)
-    padded = native._pair(torch.bfloat16) > 1 or again.decoder.way is not Way.PANELS
+    padded = native._of("pair", torch.bfloat16) > 1 or again.decoder.way is not Way.PANELS
     assert again._tape.whole == (not padded and "head_size" in settings)
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
 

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from ingot import api
 from ingot.core.errors import UserError
-from ingot.infer import decoder
-from ingot.infer.product import Way
 from ingot.infer.sampling import Sampling
 from ingot.infer.text import TextRun, TextStream, prompt_ids
 from ingot.text.tokenizer import Char
@@ -203,39 +201,23 @@ def test_a_prompt_begins_as_the_model_has_learned_texts(babbler):
 def test_the_precision_is_chosen_when_a_model_is_loaded(stage):
     for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         model = api.load(stage, device="cpu", precision=precision)
-        assert model.decoder(1).dtype == dtype
+        assert model.decoder().dtype == dtype
         assert len(next(model.complete(["a"], max_new=5)).completion.ids) <= 5
         assert model.loaded.model.embedding.weight.dtype == torch.float32
     with pytest.raises(UserError, match="fp8"):
         api.load(stage, precision="fp8")
 
 
-def test_beside_matrix_tiles_weights_for_one_row_give_way_to_those_for_several(babbler, monkeypatch):
-    monkeypatch.setattr(decoder, "way", lambda *_, single: Way.AS_STORED if single else Way.TORCH)
-    model = api.LanguageModel(babbler.loaded)
-    one = model.decoder(1)
-    assert one.single
-    assert model.decoder(1) is one
-    several = model.decoder(2)
-    assert not several.single
-    assert model.decoder(1) is model.decoder(3) is several
-
-
-def test_elsewhere_one_copy_of_the_weights_serves_one_row_and_several(babbler):
-    model = api.LanguageModel(babbler.loaded)
-    assert model.decoder(1) is model.decoder(3)
-
-
 def test_a_changed_model_goes_on_as_it_is_now(stage):
     """A copy of old matrices beside the live embedding would be neither the old model nor the new one."""
     model = api.load(stage, device="cpu")
-    before, decoder = model.generate("a", max_new=8, temperature=0), model.decoder(1)
-    assert model.decoder(1) is decoder
+    before, decoder = model.generate("a", max_new=8, temperature=0), model.decoder()
+    assert model.decoder() is decoder
     with torch.no_grad():
         for parameter in model.loaded.model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     after = model.generate("a", max_new=8, temperature=0)
-    assert model.decoder(1) is not decoder
+    assert model.decoder() is not decoder
     assert after == api.LanguageModel(model.loaded).generate("a", max_new=8, temperature=0)
     assert after != before
     with torch.inference_mode():  # whose tensors do not count their changes

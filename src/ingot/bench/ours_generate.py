@@ -24,7 +24,7 @@ def generation(job: dict[str, Any]) -> dict[str, Any]:
     config = ModelConfig.model_validate(job["config"])
     rows = list(prompts(job).numpy().astype(np.int64))
     dtype = getattr(torch, job["dtype"])
-    decoder = Decoder(build(config, job["seed"]).to(device(), dtype), single=len(rows) == 1)
+    decoder = Decoder(build(config, job["seed"]).to(device(), dtype))
 
     def run(new: int) -> list[list[int]]:
         return [c.ids.tolist() for c in generate(decoder, rows, Sampling(max_new=new, temperature=0))]

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ingot.infer import native
 from ingot.infer.cache import Cache
-from ingot.infer.product import Product, Way, gated, gelu, head_product, product, way
+from ingot.infer.product import Product, gated, gelu, head_product, product, way
 from ingot.infer.tape import Tape
 from ingot.model.attention import causal_mask
 from ingot.model.feedforward import GELU, SwiGLU
@@ -61,13 +61,12 @@ class Decoder:
 
     Args:
         dtype: of the matrix products; None: autocast's where it is on, else the parameters'.
-        single: one row is to be continued at a time, as in a chat; several can be all the same, but may be slower.
 
     What one row needs on a CPU is done by functions of our own where there is a compiler to build them (`native.py`).
     """
 
     @torch.inference_mode()
-    def __init__(self, model: Transformer, dtype: torch.dtype | None = None, *, single: bool = False):
+    def __init__(self, model: Transformer, dtype: torch.dtype | None = None):
         self.config, self.device = model.config, model.embedding.weight.device
         stored = model.embedding.weight.dtype
         self.dtype = dtype or autocast_dtype(self.device) or stored
@@ -76,8 +75,7 @@ class Decoder:
         self.order_O = self._order()
         self.stream = torch.promote_types(stored, torch.float32)
         self.native = native.available(self.device, self.dtype, self.stream)
-        self.way = way(self.device, self.dtype, self.native, single=single)
-        self.single = self.way is Way.AS_STORED  # elsewhere one layout serves both
+        self.way = way(self.device, self.dtype, self.native)
         with torch.autocast(self.device.type, enabled=False):
             self.embedding = model.embedding.weight.detach()
             learned = model.position_embedding
@@ -102,7 +100,7 @@ class Decoder:
 
     def _inner(self, ffn: SwiGLU | GELU) -> Function:
         if isinstance(ffn, SwiGLU):
-            return gated(ffn.gate, ffn.up, self.dtype, self.way, self.native)
+            return gated(ffn.gate, ffn.up, self.dtype, self.way)
         return gelu(ffn.up, ffn.approximate, self.dtype, self.way)
 
     def _order(self) -> Tensor:

@@ -111,8 +111,7 @@ class Decoding:
         self.stop_ids = np.array(sorted(sampling.stop), np.int64)
         self.held_B, self.made = np.arange(len(self.start_R)), 0
         if len(prompts):
-            single = len(self.start_R) == 1
-            decoder = model if isinstance(model, Decoder) else Decoder(model, single=single)
+            decoder = model if isinstance(model, Decoder) else Decoder(model)
             self._prefill(decoder, prompts, samples)
 
     @property

@@ -6,8 +6,8 @@
   fast as memory gives them (`product.py` has the figures). In GFLOP/s of 32 and of 2,048 rows in bf16, a Zen 4: 3
   registers x 8 rows 423 and 422, 2 x 12 405 and 384 (rows of 2,048 numbers keep each other from the first cache), 4 x 6
   413 and 418; with AVX2 in fp32 3 x 4 213 and 221, 2 x 6 187 and 206, oneDNN 150 and 211.
-- The product of one row with weights as the model has them, for CPUs whose prompts matrix tiles read: GB/s of 4,096 x
-  768 in bf16 one row of weights after another 37, two to eight at a time 24 to 26, whatever is fetched ahead.
+- Matrix tiles (AMX) read the same panels: see `product.py`. Where a CPU has tiles and its compiler knows none, oneDNN
+  multiplies in bf16.
 - Attention of a new token over the cache and of prompts' tokens among themselves, rotation included, and norms: one
   call each in place of three to ten operations. SwiGLU and GELU are part of the product before them.
 
@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ingot.infer import tape
-from ingot.model.library import build, word
+from ingot.model.library import build, multiplies_bf16, word
 
 _SOURCE = Path(__file__).parent / "cpp" / "native.cpp"
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
@@ -40,19 +40,20 @@ _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 def available(device: torch.device, dtype: torch.dtype, stream: torch.dtype) -> bool:
     """Whether the functions below are there for such products and what is between them; the first call builds them."""
     wanted = device.type == "cpu" and dtype in _NAMES and stream == torch.float32
-    return wanted and _library() is not None
+    return wanted and (library := _library()) is not None and (dtype != torch.bfloat16 or multiplies_bf16(library))
 
 
 def pack(weight_OI: Tensor) -> Tensor:
     """Weights as `product` reads them: panels of outputs side by side, by input, bf16 in pairs of inputs, P x I x L.
 
-    Zeros stand where a panel is not full, and for the missing half of a pair.
+    Zeros stand where a panel is not full, and for inputs that are missing of those that are multiplied at once.
     """
     library = _library()
     assert library is not None
-    (O, I), L, pair = weight_OI.shape, library.panel(), _pair(weight_OI.dtype)  # noqa: E741
-    whole_OI = F.pad(weight_OI, (0, -I % pair, 0, -O % L))
-    return whole_OI.view(-1, L, (I + pair - 1) // pair, pair).transpose(1, 2).contiguous().view(-1, I + I % pair, L)
+    (O, I), L, pair = weight_OI.shape, library.panel(), _of("pair", weight_OI.dtype)  # noqa: E741
+    whole_OI = F.pad(weight_OI, (0, -I % _of("step", weight_OI.dtype), 0, -O % L))
+    I = whole_OI.shape[1]  # noqa: E741
+    return whole_OI.view(-1, L, I // pair, pair).transpose(1, 2).contiguous().view(-1, I, L)
 
 
 def pack_gated(gate_FI: Tensor, up_FI: Tensor) -> Tensor:
@@ -79,8 +80,8 @@ def product(
         bias_O: in fp32.
         onto_MO: in fp32, contiguous; it holds the sum then, and is what is returned.
     """
-    M, I = len(x_MI), panels_PIL.shape[1]  # noqa: E741
     x_MI = _pairs(x_MI, panels_PIL)
+    M, I = x_MI.shape  # noqa: E741
     assert onto_MO is None or (onto_MO.shape == (M, outputs) and onto_MO.is_contiguous())
     out_MO = tape.room("product", (M, outputs), torch.float32) if onto_MO is None else onto_MO
     _call("product", [panels_PIL.dtype], out_MO, x_MI, panels_PIL, bias_O, onto_MO is not None, M, I, outputs)
@@ -93,7 +94,8 @@ def gated(panels_PIL: Tensor, features: int, bias_PL: Tensor | None, x_MI: Tenso
     Args:
         bias_PL: packed alike, in fp32.
     """
-    M, I, x_MI = len(x_MI), panels_PIL.shape[1], _pairs(x_MI, panels_PIL)  # noqa: E741
+    x_MI = _pairs(x_MI, panels_PIL)
+    M, I = x_MI.shape  # noqa: E741
     out_MF = tape.room("gated", (M, features), panels_PIL.dtype)
     _call("gated", [panels_PIL.dtype], out_MF, x_MI, panels_PIL, bias_PL, M, I, features)
     return out_MF
@@ -101,18 +103,11 @@ def gated(panels_PIL: Tensor, features: int, bias_PL: Tensor | None, x_MI: Tenso
 
 def gelu(panels_PIL: Tensor, features: int, bias_O: Tensor | None, tanh: bool, x_MI: Tensor) -> Tensor:
     """GELU of rows times weights that are packed, M x F in the dtype of the weights; by `tanh` as GPT-2 has it."""
-    M, I, x_MI = len(x_MI), panels_PIL.shape[1], _pairs(x_MI, panels_PIL)  # noqa: E741
+    x_MI = _pairs(x_MI, panels_PIL)
+    M, I = x_MI.shape  # noqa: E741
     out_MF = tape.room("gelu", (M, features), panels_PIL.dtype)
     _call("gelu", [panels_PIL.dtype], out_MF, x_MI, panels_PIL, bias_O, tanh, M, I, features)
     return out_MF
-
-
-def linear(x_1I: Tensor, weight_OI: Tensor) -> Tensor:
-    """One row's product with weights in its dtype, 1 x O in fp32."""
-    (O, I), x_1I = weight_OI.shape, x_1I.contiguous()  # noqa: E741
-    out_1O = tape.room("linear", (1, O), torch.float32)
-    _call("linear", [x_1I.dtype], out_1O, x_1I, weight_OI, I, O)
-    return out_1O
 
 
 def rms_norm(gain_W: Tensor, eps: float, dtype: torch.dtype, x_MW: Tensor) -> Tensor:
@@ -137,15 +132,6 @@ def layer_norm(gain_W: Tensor, bias_W: Tensor | None, eps: float, dtype: torch.d
     out_MW, W = tape.room("layer_norm", x_MW.shape, dtype), len(gain_W)
     _call("layer_norm", [dtype], out_MW, x_MW, gain_W, bias_W, eps, x_MW.numel() // W, W)
     return out_MW
-
-
-def swiglu(dtype: torch.dtype, gate_and_up_MF: Tensor) -> Tensor:
-    """silu(gate) * up, M x F, of fp32 or the dtype that is asked for."""
-    gate_and_up_MF = gate_and_up_MF.contiguous()
-    (M, both), given = gate_and_up_MF.shape, gate_and_up_MF.dtype
-    out_MF = tape.room("swiglu", (M, both // 2), dtype)
-    _call("swiglu", [dtype] if given == dtype else [given, dtype], out_MF, gate_and_up_MF, M, both // 2)
-    return out_MF
 
 
 def likeliest(logits_BV: Tensor, allowed: int) -> tuple[Tensor, Tensor]:
@@ -219,9 +205,10 @@ def recorded(*inputs: Tensor | None) -> AbstractContextManager[tape.Tape]:
 
 
 def _pairs(x_MI: Tensor, panels_PIL: Tensor) -> Tensor:
-    """Rows of whole pairs, as the panels have them."""
+    """Rows of whole pairs."""
     assert x_MI.dtype == panels_PIL.dtype
-    return F.pad(x_MI, (0, 1)) if x_MI.shape[1] < panels_PIL.shape[1] else x_MI.contiguous()
+    odd = x_MI.shape[1] % _of("pair", x_MI.dtype)
+    return F.pad(x_MI, (0, 1)) if odd else x_MI.contiguous()
 
 
 def _call(name: str, dtypes: Sequence[torch.dtype], *arguments: Tensor | float | None) -> None:
@@ -238,9 +225,9 @@ def _function(name: str, *dtypes: torch.dtype) -> Any:
 
 
 @cache
-def _pair(dtype: torch.dtype) -> int:
-    """Weights of an output that are multiplied at once."""
-    return getattr(_library(), f"pair_{_NAMES[dtype]}")()
+def _of(what: str, dtype: torch.dtype) -> int:
+    """A number of the library's: of inputs, a `pair` lies together, and panels have a multiple of a `step` of them."""
+    return getattr(_library(), f"{what}_{_NAMES[dtype]}")()
 
 
 @cache

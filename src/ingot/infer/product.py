@@ -33,7 +33,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ingot.infer import native
-from ingot.model import multiply
 from ingot.model.lora import Held
 
 _ROWS = 6
@@ -44,9 +43,7 @@ class Way(Enum):
     """How weights are laid out, and who multiplies with them."""
 
     PANELS = auto()
-    """Our own function, any number of rows."""
-    AS_STORED = auto()
-    """Our own function, one row; prompts as in training."""
+    """Our own function."""
     ONEDNN = auto()
     TORCH = auto()
 
@@ -59,20 +56,15 @@ class Product(Protocol):
         ...
 
 
-def way(device: torch.device, dtype: torch.dtype, own: bool, *, single: bool) -> Way:
+def way(device: torch.device, dtype: torch.dtype, own: bool) -> Way:
     """The fastest for such weights.
 
     Args:
         own: our own functions are there (`native.available`).
-        single: one row at a time is to be fast, rather than several.
     """
-    packed = _packs(device, dtype)
-    tiles = packed and dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
-    if own and not tiles:
+    if own:
         return Way.PANELS
-    if own and single:
-        return Way.AS_STORED
-    return Way.ONEDNN if packed else Way.TORCH
+    return Way.ONEDNN if _packs(device, dtype) else Way.TORCH
 
 
 def product(layers: Sequence[nn.Linear], dtype: torch.dtype, way: Way, order_O: Tensor | None = None) -> Product:
@@ -88,11 +80,11 @@ def product(layers: Sequence[nn.Linear], dtype: torch.dtype, way: Way, order_O: 
     return _product(weight_OI, torch.cat(biases)[order] if biases else None, way)
 
 
-def gated(gate: nn.Linear, up: nn.Linear, dtype: torch.dtype, way: Way, own: bool) -> Callable[[Tensor], Tensor]:
+def gated(gate: nn.Linear, up: nn.Linear, dtype: torch.dtype, way: Way) -> Callable[[Tensor], Tensor]:
     """silu(gate) * up as one product: M x I to M x F."""
     if way is not Way.PANELS:
-        together, swiglu = product([gate, up], dtype, way), partial(native.swiglu, dtype) if own else _swiglu
-        return lambda x_MI: swiglu(together(x_MI))
+        together = product([gate, up], dtype, way)
+        return lambda x_MI: _swiglu(together(x_MI))
     assert (gate.bias is None) == (up.bias is None), "layers with and without a bias side by side"
     panels = native.pack_gated(*(matrix(layer).to(dtype) for layer in (gate, up)))
     bias = None if gate.bias is None else native.pack_gated(gate.bias.float(), up.bias.float())
@@ -132,8 +124,6 @@ def _product(weight_OI: Tensor, bias_O: Tensor | None, way: Way) -> Product:
         bias_O = None if bias_O is None else bias_O.float().contiguous()
         return partial(native.product, native.pack(weight_OI), len(weight_OI), bias_O)
     bias_O = None if bias_O is None else bias_O.to(weight_OI.dtype)
-    if way is Way.AS_STORED:
-        return partial(_added, partial(_one_row, weight_OI.contiguous(), bias_O))
     if way is Way.TORCH:
         return partial(_added, lambda x_MI: F.linear(x_MI, weight_OI, bias_O))
     packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), _ROWS)
@@ -144,12 +134,6 @@ def _product(weight_OI: Tensor, bias_O: Tensor | None, way: Way) -> Product:
 def _added(function: Callable[[Tensor], Tensor], x_MI: Tensor, onto_MO: Tensor | None = None) -> Tensor:
     out_MO = function(x_MI)
     return out_MO if onto_MO is None else onto_MO.add_(out_MO)
-
-
-def _one_row(weight_OI: Tensor, bias_O: Tensor | None, x_MI: Tensor) -> Tensor:
-    """The product by our own function, and that of the tokens of a prompt as in training."""
-    out_MO = native.linear(x_MI, weight_OI) if len(x_MI) == 1 else multiply.product(x_MI, weight_OI.t())
-    return out_MO if bias_O is None else out_MO.add_(bias_O)
 
 
 def _packs(device: torch.device, dtype: torch.dtype) -> bool:

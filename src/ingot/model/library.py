@@ -56,6 +56,14 @@ def build(source: Path, say: Callable[[str], None] | None = None, flags: tuple[s
         return None
 
 
+def multiplies_bf16(library: CDLL) -> bool:
+    """Whether its products in bf16 are the CPU's fastest; of matrix tiles the compiler and the system may know nothing.
+
+    The process asks for tiles here, and may use them from now on.
+    """
+    return bool(library.tiles()) or not torch.cpu._is_amx_tile_supported()
+
+
 def _whole(path: Path) -> bool:
     """Whether a library is there as it was written: a damaged one ends the process that loads it."""
     if not path.exists():

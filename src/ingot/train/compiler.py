@@ -7,6 +7,7 @@ the two the one that is asked for becomes a package.
 
 import os
 import pickle
+import platform
 import shutil
 import sys
 import tempfile
@@ -35,6 +36,10 @@ def choices() -> dict[str, Any]:
         "cpp_cache_precompile_headers": False,
         "aot_inductor.compile_wrapper_opt_level": "O0",
     }
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        # GCC 12.2's -O3 vectorizes torch's transpose of 32 x 32 numbers in bf16 wrongly where two kernels call it: a
+        # gradient of keys was what the stack had held before. There is no other setting that takes a flag.
+        chosen["cpp.march"] = "native -fno-tree-slp-vectorize"
     if multiply.concerned():
         chosen["post_grad_custom_post_pass"] = by_faster_ways()
     return chosen

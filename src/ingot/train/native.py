@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ingot.model.library import FLAGS, build, word
+from ingot.model.library import FLAGS, build, multiplies_bf16, word
 
 _SOURCE = Path(__file__).parent / "cpp" / "native.cpp"
 _POINTERS = {"forward_block": 4, "backward_block": 5}
@@ -45,7 +45,7 @@ def function(dtype: torch.dtype, name: str) -> Callable[..., None]:
 
 def _vectors(dtype: torch.dtype) -> bool:
     if dtype == torch.bfloat16:
-        return torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
+        return torch.cpu._is_avx512_bf16_supported()
     return dtype == torch.float32 and torch.cpu._is_avx2_supported()
 
 
@@ -56,5 +56,7 @@ _built: dict[torch.dtype, ctypes.CDLL | None] = {}
 def _library(dtype: torch.dtype, say: Callable[[str], None] | None = None) -> ctypes.CDLL | None:
     """The functions; None where they cannot be built."""
     if dtype not in _built:
-        _built[dtype] = build(_SOURCE, say, (*FLAGS, f"-DNUMBER={_NUMBERS[dtype]}"))
+        library = build(_SOURCE, say, (*FLAGS, f"-DNUMBER={_NUMBERS[dtype]}"))
+        usable = library is not None and (dtype != torch.bfloat16 or multiplies_bf16(library))
+        _built[dtype] = library if usable else None
     return _built[dtype]

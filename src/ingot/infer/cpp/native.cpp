@@ -6,20 +6,18 @@
 extern "C" {
 #define FOR(name, T)                                  \
   long pair_##name() { return Factor<T>::pair; }      \
+  long step_##name() { return STEP<T>; }              \
   CALL(product_##name, product<T>)                    \
   CALL(gated_##name, gated<T>)                        \
   CALL(gelu_##name, gelu_product<T>)                  \
   CALL(layer_norm_##name, layer_norm<T>)              \
-  CALL(linear_##name, linear<T>)                      \
   CALL(rms_norm_##name, rms_norm<T>)                  \
-  CALL(swiglu_##name, swiglu<T, T>)                   \
   CALL(likeliest_##name, likeliest<T>)                \
   CALL(attend_##name, attend<T>)                      \
   CALL(attend_prompts_##name, attend_prompts<T>)
 FOR(fp32, float)
 FOR(bf16, bf16)
 CALL(norm_heads, rms_norm_heads)
-CALL(swiglu_fp32_bf16, swiglu<bf16, float>)
 long panel() { return PANEL; }
 // Calls one after another: of each the function, how many words it takes, and these.
 void play(const int64_t* words, long calls) {

@@ -37,16 +37,6 @@ static void layer_norm(T* out, const float* x, const float* gain, const float* b
   }
 }
 
-template <class T, class In>
-static void swiglu(T* out, const In* gate_and_up, long M, long F, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static) if (M * F > ALONE)
-  for (long m = 0; m < M; m++)
-    each(F, [&](long f, auto n) {
-      const In* row = gate_and_up + 2 * m * F + f;
-      store(out + m * F + f, silu(load(row, n)) * load(row + F, n), n);
-    });
-}
-
 // The first of the greatest of `size` numbers.
 template <class T>
 static inline long greatest(const T* x, long size, float& most) {

@@ -1,18 +1,18 @@
 // Products of rows and weights, with what follows them.
 #pragma once
-#include "vectors.h"
+#include "matrix_tiles.h"
 
 constexpr int WIDE = 3;                // registers of weights that are multiplied with each number of a row at once
 constexpr int PANEL = WIDE * V;        // outputs whose weights lie side by side
 constexpr int ROWS = V == 16 ? 8 : 4;  // rows that are multiplied with them: their sums fill the registers
 constexpr int CHUNK = 128;             // rows that pass a panel before the next one comes
 constexpr int TOGETHER = 8;            // dot products whose lanes are added up at once
-constexpr long AHEAD = 12288;          // bytes of weights that are asked for before they are needed
 
 // What is multiplied at once: of each of V outputs `pair` weights, in bf16 two where the CPU can. Sums are floats, and
 // so are the numbers of a row that is repeated where the CPU has no products in bf16.
 template <class T>
 struct Factor {
+  static constexpr bool tiles = false;
   static constexpr long pair = 1;
   typedef float Number;
   typedef Floats Type;
@@ -29,6 +29,7 @@ struct Factor {
 #if defined(__AVX512BF16__)
 template <>
 struct Factor<bf16> {
+  static constexpr bool tiles = HAS_TILES;
   static constexpr long pair = 2;
   typedef bf16 Number;
   typedef __m512bh Type;
@@ -41,6 +42,11 @@ struct Factor<bf16> {
   static inline void add(Floats& sum, Type x, Type w) { sum = _mm512_dpbf16_ps(sum, x, w); }
 };
 #endif
+
+template <class T>
+constexpr long STEP = Factor<T>::tiles ? DEEP : Factor<T>::pair;  // inputs that panels have a multiple of, zeros at last
+template <class T>
+constexpr long AT_ONCE = Factor<T>::tiles ? 2 * SIDE : ROWS;  // rows that meet a panel at once
 
 // N dot products of a row and rows of weights, one after another: memory is read fastest as it lies. What is so many
 // bytes ahead is asked for meanwhile.
@@ -65,12 +71,6 @@ static inline void all_dots(float* out, const T* x, const T* w, long I, long O, 
   long o = 0;
   for (; o + TOGETHER <= O; o += TOGETHER) dots<TOGETHER>(out + o, x, w + o * I, I, ahead);
   for (; o < O; o++) dots<1>(out + o, x, w + o * I, I, ahead);
-}
-
-template <class T>
-static void linear(float* out, const T* x, const T* w, long I, long O, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(static) if (I * O > ALONE)
-  for (long o = 0; o < O; o += TOGETHER) all_dots(out + o, x, w + o * I, I, std::min<long>(TOGETHER, O - o), AHEAD);
 }
 
 // R rows times J registers of a panel: take(row, output, sums) for each. `Next` says whether the part that is given of
@@ -130,7 +130,7 @@ static inline void pass(const T* rows_in, const T* panels, long group, long M, l
                         Function f) {
   std::vector<typename Factor<T>::Number> room;
   auto x = ready(rows_in, M * I, room, threads);
-  long size = PANEL * I;
+  long size = PANEL * up(I, STEP<T>);
 #pragma omp parallel for collapse(2) num_threads(threads) schedule(static) if (M * group * number * size > ALONE)
   for (long chunk = 0; chunk < M; chunk += CHUNK)
     for (long p = 0; p < number; p++) {
@@ -159,9 +159,82 @@ static inline void pass(const T* rows_in, const T* panels, long group, long M, l
     }
 }
 
+#if HAS_TILES
+// Rows that pass a panel before the next one comes: no more than half a second cache of 1 MB has room for.
+static inline long chunk_of(long I) { return std::clamp((1L << 18) / I, 64L, 512L); }
+
+// One product by tiles: the second tile of rows begins `two` rows behind the first one. 
+template <int D, int J>
+static inline void tile_product(float* sums, const bf16* x, long two, long I, long rows, const bf16* panel) {
+  constexpr long APART = PANEL * 2 * sizeof(bf16);
+  long stride = I * sizeof(bf16), whole = I / DEEP * DEEP;
+  clear_tiles<D, J>();
+  for (long i = 0; i < whole; i += DEEP)
+    add_tiles<D, J>(x + i, x + two * I + i, stride, {panel + i * PANEL, APART});
+  if (long left = I - whole) {
+    alignas(64) bf16 rest[D * SIDE * DEEP];
+    for (long r = 0; r < (D > 1 ? D * SIDE : rows); r++) {
+      const bf16* from = x + (r < SIDE ? r : r - SIDE + two) * I + whole;
+      _mm512_store_si512(rest + r * DEEP, _mm512_maskz_loadu_epi16((1u << left) - 1, from));
+    }
+    add_tiles<D, J>(rest, rest + SIDE * DEEP, LINE, {panel + whole * PANEL, APART});
+  }
+  store_tiles<D, J>(sums, sums + two * PANEL, PANEL * sizeof(float));
+}
+
+// Calls finish(first row, rows, panel, sums) for all rows past all panels, or groups of G panels that lie together; of
+// each the sums lie AT_ONCE rows of a panel behind those of the one before. What follows a product is done while the
+// next one is computed: tiles are no part of the pipeline, and what they write is read back later.
+template <int G, class Function>
+static inline void by_tiles(const bf16* x, const bf16* panels, long M, long I, long O, int threads, Function finish) {
+  long size = PANEL * up(I, DEEP), chunk = equal(M, chunk_of(I), AT_ONCE<bf16>), number = (O + PANEL - 1) / PANEL;
+#pragma omp parallel num_threads(threads) if (M * G * number * size > ALONE)
+  {
+    Tiles tiles(M);
+    constexpr long ROOM = AT_ONCE<bf16> * PANEL;
+    alignas(64) float sums[2][G * ROOM];
+    struct {
+      long row, rows = 0, p;
+      const float* sums;
+    } before;
+    int now = 0;
+    auto done = [&] {
+      if (before.rows) finish(before.row, before.rows, before.p, before.sums);
+    };
+#pragma omp for collapse(2) schedule(static) nowait
+    for (long m = 0; m < M; m += chunk)
+      for (long p = 0; p < number; p++) {
+        long here = std::min(chunk, M - m), blocks = (here + AT_ONCE<bf16> - 1) / AT_ONCE<bf16>;
+        for (long b = 0; b < blocks; b++, now = 1 - now) {
+          // Tiles have 16 rows, where there are so many: where none is left for them they begin before the block.
+          long row = m + here * b / blocks, rows = m + here * (b + 1) / blocks - row, full = std::min(SIDE, M);
+          long first = std::min(row, M - full), two = row + rows - first - full, J = (std::min<long>(PANEL, O - p * PANEL) + V - 1) / V;
+          for (int g = 0; g < G; g++) {
+            auto product = two > 0 ? J == 3 ? tile_product<2, 3> : J == 2 ? tile_product<2, 2> : tile_product<2, 1>
+                                   : J == 3 ? tile_product<1, 3> : J == 2 ? tile_product<1, 2> : tile_product<1, 1>;
+            product(sums[now] + g * ROOM, x + first * I, two, I, full, panels + (p * G + g) * size);
+          }
+          done();
+          before = {row, rows, p, sums[now] + (row - first) * PANEL};
+        }
+      }
+    done();
+  }
+}
+#endif
+
 // Rows times panels: finish(row, output, sums, how many) for each vector of sums.
 template <class T, class Finish>
 static inline void multiplied(const T* x, const T* panels, long M, long I, long O, int threads, Finish finish) {
+#if HAS_TILES
+  if constexpr (Factor<T>::tiles)
+    return by_tiles<1>(x, panels, M, I, O, threads, [=](long row, long rows, long p, const float* sums) {
+      for (long r = 0, o = p * PANEL; r < rows; r++)
+        each(std::min<long>(PANEL, O - o), [&](long at, auto n) {
+          finish(row + r, o + at, load(sums + r * PANEL + at), n);
+        });
+    });
+#endif
   pass(x, panels, 1, M, I, (O + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
     long o = p * PANEL;
     std::integral_constant<long, V> whole;
@@ -210,18 +283,36 @@ static void gelu_product(T* out, const T* x, const T* panels, const float* bias,
   });
 }
 
+// Rows times panels in pairs: finish(row, output, sums, sums of the other panel, how many).
+template <class T, class Finish>
+static inline void multiplied_in_pairs(const T* x, const T* panels, long M, long I, long O, int threads, Finish finish) {
+  auto all = [=](long row, long rows, long p, const float* one, const float* two) {
+    for (long r = 0, o = p * PANEL; r < rows; r++)
+      each(std::min<long>(PANEL, O - o), [&](long at, auto n) {
+        finish(row + r, o + at, load(one + r * PANEL + at), load(two + r * PANEL + at), n);
+      });
+  };
+#if HAS_TILES
+  if constexpr (Factor<T>::tiles)
+    return by_tiles<2>(x, panels, M, I, O, threads, [=](long row, long rows, long p, const float* sums) {
+      all(row, rows, p, sums, sums + AT_ONCE<T> * PANEL);
+    });
+#endif
+  pass(x, panels, 2, M, I, (O + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
+    float sums[2][ROWS * PANEL];
+    for (int which = 0; which < 2; which++) multiply(which, O - p * PANEL, keep(sums[which]));
+    all(row, rows, p, sums[0], sums[1]);
+  });
+}
+
 // SwiGLU of a product: a panel of gates, then one of what they are multiplied with, and so on; biases alike.
 template <class T>
 static void gated(T* out, const T* x, const T* panels, const float* bias, long M, long I, long F, int threads) {
-  pass(x, panels, 2, M, I, (F + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
-    float gates[ROWS * PANEL], ups[ROWS * PANEL];
-    multiply(0, F - p * PANEL, keep(gates));
-    multiply(1, F - p * PANEL, keep(ups));
-    for (long r = 0, f = p * PANEL; r < rows; r++)
-      each(std::min<long>(PANEL, F - f), [&](long at, auto n) {
-        Floats gate = load(gates + r * PANEL + at), up = load(ups + r * PANEL + at);
-        if (bias) gate += load(bias + 2 * f + at), up += load(bias + 2 * f + PANEL + at);
-        store(out + (row + r) * F + f + at, silu(gate) * up, n);
-      });
+  multiplied_in_pairs(x, panels, M, I, F, threads, [=](long m, long f, Floats gate, Floats up, auto n) {
+    if (bias) {
+      const float* of = bias + f / PANEL * 2 * PANEL + f % PANEL;
+      gate += load(of), up += load(of + PANEL);
+    }
+    store(out + m * F + f, silu(gate) * up, n);
   });
 }

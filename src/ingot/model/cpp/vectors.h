@@ -26,6 +26,14 @@ typedef int32_t Ints __attribute__((vector_size(4 * V)));
 typedef uint32_t Bits __attribute__((vector_size(4 * V)));
 typedef uint16_t Halves __attribute__((vector_size(2 * V)));
 
+static inline long up(long x, long to) { return (x + to - 1) / to * to; }
+
+// The size of equal parts that are multiples of a unit and at most so large.
+static inline long equal(long all, long most, long unit) {
+  long parts = std::max(1L, (all + most - 1) / most);
+  return up((all + parts - 1) / parts, unit);
+}
+
 // Asks for a line of memory. The first cache is left to what is read now: of keys and values it holds one head's, not
 // the next one's as well.
 static inline void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }

@@ -32,16 +32,17 @@ struct ForwardRoom {  // of a thread
   Vector<Number> query, key, value, keys, values, weight;
   Vector<float> score;
   Sight sight;
-  void fit(long P, long D) {
-    for (auto* x : {&query, &key, &value, &keys, &values}) x->assign(P * D, 0);
-    score.resize(8 * P);
-    weight.resize(8 * P);
+  void fit(long P, long S, long R) {
+    for (auto* x : {&query, &key, &value, &keys, &values}) x->assign(P * S, 0);
+    score.resize(R * P);
+    weight.resize(R * P);
   }
 };
 
 // Some queries of a head, from q on: their output and the logarithm of the sum of their softmax.
 template <int R, class Size>
-static void forward_rows(Number* out, long stride, float* lse, ForwardRoom& room, long q, long rows, long P, Size D) {
+static void forward_rows(Number* out, long stride, float* lse, ForwardRoom& room, long q, long rows, long P, Size D,
+                         std::integral_constant<int, R>) {
   const Sight& sight = room.sight;
   float c = LOG2E / std::sqrt(float(D)), *score = room.score.data(), mixed[R * 256];
   Number* weight = room.weight.data();
@@ -78,21 +79,72 @@ static void forward_rows(Number* out, long stride, float* lse, ForwardRoom& room
     for (long d = 0; d < D; d += V) store(out + r * stride + d, load(mixed + r * D + d) * (1 / sum[r]));
 }
 
+#if HAS_TILES
+// The same by tiles of 16 queries.
+template <class Size>
+static void forward_rows(Number* out, long stride, float* lse, ForwardRoom& room, long q, long rows, long P, Size D,
+                         std::integral_constant<int, SIDE>) {
+  const Sight& sight = room.sight;
+  auto S = filled(D);
+  float c = LOG2E / std::sqrt(float(D)), *score = room.score.data();
+  Number* weight = room.weight.data();
+  long from = sight.low[q], keys = q + SIDE - from, whole = up(keys, DEEP);
+  multiply_tiles<1>(false, score, P, &room.query[q * S], S, {&room.keys[from * S], LINE, S * V * (long)sizeof(Number)},
+                    keys / V, S);
+  float sum[SIDE], logs[SIDE];
+  for (int r0 = 0; r0 < SIDE; r0 += 8) {
+    Floats tops[8], sums[8] = {};
+    for (Floats& x : tops) x = Floats{} - INFINITY;
+    for (long key = from; key < q + SIDE; key += V) {
+      float* at = score + r0 * P + key - from;
+      if (!sight.whole(q, key))
+        for (int r = 0; r < 8; r++)
+          store(at + r * P, sight.seen(q + r0 + r, key, load(at + r * P), -INFINITY));
+#pragma GCC unroll 8
+      for (int r = 0; r < 8; r++) tops[r] = larger(tops[r], load(at + r * P));
+    }
+    float top[8];
+    together(top, tops, larger);
+#pragma GCC unroll 8
+    for (int r = 0; r < 8; r++) tops[r] = Floats{} + top[r] * c;
+    for (long i = 0; i < keys; i += V)
+#pragma GCC unroll 8
+      for (int r = 0; r < 8; r++) {
+        Floats p = power(load(score + (r0 + r) * P + i) * c - tops[r]);
+        sums[r] += p;
+        store(&weight[(r0 + r) * P + i], p);
+      }
+    if (whole > keys)
+      for (int r = 0; r < 8; r++) store(&weight[(r0 + r) * P + keys], Floats{});
+    together(sum + r0, sums, [](Floats a, Floats b) { return a + b; });
+    for (int r = 0; r < 8; r++) logs[r0 + r] = top[r] * c / LOG2E;
+  }
+  store(logs, load(logs) + logarithm(load(sum)));
+  memcpy(lse, logs, rows * sizeof(float));
+  alignas(64) float mixed[SIDE * 256];
+  multiply_tiles<1>(false, mixed, D, weight, P, {&room.values[from * S], S * PAIR * (long)sizeof(Number)}, D / V, whole);
+  for (long r = 0; r < rows; r++)
+    for (long d = 0; d < D; d += V) store(out + r * stride + d, load(mixed + r * D + d) * (1 / sum[r]));
+}
+#endif
+
 template <int R, class Size>
 static void forward(Number* out, float* lse, Number* qkv, const float* turn, long turns, const int32_t* first, Shape s,
                     Size D, int threads) {
   long P = s.padded(), T = s.T, N = s.heads(), group = s.H / s.K;
+  auto S = filled(D);
 #pragma omp parallel num_threads(threads)
   {
     ForwardRoom& room = own<ForwardRoom>();
-    room.fit(P, D);
+    Tools tools(SIDE);
+    room.fit(P, S, std::max(R, 8));
 #pragma omp for schedule(static)
     for (long task = 0; task < s.B * s.K; task++) {
       long b = task / s.K, k = task % s.K;
       const float* angle = turn ? turn + (turns == 1 ? 0 : b) * T * D : nullptr;
       auto take = [=](Number* to, long head, bool rotates) {
         Number* x = qkv + (b * T * N + head) * D;
-        for (long t = 0; t < T; t++, to += D, x += N * D) {
+        for (long t = 0; t < T; t++, to += S, x += N * D) {
           if (rotates && angle) turned(x, x, angle + t * D, 1, 1, D);
           copy_features(to, x, D);
         }
@@ -100,16 +152,16 @@ static void forward(Number* out, float* lse, Number* qkv, const float* turn, lon
       room.sight.look<R>(first ? first + b * T : nullptr, T, P);
       take(room.key.data(), s.H + k, true);
       take(room.value.data(), s.H + s.K + k, false);
-      put_panels(room.keys.data(), room.key.data(), T, D);
-      put_pairs(room.values.data(), room.value.data(), T, D);
+      put_panels(room.keys.data(), room.key.data(), T, S);
+      put_pairs(room.values.data(), room.value.data(), T, S);
       for (long h = k * group; h < (k + 1) * group; h++) {
         take(room.query.data(), h, true);
         Soon soon(T, D);
         soon.next(qkv, b, h, s);
         for (long q = 0; q < T; q += R) {
           soon.ask(q, std::min<long>(R, T - q));
-          forward_rows<R>(out + ((b * T + q) * s.H + h) * D, s.H * D, lse + (b * s.H + h) * T + q, room, q,
-                          std::min<long>(R, T - q), P, D);
+          forward_rows(out + ((b * T + q) * s.H + h) * D, s.H * D, lse + (b * s.H + h) * T + q, room, q,
+                       std::min<long>(R, T - q), P, D, std::integral_constant<int, R>());
         }
       }
     }

@@ -10,9 +10,9 @@ struct BackwardRoom {
   Vector<Number> slopes, slope_pairs, weights;
   Vector<float> log, delta, dquery, dkey, dvalue, score, slope;
   Sight sight;
-  void fit(long P, long D) {
-    for (auto* x : {&query, &key, &value, &gradient, &key_panels, &value_panels}) x->assign(P * D, 0);
-    for (auto* x : {&key_pairs, &query_pairs, &gradient_pairs}) x->assign(P * D, 0);
+  void fit(long P, long S, long D) {
+    for (auto* x : {&query, &key, &value, &gradient, &key_panels, &value_panels}) x->assign(P * S, 0);
+    for (auto* x : {&key_pairs, &query_pairs, &gradient_pairs}) x->assign(P * S, 0);
     for (auto* x : {&dquery, &dkey, &dvalue}) x->resize(P * D);
     log.assign(P, 0);
     delta.assign(P, 0);
@@ -33,6 +33,23 @@ static inline void put_both(bf16* rows, bf16* pairs, const Floats* x) {
   _mm256_storeu_si256((__m256i*)(rows + BLOCK), _mm512_extracti64x4_epi64(both, 1));
   put(pairs, pair(both));
 }
+#endif
+
+#if HAS_TILES
+constexpr bool TURNED = Factor<Number>::tiles;
+static inline Ints ints(const int* p) { return (Ints)load((const float*)p); }
+// Two rows; and as pairs of the rows' numbers.
+static inline Ints put_rows(float* to, long stride, const Floats* x) { return store(to, x[0]), store(to + stride, x[1]), Ints{}; }
+#if defined(__AVX512BF16__)
+static inline Ints put_rows(bf16* to, long stride, const Floats* x) {
+  __m512i both = rounded(x[0], x[1]);
+  _mm256_storeu_si256((__m256i*)to, _mm512_castsi512_si256(both));
+  _mm256_storeu_si256((__m256i*)(to + stride), _mm512_extracti64x4_epi64(both, 1));
+  return pair(both);
+}
+#endif
+#else
+constexpr bool TURNED = false;
 #endif
 
 // Probabilities and slopes of R queries, from q on, and the block's keys; q0 and k0 begin the block. A slope is the
@@ -75,7 +92,7 @@ static void slope_rows(BackwardRoom& room, long q, long q0, long k0, Size D) {
 
 // The gradients of a head's queries, and of its keys and values; these may be added to those of another head.
 template <int R, class Size>
-static void backward_head(BackwardRoom& room, bool add, const Soon& soon, long T, Size D) {
+static void backward_head(BackwardRoom& room, bool add, const Soon& soon, long T, Size D, std::integral_constant<int, R>) {
   const Sight& sight = room.sight;
   for (long k0 = 0; k0 < T; k0 += BLOCK)
     for (long q0 = k0; q0 < T; q0 += BLOCK) {
@@ -90,7 +107,7 @@ static void backward_head(BackwardRoom& room, bool add, const Soon& soon, long T
         if (from >= to) continue;
         long at = (from - q0) * BLOCK + (key - k0) * PAIR;
         auto mix = [&](Vector<float>& out, const Vector<Number>& weights, const Vector<Number>& pairs) {
-          multiply<R>(add || q0 > k0, &out[key * D], D, Columns{&weights[at]}, Pairs<Size>{&pairs[from * D], D},
+          multiply<R>(add || q0 > k0, &out[key * D], D, Transposed{&weights[at]}, Pairs<Size>{&pairs[from * D], D},
                       D / V, (to - from) / PAIR);
         };
         mix(room.dvalue, room.weights, room.gradient_pairs);
@@ -99,22 +116,93 @@ static void backward_head(BackwardRoom& room, bool add, const Soon& soon, long T
     }
 }
 
+#if HAS_TILES
+// The same by tiles. Scores are those of keys and queries, whose probabilities and slopes lie as rows of keys then, as
+// the gradients of keys and values read them; slopes are turned for that of queries. `key_panels`, `value_panels` hold
+// queries and the output's gradient here.
+template <class Size>
+static void backward_head(BackwardRoom& room, bool add, const Soon& soon, long T, Size D, std::integral_constant<int, SIDE>) {
+  constexpr long STRIP = 48, PART = BLOCK;  // queries whose scores, and whose probabilities, are kept at a time
+  static_assert(PART % STRIP == 0 && PART % DEEP == 0);
+  const Sight& sight = room.sight;
+  auto S = filled(D);
+  constexpr long size = sizeof(Number);
+  float c = LOG2E / std::sqrt(float(D));
+  alignas(64) float score[DEEP * STRIP], slope[DEEP * STRIP];
+  for (long k0 = 0; k0 < T; k0 += DEEP) {
+    bool any = false;
+    auto mix = [&](Vector<float>& out, const Vector<Number>& rows, const Number* pairs, long from, long queries) {
+      multiply_tiles<2>(add || any, &out[k0 * D], D, &rows[from], PART, {pairs, S * 2 * size}, D / V, queries);
+    };
+    long end = up(T, SIDE);
+    while (end > k0 && sight.low[end - SIDE] >= k0 + DEEP) end -= SIDE;
+    for (long q0 = k0; q0 < end; q0 += PART) {
+      long to = std::min(q0 + PART, end), filled = q0 + up(to - q0, DEEP);
+      for (long q1 = q0; q1 < to; q1 += STRIP) {
+        long vectors = std::min(STRIP, to - q1) / V;
+        auto dots = [&](float* out, const Vector<Number>& rows, const Vector<Number>& panels) {
+          multiply_tiles<2>(false, out, STRIP, &rows[k0 * S], S, {&panels[q1 * S], LINE, S * V * size}, vectors, S);
+        };
+        dots(score, room.key, room.key_panels);
+        dots(slope, room.value, room.value_panels);
+        for (long q = q1; q < q1 + vectors * V; q += V) {
+          if (k0 == 0) soon.ask(q, std::min(SIDE, T - q));
+          bool whole = sight.whole(q, k0 + DEEP - V);
+          whole = whole && sight.high[q] <= k0;
+          Floats log = load(&room.log[q]), delta = load(&room.delta[q]);
+          Ints first = ints(&sight.first[q]), own = lanes() + (int)q;
+          Number *weights = &room.weights[q - q0], *slopes = &room.slopes[q - q0];
+          Ints square[V];
+#pragma GCC unroll 4
+          for (int key = 0; key < DEEP; key += 2) {
+            Floats p[2], ds[2];
+            for (int i = 0; i < 2; i++) {
+              const long at = (key + i) * STRIP + q - q1;
+              p[i] = power(load(score + at) * c - log);
+              if (!whole) {
+                int here = k0 + key + i;
+                p[i] = (first <= here) & (own >= here) ? p[i] : Floats{};
+              }
+              ds[i] = p[i] * (load(slope + at) - delta);
+            }
+            put_rows(weights + key * PART, PART, p);
+            square[key / 2] = put_rows(slopes + key * PART, PART, ds);
+          }
+          transpose(square);
+          alignas(64) Number turned[SIDE * DEEP];
+          for (int i = 0; i < V; i++) put(turned + i * DEEP, square[i]);
+          multiply_tiles<1>(k0 > sight.low[q], &room.dquery[q * D], D, turned, DEEP, {&room.key_pairs[k0 * S], S * 2 * size}, D / V, DEEP);
+        }
+      }
+      for (long q = to; q < filled; q += V)
+        for (int key = 0; key < DEEP; key++)
+          for (auto* x : {&room.weights, &room.slopes}) store(&(*x)[key * PART + q - q0], Floats{});
+      mix(room.dvalue, room.weights, &room.gradient_pairs[q0 * S], 0, filled - q0);
+      mix(room.dkey, room.slopes, &room.query_pairs[q0 * S], 0, filled - q0);
+      any = true;
+    }
+  }
+}
+#endif
+
 template <int R, class Size>
 static void backward(Number* dqkv, const Number* dout, const Number* out, const float* lse, const Number* qkv,
                      const float* turn, long turns, const int32_t* first, Shape s, Size D, int threads) {
   long P = s.padded(), T = s.T, N = s.heads(), group = s.H / s.K;
   float scale = 1 / std::sqrt(float(D));
+  auto S = filled(D);
 #pragma omp parallel num_threads(threads)
   {
     BackwardRoom& room = own<BackwardRoom>();
-    room.fit(P, D);
+    room.fit(P, S, D);
+    Tools tools(SIDE);
 #pragma omp for schedule(static)
     for (long task = 0; task < s.B * s.K; task++) {
       long b = task / s.K, k = task % s.K;
       const float* angle = turn ? turn + (turns == 1 ? 0 : b) * T * D : nullptr;
-      auto take = [T, D](Vector<Number>& room, const Number* from, long stride) {
+      auto take = [T, D, S](Vector<Number>& room, const Number* from, long stride) {
         Number* to = room.data();
-        for (long t = 0; t < T; t++) copy_features(to + t * D, from + t * stride, D);
+        for (long t = 0; t < T; t++) copy_features(to + t * S, from + t * stride, D);
       };
       auto take_head = [&](Vector<Number>& to, long head) { take(to, qkv + (b * T * N + head) * D, N * D); };
       auto give = [&](const Vector<float>& from, long head, float scale, const float* angle) {
@@ -124,20 +212,26 @@ static void backward(Number* dqkv, const Number* dout, const Number* out, const 
       room.sight.look<R>(first ? first + b * T : nullptr, T, P);
       take_head(room.key, s.H + k);
       take_head(room.value, s.H + s.K + k);
-      put_panels(room.key_panels.data(), room.key.data(), T, D);
-      put_panels(room.value_panels.data(), room.value.data(), T, D);
-      put_pairs(room.key_pairs.data(), room.key.data(), T, D);
+      if (!TURNED) {
+        put_panels(room.key_panels.data(), room.key.data(), T, S);
+        put_panels(room.value_panels.data(), room.value.data(), T, S);
+      }
+      put_pairs(room.key_pairs.data(), room.key.data(), T, S);
       for (long h = k * group; h < (k + 1) * group; h++) {
         take_head(room.query, h);
         take(room.gradient, dout + (b * T * s.H + h) * D, s.H * D);
-        put_pairs(room.query_pairs.data(), room.query.data(), T, D);
-        put_pairs(room.gradient_pairs.data(), room.gradient.data(), T, D);
+        if (TURNED) {
+          put_panels(room.key_panels.data(), room.query.data(), T, S);
+          put_panels(room.value_panels.data(), room.gradient.data(), T, S);
+        }
+        put_pairs(room.query_pairs.data(), room.query.data(), T, S);
+        put_pairs(room.gradient_pairs.data(), room.gradient.data(), T, S);
         const Number *mixed = out + (b * T * s.H + h) * D, *gradient = room.gradient.data();
         for (long t = 0; t < T; t += 4) {
           Floats sums[4] = {};
           for (long i = 0; i < std::min(4L, T - t); i++)
             for (long d = 0; d < D; d += V)
-              sums[i] += wide(mixed + (t + i) * s.H * D + d) * wide(gradient + (t + i) * D + d);
+              sums[i] += wide(mixed + (t + i) * s.H * D + d) * wide(gradient + (t + i) * S + d);
           totals<4>(sums, &room.delta[t]);
         }
         for (long t = 0; t < T; t++) room.log[t] = lse[(b * s.H + h) * T + t] * LOG2E;
@@ -146,7 +240,7 @@ static void backward(Number* dqkv, const Number* dout, const Number* out, const 
         long last = b * s.H + h == s.B * s.H - 1, next = h + 1 < s.H || last ? h + 1 - last : T * s.H;
         for (const Number* x : {dout, out}) soon.add(x + (b * T * s.H + next) * D, s.H * D);
         for (long head : {h, s.H + k, s.H + s.K + k}) soon.add(dqkv + (b * T * N + head) * D, N * D);
-        backward_head<R>(room, h > k * group, soon, T, D);
+        backward_head(room, h > k * group, soon, T, D, std::integral_constant<int, R>());
         give(room.dquery, h, scale, angle);
       }
       give(room.dkey, s.H + k, scale, angle);

@@ -71,12 +71,6 @@ static inline void tile(float* out, float* next, long ld, long rows, long column
   sums([](Floats& s, float* p, long n) { n == V ? store(p, s) : store(p, s, n); });
 }
 
-// The size of equal parts that are multiples of a unit and at most so large.
-static inline long equal(long all, long most, long unit) {
-  long parts = std::max(1L, (all + most - 1) / most);
-  return up((all + parts - 1) / parts, unit);
-}
-
 // What one thread does: all tokens, some rows and columns of the output.
 static void gradient_part(float* out, long ld_out, const Number* g, long ld_g, const Number* x, long ld_x, bool onto,
                           long M, long N, long K) {
@@ -107,6 +101,95 @@ static void gradient_part(float* out, long ld_out, const Number* g, long ld_g, c
     }
 }
 
+#if HAS_TILES
+// The same by tiles. G is packed by columns of SIDE, a tile of 32 tokens after the other, with the tokens of a column in
+// a row, X by 48, a pair of tokens after the other. Tokens that are not there are zeros.
+constexpr long TILED_TOKENS = 512, TILED_GROUP = 512;
+struct alignas(64) TiledPacked {
+  Number g[TILED_GROUP * TILED_TOKENS], x[PANEL * TILED_TOKENS];
+};
+static void pack_columns(Number* to, const Number* from, long ld, long tokens, long columns) {
+  long whole = up(tokens, DEEP);
+  for (long c = 0; c < columns; c += SIDE)
+    for (long t = 0; t < tokens; t += DEEP) {
+      Ints square[V];
+      for (int i = 0; i < V; i++) {
+        long at = t + 2 * i;
+        square[i] = at < tokens ? pairs(from + at * ld + c, at + 1 < tokens ? from + (at + 1) * ld + c : nullptr, columns - c) : Ints{};
+      }
+      transpose(square);
+      for (int i = 0; i < V; i++) put(to + c * whole + t * SIDE + i * DEEP, square[i]);
+    }
+}
+static void pack_panel(Number* to, const Number* from, long ld, long tokens, long columns) {
+  for (long t = 0; t < up(tokens, DEEP); t += 2, from += 2 * ld, to += 2 * PANEL)
+    for (long c = 0; c < columns; c += V)
+      put(to + 2 * c, t < tokens ? pairs(from + c, t + 1 < tokens ? from + ld + c : nullptr, columns - c) : Ints{});
+}
+template <int D, int J, class Ask>
+static inline void gradient_tile(float* out, long ld, long rows, long columns, const Number* g, const Number* x, long tokens,
+                                 bool onto, Ask ask) {
+  alignas(64) float some[D * SIDE * J * V];
+  bool whole = rows >= D * SIDE && columns >= J * V;
+  float* sums = whole ? out : some;
+  long stride = whole ? ld : J * V;
+  auto copy = [&](bool back) {
+    for (long r = 0; r < std::min(rows, D * SIDE); r++)
+      for (long c = 0; c < std::min<long>(columns, J * V); c++)
+        (back ? out[r * ld + c] : some[r * J * V + c]) = back ? some[r * J * V + c] : out[r * ld + c];
+  };
+  if (onto) {
+    if (!whole) copy(false);
+    load_tiles<D, J>(sums, sums + SIDE * stride, stride * sizeof(float));
+  } else {
+    clear_tiles<D, J>();
+  }
+  const Number* two = g + tokens * SIDE;
+  for (long t = 0; t < tokens; t += DEEP) {
+    ask();
+    add_tiles<D, J>(g + t * SIDE, two + t * SIDE, LINE, {x + t * PANEL, PANEL * 2 * sizeof(Number)});
+  }
+  store_tiles<D, J>(sums, sums + SIDE * stride, stride * sizeof(float));
+  if (!whole) copy(true);
+}
+static void gradient_part_tiled(float* out, long ld_out, const Number* g, long ld_g, const Number* x, long ld_x, bool onto,
+                                long M, long N, long K) {
+  static thread_local TiledPacked packed;
+  Tiles tiles(SIDE);
+  long group = equal(N, TILED_GROUP, 2 * SIDE), tokens = equal(M, TILED_TOKENS, DEEP);
+  for (long n = 0; n < N; n += group)
+    for (long m = 0; m < M; m += tokens) {
+      bool same = m + tokens < M;  // as the group that is packed next
+      long then_n = same ? n : n + group, then_m = same ? m + tokens : 0, then = std::min(tokens, M - then_m);
+      if (then_n >= N) then = 0;
+      long some = std::min(tokens, M - m), whole = up(some, DEEP), rows = std::min(group, N - n);
+      long calls = (rows + 2 * SIDE - 1) / (2 * SIDE) * whole / DEEP;
+      Ahead next_g(g + then_m * ld_g + then_n, ld_g, then, std::min(group, N - then_n), calls * ((K - 1) / PANEL + 1));
+      pack_columns(packed.g, g + m * ld_g + n, ld_g, some, rows);
+      for (long k = 0; k < K; k += PANEL) {
+        bool last = k + PANEL >= K;
+        long wide = std::min<long>(PANEL, K - k);
+        Ahead next_x(x + (last ? then_m * ld_x : m * ld_x + k + PANEL), ld_x, last ? then : some, PANEL, calls);
+        auto ask = [&] { next_x.ask(), next_g.ask(); };
+        pack_panel(packed.x, x + m * ld_x + k, ld_x, some, wide);
+        auto pass = [&](auto J) {
+          for (long r = 0; r < rows; r += 2 * SIDE) {
+            float* to = out + (n + r) * ld_out + k;
+            const Number* strip = packed.g + r * whole;
+            if (rows - r > SIDE)
+              gradient_tile<2, J.value>(to, ld_out, rows - r, wide, strip, packed.x, whole, onto || m, ask);
+            else
+              gradient_tile<1, J.value>(to, ld_out, rows - r, wide, strip, packed.x, whole, onto || m, ask);
+          }
+        };
+        if (wide > 2 * V) pass(std::integral_constant<int, 3>());
+        else if (wide > V) pass(std::integral_constant<int, 2>());
+        else pass(std::integral_constant<int, 1>());
+      }
+    }
+}
+#endif
+
 static void weight_gradient(float* out, long ld_out, const Number* g, long ld_g, const Number* x, long ld_x, bool onto,
                             long M, long N, long K, int threads) {
 #pragma omp parallel num_threads(threads) if (M * N * K > ALONE)
@@ -122,7 +205,10 @@ static void weight_gradient(float* out, long ld_out, const Number* g, long ld_g,
     long down = T / across, i = t / across, j = t % across;
     long n = strips * i / down * ROWS, n1 = std::min(N, strips * (i + 1) / down * ROWS);
     long k = panels * j / across * V, k1 = std::min(K, panels * (j + 1) / across * V);
-    if (n < n1 && k < k1)
-      gradient_part(out + n * ld_out + k, ld_out, g + n, ld_g, x + k, ld_x, onto, M, n1 - n, k1 - k);
+    auto part = gradient_part;
+#if HAS_TILES
+    if (Factor<Number>::tiles) part = gradient_part_tiled;
+#endif
+    if (n < n1 && k < k1) part(out + n * ld_out + k, ld_out, g + n, ld_g, x + k, ld_x, onto, M, n1 - n, k1 - k);
   }
 }

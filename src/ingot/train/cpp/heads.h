@@ -7,6 +7,25 @@
 
 namespace attention {
 
+constexpr long KEYS = Factor<Number>::tiles ? DEEP : V;  // that are multiplied at once
+
+// What a thread needs to multiply.
+#if HAS_TILES
+struct Nothing {
+  explicit Nothing(long) {}
+};
+typedef std::conditional_t<Factor<Number>::tiles, Tiles, Nothing> Tools;
+#else
+struct Tools {
+  explicit Tools(long) {}
+};
+#endif
+
+// Numbers from one row of features to the next: as many as are multiplied at once, of which the last are zeros.
+template <long D>
+static constexpr auto filled(std::integral_constant<long, D> x) { return x; }
+static inline long filled(long D) { return Factor<Number>::tiles ? up(D, DEEP) : D; }
+
 struct Shape {
   long B, T, H, K, D;
   long heads() const { return H + 2 * K; }
@@ -21,7 +40,7 @@ struct Sight {
     if (!from) return;
     for (long t = 0; t < P; t++) first[t] = from[std::min(t, T - 1)];
     for (long t = 0; t + R <= P; t += R) {
-      low[t] = *std::min_element(&first[t], &first[t] + R) / V * V;
+      low[t] = *std::min_element(&first[t], &first[t] + R) / KEYS * KEYS;
       high[t] = *std::max_element(&first[t], &first[t] + R);
     }
   }
@@ -92,8 +111,9 @@ struct Soon {
 // Calls f with the rows of its tiles, and with the number of features, known to the compiler where it is common.
 template <class Function>
 static void sized(long D, Function f) {
-  std::integral_constant<int, V == 16 ? 8 : 6> eight;  // where their sums find registers
-  std::integral_constant<int, 6> six;
+  constexpr bool tiles = Factor<Number>::tiles;
+  std::integral_constant<int, tiles ? SIDE : V == 16 ? 8 : 6> eight;  // where their sums find registers
+  std::integral_constant<int, tiles ? SIDE : 6> six;
   if (D == 32) f(eight, std::integral_constant<long, 32>());
   else if (D == 64) f(six, std::integral_constant<long, 64>());
   else if (D == 128) f(six, std::integral_constant<long, 128>());

@@ -6,8 +6,6 @@
 typedef NUMBER Number;  // what is multiplied: float or bf16
 constexpr long PAIR = Factor<Number>::pair;
 
-static inline long up(long x, long to) { return (x + to - 1) / to * to; }
-
 static inline Floats wide(const float* p) { return load(p); }
 static inline void copy(float* to, const float* from) { store(to, load(from)); }  // V numbers
 
@@ -61,7 +59,8 @@ static inline Floats wide(const T* p, std::integral_constant<long, V>) { return 
 // Columns of a square of pairs as its rows.
 static inline void transpose(Ints (&square)[V]) {
 #if defined(__AVX512F__)
-  __m512i(&x)[V] = (__m512i(&)[V])square, y[V];
+  __m512i x[V], y[V];
+  for (int i = 0; i < V; i++) x[i] = (__m512i)square[i];
   for (int i = 0; i < V; i += 2) {
     y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
     y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
@@ -80,6 +79,7 @@ static inline void transpose(Ints (&square)[V]) {
     x[i] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0x88);
     x[i + 8] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0xdd);
   }
+  for (int i = 0; i < V; i++) square[i] = (Ints)x[i];
 #else
   int across[V][V];
   for (int i = 0; i < V; i++)

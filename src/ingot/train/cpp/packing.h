@@ -7,7 +7,8 @@
 #include "layouts.h"
 
 static auto memory(long size) { return std::unique_ptr<Number[]>(new Number[size]); }
-static auto panels(long outputs, long inputs) { return memory(up(outputs, PANEL) * inputs); }
+static auto panels(long outputs, long inputs) { return memory(up(outputs, PANEL) * up(inputs, STEP<Number>)); }
+alignas(64) static const float NONE[V] = {};  // what inputs of a last step are filled up with
 
 // w, O x I, as weights of x w': its outputs come after the `first` of others. Of groups of panels, such as one of gates
 // and one of what they are multiplied with, it has the one that is said.
@@ -16,13 +17,13 @@ static void pack_outputs(Number* panels, const float* w, long O, long I, long fi
 #pragma omp parallel for num_threads(threads) schedule(static) if (O * I > ALONE)
   for (long o = 0; o < O; o += V) {
     long panel = (first + o) / PANEL * group + which;
-    Number* to = panels + panel * PANEL * I + (first + o) % PANEL * PAIR;
+    Number* to = panels + panel * PANEL * up(I, STEP<Number>) + (first + o) % PANEL * PAIR;
     for (long i = 0; i < I; i += PAIR * V) {
-      long some = std::min(V, (int)((I - i) / PAIR));
+      long some = std::min<long>(V, (up(I, STEP<Number>) - i) / PAIR);
       Ints square[V];
       for (int row = 0; row < V; row++) {
         const float* from = w + std::min(o + row, O - 1) * I + i;
-        square[row] = one_after_another(to, from, i + V < I ? from + V : from);
+        square[row] = one_after_another(to, from, i + V < I ? from + V : NONE);
       }
       transpose(square);
       for (long pair = 0; pair < some; pair++) put(to + (i + pair * PAIR) * PANEL, square[pair]);
@@ -32,12 +33,13 @@ static void pack_outputs(Number* panels, const float* w, long O, long I, long fi
 
 // w, O x I, as weights of g w, whose inputs are O of `all`, from `first` on.
 static void pack_inputs(Number* panels, const float* w, long O, long I, long first, long all, int threads) {
+  long there = up(O, V), size = PANEL * up(all, STEP<Number>), end = first + there < all ? there : size / PANEL - first;
 #pragma omp parallel for num_threads(threads) schedule(static) if (O * I > ALONE)
-  for (long o = 0; o < up(O, V); o += PAIR) {
+  for (long o = 0; o < end; o += PAIR) {
     const float *one = w + std::min(o, O - 1) * I, *two = w + std::min(o + 1, O - 1) * I;
     for (long i = 0; i < I; i += V) {
-      Number* to = panels + i / PANEL * PANEL * all + (first + o) * PANEL + i % PANEL * PAIR;
-      put(to, side_by_side(to, one + i, two + i));
+      Number* to = panels + i / PANEL * size + (first + o) * PANEL + i % PANEL * PAIR;
+      put(to, o < there ? side_by_side(to, one + i, two + i) : Ints{});
     }
   }
 }

@@ -21,17 +21,11 @@ static void add_product(float* out, const float* stream, const Number* x, const 
 // silu(gate) * up, and both, side by side in rows of 2F. Panels are those of gates and ups in turns.
 static void gate(Number* out, Number* gates, const Number* x, const Number* panels, long M, long I, long F,
                  int threads) {
-  pass(x, panels, 2, M, I, (F + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
-    float sums[2][ROWS * PANEL];
-    for (int which = 0; which < 2; which++) multiply(which, F - p * PANEL, keep(sums[which]));
-    for (long r = 0, f = p * PANEL; r < rows; r++)
-      each(std::min<long>(PANEL, F - f), [&](long at, auto n) {
-        Floats gate = load(sums[0] + r * PANEL + at), up = load(sums[1] + r * PANEL + at);
-        Number* both = gates + (row + r) * 2 * F + f + at;
-        store(both, gate, n);
-        store(both + F, up, n);
-        store(out + (row + r) * F + f + at, gate * sigmoid(gate) * up, n);
-      });
+  multiplied_in_pairs(x, panels, M, I, F, threads, [=](long m, long f, Floats gate, Floats up, auto n) {
+    Number* both = gates + m * 2 * F + f;
+    store(both, gate, n);
+    store(both + F, up, n);
+    store(out + m * F + f, gate * sigmoid(gate) * up, n);
   });
 }
 

@@ -53,7 +53,7 @@ struct Rows {
   long stride;
   const Number* operator()(int r, long i) const { return at + r * stride + i * PAIR; }
 };
-struct Columns {
+struct Transposed {
   const Number* at;
   const Number* operator()(int r, long i) const { return at + (i * BLOCK + r) * PAIR; }
 };
@@ -112,5 +112,29 @@ static inline void multiply(bool add, float* out, long stride, A a, B b, long ve
     j += n;
   }
 }
+
+#if HAS_TILES
+// D x SIDE rows of `a` times columns, by tiles: `vectors` of V sums, each of so many products.
+template <int D>
+static inline void multiply_tiles(bool add, float* out, long stride, const Number* a, long ld, Columns b, long vectors,
+                                  long numbers) {
+  for (long j = 0; j < vectors;) {
+    long left = vectors - j, n = left == 4 ? 2 : std::min(left, 3L);
+    auto some = [&](auto J) {
+      float* to = out + j * V;
+      if (add) load_tiles<D, J.value>(to, to + SIDE * stride, stride * sizeof(float));
+      else clear_tiles<D, J.value>();
+      const Number* w = (const Number*)((const char*)b.at + j * b.next);
+      for (long i = 0; i < numbers; i += DEEP)
+        add_tiles<D, J.value>(a + i, a + SIDE * ld + i, ld * sizeof(Number), {w + i / 2 * b.apart / (long)sizeof(Number), b.apart, b.next});
+      store_tiles<D, J.value>(to, to + SIDE * stride, stride * sizeof(float));
+    };
+    if (n == 3) some(std::integral_constant<int, 3>());
+    else if (n == 2) some(std::integral_constant<int, 2>());
+    else some(std::integral_constant<int, 1>());
+    j += n;
+  }
+}
+#endif
 
 }  // namespace attention

@@ -1,0 +1,117 @@
+// Matrix tiles (AMX): a thread has eight of up to 16 rows of 64 bytes. One product of two adds to 16 x 16 sums in fp32
+// what 16 rows of 32 numbers in bf16 and 16 columns of as many give, whose numbers lie in pairs.
+#pragma once
+#include "vectors.h"
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#define HAS_TILES 1
+#else
+#define HAS_TILES 0
+#endif
+constexpr long SIDE = 16;  // rows, and columns, of a tile of sums
+constexpr long DEEP = 32;  // numbers of a row that are multiplied at once
+constexpr long LINE = 64;  // bytes of a tile's row
+
+// Whether there are tiles: a process has them once it has asked the system, which may say no.
+extern "C" long tiles() {
+#if HAS_TILES
+  constexpr long ASK = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  static const bool granted = syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
+  return granted;
+#else
+  return false;
+#endif
+}
+
+#if HAS_TILES
+// A thread's tiles, while this lives: 0 to 5 for sums and 6 for what is multiplied have so many rows, 7 has 16.
+struct Tiles {
+  explicit Tiles(long rows) {
+    struct alignas(64) {
+      uint8_t palette = 1, start = 0, zeros[14] = {};
+      uint16_t bytes[16] = {};
+      uint8_t rows[16] = {};
+    } sizes;
+    for (int i = 0; i < 8; i++) sizes.bytes[i] = LINE, sizes.rows[i] = i < 7 ? std::clamp(rows, 1L, SIDE) : SIDE;
+    asm volatile("ldtilecfg %0" ::"m"(sizes));
+  }
+  ~Tiles() { _tile_release(); }
+  Tiles(const Tiles&) = delete;
+};
+
+// The compiler's own function does not say that it reads memory, so what was to be read might never be written there.
+#define READ_TILE(tile, from, stride) \
+  asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(from), "r"((long)(stride)) : "memory")
+
+// How tiles of columns lie: rows, and one tile and the next, so many bytes apart.
+struct Columns {
+  const void* at;
+  long apart, next = LINE;
+};
+
+// Adds to D x J tiles of sums what D tiles of rows and J of columns give.
+template <int D, int J>
+static inline void add_tiles(const void* one, const void* two, long stride, Columns columns) {
+  const char* w = (const char*)columns.at;
+  long apart = columns.apart, next = columns.next;
+  READ_TILE(6, one, stride);
+  READ_TILE(7, w, apart);
+  _tile_dpbf16ps(0, 6, 7);
+  if constexpr (J > 1) {
+    READ_TILE(7, w + next, apart);
+    _tile_dpbf16ps(1, 6, 7);
+  }
+  if constexpr (J > 2) {
+    READ_TILE(7, w + 2 * next, apart);
+    _tile_dpbf16ps(2, 6, 7);
+  }
+  if constexpr (D > 1) {  // the other way round: the last columns are there
+    READ_TILE(6, two, stride);
+    if constexpr (J > 2) {
+      _tile_dpbf16ps(5, 6, 7);
+      READ_TILE(7, w + next, apart);
+    }
+    if constexpr (J > 1) {
+      _tile_dpbf16ps(4, 6, 7);
+      READ_TILE(7, w, apart);
+    }
+    _tile_dpbf16ps(3, 6, 7);
+  }
+}
+
+// The sums of D x J tiles: cleared, read from memory, or written there. Rows are `stride` bytes apart.
+template <int D, int J>
+static inline void clear_tiles() {
+  _tile_zero(0);
+  if constexpr (J > 1) _tile_zero(1);
+  if constexpr (J > 2) _tile_zero(2);
+  if constexpr (D > 1) {
+    _tile_zero(3);
+    if constexpr (J > 1) _tile_zero(4);
+    if constexpr (J > 2) _tile_zero(5);
+  }
+}
+template <int D, int J>
+static inline void load_tiles(const float* one, const float* two, long stride) {
+  READ_TILE(0, one, stride);
+  if constexpr (J > 1) READ_TILE(1, one + SIDE, stride);
+  if constexpr (J > 2) READ_TILE(2, one + 2 * SIDE, stride);
+  if constexpr (D > 1) {
+    READ_TILE(3, two, stride);
+    if constexpr (J > 1) READ_TILE(4, two + SIDE, stride);
+    if constexpr (J > 2) READ_TILE(5, two + 2 * SIDE, stride);
+  }
+}
+template <int D, int J>
+static inline void store_tiles(float* one, float* two, long stride) {
+  _tile_stored(0, one, stride);
+  if constexpr (J > 1) _tile_stored(1, one + SIDE, stride);
+  if constexpr (J > 2) _tile_stored(2, one + 2 * SIDE, stride);
+  if constexpr (D > 1) {
+    _tile_stored(3, two, stride);
+    if constexpr (J > 1) _tile_stored(4, two + SIDE, stride);
+    if constexpr (J > 2) _tile_stored(5, two + 2 * SIDE, stride);
+  }
+}
+#endif
