@@ -28,14 +28,22 @@ static inline void together(float* out, const Floats* x, Function f) {
 #endif
 }
 
+constexpr long TOGETHER_ROWS = 4 * SIDE;
+// Queries that are computed together: by tiles as many as leave room for their scores in the first cache.
+template <int R>
+static long queries_of(long P) {
+  return Factor<Number>::tiles ? std::clamp(10240 / P / SIDE * SIDE, SIDE, TOGETHER_ROWS) : R;
+}
+
 struct ForwardRoom {  // of a thread
   Vector<Number> query, key, value, keys, values, weight;
-  Vector<float> score;
+  Vector<float> score, mixed;
   Sight sight;
-  void fit(long P, long S, long R) {
+  void fit(long P, long S, long rows) {
     for (auto* x : {&query, &key, &value, &keys, &values}) x->assign(P * S, 0);
-    score.resize(R * P);
-    weight.resize(R * P);
+    score.resize(rows * P);
+    weight.resize(rows * P);
+    mixed.resize(rows * S);
   }
 };
 
@@ -80,49 +88,57 @@ static void forward_rows(Number* out, long stride, float* lse, ForwardRoom& room
 }
 
 #if HAS_TILES
-// The same by tiles of 16 queries.
+// The softmax of 8 rows of scores: weights, their sums, and the logarithms of what these are sums of.
+static inline void softmax_rows(Number* weight, float* sum, float* top, float* score, long P, const Sight& sight, long q,
+                                long from, long to, float c) {
+  Floats tops[8], sums[8] = {};
+  for (Floats& x : tops) x = Floats{} - INFINITY;
+  for (long key = from; key < to; key += V) {
+    float* at = score + key - from;
+    if (!sight.whole(q / SIDE * SIDE, key))
+      for (int r = 0; r < 8; r++) store(at + r * P, sight.seen(q + r, key, load(at + r * P), -INFINITY));
+#pragma GCC unroll 8
+    for (int r = 0; r < 8; r++) tops[r] = larger(tops[r], load(at + r * P));
+  }
+  together(top, tops, larger);
+#pragma GCC unroll 8
+  for (int r = 0; r < 8; r++) tops[r] = Floats{} + top[r] * c;
+  for (long i = 0; i < to - from; i += V)
+#pragma GCC unroll 8
+    for (int r = 0; r < 8; r++) {
+      Floats p = power(load(score + r * P + i) * c - tops[r]);
+      sums[r] += p;
+      store(weight + r * P + i, p);
+    }
+  together(sum, sums, [](Floats a, Floats b) { return a + b; });
+}
+
+// The same by tiles of 16 queries, several at a time: what one step writes another one reads later, not at once.
 template <class Size>
 static void forward_rows(Number* out, long stride, float* lse, ForwardRoom& room, long q, long rows, long P, Size D,
                          std::integral_constant<int, SIDE>) {
   const Sight& sight = room.sight;
   auto S = filled(D);
-  float c = LOG2E / std::sqrt(float(D)), *score = room.score.data();
+  constexpr long size = sizeof(Number);
+  float c = LOG2E / std::sqrt(float(D)), *score = room.score.data(), *mixed = room.mixed.data();
   Number* weight = room.weight.data();
-  long from = sight.low[q], keys = q + SIDE - from, whole = up(keys, DEEP);
-  multiply_tiles<1>(false, score, P, &room.query[q * S], S, {&room.keys[from * S], LINE, S * V * (long)sizeof(Number)},
-                    keys / V, S);
-  float sum[SIDE], logs[SIDE];
-  for (int r0 = 0; r0 < SIDE; r0 += 8) {
-    Floats tops[8], sums[8] = {};
-    for (Floats& x : tops) x = Floats{} - INFINITY;
-    for (long key = from; key < q + SIDE; key += V) {
-      float* at = score + r0 * P + key - from;
-      if (!sight.whole(q, key))
-        for (int r = 0; r < 8; r++)
-          store(at + r * P, sight.seen(q + r0 + r, key, load(at + r * P), -INFINITY));
-#pragma GCC unroll 8
-      for (int r = 0; r < 8; r++) tops[r] = larger(tops[r], load(at + r * P));
-    }
-    float top[8];
-    together(top, tops, larger);
-#pragma GCC unroll 8
-    for (int r = 0; r < 8; r++) tops[r] = Floats{} + top[r] * c;
-    for (long i = 0; i < keys; i += V)
-#pragma GCC unroll 8
-      for (int r = 0; r < 8; r++) {
-        Floats p = power(load(score + (r0 + r) * P + i) * c - tops[r]);
-        sums[r] += p;
-        store(&weight[(r0 + r) * P + i], p);
-      }
-    if (whole > keys)
-      for (int r = 0; r < 8; r++) store(&weight[(r0 + r) * P + keys], Floats{});
-    together(sum + r0, sums, [](Floats a, Floats b) { return a + b; });
-    for (int r = 0; r < 8; r++) logs[r0 + r] = top[r] * c / LOG2E;
+  long end = q + up(rows, SIDE);
+  float sum[TOGETHER_ROWS], top[TOGETHER_ROWS];
+  for (long t = q; t < end; t += SIDE)
+    multiply_tiles<1>(false, score + (t - q) * P, P, &room.query[t * S], S, {&room.keys[sight.low[t] * S], LINE, S * V * size},
+                      (t + SIDE - sight.low[t]) / V, S);
+  for (long t = q; t < end; t += 8) {
+    long tile = t / SIDE * SIDE, from = sight.low[tile], to = tile + SIDE;
+    softmax_rows(weight + (t - q) * P, sum + t - q, top + t - q, score + (t - q) * P, P, sight, t, from, to, c);
+    if ((to - from) % DEEP)
+      for (int r = 0; r < 8; r++) store(weight + (t - q + r) * P + to - from, Floats{});
   }
-  store(logs, load(logs) + logarithm(load(sum)));
-  memcpy(lse, logs, rows * sizeof(float));
-  alignas(64) float mixed[SIDE * 256];
-  multiply_tiles<1>(false, mixed, D, weight, P, {&room.values[from * S], S * PAIR * (long)sizeof(Number)}, D / V, whole);
+  for (long t = q; t < end; t += SIDE) {
+    long from = sight.low[t], whole = up(t + SIDE - from, DEEP);
+    multiply_tiles<1>(false, mixed + (t - q) * D, D, weight + (t - q) * P, P, {&room.values[from * S], S * 2 * size}, D / V,
+                      whole);
+  }
+  each(rows, [&](long r, auto n) { store(lse + r, logarithm(load(sum + r, n)) + load(top + r, n) * (c / LOG2E), n); });
   for (long r = 0; r < rows; r++)
     for (long d = 0; d < D; d += V) store(out + r * stride + d, load(mixed + r * D + d) * (1 / sum[r]));
 }
@@ -132,12 +148,13 @@ template <int R, class Size>
 static void forward(Number* out, float* lse, Number* qkv, const float* turn, long turns, const int32_t* first, Shape s,
                     Size D, int threads) {
   long P = s.padded(), T = s.T, N = s.heads(), group = s.H / s.K;
+  long queries = queries_of<R>(P);
   auto S = filled(D);
 #pragma omp parallel num_threads(threads)
   {
     ForwardRoom& room = own<ForwardRoom>();
     Tools tools(SIDE);
-    room.fit(P, S, std::max(R, 8));
+    room.fit(P, S, std::max(queries, 8L));
 #pragma omp for schedule(static)
     for (long task = 0; task < s.B * s.K; task++) {
       long b = task / s.K, k = task % s.K;
@@ -158,10 +175,10 @@ static void forward(Number* out, float* lse, Number* qkv, const float* turn, lon
         take(room.query.data(), h, true);
         Soon soon(T, D);
         soon.next(qkv, b, h, s);
-        for (long q = 0; q < T; q += R) {
-          soon.ask(q, std::min<long>(R, T - q));
+        for (long q = 0; q < T; q += queries) {
+          soon.ask(q, std::min(queries, T - q));
           forward_rows(out + ((b * T + q) * s.H + h) * D, s.H * D, lse + (b * s.H + h) * T + q, room, q,
-                       std::min<long>(R, T - q), P, D, std::integral_constant<int, R>());
+                       std::min(queries, T - q), P, D, std::integral_constant<int, R>());
         }
       }
     }

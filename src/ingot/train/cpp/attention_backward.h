@@ -4,6 +4,8 @@
 
 namespace attention {
 
+constexpr bool TURNED = Factor<Number>::tiles;  // probabilities are computed by key, not by query
+
 // Of a thread: a head's numbers, its gradients, and what is between a block of queries and one of keys.
 struct BackwardRoom {
   Vector<Number> query, key, value, gradient, key_panels, value_panels, key_pairs, query_pairs, gradient_pairs;
@@ -17,8 +19,7 @@ struct BackwardRoom {
     log.assign(P, 0);
     delta.assign(P, 0);
     for (auto* x : {&slopes, &slope_pairs, &weights}) x->resize(BLOCK * BLOCK);
-    score.resize(8 * BLOCK);
-    slope.resize(8 * BLOCK);
+    for (auto* x : {&score, &slope}) x->resize((TURNED ? DEEP : 8) * BLOCK);
   }
 };
 
@@ -36,7 +37,6 @@ static inline void put_both(bf16* rows, bf16* pairs, const Floats* x) {
 #endif
 
 #if HAS_TILES
-constexpr bool TURNED = Factor<Number>::tiles;
 static inline Ints ints(const int* p) { return (Ints)load((const float*)p); }
 // Two rows; and as pairs of the rows' numbers.
 static inline Ints put_rows(float* to, long stride, const Floats* x) { return store(to, x[0]), store(to + stride, x[1]), Ints{}; }
@@ -48,8 +48,6 @@ static inline Ints put_rows(bf16* to, long stride, const Floats* x) {
   return pair(both);
 }
 #endif
-#else
-constexpr bool TURNED = false;
 #endif
 
 // Probabilities and slopes of R queries, from q on, and the block's keys; q0 and k0 begin the block. A slope is the
@@ -118,68 +116,61 @@ static void backward_head(BackwardRoom& room, bool add, const Soon& soon, long T
 
 #if HAS_TILES
 // The same by tiles. Scores are those of keys and queries, whose probabilities and slopes lie as rows of keys then, as
-// the gradients of keys and values read them; slopes are turned for that of queries. `key_panels`, `value_panels` hold
-// queries and the output's gradient here.
+// the gradients of keys and values read them; slopes are turned for that of queries. What one step writes another one
+// reads later, not at once. `key_panels`, `value_panels` hold queries and the output's gradient here.
 template <class Size>
-static void backward_head(BackwardRoom& room, bool add, const Soon& soon, long T, Size D, std::integral_constant<int, SIDE>) {
-  constexpr long STRIP = 48, PART = BLOCK;  // queries whose scores, and whose probabilities, are kept at a time
-  static_assert(PART % STRIP == 0 && PART % DEEP == 0);
+static void backward_head(BackwardRoom& room, bool add, const Soon& soon, long T, Size D,
+                          std::integral_constant<int, SIDE>) {
   const Sight& sight = room.sight;
   auto S = filled(D);
   constexpr long size = sizeof(Number);
-  float c = LOG2E / std::sqrt(float(D));
-  alignas(64) float score[DEEP * STRIP], slope[DEEP * STRIP];
+  float c = LOG2E / std::sqrt(float(D)), *score = room.score.data(), *slope = room.slope.data();
   for (long k0 = 0; k0 < T; k0 += DEEP) {
-    bool any = false;
-    auto mix = [&](Vector<float>& out, const Vector<Number>& rows, const Number* pairs, long from, long queries) {
-      multiply_tiles<2>(add || any, &out[k0 * D], D, &rows[from], PART, {pairs, S * 2 * size}, D / V, queries);
-    };
     long end = up(T, SIDE);
     while (end > k0 && sight.low[end - SIDE] >= k0 + DEEP) end -= SIDE;
-    for (long q0 = k0; q0 < end; q0 += PART) {
-      long to = std::min(q0 + PART, end), filled = q0 + up(to - q0, DEEP);
-      for (long q1 = q0; q1 < to; q1 += STRIP) {
-        long vectors = std::min(STRIP, to - q1) / V;
-        auto dots = [&](float* out, const Vector<Number>& rows, const Vector<Number>& panels) {
-          multiply_tiles<2>(false, out, STRIP, &rows[k0 * S], S, {&panels[q1 * S], LINE, S * V * size}, vectors, S);
-        };
-        dots(score, room.key, room.key_panels);
-        dots(slope, room.value, room.value_panels);
-        for (long q = q1; q < q1 + vectors * V; q += V) {
-          if (k0 == 0) soon.ask(q, std::min(SIDE, T - q));
-          bool whole = sight.whole(q, k0 + DEEP - V);
-          whole = whole && sight.high[q] <= k0;
-          Floats log = load(&room.log[q]), delta = load(&room.delta[q]);
-          Ints first = ints(&sight.first[q]), own = lanes() + (int)q;
-          Number *weights = &room.weights[q - q0], *slopes = &room.slopes[q - q0];
-          Ints square[V];
+    for (long q0 = k0; q0 < end; q0 += BLOCK) {
+      long to = std::min(q0 + BLOCK, end), queries = up(to - q0, DEEP);
+      auto dots = [&](float* out, const Vector<Number>& rows, const Vector<Number>& panels) {
+        multiply_tiles<2>(false, out, BLOCK, &rows[k0 * S], S, {&panels[q0 * S], LINE, S * V * size}, (to - q0) / V, S);
+      };
+      dots(score, room.key, room.key_panels);
+      dots(slope, room.value, room.value_panels);
+      for (long q = q0; q < to; q += V) {
+        if (k0 == 0) soon.ask(q, std::min(SIDE, T - q));
+        bool whole = sight.whole(q, k0 + DEEP - V) && sight.high[q] <= k0;
+        Floats log = load(&room.log[q]), delta = load(&room.delta[q]);
+        Ints first = ints(&sight.first[q]), own = lanes() + (int)q;
+        Number *weights = &room.weights[q - q0], *slopes = &room.slopes[q - q0];
+        Ints square[V];
 #pragma GCC unroll 4
-          for (int key = 0; key < DEEP; key += 2) {
-            Floats p[2], ds[2];
-            for (int i = 0; i < 2; i++) {
-              const long at = (key + i) * STRIP + q - q1;
-              p[i] = power(load(score + at) * c - log);
-              if (!whole) {
-                int here = k0 + key + i;
-                p[i] = (first <= here) & (own >= here) ? p[i] : Floats{};
-              }
-              ds[i] = p[i] * (load(slope + at) - delta);
+        for (int key = 0; key < DEEP; key += 2) {
+          Floats p[2], ds[2];
+          for (int i = 0; i < 2; i++) {
+            const long at = (key + i) * BLOCK + q - q0;
+            p[i] = power(load(score + at) * c - log);
+            if (!whole) {
+              int here = k0 + key + i;
+              p[i] = (first <= here) & (own >= here) ? p[i] : Floats{};
             }
-            put_rows(weights + key * PART, PART, p);
-            square[key / 2] = put_rows(slopes + key * PART, PART, ds);
+            ds[i] = p[i] * (load(slope + at) - delta);
           }
-          transpose(square);
-          alignas(64) Number turned[SIDE * DEEP];
-          for (int i = 0; i < V; i++) put(turned + i * DEEP, square[i]);
-          multiply_tiles<1>(k0 > sight.low[q], &room.dquery[q * D], D, turned, DEEP, {&room.key_pairs[k0 * S], S * 2 * size}, D / V, DEEP);
+          put_rows(weights + key * BLOCK, BLOCK, p);
+          square[key / 2] = put_rows(slopes + key * BLOCK, BLOCK, ds);
         }
+        transpose(square);
+        for (int i = 0; i < V; i++) put(&room.slope_pairs[(q - q0 + i) * DEEP], square[i]);
       }
-      for (long q = to; q < filled; q += V)
+      for (long q = to; q < q0 + queries; q += V)
         for (int key = 0; key < DEEP; key++)
-          for (auto* x : {&room.weights, &room.slopes}) store(&(*x)[key * PART + q - q0], Floats{});
-      mix(room.dvalue, room.weights, &room.gradient_pairs[q0 * S], 0, filled - q0);
-      mix(room.dkey, room.slopes, &room.query_pairs[q0 * S], 0, filled - q0);
-      any = true;
+          for (auto* x : {&room.weights, &room.slopes}) store(&(*x)[key * BLOCK + q - q0], Floats{});
+      for (long q = q0; q < to; q += V)
+        multiply_tiles<1>(k0 > sight.low[q], &room.dquery[q * D], D, &room.slope_pairs[(q - q0) * DEEP], DEEP,
+                          {&room.key_pairs[k0 * S], S * 2 * size}, D / V, DEEP);
+      auto mix = [&](Vector<float>& out, const Vector<Number>& rows, const Vector<Number>& pairs) {
+        multiply_tiles<2>(add || q0 > k0, &out[k0 * D], D, &rows[0], BLOCK, {&pairs[q0 * S], S * 2 * size}, D / V, queries);
+      };
+      mix(room.dvalue, room.weights, room.gradient_pairs);
+      mix(room.dkey, room.slopes, room.query_pairs);
     }
   }
 }
