@@ -3,10 +3,17 @@
 // outputs of a last layer, which is filled up with copies of its last one.
 #pragma once
 #include <memory>
+#include <new>
 
 #include "layouts.h"
 
-static auto memory(long size) { return std::unique_ptr<Number[]>(new Number[size]); }
+// Memory that begins where a line of the cache does: a tile whose rows lie across lines takes twice as long to read.
+struct Free {
+  void operator()(Number* p) const { ::operator delete(p, std::align_val_t(64)); }
+};
+static auto memory(long size) {
+  return std::unique_ptr<Number[], Free>((Number*)::operator new(size * sizeof(Number), std::align_val_t(64)));
+}
 static auto panels(long outputs, long inputs) { return memory(up(outputs, PANEL) * up(inputs, STEP<Number>)); }
 alignas(64) static const float NONE[V] = {};  // what inputs of a last step are filled up with
 
