@@ -159,18 +159,29 @@ static inline void pass(const T* rows_in, const T* panels, long group, long M, l
     }
 }
 
+// Calls f(at, n) for each vector of a panel, of which so many outputs are left.
+template <class Function>
+static inline void across(long left, Function f) {
+  if (left < PANEL) return each(left, f);
+#pragma GCC unroll 3
+  for (long at = 0; at < PANEL; at += V) f(at, std::integral_constant<long, V>());
+}
+
 #if HAS_TILES
 // Rows that pass a panel before the next one comes: no more than half a second cache of 1 MB has room for.
 static inline long chunk_of(long I) { return std::clamp((1L << 18) / I, 64L, 512L); }
 
-// One product by tiles: the second tile of rows begins `two` rows behind the first one. 
-template <int D, int J>
-static inline void tile_product(float* sums, const bf16* x, long two, long I, long rows, const bf16* panel) {
+// One product by tiles: the second tile of rows begins `two` rows behind the first one. Calls meanwhile() at each step.
+template <int D, int J, class Function>
+static inline void tile_product(float* sums, const bf16* x, long two, long I, long rows, const bf16* panel,
+                                Function meanwhile) {
   constexpr long APART = PANEL * 2 * sizeof(bf16);
   long stride = I * sizeof(bf16), whole = I / DEEP * DEEP;
   clear_tiles<D, J>();
-  for (long i = 0; i < whole; i += DEEP)
+  for (long i = 0; i < whole; i += DEEP) {
     add_tiles<D, J>(x + i, x + two * I + i, stride, {panel + i * PANEL, APART});
+    meanwhile();
+  }
   if (long left = I - whole) {
     alignas(64) bf16 rest[D * SIDE * DEEP];
     for (long r = 0; r < (D > 1 ? D * SIDE : rows); r++) {
@@ -183,8 +194,10 @@ static inline void tile_product(float* sums, const bf16* x, long two, long I, lo
 }
 
 // Calls finish(first row, rows, panel, sums) for all rows past all panels, or groups of G panels that lie together; of
-// each the sums lie AT_ONCE rows of a panel behind those of the one before. What follows a product is done while the
-// next one is computed: tiles are no part of the pipeline, and what they write is read back later.
+// each the sums lie AT_ONCE rows of a panel behind those of the one before.
+//
+// What follows a product is done bit by bit while the next one is computed: a CPU looks no further ahead than some
+// hundred instructions, and what tiles write is read back late.
 template <int G, class Function>
 static inline void by_tiles(const bf16* x, const bf16* panels, long M, long I, long O, int threads, Function finish) {
   long size = PANEL * up(I, DEEP), chunk = equal(M, chunk_of(I), AT_ONCE<bf16>), number = (O + PANEL - 1) / PANEL;
@@ -196,10 +209,14 @@ static inline void by_tiles(const bf16* x, const bf16* panels, long M, long I, l
     struct {
       long row, rows = 0, p;
       const float* sums;
-    } before;
+    } last;
+    long part = (AT_ONCE<bf16> * DEEP + G * I - 1) / (G * I);  // rows that are finished at each step
     int now = 0;
-    auto done = [&] {
-      if (before.rows) finish(before.row, before.rows, before.p, before.sums);
+    auto finish_some = [&](long rows) {
+      if (rows > last.rows) rows = last.rows;
+      if (!rows) return;
+      finish(last.row, rows, last.p, last.sums);
+      last.row += rows, last.rows -= rows, last.sums += rows * PANEL;
     };
 #pragma omp for collapse(2) schedule(static) nowait
     for (long m = 0; m < M; m += chunk)
@@ -208,17 +225,25 @@ static inline void by_tiles(const bf16* x, const bf16* panels, long M, long I, l
         for (long b = 0; b < blocks; b++, now = 1 - now) {
           // Tiles have 16 rows, where there are so many: where none is left for them they begin before the block.
           long row = m + here * b / blocks, rows = m + here * (b + 1) / blocks - row, full = std::min(SIDE, M);
-          long first = std::min(row, M - full), two = row + rows - first - full, J = (std::min<long>(PANEL, O - p * PANEL) + V - 1) / V;
+          long first = std::min(row, M - full), two = row + rows - first - full, wide = O - p * PANEL;
           for (int g = 0; g < G; g++) {
-            auto product = two > 0 ? J == 3 ? tile_product<2, 3> : J == 2 ? tile_product<2, 2> : tile_product<2, 1>
-                                   : J == 3 ? tile_product<1, 3> : J == 2 ? tile_product<1, 2> : tile_product<1, 1>;
-            product(sums[now] + g * ROOM, x + first * I, two, I, full, panels + (p * G + g) * size);
+            auto product = [&](auto D, auto J, auto meanwhile) {
+              tile_product<D.value, J.value>(sums[now] + g * ROOM, x + first * I, two, I, full,
+                                             panels + (p * G + g) * size, meanwhile);
+            };
+            auto nothing = [] {};
+            std::integral_constant<int, 1> one;
+            std::integral_constant<int, 2> both;
+            if (two > 0 && wide > 2 * V) product(both, std::integral_constant<int, 3>(), [&] { finish_some(part); });
+            else if (two > 0) wide > V ? product(both, both, nothing) : product(both, one, nothing);
+            else wide > 2 * V ? product(one, std::integral_constant<int, 3>(), nothing)
+                              : wide > V ? product(one, both, nothing) : product(one, one, nothing);
           }
-          done();
-          before = {row, rows, p, sums[now] + (row - first) * PANEL};
+          finish_some(AT_ONCE<bf16>);
+          last = {row, rows, p, sums[now] + (row - first) * PANEL};
         }
       }
-    done();
+    finish_some(AT_ONCE<bf16>);
   }
 }
 #endif
@@ -230,9 +255,7 @@ static inline void multiplied(const T* x, const T* panels, long M, long I, long 
   if constexpr (Factor<T>::tiles)
     return by_tiles<1>(x, panels, M, I, O, threads, [=](long row, long rows, long p, const float* sums) {
       for (long r = 0, o = p * PANEL; r < rows; r++)
-        each(std::min<long>(PANEL, O - o), [&](long at, auto n) {
-          finish(row + r, o + at, load(sums + r * PANEL + at), n);
-        });
+        across(O - o, [&](long at, auto n) { finish(row + r, o + at, load(sums + r * PANEL + at), n); });
     });
 #endif
   pass(x, panels, 1, M, I, (O + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
@@ -288,7 +311,7 @@ template <class T, class Finish>
 static inline void multiplied_in_pairs(const T* x, const T* panels, long M, long I, long O, int threads, Finish finish) {
   auto all = [=](long row, long rows, long p, const float* one, const float* two) {
     for (long r = 0, o = p * PANEL; r < rows; r++)
-      each(std::min<long>(PANEL, O - o), [&](long at, auto n) {
+      across(O - o, [&](long at, auto n) {
         finish(row + r, o + at, load(one + r * PANEL + at), load(two + r * PANEL + at), n);
       });
   };
