@@ -141,7 +141,8 @@ class _NLL(torch.autograd.Function):
             if of_weight:
                 scaled_nD = (some_nD * grad_n[:, None]).to(some_nD.dtype)
                 weight_grad_VD = head.weight_gradient(excess, scaled_nD, weight_grad_VD)
-        return None, torch.cat(hidden_grads) if of_hidden else None, weight_grad_VD, *(None,) * 4
+        hidden_grad_ND = hidden_grads[0] if len(hidden_grads) == 1 else torch.cat(hidden_grads) if of_hidden else None
+        return None, hidden_grad_ND, weight_grad_VD, *(None,) * 4
 
 
 def nll_(logits_nP: Tensor, labels_n: Tensor, vocab: int, keep: bool) -> Tensor:
