@@ -29,7 +29,7 @@ from ingot.train.settings import LoopSettings
 from tests.train.test_engine import _engine, _gradient, _ragged
 
 EXACT, BF16, FP32 = torch.float64, torch.bfloat16, torch.float32
-WHY = "no such vectors, or matrix tiles for bf16, or no C++ compiler"
+WHY = "no such vectors, or no C++ compiler"
 needed = pytest.mark.skipif(not native.available(BF16), reason=WHY)
 wide_vectors = pytest.mark.skipif(not native.available(FP32), reason=WHY)
 each = pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from ingot.train import native
 from ingot.train.head import NativeHead
 
 BF16, FP32 = torch.bfloat16, torch.float32
-WHY = "no such vectors, or matrix tiles for bf16, or no C++ compiler"
+WHY = "no such vectors, or no C++ compiler"
 needed = pytest.mark.skipif(not native.available(BF16), reason=WHY)
 each = pytest.mark.parametrize(
     "dtype",

@@ -90,7 +90,7 @@ def cpu() -> Device:
     flags = Path("/proc/cpuinfo")
     words = set(flags.read_text().split()) if flags.exists() else set()
     vectors, tiles = "avx512_bf16" in words, "amx_tile" in words
-    able = {"fp32": "avx2" in words, "bf16": vectors and not tiles}
+    able = {"fp32": "avx2" in words, "bf16": vectors}
     compiler = shutil.which((os.environ.get("CXX") or "g++").split()[0])
     half = "bf16" if vectors or tiles else None
     native = tuple(precision for precision, can in able.items() if can and compiler)

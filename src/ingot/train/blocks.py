@@ -6,8 +6,7 @@ the sum with the stream), attention never writes scores to memory and skips what
 leave as the fp32 that the optimizer reads. It needs no compiling of the model: the library is built once in seconds.
 
 It is for the common decoder: RMSNorm, SwiGLU, no biases, no dropout, where all matrices learn or none. What else there
-is (LoRA, LayerNorm, norms of heads, taps) is the compiler's (`ahead.py`) or torch's, and matrix tiles, which are four
-times as fast as bf16 in vectors, oneDNN's.
+is (LoRA, LayerNorm, norms of heads, taps) is the compiler's (`ahead.py`) or torch's.
 
 Shapes: B rows, T tokens, M = B T, W width, N = H + 2K heads: H of queries, K of keys, K of values; D features of a
 head, E = D / 2, V = H D, U = N D, F features of the feed-forward.
@@ -198,7 +197,7 @@ class _Stack(torch.autograd.Function):
         where, kept, ctx.kept = ctx.where, ctx.kept, None
         assert kept is not None, "what the backward pass needs is gone with the first one"
         (all_kept, x_MW), flow, found = kept, where.flow(), [torch.empty_like(ctx.last_W)]
-        given = (*flow, found[0], None, gradient_BTW.contiguous(), x_MW, ctx.last_W)
+        given = (*flow, found[0], False, None, gradient_BTW.contiguous(), x_MW, ctx.last_W)
         call(where.dtype, "rms_norm_last_backward", *given, *where.rows)
         backward = function(where.dtype, "backward_block")
         for weights in reversed(ctx.blocks):

@@ -44,9 +44,7 @@ struct Factor<bf16> {
 #endif
 
 template <class T>
-constexpr long STEP = Factor<T>::tiles ? DEEP : Factor<T>::pair;  // inputs that panels have a multiple of, zeros at last
-template <class T>
-constexpr long AT_ONCE = Factor<T>::tiles ? 2 * SIDE : ROWS;  // rows that meet a panel at once
+constexpr long STEP = Factor<T>::tiles ? DEEP : Factor<T>::pair;  // of inputs panels have a multiple, with zeros
 
 // N dot products of a row and rows of weights, one after another: memory is read fastest as it lies. What is so many
 // bytes ahead is asked for meanwhile.
@@ -168,84 +166,7 @@ static inline void across(long left, Function f) {
 }
 
 #if HAS_TILES
-// Rows that pass a panel before the next one comes: no more than half a second cache of 1 MB has room for.
-static inline long chunk_of(long I) { return std::clamp((1L << 18) / I, 64L, 512L); }
-
-// One product by tiles: the second tile of rows begins `two` rows behind the first one. Calls meanwhile() at each step.
-template <int D, int J, class Function>
-static inline void tile_product(float* sums, const bf16* x, long two, long I, long rows, const bf16* panel,
-                                Function meanwhile) {
-  constexpr long APART = PANEL * 2 * sizeof(bf16);
-  long stride = I * sizeof(bf16), whole = I / DEEP * DEEP;
-  clear_tiles<D, J>();
-  for (long i = 0; i < whole; i += DEEP) {
-    add_tiles<D, J>(x + i, x + two * I + i, stride, {panel + i * PANEL, APART});
-    meanwhile();
-  }
-  if (long left = I - whole) {
-    alignas(64) bf16 rest[D * SIDE * DEEP];
-    for (long r = 0; r < (D > 1 ? D * SIDE : rows); r++) {
-      const bf16* from = x + (r < SIDE ? r : r - SIDE + two) * I + whole;
-      _mm512_store_si512(rest + r * DEEP, _mm512_maskz_loadu_epi16((1u << left) - 1, from));
-    }
-    add_tiles<D, J>(rest, rest + SIDE * DEEP, LINE, {panel + whole * PANEL, APART});
-  }
-  store_tiles<D, J>(sums, sums + two * PANEL, PANEL * sizeof(float));
-}
-
-// Calls finish(first row, rows, panel, sums) for all rows past all panels, or groups of G panels that lie together; of
-// each the sums lie AT_ONCE rows of a panel behind those of the one before.
-//
-// What follows a product is done bit by bit while the next one is computed: a CPU looks no further ahead than some
-// hundred instructions, and what tiles write is read back late.
-template <int G, class Function>
-static inline void by_tiles(const bf16* x, const bf16* panels, long M, long I, long O, int threads, Function finish) {
-  long size = PANEL * up(I, DEEP), chunk = equal(M, chunk_of(I), AT_ONCE<bf16>), number = (O + PANEL - 1) / PANEL;
-#pragma omp parallel num_threads(threads) if (M * G * number * size > ALONE)
-  {
-    Tiles tiles(M);
-    constexpr long ROOM = AT_ONCE<bf16> * PANEL;
-    alignas(64) float sums[2][G * ROOM];
-    struct {
-      long row, rows = 0, p;
-      const float* sums;
-    } last;
-    long part = (AT_ONCE<bf16> * DEEP + G * I - 1) / (G * I);  // rows that are finished at each step
-    int now = 0;
-    auto finish_some = [&](long rows) {
-      if (rows > last.rows) rows = last.rows;
-      if (!rows) return;
-      finish(last.row, rows, last.p, last.sums);
-      last.row += rows, last.rows -= rows, last.sums += rows * PANEL;
-    };
-#pragma omp for collapse(2) schedule(static) nowait
-    for (long m = 0; m < M; m += chunk)
-      for (long p = 0; p < number; p++) {
-        long here = std::min(chunk, M - m), blocks = (here + AT_ONCE<bf16> - 1) / AT_ONCE<bf16>;
-        for (long b = 0; b < blocks; b++, now = 1 - now) {
-          // Tiles have 16 rows, where there are so many: where none is left for them they begin before the block.
-          long row = m + here * b / blocks, rows = m + here * (b + 1) / blocks - row, full = std::min(SIDE, M);
-          long first = std::min(row, M - full), two = row + rows - first - full, wide = O - p * PANEL;
-          for (int g = 0; g < G; g++) {
-            auto product = [&](auto D, auto J, auto meanwhile) {
-              tile_product<D.value, J.value>(sums[now] + g * ROOM, x + first * I, two, I, full,
-                                             panels + (p * G + g) * size, meanwhile);
-            };
-            auto nothing = [] {};
-            std::integral_constant<int, 1> one;
-            std::integral_constant<int, 2> both;
-            if (two > 0 && wide > 2 * V) product(both, std::integral_constant<int, 3>(), [&] { finish_some(part); });
-            else if (two > 0) wide > V ? product(both, both, nothing) : product(both, one, nothing);
-            else wide > 2 * V ? product(one, std::integral_constant<int, 3>(), nothing)
-                              : wide > V ? product(one, both, nothing) : product(one, one, nothing);
-          }
-          finish_some(AT_ONCE<bf16>);
-          last = {row, rows, p, sums[now] + (row - first) * PANEL};
-        }
-      }
-    finish_some(AT_ONCE<bf16>);
-  }
-}
+#include "products_by_tiles.h"
 #endif
 
 // Rows times panels: finish(row, output, sums, how many) for each vector of sums.
@@ -308,7 +229,8 @@ static void gelu_product(T* out, const T* x, const T* panels, const float* bias,
 
 // Rows times panels in pairs: finish(row, output, sums, sums of the other panel, how many).
 template <class T, class Finish>
-static inline void multiplied_in_pairs(const T* x, const T* panels, long M, long I, long O, int threads, Finish finish) {
+static inline void multiplied_in_pairs(const T* x, const T* panels, long M, long I, long O, int threads,
+                                       Finish finish) {
   auto all = [=](long row, long rows, long p, const float* one, const float* two) {
     for (long r = 0, o = p * PANEL; r < rows; r++)
       across(O - o, [&](long at, auto n) {
@@ -318,7 +240,7 @@ static inline void multiplied_in_pairs(const T* x, const T* panels, long M, long
 #if HAS_TILES
   if constexpr (Factor<T>::tiles)
     return by_tiles<2>(x, panels, M, I, O, threads, [=](long row, long rows, long p, const float* sums) {
-      all(row, rows, p, sums, sums + AT_ONCE<T> * PANEL);
+      all(row, rows, p, sums, sums + AT_ONCE * PANEL);
     });
 #endif
   pass(x, panels, 2, M, I, (O + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {

@@ -28,11 +28,11 @@ static inline void together(float* out, const Floats* x, Function f) {
 #endif
 }
 
-constexpr long TOGETHER_ROWS = 4 * SIDE;
 // Queries that are computed together: by tiles as many as leave room for their scores in the first cache.
+constexpr long MOST_QUERIES = 4 * SIDE;
 template <int R>
 static long queries_of(long P) {
-  return Factor<Number>::tiles ? std::clamp(10240 / P / SIDE * SIDE, SIDE, TOGETHER_ROWS) : R;
+  return Factor<Number>::tiles ? std::clamp(10240 / P / SIDE * SIDE, SIDE, MOST_QUERIES) : R;
 }
 
 struct ForwardRoom {  // of a thread
@@ -47,27 +47,20 @@ struct ForwardRoom {  // of a thread
   }
 };
 
-// Some queries of a head, from q on: their output and the logarithm of the sum of their softmax.
-template <int R, class Size>
-static void forward_rows(Number* out, long stride, float* lse, ForwardRoom& room, long q, long rows, long P, Size D,
-                         std::integral_constant<int, R>) {
-  const Sight& sight = room.sight;
-  float c = LOG2E / std::sqrt(float(D)), *score = room.score.data(), mixed[R * 256];
-  Number* weight = room.weight.data();
-  long from = sight.low[q], to = up(q + R, V);
-  Rows queries = {&room.query[q * D], D};
-  multiply<R>(false, score, P, queries, Panels<Size>{&room.keys[from * D], D}, (to - from) / V, D / PAIR);
+// The softmax of R rows of scores, 8 at most, those of queries from q on, in a tile of queries that begins at `tile`:
+// weights, their sums, and the largest scores.
+template <int R>
+static inline void softmax_rows(Number* weight, float* sum, float* top, float* score, long P, const Sight& sight,
+                                long q, long tile, long from, long to, float c) {
   Floats tops[8], sums[8] = {};
   for (Floats& x : tops) x = Floats{} - INFINITY;
   for (long key = from; key < to; key += V) {
     float* at = score + key - from;
-    if (!sight.whole(q, key))
-      for (int r = 0; r < R; r++)
-        store(at + r * P, sight.seen(q + r, key, load(at + r * P), -INFINITY));
+    if (!sight.whole(tile, key))
+      for (int r = 0; r < R; r++) store(at + r * P, sight.seen(q + r, key, load(at + r * P), -INFINITY));
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) tops[r] = larger(tops[r], load(at + r * P));
   }
-  float top[8], sum[8], logs[8];
   together(top, tops, larger);
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++) tops[r] = Floats{} + top[r] * c;
@@ -76,43 +69,36 @@ static void forward_rows(Number* out, long stride, float* lse, ForwardRoom& room
     for (int r = 0; r < R; r++) {
       Floats p = power(load(score + r * P + i) * c - tops[r]);
       sums[r] += p;
-      store(&weight[r * P + i], p);
-    }
-  together(sum, sums, [](Floats a, Floats b) { return a + b; });
-  each(8, [&](long r, auto n) { store(logs + r, logarithm(load(sum + r, n)), n); });
-  for (long r = 0; r < rows; r++) lse[r] = logs[r] + top[r] * c / LOG2E;
-  Rows weights = {room.weight.data(), P};
-  multiply<R>(false, mixed, D, weights, Pairs<Size>{&room.values[from * D], D}, D / V, (q + R - from) / PAIR);
-  for (long r = 0; r < rows; r++)
-    for (long d = 0; d < D; d += V) store(out + r * stride + d, load(mixed + r * D + d) * (1 / sum[r]));
-}
-
-#if HAS_TILES
-// The softmax of 8 rows of scores: weights, their sums, and the logarithms of what these are sums of.
-static inline void softmax_rows(Number* weight, float* sum, float* top, float* score, long P, const Sight& sight, long q,
-                                long from, long to, float c) {
-  Floats tops[8], sums[8] = {};
-  for (Floats& x : tops) x = Floats{} - INFINITY;
-  for (long key = from; key < to; key += V) {
-    float* at = score + key - from;
-    if (!sight.whole(q / SIDE * SIDE, key))
-      for (int r = 0; r < 8; r++) store(at + r * P, sight.seen(q + r, key, load(at + r * P), -INFINITY));
-#pragma GCC unroll 8
-    for (int r = 0; r < 8; r++) tops[r] = larger(tops[r], load(at + r * P));
-  }
-  together(top, tops, larger);
-#pragma GCC unroll 8
-  for (int r = 0; r < 8; r++) tops[r] = Floats{} + top[r] * c;
-  for (long i = 0; i < to - from; i += V)
-#pragma GCC unroll 8
-    for (int r = 0; r < 8; r++) {
-      Floats p = power(load(score + r * P + i) * c - tops[r]);
-      sums[r] += p;
       store(weight + r * P + i, p);
     }
   together(sum, sums, [](Floats a, Floats b) { return a + b; });
 }
 
+// Some rows of output and the logarithms of the sums of their softmax.
+template <class Size>
+static inline void give(Number* out, long stride, float* lse, const float* mixed, const float* sum, const float* top,
+                        long rows, float c, Size D) {
+  each(rows, [&](long r, auto n) {
+    store(lse + r, logarithm(load(sum + r, n)) + load(top + r, n) * c / LOG2E, n);
+  });
+  for (long r = 0; r < rows; r++)
+    for (long d = 0; d < D; d += V) store(out + r * stride + d, load(mixed + r * D + d) * (1 / sum[r]));
+}
+
+// Some queries of a head, from q on: their output and the logarithms of the sums of their softmax.
+template <int R, class Size>
+static void forward_rows(Number* out, long stride, float* lse, ForwardRoom& room, long q, long rows, long P, Size D,
+                         std::integral_constant<int, R>) {
+  float c = LOG2E / std::sqrt(float(D)), *score = room.score.data(), *mixed = room.mixed.data(), sum[16], top[16];
+  long from = room.sight.low[q], to = up(q + R, V);
+  Rows queries = {&room.query[q * D], D}, weights = {room.weight.data(), P};
+  multiply<R>(false, score, P, queries, Panels<Size>{&room.keys[from * D], D}, (to - from) / V, D / PAIR);
+  softmax_rows<R>(room.weight.data(), sum, top, score, P, room.sight, q, q, from, to, c);
+  multiply<R>(false, mixed, D, weights, Pairs<Size>{&room.values[from * D], D}, D / V, (q + R - from) / PAIR);
+  give(out, stride, lse, mixed, sum, top, rows, c, D);
+}
+
+#if HAS_TILES
 // The same by tiles of 16 queries, several at a time: what one step writes another one reads later, not at once.
 template <class Size>
 static void forward_rows(Number* out, long stride, float* lse, ForwardRoom& room, long q, long rows, long P, Size D,
@@ -121,26 +107,26 @@ static void forward_rows(Number* out, long stride, float* lse, ForwardRoom& room
   auto S = filled(D);
   constexpr long size = sizeof(Number);
   float c = LOG2E / std::sqrt(float(D)), *score = room.score.data(), *mixed = room.mixed.data();
+  float sum[MOST_QUERIES], top[MOST_QUERIES];
   Number* weight = room.weight.data();
   long end = q + up(rows, SIDE);
-  float sum[TOGETHER_ROWS], top[TOGETHER_ROWS];
-  for (long t = q; t < end; t += SIDE)
-    multiply_tiles<1>(false, score + (t - q) * P, P, &room.query[t * S], S, {&room.keys[sight.low[t] * S], LINE, S * V * size},
-                      (t + SIDE - sight.low[t]) / V, S);
+  for (long t = q; t < end; t += SIDE) {
+    long from = sight.low[t];
+    multiply_tiles<1>(false, score + (t - q) * P, P, &room.query[t * S], S,
+                      {&room.keys[from * S], LINE, S * V * size}, (t + SIDE - from) / V, S);
+  }
   for (long t = q; t < end; t += 8) {
-    long tile = t / SIDE * SIDE, from = sight.low[tile], to = tile + SIDE;
-    softmax_rows(weight + (t - q) * P, sum + t - q, top + t - q, score + (t - q) * P, P, sight, t, from, to, c);
+    long at = t - q, tile = t / SIDE * SIDE, from = sight.low[tile], to = tile + SIDE;
+    softmax_rows<8>(weight + at * P, sum + at, top + at, score + at * P, P, sight, t, tile, from, to, c);
     if ((to - from) % DEEP)
-      for (int r = 0; r < 8; r++) store(weight + (t - q + r) * P + to - from, Floats{});
+      for (int r = 0; r < 8; r++) store(weight + (at + r) * P + to - from, Floats{});
   }
   for (long t = q; t < end; t += SIDE) {
-    long from = sight.low[t], whole = up(t + SIDE - from, DEEP);
-    multiply_tiles<1>(false, mixed + (t - q) * D, D, weight + (t - q) * P, P, {&room.values[from * S], S * 2 * size}, D / V,
-                      whole);
+    long from = sight.low[t], keys = up(t + SIDE - from, DEEP);
+    multiply_tiles<1>(false, mixed + (t - q) * D, D, weight + (t - q) * P, P, {&room.values[from * S], S * 2 * size},
+                      D / V, keys);
   }
-  each(rows, [&](long r, auto n) { store(lse + r, logarithm(load(sum + r, n)) + load(top + r, n) * (c / LOG2E), n); });
-  for (long r = 0; r < rows; r++)
-    for (long d = 0; d < D; d += V) store(out + r * stride + d, load(mixed + r * D + d) * (1 / sum[r]));
+  give(out, stride, lse, mixed, sum, top, rows, c, D);
 }
 #endif
 

@@ -39,7 +39,10 @@ static inline void put_both(bf16* rows, bf16* pairs, const Floats* x) {
 #if HAS_TILES
 static inline Ints ints(const int* p) { return (Ints)load((const float*)p); }
 // Two rows; and as pairs of the rows' numbers.
-static inline Ints put_rows(float* to, long stride, const Floats* x) { return store(to, x[0]), store(to + stride, x[1]), Ints{}; }
+static inline Ints put_rows(float* to, long stride, const Floats* x) {
+  store(to, x[0]), store(to + stride, x[1]);
+  return Ints{};
+}
 #if defined(__AVX512BF16__)
 static inline Ints put_rows(bf16* to, long stride, const Floats* x) {
   __m512i both = rounded(x[0], x[1]);
@@ -90,7 +93,8 @@ static void slope_rows(BackwardRoom& room, long q, long q0, long k0, Size D) {
 
 // The gradients of a head's queries, and of its keys and values; these may be added to those of another head.
 template <int R, class Size>
-static void backward_head(BackwardRoom& room, bool add, const Soon& soon, long T, Size D, std::integral_constant<int, R>) {
+static void backward_head(BackwardRoom& room, bool add, const Soon& soon, long T, Size D,
+                          std::integral_constant<int, R>) {
   const Sight& sight = room.sight;
   for (long k0 = 0; k0 < T; k0 += BLOCK)
     for (long q0 = k0; q0 < T; q0 += BLOCK) {
@@ -167,7 +171,8 @@ static void backward_head(BackwardRoom& room, bool add, const Soon& soon, long T
         multiply_tiles<1>(k0 > sight.low[q], &room.dquery[q * D], D, &room.slope_pairs[(q - q0) * DEEP], DEEP,
                           {&room.key_pairs[k0 * S], S * 2 * size}, D / V, DEEP);
       auto mix = [&](Vector<float>& out, const Vector<Number>& rows, const Vector<Number>& pairs) {
-        multiply_tiles<2>(add || q0 > k0, &out[k0 * D], D, &rows[0], BLOCK, {&pairs[q0 * S], S * 2 * size}, D / V, queries);
+        multiply_tiles<2>(add || q0 > k0, &out[k0 * D], D, &rows[0], BLOCK, {&pairs[q0 * S], S * 2 * size}, D / V,
+                          queries);
       };
       mix(room.dvalue, room.weights, room.gradient_pairs);
       mix(room.dkey, room.slopes, room.query_pairs);

@@ -1,6 +1,7 @@
 // A block's forward and backward pass.
 #pragma once
 #include <array>
+#include <numeric>
 
 #include "attention.h"
 #include "attention_backward.h"
@@ -74,7 +75,7 @@ static auto packed_inputs(std::initializer_list<Part> parts, long inputs, int th
   return found;
 }
 
-// Of some rows, from b on: their part of all.
+// B sequences, from b on, for one thread.
 static Where part_of(const Where& at, long b, long B) {
   Where some = at;
   some.B = B;
@@ -85,25 +86,28 @@ static Where part_of(const Where& at, long b, long B) {
 }
 static Kept part_of(const Kept& kept, const Where& at, long b) {
   long m = b * at.T, W = at.W;
-  return {kept.x + m * W,          kept.normed + m * W, kept.qkv + m * at.N() * at.D,
-          kept.logs + b * at.H * at.T, kept.mixed + m * at.H * at.D, kept.middle + m * W,
-          kept.middle_normed + m * W, kept.gates + m * 2 * at.F};
+  return {kept.x + m * W,
+          kept.normed + m * W,
+          kept.qkv + m * at.N() * at.D,
+          kept.logs + b * at.H * at.T,
+          kept.mixed + m * at.H * at.D,
+          kept.middle + m * W,
+          kept.middle_normed + m * W,
+          kept.gates + m * 2 * at.F};
 }
 
-// Rows that a thread takes through the block by itself, so that what one step writes is in its second cache when another
-// one reads it; all of them where they are computed by all threads together, step by step.
-static long rows_at_once(const Where& at) {
-#ifndef PARTS
-#define PARTS 512
-#endif
+// Sequences that a thread takes through the block by itself, so that what one step writes is in its second cache when
+// another one reads it; all of them where all threads compute them together, step by step. Tiles compute so fast that
+// memory is what is waited for, and parts pay where weights and their gradients leave room for them in that cache.
+static long sequences_at_once(const Where& at) {
+  constexpr long TOKENS_OF_A_PART = 512, MOST_WEIGHTS = 1 << 18;
   long weights = at.W * (at.N() * at.D + at.H * at.D + 3 * at.F);
-  if (!Factor<Number>::tiles || weights > 1 << 18 || at.T > 2 * PARTS) return at.B;
-  long each = (at.B + at.threads - 1) / at.threads, most = std::max(1L, PARTS / at.T), parts = (each + most - 1) / most;
-  return (each + parts - 1) / parts;
+  if (!Factor<Number>::tiles || weights > MOST_WEIGHTS || at.T > 2 * TOKENS_OF_A_PART) return at.B;
+  return equal((at.B + at.threads - 1) / at.threads, std::max(1L, TOKENS_OF_A_PART / at.T), 1);
 }
 template <class Function>
 static void in_parts(const Where& at, Function f) {
-  long some = rows_at_once(at);
+  long some = sequences_at_once(at);
   if (some >= at.B) return f(at, 0L);
 #pragma omp parallel for num_threads(at.threads) schedule(static)
   for (long b = 0; b < at.B; b += some) f(part_of(at, b, std::min(some, at.B - b)), b);
@@ -132,75 +136,67 @@ static void forward(const Where& at, const Weights<const float>& w, const Kept& 
   });
 }
 
-// Gradients of a thread, added up over its rows.
+// The arrays of gradients: as q, k and v lie one after another they are one, and so are gate and up.
+typedef std::array<long, 6> Sizes;
+static std::array<float**, 6> arrays(Weights<float>& of) {
+  return {&of.attention_norm, &of.q, &of.o, &of.ffn_norm, &of.gate, &of.down};
+}
+
+// Where a thread adds up gradients of its parts; the first one does where their sum is to be.
 struct Sums {
   std::vector<float> room;
   Weights<float> of;
   bool begun = false;
+  void begin(const Weights<float>& all, const Sizes& sizes, bool first) {
+    begun = true, of = all;
+    if (first) return;
+    room.resize(std::accumulate(sizes.begin(), sizes.end(), 0L));
+    float* next = room.data();
+    for (size_t i = 0; i < sizes.size(); i++) *arrays(of)[i] = next, next += sizes[i];
+  }
 };
 
-static void backward(const Where& at, const Weights<const float>& w, const Kept& all, const Weights<float>& of,
+static void backward(const Where& at, const Weights<const float>& w, const Kept& all, const Weights<float>& all_of,
                      const Flow& all_flow) {
   long W = at.W, D = at.D, F = at.F, Q = at.H * D, U = at.K * D, ND = at.N() * D;
   int threads = at.threads;
   auto down = packed_inputs({{w.down, W}}, F, threads), both = packed_inputs({{w.gate, F}, {w.up, F}}, W, threads);
-  auto o = packed_inputs({{w.o, W}}, Q, threads), three = packed_inputs({{w.q, Q}, {w.k, U}, {w.v, U}}, W, threads);
-  static thread_local std::vector<Sums> kept_sums;
-  auto& sums = kept_sums;
+  auto o = packed_inputs({{w.o, W}}, Q, threads), qkv = packed_inputs({{w.q, Q}, {w.k, U}, {w.v, U}}, W, threads);
+  const Sizes sizes = {W, ND * W, W * Q, W, 2 * F * W, W * F};
+  auto& sums = attention::own<std::vector<Sums>>();
   sums.resize(std::max<size_t>(sums.size(), threads));
-  const long sizes[] = {W, ND * W, W * Q, W, 2 * F * W, W * F};
-  auto parts = [](const Weights<float>& of) { return std::array<float*, 6>{of.attention_norm, of.q, of.o, of.ffn_norm, of.gate, of.down}; };
-  for (auto& some : sums) some.begun = false;
+  for (Sums& some : sums) some.begun = false;
   in_parts(at, [&](const Where& at, long b) {
+    Sums& mine = sums[omp_get_thread_num()];
+    bool onto = mine.begun;
+    if (!onto) mine.begin(all_of, sizes, &mine == &sums[0]);
+    const Weights<float>& of = mine.of;
     Kept kept = part_of(all, at, b);
     Flow flow = {all_flow.exact + b * at.T * W, all_flow.rounded + b * at.T * W};
     long M = at.M();
-    int threads = at.threads, t = omp_get_thread_num();
-    Sums& mine = sums[t];
-    bool onto = mine.begun;
-    if (!onto) {
-      mine.begun = true;
-      mine.of = of;
-      if (t) {
-        long size = 0;
-        for (long s : sizes) size += s;
-        mine.room.resize(size);
-        float* at = mine.room.data();
-        float** places[] = {&mine.of.attention_norm, &mine.of.q, &mine.of.o, &mine.of.ffn_norm, &mine.of.gate, &mine.of.down};
-        for (int i = 0; i < 6; i++) *places[i] = at, at += sizes[i];
-      }
-    }
-    const Weights<float>& of = mine.of;
-    std::vector<float> gain(W);
-    auto add_gain = [&](float* to) {
-      for (long i = 0; i < W; i++) to[i] = onto ? to[i] + gain[i] : gain[i];
-    };
+    int threads = at.threads;
     auto product = memory(M * F), normed = memory(M * W);
     gate_backward(product.get(), kept.gates, flow.rounded, down.get(), M, W, F, threads);
     weight_gradient(of.down, F, flow.rounded, W, product.get(), F, onto, M, W, F, threads);
     weight_gradient(of.gate, W, kept.gates, 2 * F, kept.middle_normed, W, onto, M, 2 * F, W, threads);
     project(normed.get(), kept.gates, both.get(), M, 2 * F, W, threads);
-    rms_norm_backward(flow.exact, flow.rounded, gain.data(), flow.exact, normed.get(), kept.middle, w.ffn_norm, at.eps, M,
-                      W, threads);
-    add_gain(of.ffn_norm);
+    rms_norm_backward(flow.exact, flow.rounded, of.ffn_norm, onto, flow.exact, normed.get(), kept.middle, w.ffn_norm,
+                      at.eps, M, W, threads);
 
-    auto mixed = memory(M * Q), qkv = memory(M * ND);
+    auto mixed = memory(M * Q), of_qkv = memory(M * ND);
     project(mixed.get(), flow.rounded, o.get(), M, W, Q, threads);
     weight_gradient(of.o, Q, flow.rounded, W, kept.mixed, Q, onto, M, W, Q, threads);
-    attention_backward(qkv.get(), mixed.get(), kept.mixed, kept.logs, kept.qkv, at.turn, at.turns, at.first, at.B, at.T,
-                       at.H, at.K, D, threads);
-    weight_gradient(of.q, W, qkv.get(), ND, kept.normed, W, onto, M, ND, W, threads);
-    project(normed.get(), qkv.get(), three.get(), M, ND, W, threads);
-    rms_norm_backward(flow.exact, flow.rounded, gain.data(), flow.exact, normed.get(), kept.x, w.attention_norm, at.eps, M,
-                      W, threads);
-    add_gain(of.attention_norm);
+    attention_backward(of_qkv.get(), mixed.get(), kept.mixed, kept.logs, kept.qkv, at.turn, at.turns, at.first, at.B,
+                       at.T, at.H, at.K, D, threads);
+    weight_gradient(of.q, W, of_qkv.get(), ND, kept.normed, W, onto, M, ND, W, threads);
+    project(normed.get(), of_qkv.get(), qkv.get(), M, ND, W, threads);
+    rms_norm_backward(flow.exact, flow.rounded, of.attention_norm, onto, flow.exact, normed.get(), kept.x,
+                      w.attention_norm, at.eps, M, W, threads);
   });
   for (int t = 1; t < threads; t++)
-    if (sums[t].begun) {
-      auto from = parts(sums[t].of), to = parts(of);
-      for (int i = 0; i < 6; i++) {
+    for (size_t i = 0; sums[t].begun && i < sizes.size(); i++) {
+      float *to = *arrays(sums[0].of)[i], *from = *arrays(sums[t].of)[i];
 #pragma omp parallel for num_threads(threads) schedule(static) if (sizes[i] > ALONE)
-        for (long n = 0; n < sizes[i]; n++) to[i][n] += from[i][n];
-      }
+      for (long n = 0; n < sizes[i]; n++) to[n] += from[n];
     }
 }

@@ -9,18 +9,6 @@ namespace attention {
 
 constexpr long KEYS = Factor<Number>::tiles ? DEEP : V;  // that are multiplied at once
 
-// What a thread needs to multiply.
-#if HAS_TILES
-struct Nothing {
-  explicit Nothing(long) {}
-};
-typedef std::conditional_t<Factor<Number>::tiles, Tiles, Nothing> Tools;
-#else
-struct Tools {
-  explicit Tools(long) {}
-};
-#endif
-
 // Numbers from one row of features to the next: as many as are multiplied at once, of which the last are zeros.
 template <long D>
 static constexpr auto filled(std::integral_constant<long, D> x) { return x; }

@@ -6,6 +6,18 @@
 typedef NUMBER Number;  // what is multiplied: float or bf16
 constexpr long PAIR = Factor<Number>::pair;
 
+// What a thread sets up before it multiplies.
+#if HAS_TILES
+struct Nothing {
+  explicit Nothing(long) {}
+};
+typedef std::conditional_t<Factor<Number>::tiles, Tiles, Nothing> Tools;
+#else
+struct Tools {
+  explicit Tools(long) {}
+};
+#endif
+
 static inline Floats wide(const float* p) { return load(p); }
 static inline void copy(float* to, const float* from) { store(to, load(from)); }  // V numbers
 

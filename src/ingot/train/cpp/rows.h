@@ -43,11 +43,12 @@ static void gate_backward(Number* out, Number* gates, const Number* gradient, co
 }
 
 // The gradient of rows through RMSNorm, added to what reaches them beside it (or to nothing), exact and as products
-// read it; the gain's.
+// read it; the gain's, or what is added to that.
 template <class T>
-static void rms_norm_backward(float* out, Number* rounded, float* of_gain, const float* beside, const T* gradient,
-                              const float* x, const float* gain, float eps, long M, long W, int threads) {
-  std::fill(of_gain, of_gain + W, 0.f);
+static void rms_norm_backward(float* out, Number* rounded, float* of_gain, bool onto, const float* beside,
+                              const T* gradient, const float* x, const float* gain, float eps, long M, long W,
+                              int threads) {
+  if (!onto) std::fill(of_gain, of_gain + W, 0.f);
 #pragma omp parallel num_threads(threads) if (M * W > ALONE)
   {
     long thread = omp_get_thread_num(), all = omp_get_num_threads();

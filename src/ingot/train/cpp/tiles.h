@@ -114,19 +114,19 @@ static inline void multiply(bool add, float* out, long stride, A a, B b, long ve
 }
 
 #if HAS_TILES
-// D x SIDE rows of `a` times columns, by tiles: `vectors` of V sums, each of so many products.
+// D x 16 rows of `a` times columns, by matrix tiles: `vectors` of V sums, each of so many products.
 template <int D>
 static inline void multiply_tiles(bool add, float* out, long stride, const Number* a, long ld, Columns b, long vectors,
-                                  long numbers) {
+                                  long products) {
   for (long j = 0; j < vectors;) {
     long left = vectors - j, n = left == 4 ? 2 : std::min(left, 3L);
     auto some = [&](auto J) {
       float* to = out + j * V;
       if (add) load_tiles<D, J.value>(to, to + SIDE * stride, stride * sizeof(float));
       else clear_tiles<D, J.value>();
-      const Number* w = (const Number*)((const char*)b.at + j * b.next);
-      for (long i = 0; i < numbers; i += DEEP)
-        add_tiles<D, J.value>(a + i, a + SIDE * ld + i, ld * sizeof(Number), {w + i / 2 * b.apart / (long)sizeof(Number), b.apart, b.next});
+      const char* w = (const char*)b.at + j * b.next;
+      for (long i = 0; i < products; i += DEEP, w += SIDE * b.apart)
+        add_tiles<D, J.value>(a + i, a + SIDE * ld + i, ld * sizeof(Number), {w, b.apart, b.next});
       store_tiles<D, J.value>(to, to + SIDE * stride, stride * sizeof(float));
     };
     if (n == 3) some(std::integral_constant<int, 3>());

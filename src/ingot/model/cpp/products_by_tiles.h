@@ -1,0 +1,99 @@
+// Products of rows and panels by matrix tiles, with what follows them.
+#pragma once
+#include "products.h"
+
+constexpr long AT_ONCE = 2 * SIDE;  // rows that meet a panel at once
+
+// What stays in the second cache: of many rows some, and of weights those panels that a block of rows passes before the
+// next one comes, so that a block's outputs lie beside each other.
+static inline long chunk_of(long I) { return std::clamp((1L << 18) / I, 64L, 512L); }
+constexpr long PANELS_AT_ONCE = 3 << 17;
+
+// D x J tiles of sums; the second tile of rows begins `two` rows behind the first one, whose rows are so many if it is
+// the only one. Calls meanwhile() at each step.
+template <int D, int J, class Function>
+static inline void tile_product(float* sums, const bf16* x, long two, long I, long rows, const bf16* panel,
+                                Function meanwhile) {
+  constexpr long APART = PANEL * 2 * sizeof(bf16);
+  long stride = I * sizeof(bf16), whole = I / DEEP * DEEP;
+  clear_tiles<D, J>();
+  for (long i = 0; i < whole; i += DEEP) {
+    add_tiles<D, J>(x + i, x + two * I + i, stride, {panel + i * PANEL, APART});
+    meanwhile();
+  }
+  if (long left = I - whole) {  // behind it the next row begins, which is not to be multiplied even with zeros
+    alignas(64) bf16 rest[D * SIDE * DEEP];
+    for (long r = 0; r < (D > 1 ? D * SIDE : rows); r++) {
+      const bf16* from = x + (r < SIDE ? r : r - SIDE + two) * I + whole;
+      _mm512_store_si512(rest + r * DEEP, _mm512_maskz_loadu_epi16((1u << left) - 1, from));
+    }
+    add_tiles<D, J>(rest, rest + SIDE * DEEP, LINE, {panel + whole * PANEL, APART});
+  }
+  store_tiles<D, J>(sums, sums + two * PANEL, PANEL * sizeof(float));
+}
+
+// The same of so many outputs; only where all tiles are in use anything is done meanwhile.
+template <class Function>
+static inline void tile_product(float* sums, const bf16* x, long two, long I, long rows, const bf16* panel,
+                                long outputs, Function meanwhile) {
+  auto product = [&](auto D, auto J, auto meanwhile) {
+    tile_product<D.value, J.value>(sums, x, two, I, rows, panel, meanwhile);
+  };
+  std::integral_constant<int, 1> one;
+  std::integral_constant<int, 2> both;
+  std::integral_constant<int, 3> three;
+  auto nothing = [] {};
+  if (two && outputs > 2 * V) return product(both, three, meanwhile);
+  if (two && outputs > V) return product(both, both, nothing);
+  if (two) return product(both, one, nothing);
+  if (outputs > 2 * V) return product(one, three, nothing);
+  if (outputs > V) return product(one, both, nothing);
+  product(one, one, nothing);
+}
+
+// Calls finish(first row, rows, panel, sums) for all rows past all panels, or groups of G panels that lie together; of
+// each the sums lie AT_ONCE rows of a panel behind those of the one before.
+//
+// What follows a product is done bit by bit while the next one is computed: a CPU looks no further ahead than some
+// hundred instructions, and what tiles write is read back late.
+template <int G, class Function>
+static inline void by_tiles(const bf16* x, const bf16* panels, long M, long I, long O, int threads, Function finish) {
+  long size = PANEL * up(I, DEEP), chunk = equal(M, chunk_of(I), AT_ONCE), number = (O + PANEL - 1) / PANEL;
+#pragma omp parallel num_threads(threads) if (M * G * number * size > ALONE)
+  {
+    Tiles tiles(M);
+    constexpr long ROOM = AT_ONCE * PANEL;
+    alignas(64) float sums[2][G * ROOM];
+    struct {
+      long row, rows = 0, p;
+      const float* sums;
+    } last;
+    auto finish_some = [&](long rows) {
+      rows = std::min(rows, last.rows);
+      if (!rows) return;
+      finish(last.row, rows, last.p, last.sums);
+      last.row += rows, last.rows -= rows, last.sums += rows * PANEL;
+    };
+    long together = M >= threads * chunk ? std::clamp(PANELS_AT_ONCE / (G * size), 1L, number) : 1;
+    long part = (AT_ONCE * DEEP + G * I - 1) / (G * I);  // rows that are finished at each step
+    int now = 0;
+#pragma omp for collapse(2) schedule(static) nowait
+    for (long m = 0; m < M; m += chunk)
+      for (long q = 0; q < number; q += together) {
+        long here = std::min(chunk, M - m), blocks = (here + AT_ONCE - 1) / AT_ONCE;
+        for (long b = 0; b < blocks; b++) {
+          // Tiles have 16 rows, where there are so many: where none is left for them they begin before the block.
+          long row = m + here * b / blocks, rows = m + here * (b + 1) / blocks - row, full = std::min(SIDE, M);
+          long first = std::min(row, M - full), two = row + rows - first - full;
+          for (long p = q; p < std::min(q + together, number); p++, now = 1 - now) {
+            for (int g = 0; g < G; g++)
+              tile_product(sums[now] + g * ROOM, x + first * I, two, I, full, panels + (p * G + g) * size,
+                           O - p * PANEL, [&] { finish_some(part); });
+            finish_some(AT_ONCE);
+            last = {row, rows, p, sums[now] + (row - first) * PANEL};
+          }
+        }
+      }
+    finish_some(AT_ONCE);
+  }
+}
