@@ -114,6 +114,26 @@ def test_hidden_states_and_gradients_are_as_exact_as_torchs(case: str, dtype: to
 
 
 @each
+@pytest.mark.parametrize(("threads", "B"), [(1, 4), (2, 10), (3, 9), (2, 3)])
+def test_sequences_that_threads_take_through_a_block_by_themselves(threads: int, B: int, dtype: torch.dtype) -> None:
+    """By matrix tiles several parts for each thread, whose gradients are added up; where threads would wait, none."""
+    model, rows = _model(_config(300, width=48, heads=3, kv_heads=1)), _rows(B, 300, 3)
+    found, before = {}, torch.get_num_threads()
+    for some in (1, threads):
+        torch.set_num_threads(some)
+        try:
+            ours = copy.deepcopy(model)
+            found[some] = _found(ours, _native(ours), rows, dtype)
+        finally:
+            torch.set_num_threads(before)
+    exact = copy.deepcopy(model)
+    wanted = _found(exact.double(), exact, rows, EXACT)
+    for name, value in wanted.items():
+        assert _off(found[threads][name], found[1][name]) < (2e-3 if dtype == BF16 else 2e-6), name
+        assert _off(found[threads][name], value) < (2e-2 if dtype == BF16 else 2e-5), name
+
+
+@each
 def test_a_control_a_document_that_is_seen_by_the_next_is_noticed(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:

@@ -6,6 +6,7 @@ function is called. Decoding has one (`infer/cpp`), training another (`train/cpp
 
 import os
 import platform
+import shutil
 import struct
 import subprocess
 import tempfile
@@ -34,7 +35,7 @@ def build(source: Path, say: Callable[[str], None] | None = None, flags: tuple[s
         flags: the compiler's; with macros in them one source makes several libraries.
     """
     compiler = os.environ.get("CXX") or "g++"
-    about = (compiler, flags, platform.machine(), sorted(torch.cpu.get_capabilities().items()))
+    about = (compiler, _version(compiler), flags, platform.machine(), sorted(torch.cpu.get_capabilities().items()))
     try:
         parts = [source, *sorted(source.parent.glob("[a-z]*.h")), *sorted(_SHARED.glob("[a-z]*.h"))]
         name = artifact.digest_bytes(repr(about).encode() + b"".join(part.read_bytes() for part in parts))
@@ -56,11 +57,15 @@ def build(source: Path, say: Callable[[str], None] | None = None, flags: tuple[s
         return None
 
 
-def multiplies_bf16(library: CDLL) -> bool:
-    """Whether its products in bf16 are the CPU's fastest; of matrix tiles the compiler and the system may know nothing.
+def _version(compiler: str) -> tuple[int, int] | None:
+    """What changes with the compiler, which a newer one may know more of."""
+    path = shutil.which(compiler.split()[0])
+    about = None if path is None else os.stat(path)
+    return about and (about.st_size, about.st_mtime_ns)
 
-    The process asks for tiles here, and may use them from now on.
-    """
+
+def multiplies_bf16(library: CDLL) -> bool:
+    """Whether its products in bf16 are the CPU's fastest: the compiler and the system may know nothing of its tiles."""
     return bool(library.tiles()) or not torch.cpu._is_amx_tile_supported()
 
 

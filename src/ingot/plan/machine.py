@@ -28,8 +28,8 @@ class Device:
     half: Literal["bf16", "fp16"] | None = None
     """The 16 bits that its matrix units know, bf16 where they know both."""
     native: tuple[str, ...] = ()
-    """The precisions in which the common block trains by functions of our own: on a CPU with such vectors (and in bf16
-    without matrix tiles) where there is a C++ compiler."""
+    """The precisions in which the common block trains by functions of our own, with a C++ compiler: those of a
+    CPU's vectors."""
 
     @property
     def is_gpu(self) -> bool:

@@ -36,7 +36,7 @@ def choices() -> dict[str, Any]:
         "cpp_cache_precompile_headers": False,
         "aot_inductor.compile_wrapper_opt_level": "O0",
     }
-    if platform.machine().lower() in ("x86_64", "amd64"):
+    if platform.machine().lower() in ("x86_64", "amd64") and "TORCHINDUCTOR_CPP_MARCH" not in os.environ:
         # GCC 12.2's -O3 vectorizes torch's transpose of 32 x 32 numbers in bf16 wrongly where two kernels call it: a
         # gradient of keys was what the stack had held before. There is no other setting that takes a flag.
         chosen["cpp.march"] = "native -fno-tree-slp-vectorize"

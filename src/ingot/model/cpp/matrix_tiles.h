@@ -25,6 +25,10 @@ extern "C" long tiles() {
 }
 
 #if HAS_TILES
+#if defined(__SANITIZE_ADDRESS__)
+static thread_local long rows_of_tiles;
+#endif
+
 // A thread's tiles, while this lives: 0 to 5 for sums and 6 for what is multiplied have so many rows, 7 has 16.
 struct Tiles {
   explicit Tiles(long rows) {
@@ -33,6 +37,9 @@ struct Tiles {
       uint16_t bytes[16] = {};
       uint8_t rows[16] = {};
     } sizes;
+#if defined(__SANITIZE_ADDRESS__)
+    rows_of_tiles = std::clamp(rows, 1L, SIDE);
+#endif
     for (int i = 0; i < 8; i++) sizes.bytes[i] = LINE, sizes.rows[i] = i < 7 ? std::clamp(rows, 1L, SIDE) : SIDE;
     asm volatile("ldtilecfg %0" ::"m"(sizes));
   }
@@ -40,9 +47,27 @@ struct Tiles {
   Tiles(const Tiles&) = delete;
 };
 
+// A tile of bf16 to be multiplied, or of sums. AddressSanitizer does not see what instructions like these read and write.
+#if defined(__SANITIZE_ADDRESS__)
+#define LOOK_AT(tile, from, stride)                                                    \
+  for (long row = 0; row < (tile < 7 ? rows_of_tiles : SIDE); row++) {                 \
+    const volatile char* at = (const char*)(from) + row * (long)(stride);              \
+    (void)at[0], (void)at[LINE - 1];                                                   \
+  }
+#else
+#define LOOK_AT(tile, from, stride)
+#endif
 // The compiler's own function does not say that it reads memory, so what was to be read might never be written there.
-#define READ_TILE(tile, from, stride) \
-  asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(from), "r"((long)(stride)) : "memory")
+#define READ_TILE(tile, from, stride)                                                                    \
+  do {                                                                                                   \
+    LOOK_AT(tile, from, stride)                                                                          \
+    asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(from), "r"((long)(stride)) : "memory");        \
+  } while (0)
+#define WRITE_TILE(tile, to, stride)   \
+  do {                                 \
+    LOOK_AT(tile, to, stride)          \
+    _tile_stored(tile, to, stride);    \
+  } while (0)
 
 // How tiles of columns lie: rows, and one tile and the next, so many bytes apart.
 struct Columns {
@@ -105,13 +130,13 @@ static inline void load_tiles(const float* one, const float* two, long stride) {
 }
 template <int D, int J>
 static inline void store_tiles(float* one, float* two, long stride) {
-  _tile_stored(0, one, stride);
-  if constexpr (J > 1) _tile_stored(1, one + SIDE, stride);
-  if constexpr (J > 2) _tile_stored(2, one + 2 * SIDE, stride);
+  WRITE_TILE(0, one, stride);
+  if constexpr (J > 1) WRITE_TILE(1, one + SIDE, stride);
+  if constexpr (J > 2) WRITE_TILE(2, one + 2 * SIDE, stride);
   if constexpr (D > 1) {
-    _tile_stored(3, two, stride);
-    if constexpr (J > 1) _tile_stored(4, two + SIDE, stride);
-    if constexpr (J > 2) _tile_stored(5, two + 2 * SIDE, stride);
+    WRITE_TILE(3, two, stride);
+    if constexpr (J > 1) WRITE_TILE(4, two + SIDE, stride);
+    if constexpr (J > 2) WRITE_TILE(5, two + 2 * SIDE, stride);
   }
 }
 #endif

@@ -58,6 +58,7 @@ static inline void tile_product(float* sums, const bf16* x, long two, long I, lo
 // hundred instructions, and what tiles write is read back late.
 template <int G, class Function>
 static inline void by_tiles(const bf16* x, const bf16* panels, long M, long I, long O, int threads, Function finish) {
+  if (!M) return;
   long size = PANEL * up(I, DEEP), chunk = equal(M, chunk_of(I), AT_ONCE), number = (O + PANEL - 1) / PANEL;
 #pragma omp parallel num_threads(threads) if (M * G * number * size > ALONE)
   {

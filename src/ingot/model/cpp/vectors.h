@@ -28,7 +28,7 @@ typedef uint16_t Halves __attribute__((vector_size(2 * V)));
 
 static inline long up(long x, long to) { return (x + to - 1) / to * to; }
 
-// The size of equal parts that are multiples of a unit and at most so large.
+// The size of equal parts that are at most so large, and then a multiple of a unit.
 static inline long equal(long all, long most, long unit) {
   long parts = std::max(1L, (all + most - 1) / most);
   return up((all + parts - 1) / parts, unit);

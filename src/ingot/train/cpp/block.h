@@ -102,8 +102,10 @@ static Kept part_of(const Kept& kept, const Where& at, long b) {
 static long sequences_at_once(const Where& at) {
   constexpr long TOKENS_OF_A_PART = 512, MOST_WEIGHTS = 1 << 18;
   long weights = at.W * (at.N() * at.D + at.H * at.D + 3 * at.F);
-  if (!Factor<Number>::tiles || weights > MOST_WEIGHTS || at.T > 2 * TOKENS_OF_A_PART) return at.B;
-  return equal((at.B + at.threads - 1) / at.threads, std::max(1L, TOKENS_OF_A_PART / at.T), 1);
+  long share = (at.B + at.threads - 1) / at.threads;
+  bool uneven = 10 * share * at.threads > 11 * at.B;  // threads that wait would lose more than parts win
+  if (!Factor<Number>::tiles || weights > MOST_WEIGHTS || at.T > 2 * TOKENS_OF_A_PART || uneven) return at.B;
+  return equal(share, std::max(1L, TOKENS_OF_A_PART / at.T), 1);
 }
 template <class Function>
 static void in_parts(const Where& at, Function f) {

@@ -4,6 +4,7 @@
 //   features: rows of a head as they are, times panels of V tokens, D / PAIR x V pairs of features;
 //   keys:     rows of probabilities as they are, times pairs of tokens, T / PAIR x D;
 //   queries:  probabilities as pairs of queries, T / PAIR x keys, times pairs of tokens.
+// Matrix tiles have the third one as rows of keys.
 #pragma once
 #include <new>
 
