@@ -117,26 +117,23 @@ static inline void clear_tiles() {
     if constexpr (J > 2) _tile_zero(5);
   }
 }
+#define OF_TILES(DO, one, two, stride)                       \
+  do {                                                       \
+    DO(0, one, stride);                                      \
+    if constexpr (J > 1) DO(1, one + SIDE, stride);          \
+    if constexpr (J > 2) DO(2, one + 2 * SIDE, stride);      \
+    if constexpr (D > 1) {                                   \
+      DO(3, two, stride);                                    \
+      if constexpr (J > 1) DO(4, two + SIDE, stride);        \
+      if constexpr (J > 2) DO(5, two + 2 * SIDE, stride);    \
+    }                                                        \
+  } while (0)
 template <int D, int J>
 static inline void load_tiles(const float* one, const float* two, long stride) {
-  READ_TILE(0, one, stride);
-  if constexpr (J > 1) READ_TILE(1, one + SIDE, stride);
-  if constexpr (J > 2) READ_TILE(2, one + 2 * SIDE, stride);
-  if constexpr (D > 1) {
-    READ_TILE(3, two, stride);
-    if constexpr (J > 1) READ_TILE(4, two + SIDE, stride);
-    if constexpr (J > 2) READ_TILE(5, two + 2 * SIDE, stride);
-  }
+  OF_TILES(READ_TILE, one, two, stride);
 }
 template <int D, int J>
 static inline void store_tiles(float* one, float* two, long stride) {
-  WRITE_TILE(0, one, stride);
-  if constexpr (J > 1) WRITE_TILE(1, one + SIDE, stride);
-  if constexpr (J > 2) WRITE_TILE(2, one + 2 * SIDE, stride);
-  if constexpr (D > 1) {
-    WRITE_TILE(3, two, stride);
-    if constexpr (J > 1) WRITE_TILE(4, two + SIDE, stride);
-    if constexpr (J > 2) WRITE_TILE(5, two + 2 * SIDE, stride);
-  }
+  OF_TILES(WRITE_TILE, one, two, stride);
 }
 #endif

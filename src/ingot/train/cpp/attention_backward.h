@@ -23,34 +23,22 @@ struct BackwardRoom {
   }
 };
 
-// Numbers of PAIR rows and V columns, as pairs of the rows' numbers, and as rows too.
+// Numbers of PAIR rows and V columns as rows, as pairs of the rows' numbers, and as both.
 static inline void put_pairs(float* to, const Floats* x) { store(to, *x); }
 static inline void put_both(float* rows, float* pairs, const Floats* x) { store(rows, *x), store(pairs, *x); }
 #if defined(__AVX512BF16__)
 static inline void put_pairs(bf16* to, const Floats* x) { put(to, pair(rounded(x[0], x[1]))); }
-static inline void put_both(bf16* rows, bf16* pairs, const Floats* x) {
-  __m512i both = rounded(x[0], x[1]);
-  _mm256_storeu_si256((__m256i*)rows, _mm512_castsi512_si256(both));
-  _mm256_storeu_si256((__m256i*)(rows + BLOCK), _mm512_extracti64x4_epi64(both, 1));
-  put(pairs, pair(both));
-}
-#endif
-
-#if HAS_TILES
-static inline Ints ints(const int* p) { return (Ints)load((const float*)p); }
-// Two rows; and as pairs of the rows' numbers.
-static inline Ints put_rows(float* to, long stride, const Floats* x) {
-  store(to, x[0]), store(to + stride, x[1]);
-  return Ints{};
-}
-#if defined(__AVX512BF16__)
-static inline Ints put_rows(bf16* to, long stride, const Floats* x) {
+static inline Ints put_rows(bf16* to, const Floats* x) {  // as pairs, too
   __m512i both = rounded(x[0], x[1]);
   _mm256_storeu_si256((__m256i*)to, _mm512_castsi512_si256(both));
-  _mm256_storeu_si256((__m256i*)(to + stride), _mm512_extracti64x4_epi64(both, 1));
+  _mm256_storeu_si256((__m256i*)(to + BLOCK), _mm512_extracti64x4_epi64(both, 1));
   return pair(both);
 }
+static inline void put_both(bf16* rows, bf16* pairs, const Floats* x) { put(pairs, put_rows(rows, x)); }
 #endif
+#if HAS_TILES
+static inline Ints put_rows(float*, const Floats*) { return Ints{}; }  // never called: tiles are bf16's
+static inline Ints ints(const int* p) { return (Ints)load((const float*)p); }
 #endif
 
 // Probabilities and slopes of R queries, from q on, and the block's keys; q0 and k0 begin the block. A slope is the
@@ -158,8 +146,8 @@ static void backward_head(BackwardRoom& room, bool add, const Soon& soon, long T
             }
             ds[i] = p[i] * (load(slope + at) - delta);
           }
-          put_rows(weights + key * BLOCK, BLOCK, p);
-          square[key / 2] = put_rows(slopes + key * BLOCK, BLOCK, ds);
+          put_rows(weights + key * BLOCK, p);
+          square[key / 2] = put_rows(slopes + key * BLOCK, ds);
         }
         transpose(square);
         for (int i = 0; i < V; i++) put(&room.slope_pairs[(q - q0 + i) * DEEP], square[i]);
