@@ -41,8 +41,9 @@ class Cache:
         self.used_word = Word(0)  # where a call that is made again finds it
         self.native = native.available(device, dtype, wide)
         shape = (config.depth, rows, config.kv_heads, slots, config.head_size)
-        self.values_LBKCD = torch.empty(shape, dtype=dtype, device=device)
-        self.keys_LBKCD = torch.empty(shape, dtype=dtype if self.native else wide, device=device)
+        made = torch.empty if self.native else torch.zeros  # recorded steps read slots that nobody wrote yet, hidden
+        self.values_LBKCD = made(shape, dtype=dtype, device=device)
+        self.keys_LBKCD = made(shape, dtype=dtype if self.native else wide, device=device)
 
     def read(
         self,
@@ -88,12 +89,21 @@ class Cache:
         """Let every row use so many slots from now on; all layers write the last of them."""
         self.used_word.value = used
 
-    def attend(self, layer: int, qkv_BND: Tensor, turn_BE: Tensor | None, bias_BS: Tensor | None) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        qkv_BND: Tensor,
+        turn_BE: Tensor | None,
+        bias_BS: Tensor | None,
+        slot_1: Tensor | None = None,
+    ) -> Tensor:
         """Write the newest slot and mix the values of all that are in use: B x (H D), in the dtype of the values.
 
         Args:
             turn_BE: what queries and keys are still to be turned by; None: by nothing.
             bias_BS: in `wide`, -inf at slots that a row may not see; None: it may see all.
+            slot_1: where the newest slot's number is, for torch's operations; what is read are the slots that have a
+                bias then. None: the last in use.
         """
         keys_BKCD, values_BKCD = self.keys_LBKCD[layer], self.values_LBKCD[layer]
         if self.native:
@@ -102,8 +112,15 @@ class Cache:
         if turn_BE is not None:
             turn(qkv_BND[:, : N - K], turn_BE[:, None])
         q_BHD, k_BKD, v_BKD = qkv_BND.split((N - 2 * K, K, K), dim=1)
-        keys_BKCD[:, :, self.used - 1], values_BKCD[:, :, self.used - 1] = k_BKD, v_BKD
-        keys_BKSD, values_BKSD = keys_BKCD[:, :, : self.used], values_BKCD[:, :, : self.used]
+        read = self.used
+        if slot_1 is None:
+            keys_BKCD[:, :, read - 1], values_BKCD[:, :, read - 1] = k_BKD, v_BKD
+        else:
+            assert bias_BS is not None
+            read = bias_BS.shape[1]
+            keys_BKCD.index_copy_(2, slot_1, k_BKD[:, :, None])
+            values_BKCD.index_copy_(2, slot_1, v_BKD[:, :, None].to(values_BKCD.dtype))
+        keys_BKSD, values_BKSD = keys_BKCD[:, :, :read], values_BKCD[:, :, :read]
         score_BKGS = torch.matmul((q_BHD * self.scale).view(B, K, -1, q_BHD.shape[-1]), keys_BKSD.transpose(2, 3))
         if bias_BS is not None:
             score_BKGS.add_(bias_BS[:, None, None])

@@ -17,6 +17,7 @@ Shapes: B rows, T positions, M = B T, N of them, S slots, C slots of the cache, 
 of a head, E = D / 2 pairs of them, W width, V vocabulary.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from ingot.infer import native
 from ingot.infer.cache import Cache
+from ingot.infer.graph import WORTH, Graph, slots_read
 from ingot.infer.product import Product, gated, gelu, head_product, product, way
 from ingot.infer.tape import Tape
 from ingot.model.attention import causal_mask
@@ -208,42 +210,71 @@ class Rows:
             self.logits_BV = decoder.logits(last_BW).repeat_interleave(samples, dim=0)
         """Of the next token of every row; the next step may write over them."""
         self._tape: Tape | None = None
+        self._graph: Graph | None = None
+        self._graph_of: tuple[int, int] | None = None
+        """Rows and slots read of the steps that are recorded."""
+        self._records = decoder.device.type == "cuda"
 
     def run(self, ids_B: Tensor) -> None:
         """Append a token to every row, and make the logits of the next ones.
 
-        What a step computes is recorded once and made again after that (`tape.py`), where nothing but our own functions
-        takes part and no window moves.
+        What a step computes is recorded once and made again after that: on a GPU (`graph.py`), and where nothing but
+        our own functions takes part and no window moves (`tape.py`).
         """
-        decoder, config = self.decoder, self.decoder.config
-        last = config.context - 1  # where a row stays that has ended with a full context
-        positions_B = (self.length_B + self.made).clamp_(max=last)
-        turn_BE = None if self.turns_CE is None else self.turns_CE[positions_B]
-        slot = self.prompt + self.made
+        decoder, config, slot = self.decoder, self.decoder.config, self.prompt + self.made
         self.cache.grow(slot + 1)
         with torch.autocast(decoder.device.type, enabled=False):
-            x_BW = decoder.embed(ids_B, positions_B)
             moves = config.window is not None and config.window < self.slots
-            if self._tape is not None and self._tape.whole:
-                self._tape.again(x_BW, turn_BE)
+            if self._records:
+                self.logits_BV = self._replayed(ids_B, slot)
+            elif self._tape is not None and self._tape.whole:
+                self._tape.again(*self._inputs(ids_B, slot))
             elif self._tape is None and decoder.native and not moves:
-                with native.recorded(x_BW, turn_BE) as self._tape:
-                    self.logits_BV = self._logits(x_BW, turn_BE, self._bias(slot))
+                inputs = self._inputs(ids_B, slot)
+                with native.recorded(*inputs) as self._tape:
+                    self.logits_BV = self._logits(*inputs, self._bias(slot, slot + 1))
             else:
-                self.logits_BV = self._logits(x_BW, turn_BE, self._bias(slot))
+                self.logits_BV = self._logits(*self._inputs(ids_B, slot), self._bias(slot, slot + 1))
         self.made += 1
 
-    def _logits(self, x_BW: Tensor, turn_BE: Tensor | None, bias_BS: Tensor | None) -> Tensor:
+    def _inputs(self, ids_B: Tensor, slot: int | Tensor) -> tuple[Tensor, Tensor | None]:
+        """What the first layer reads of the tokens in this slot, and what turns their queries and keys."""
+        last = self.decoder.config.context - 1  # where a row stays that has ended with a full context
+        positions_B = (self.length_B + (slot - self.prompt)).clamp_(max=last)
+        turn_BE = None if self.turns_CE is None else self.turns_CE[positions_B]
+        return self.decoder.embed(ids_B, positions_B), turn_BE
+
+    def _logits(
+        self, x_BW: Tensor, turn_BE: Tensor | None, bias_BS: Tensor | None, slot_1: Tensor | None = None
+    ) -> Tensor:
         def attend(index: int, qkv_BTND: Tensor) -> Tensor:
-            return self.cache.attend(index, qkv_BTND[:, 0], turn_BE, bias_BS)
+            return self.cache.attend(index, qkv_BTND[:, 0], turn_BE, bias_BS, slot_1)
 
         return self.decoder.logits(self.decoder.forward(x_BW, len(x_BW), attend))
+
+    def _replayed(self, ids_B: Tensor, slot: int) -> Tensor:
+        """The logits by a recorded step; the first of its kind is made plainly."""
+        read, slot_1 = slots_read(slot, self.slots), torch.full((1,), slot, device=ids_B.device)
+
+        def step(ids_B: Tensor, slot_1: Tensor) -> Tensor:
+            return self._logits(*self._inputs(ids_B, slot_1), self._bias(slot_1, read), slot_1)
+
+        if self._graph_of != (len(ids_B), read):
+            self._graph_of, self._graph = (len(ids_B), read), None
+        elif self._graph is None and read - slot >= WORTH:
+            try:
+                self._graph = Graph(step, (ids_B, slot_1))
+            except RuntimeError as error:  # nothing has been computed yet
+                self._records = False
+                warnings.warn(f"steps are not replayed, since recording one failed: {error}", stacklevel=2)
+        return step(ids_B, slot_1) if self._graph is None else self._graph(ids_B, slot_1)
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these: indices, ascending."""
         self.cache.keep(rows)
         if self._tape is not None and self._tape.whole:  # of so many rows
             self._tape = None
+        self._graph = self._graph_of = None
         self.length_B = self.length_B[rows]
         self.bias_BC = None if self.bias_BC is None else self.bias_BC[rows]
 
@@ -262,17 +293,19 @@ class Rows:
         last_B = torch.arange(0, ids_BT.numel(), T, device=decoder.device) + length_B - 1
         return decoder.forward(decoder.embed(ids_BT, positions_BT), len(ids_BT), attend, last_B)
 
-    def _bias(self, slot: int) -> Tensor | None:
-        """What is added to the scores of the slots up to this one: -inf at holes and before the window."""
-        bias_BS, window = None if self.bias_BC is None else self.bias_BC[:, : slot + 1], self.decoder.config.window
-        if window is None or slot < window:
+    def _bias(self, slot: int | Tensor, read: int) -> Tensor | None:
+        """What is added to the scores of the first slots: -inf at holes, after this slot and before the window."""
+        bias_BS, window = None if self.bias_BC is None else self.bias_BC[:, :read], self.decoder.config.window
+        if isinstance(slot, int) and (window is None or slot < window):
             return bias_BS
-        slots_S = torch.arange(slot + 1, device=self.length_B.device)
-        hole_B1 = self.prompt - self.length_B[:, None]
-        before_BS = slots_S + torch.where(slots_S < self.prompt, hole_B1, 0) <= slot - window
+        slots_S = torch.arange(read, device=self.length_B.device)
+        hidden_BS = slots_S[None] > slot
+        if window is not None:
+            hole_B1 = self.prompt - self.length_B[:, None]
+            hidden_BS = hidden_BS | (slots_S + torch.where(slots_S < self.prompt, hole_B1, 0) <= slot - window)
         if bias_BS is None:
-            bias_BS = torch.zeros(before_BS.shape, dtype=self.cache.wide, device=before_BS.device)
-        return bias_BS.masked_fill(before_BS, -torch.inf)
+            bias_BS = torch.zeros(hidden_BS.shape, dtype=self.cache.wide, device=hidden_BS.device)
+        return bias_BS.masked_fill(hidden_BS, -torch.inf)
 
     def _holes(self) -> Tensor | None:
         """-inf at the slots between a prompt's end and the longest prompt's; None where there are none."""
