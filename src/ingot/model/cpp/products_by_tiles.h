@@ -9,16 +9,29 @@ constexpr long AT_ONCE = 2 * SIDE;  // rows that meet a panel at once
 static inline long chunk_of(long I) { return std::clamp((1L << 18) / I, 64L, 512L); }
 constexpr long PANELS_AT_ONCE = 3 << 17;
 
+// Asks for a step's share of the next panel, from several places in turn.
+struct NextPanel {
+  const char* at = nullptr;
+  long apart;
+  void operator()(long step) const {
+    constexpr long LINES = DEEP * PANEL * sizeof(bf16) / LINE / InTurn::PLACES;
+    if (at)
+      for (long n = step * LINES; n < (step + 1) * LINES; n++)
+        for (long place = 0; place < InTurn::PLACES; place++) fetch(at + place * apart + n * LINE);
+  }
+};
+
 // D x J tiles of sums; the second tile of rows begins `two` rows behind the first one, whose rows are so many if it is
 // the only one. Calls meanwhile() at each step.
 template <int D, int J, class Function>
 static inline void tile_product(float* sums, const bf16* x, long two, long I, long rows, const bf16* panel,
-                                Function meanwhile) {
+                                NextPanel next, Function meanwhile) {
   constexpr long APART = PANEL * 2 * sizeof(bf16);
   long stride = I * sizeof(bf16), whole = I / DEEP * DEEP;
   clear_tiles<D, J>();
   for (long i = 0; i < whole; i += DEEP) {
     add_tiles<D, J>(x + i, x + two * I + i, stride, {panel + i * PANEL, APART});
+    next(i / DEEP);
     meanwhile();
   }
   if (long left = I - whole) {  // behind it the next row begins, which is not to be multiplied even with zeros
@@ -35,9 +48,9 @@ static inline void tile_product(float* sums, const bf16* x, long two, long I, lo
 // The same of so many outputs; only where all tiles are in use anything is done meanwhile.
 template <class Function>
 static inline void tile_product(float* sums, const bf16* x, long two, long I, long rows, const bf16* panel,
-                                long outputs, Function meanwhile) {
+                                long outputs, NextPanel next, Function meanwhile) {
   auto product = [&](auto D, auto J, auto meanwhile) {
-    tile_product<D.value, J.value>(sums, x, two, I, rows, panel, meanwhile);
+    tile_product<D.value, J.value>(sums, x, two, I, rows, panel, next, meanwhile);
   };
   std::integral_constant<int, 1> one;
   std::integral_constant<int, 2> both;
@@ -87,9 +100,13 @@ static inline void by_tiles(const bf16* x, const bf16* panels, long M, long I, l
           long row = m + here * b / blocks, rows = m + here * (b + 1) / blocks - row, full = std::min(SIDE, M);
           long first = std::min(row, M - full), two = row + rows - first - full;
           for (long p = q; p < std::min(q + together, number); p++, now = 1 - now) {
-            for (int g = 0; g < G; g++)
-              tile_product(sums[now] + g * ROOM, x + first * I, two, I, full, panels + (p * G + g) * size,
-                           O - p * PANEL, [&] { finish_some(part); });
+            for (int g = 0; g < G; g++) {
+              const bf16* panel = panels + (p * G + g) * size;
+              NextPanel next;
+              if (!b && together == 1) next = {(const char*)(panel + G * size), size * (long)sizeof(bf16) / InTurn::PLACES};
+              tile_product(sums[now] + g * ROOM, x + first * I, two, I, full, panel, O - p * PANEL, next,
+                           [&] { finish_some(part); });
+            }
             finish_some(AT_ONCE);
             last = {row, rows, p, sums[now] + (row - first) * PANEL};
           }
