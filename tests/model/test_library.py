@@ -1,13 +1,36 @@
-"""The C++ that is built once: a damaged library is built again, and what an interrupted build leaves is not kept."""
+"""The C++ that is built once: all of it compiles, and what is damaged or half built is built again."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 
+import ingot
 from ingot.model import library
 
 needed = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+
+
+@needed
+@pytest.mark.parametrize(
+    ("room", "flags"), [("infer", ()), ("train", ("-DNUMBER=float",)), ("train", ("-DNUMBER=bf16",))], ids=str
+)
+def test_all_of_it_compiles(room: str, flags: tuple[str, ...]) -> None:
+    """What cannot be built is done without, and its tests are skipped: nothing else would tell of a mistake."""
+    said: list[str] = []
+    source = Path(ingot.__file__).parent / room / "cpp" / "native.cpp"
+    assert library.build(source, said.append, (*library.FLAGS, *flags)) is not None, said
+
+
+@needed
+def test_who_cannot_build_is_told_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path))
+    source = tmp_path / "broken.cpp"
+    source.write_text("int answer() { return forty_two; }\n")
+    said: list[str] = []
+    assert library.build(source, said.append) is None
+    assert "broken.cpp:1" in said[-1]
+    assert "forty_two" in said[-1]
 
 
 @needed

@@ -53,8 +53,14 @@ def build(source: Path, say: Callable[[str], None] | None = None, flags: tuple[s
         return CDLL(str(path))
     except (OSError, subprocess.SubprocessError) as error:
         if say is not None:
-            say(f"{compiler} could not build them ({type(error).__name__}); torch computes, which is slower")
+            say(f"{compiler} could not build them ({_why(error)}); torch computes, which is slower")
         return None
+
+
+def _why(error: OSError | subprocess.SubprocessError) -> str:
+    """The compiler's first complaint, or what kept it from making one."""
+    told = error.stderr.decode(errors="replace") if isinstance(error, subprocess.CalledProcessError) else ""
+    return next((line for line in told.splitlines() if "error" in line), type(error).__name__)
 
 
 def _version(compiler: str) -> tuple[int, int] | None:

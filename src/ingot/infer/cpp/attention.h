@@ -123,7 +123,7 @@ static void mix_rows(T* out, long stride, const X* query, const Panels<T>& table
   weight.resize(rows * width + V);
   for (long p = 0; p < seen; p += PANEL) {
     const T* panel = &table.keys[(first + p) * table.features];
-    some_rows(rows, sums, query, panel, table.features, Nothing());
+    some_rows(rows, sums, query, panel, table.features, NoNext());
     for (long r = 0; r < rows; r++) std::copy_n(sums + r * PANEL, std::min<long>(PANEL, whole - p), &score[r * whole + p]);
   }
   for (long r = 0; r < rows; r++) {
@@ -136,7 +136,7 @@ static void mix_rows(T* out, long stride, const X* query, const Panels<T>& table
   }
   for (long p = 0; p < table.D; p += PANEL) {
     const T* panel = &table.values[p * table.slots + first * PANEL];
-    some_rows(rows, sums, weight.data(), panel, width, Nothing());
+    some_rows(rows, sums, weight.data(), panel, width, NoNext());
     for (long r = 0; r < rows; r++)
       each(std::min<long>(PANEL, table.D - p), [&](long at, auto n) {
         store(out + r * stride + p + at, load(sums + r * PANEL + at) * share[r], n);

@@ -74,7 +74,7 @@ static inline void all_dots(float* out, const T* x, const T* w, long I, long O, 
 // What is asked for of the next panel with register j of a step: nothing, or bytes of a part of it one after another,
 // or lines from several places in turn. Where memory is waited for the latter is up to twice as fast: a Xeon asks for
 // some lines ahead of each place by itself.
-struct Nothing {
+struct NoNext {
   void operator()(long, int) const {}
 };
 struct InOrder {
@@ -171,7 +171,7 @@ static inline void pass(const T* rows_in, const T* panels, long group, long M, l
           else if (blocks > 1)
             some_rows(some, sums, row, panel, I, in_order);
           else  // a panel that is read once is a stream, which other CPUs fetch faster by themselves
-            some_rows(some, sums, row, panel, I, Nothing());
+            some_rows(some, sums, row, panel, I, NoNext());
           for (long r = 0; r < some; r++)
             for (long o = 0; o < PANEL; o += V) take(r, o, load(sums + r * PANEL + o));
         });
