@@ -6,14 +6,15 @@ namespace attention {
 
 constexpr bool TURNED = Factor<Number>::tiles;  // probabilities are computed by key, not by query
 
-// Of a thread: a head's numbers, its gradients, and what is between a block of queries and one of keys.
+// Of a thread: a head's numbers, its gradients, and what is between a block of queries and one of keys. Panels hold keys
+// and values, or queries and the output's gradient where probabilities are computed by key.
 struct BackwardRoom {
-  Vector<Number> query, key, value, gradient, key_panels, value_panels, key_pairs, query_pairs, gradient_pairs;
+  Vector<Number> query, key, value, gradient, score_panels, slope_panels, key_pairs, query_pairs, gradient_pairs;
   Vector<Number> slopes, slope_pairs, weights;
   Vector<float> log, delta, dquery, dkey, dvalue, score, slope;
   Sight sight;
   void fit(long P, long S, long D) {
-    for (auto* x : {&query, &key, &value, &gradient, &key_panels, &value_panels}) x->assign(P * S, 0);
+    for (auto* x : {&query, &key, &value, &gradient, &score_panels, &slope_panels}) x->assign(P * S, 0);
     for (auto* x : {&key_pairs, &query_pairs, &gradient_pairs}) x->assign(P * S, 0);
     for (auto* x : {&dquery, &dkey, &dvalue}) x->resize(P * D);
     log.assign(P, 0);
@@ -55,8 +56,8 @@ static void slope_rows(BackwardRoom& room, long q, long q0, long k0, Size D) {
     multiply<R>(false, out.data(), BLOCK, Rows{&rows[q * D], D}, Panels<Size>{&panels[from * D], D}, (to - from) / V,
                 D / PAIR);
   };
-  dots(room.score, room.query, room.key_panels);
-  dots(room.slope, room.gradient, room.value_panels);
+  dots(room.score, room.query, room.score_panels);
+  dots(room.slope, room.gradient, room.slope_panels);
   float c = LOG2E / std::sqrt(float(D)), *log = &room.log[q], *delta = &room.delta[q];
   for (long key = from; key < to; key += V) {
     bool whole = sight.whole(q, key);
@@ -109,7 +110,7 @@ static void backward_head(BackwardRoom& room, bool add, const Soon& soon, long T
 #if HAS_TILES
 // The same by tiles. Scores are those of keys and queries, whose probabilities and slopes lie as rows of keys then, as
 // the gradients of keys and values read them; slopes are turned for that of queries. What one step writes another one
-// reads later, not at once. `key_panels`, `value_panels` hold queries and the output's gradient here.
+// reads later, not at once.
 template <class Size>
 static void backward_head(BackwardRoom& room, bool add, const Soon& soon, long T, Size D,
                           std::integral_constant<int, SIDE>) {
@@ -125,8 +126,8 @@ static void backward_head(BackwardRoom& room, bool add, const Soon& soon, long T
       auto dots = [&](float* out, const Vector<Number>& rows, const Vector<Number>& panels) {
         multiply_tiles<2>(false, out, BLOCK, &rows[k0 * S], S, {&panels[q0 * S], LINE, S * V * size}, (to - q0) / V, S);
       };
-      dots(score, room.key, room.key_panels);
-      dots(slope, room.value, room.value_panels);
+      dots(score, room.key, room.score_panels);
+      dots(slope, room.value, room.slope_panels);
       for (long q = q0; q < to; q += V) {
         if (k0 == 0) soon.ask(q, std::min(SIDE, T - q));
         bool whole = sight.whole(q, k0 + DEEP - V) && sight.high[q] <= k0;
@@ -197,16 +198,16 @@ static void backward(Number* dqkv, const Number* dout, const Number* out, const 
       take_head(room.key, s.H + k);
       take_head(room.value, s.H + s.K + k);
       if (!TURNED) {
-        put_panels(room.key_panels.data(), room.key.data(), T, S);
-        put_panels(room.value_panels.data(), room.value.data(), T, S);
+        put_panels(room.score_panels.data(), room.key.data(), T, S);
+        put_panels(room.slope_panels.data(), room.value.data(), T, S);
       }
       put_pairs(room.key_pairs.data(), room.key.data(), T, S);
       for (long h = k * group; h < (k + 1) * group; h++) {
         take_head(room.query, h);
         take(room.gradient, dout + (b * T * s.H + h) * D, s.H * D);
         if (TURNED) {
-          put_panels(room.key_panels.data(), room.query.data(), T, S);
-          put_panels(room.value_panels.data(), room.gradient.data(), T, S);
+          put_panels(room.score_panels.data(), room.query.data(), T, S);
+          put_panels(room.slope_panels.data(), room.gradient.data(), T, S);
         }
         put_pairs(room.query_pairs.data(), room.query.data(), T, S);
         put_pairs(room.gradient_pairs.data(), room.gradient.data(), T, S);

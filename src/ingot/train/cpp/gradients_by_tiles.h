@@ -5,7 +5,7 @@
 // G lies in strips of 16 columns: of 32 tokens each column has a row of its own, then come the next 32. X lies in a
 // panel, pairs of tokens after each other. Tokens that are missing at the end are zeros.
 struct ByTiles {
-  static constexpr long STRIP = 2 * SIDE, GROUP = 512, STEP = DEEP, TOKENS = 512, EVERY = DEEP;
+  static constexpr long STRIP = 2 * SIDE, GROUP = 512, STEP = DEEP, TOKENS = 1024, EVERY = DEEP;
   struct alignas(64) Packed {
     Number g[GROUP * TOKENS], x[PANEL * TOKENS];
   };
