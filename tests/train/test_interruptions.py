@@ -44,6 +44,15 @@ def _asked(engine: Engine, after: int, *numbers: int, learning: bool = True) -> 
     return engine
 
 
+@pytest.fixture
+def hangs_up():
+    """SIGHUP ends a process, also below `nohup make test`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangs_up")
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize(("learning", "ema", "saved"), [(True, 0, 11), (False, 0, 10), (False, 0.8, 10)])
 def test_what_was_learned_is_saved_and_the_run_goes_on_to_the_bit(
