@@ -47,7 +47,7 @@ struct Tiles {
   Tiles(const Tiles&) = delete;
 };
 
-// A tile of bf16 to be multiplied, or of sums. AddressSanitizer does not see what instructions like these read and write.
+// A tile of bf16 to be multiplied, or of sums. AddressSanitizer does not see what such instructions read and write.
 #if defined(__SANITIZE_ADDRESS__)
 #define LOOK_AT(tile, from, stride)                                                    \
   for (long row = 0; row < (tile < 7 ? rows_of_tiles : SIDE); row++) {                 \

@@ -9,7 +9,8 @@ constexpr long AT_ONCE = 2 * SIDE;  // rows that meet a panel at once
 static inline long chunk_of(long I) { return std::clamp((1L << 18) / I, 64L, 512L); }
 constexpr long PANELS_AT_ONCE = 3 << 17;
 
-// Asks for a step's share of the next panel, from several places in turn.
+// Asks for a step's share of the next panel, from several places in turn as `InTurn` does, but in loops that the
+// compiler unrolls: asked one by one 64 and 128 rows took 3 % longer.
 struct NextPanel {
   const char* at = nullptr;
   long apart;
@@ -103,7 +104,8 @@ static inline void by_tiles(const bf16* x, const bf16* panels, long M, long I, l
             for (int g = 0; g < G; g++) {
               const bf16* panel = panels + (p * G + g) * size;
               NextPanel next;
-              if (!b && together == 1) next = {(const char*)(panel + G * size), size * (long)sizeof(bf16) / InTurn::PLACES};
+              if (!b && together == 1)
+                next = {(const char*)(panel + G * size), size * (long)sizeof(bf16) / InTurn::PLACES};
               tile_product(sums[now] + g * ROOM, x + first * I, two, I, full, panel, O - p * PANEL, next,
                            [&] { finish_some(part); });
             }
