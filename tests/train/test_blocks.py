@@ -227,6 +227,27 @@ def test_the_same_every_time_and_gone_after_one_backward_pass(dtype: torch.dtype
 
 
 @each
+def test_the_same_bits_whichever_thread_is_slower(dtype: torch.dtype) -> None:
+    """Threads help each other, and who does what must not show: here something else computes on one of the cores."""
+    model, rows = _model(_config(300, width=48, heads=3, kv_heads=1)), _rows(10, 300, 3)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        wanted = _found(model, _native(model), rows, dtype)
+        busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        try:
+            for _ in range(12):
+                model.zero_grad()
+                found = _found(model, _native(model), rows, dtype)
+                assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+        finally:
+            busy.kill()
+            busy.wait()
+    finally:
+        torch.set_num_threads(threads)
+
+
+@each
 def test_what_is_no_number_is_not_hidden(dtype: torch.dtype) -> None:
     """The guard stops a run that has gone wrong; a weight of nothing in its place would let it go on."""
     for name in ("layers.0.attention.q.weight", "layers.1.ffn.gate.weight", "layers.1.ffn.down.weight"):

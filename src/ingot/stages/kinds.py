@@ -108,7 +108,7 @@ KINDS: dict[str, Kind] = {
     "tokens": Kind(TokensSettings, 5, "ingot.stages.text:tokens", ("text", "stages/text.py")),
     "train": Kind(
         TrainSettings,
-        12,
+        13,
         "ingot.stages.train:run",
         (*_MODEL, "data", "optim", "dist", "train", "objectives", *_TRAINING),
         seeded=True,

@@ -151,14 +151,14 @@ static void attend_prompts(T* out, const float* qkv, const float* turn, T* keys,
   typedef typename Factor<T>::Number X;
   float scale = 1 / std::sqrt(float(D));
   long N = H + 2 * K, parts = B * K % threads ? H / K : 1;
+  Tasks tasks(B * K * parts, threads);
 #pragma omp parallel num_threads(threads) if (B * L * N * D > ALONE)
   {
     Panels<T> table(D, L);
     std::vector<float> room(D), score;
     std::vector<X> query(ROWS * table.features), weight;
     std::vector<T> key(PANEL * table.features), value((PANEL + 1) * D);
-#pragma omp for schedule(static)
-    for (long task = 0; task < B * K * parts; task++) {
+    tasks.work([&](long task) {
       long b = task / parts / K, k = task / parts % K, part = task % parts, group = H / K / parts;
       auto head_of = [&](long t, long h) {  // which is read with the next one's asked for
         const float* x = qkv + ((b * L + t) * N + h) * D;
@@ -190,6 +190,6 @@ static void attend_prompts(T* out, const float* qkv, const float* turn, T* keys,
           }
           mix_rows(out + ((b * L + t) * H + h) * D, H * D, query.data(), table, t, rows, window, score, weight);
         }
-    }
+    });
   }
 }

@@ -1,6 +1,7 @@
 // Products of rows and weights, with what follows them.
 #pragma once
 #include "matrix_tiles.h"
+#include "tasks.h"
 
 constexpr int WIDE = 3;                // registers of weights that are multiplied with each number of a row at once
 constexpr int PANEL = WIDE * V;        // outputs whose weights lie side by side
@@ -148,35 +149,36 @@ static inline void pass(const T* rows_in, const T* panels, long group, long M, l
   std::vector<typename Factor<T>::Number> room;
   auto x = ready(rows_in, M * I, room, threads);
   long size = PANEL * up(I, STEP<T>);
-#pragma omp parallel for collapse(2) num_threads(threads) schedule(static) if (M * group * number * size > ALONE)
-  for (long chunk = 0; chunk < M; chunk += CHUNK)
-    for (long p = 0; p < number; p++) {
-      long rows = std::min<long>(CHUNK, M - chunk), blocks = (rows + ROWS - 1) / ROWS;
-      for (long b = 0; b < blocks; b++) {
-        long from = rows * b / blocks, some = rows * (b + 1) / blocks - from;
-        f(chunk + from, some, p, [&](long which, long outputs, auto take) {
-          const T* panel = panels + (p * group + which) * size;
-          const char* next = (const char*)(panel + group * size + size * b / blocks);
-          InOrder in_order{next, V * (long)sizeof(T) * Factor<T>::pair / blocks};
-          auto row = x + (chunk + from) * I;
-          if (some == ROWS && blocks > std::max(1L, InTurn::BLOCKS)) {
-            if (outputs > 2 * V) return block<ROWS>(row, panel, I, in_order, take);
-            if (outputs > V) return block<ROWS, 2>(row, panel, I, in_order, take);
-            return block<ROWS, 1>(row, panel, I, in_order, take);
-          }
-          float sums[ROWS * PANEL];
-          if (blocks <= InTurn::BLOCKS)
-            some_rows(some, sums, row, panel, I,
-                      InTurn{next, size * (long)sizeof(T) / blocks / InTurn::PLACES, (WIDE + blocks - 1) / blocks});
-          else if (blocks > 1)
-            some_rows(some, sums, row, panel, I, in_order);
-          else  // a panel that is read once is a stream, which other CPUs fetch faster by themselves
-            some_rows(some, sums, row, panel, I, NoNext());
-          for (long r = 0; r < some; r++)
-            for (long o = 0; o < PANEL; o += V) take(r, o, load(sums + r * PANEL + o));
-        });
-      }
+  Tasks tasks((M + CHUNK - 1) / CHUNK * number, threads);
+#pragma omp parallel num_threads(threads) if (M * group * number * size > ALONE)
+  tasks.work([&](long task) {
+    long chunk = task / number * CHUNK, p = task % number;
+    long rows = std::min<long>(CHUNK, M - chunk), blocks = (rows + ROWS - 1) / ROWS;
+    for (long b = 0; b < blocks; b++) {
+      long from = rows * b / blocks, some = rows * (b + 1) / blocks - from;
+      f(chunk + from, some, p, [&](long which, long outputs, auto take) {
+        const T* panel = panels + (p * group + which) * size;
+        const char* next = (const char*)(panel + group * size + size * b / blocks);
+        InOrder in_order{next, V * (long)sizeof(T) * Factor<T>::pair / blocks};
+        auto row = x + (chunk + from) * I;
+        if (some == ROWS && blocks > std::max(1L, InTurn::BLOCKS)) {
+          if (outputs > 2 * V) return block<ROWS>(row, panel, I, in_order, take);
+          if (outputs > V) return block<ROWS, 2>(row, panel, I, in_order, take);
+          return block<ROWS, 1>(row, panel, I, in_order, take);
+        }
+        float sums[ROWS * PANEL];
+        if (blocks <= InTurn::BLOCKS)
+          some_rows(some, sums, row, panel, I,
+                    InTurn{next, size * (long)sizeof(T) / blocks / InTurn::PLACES, (WIDE + blocks - 1) / blocks});
+        else if (blocks > 1)
+          some_rows(some, sums, row, panel, I, in_order);
+        else  // a panel that is read once is a stream, which other CPUs fetch faster by themselves
+          some_rows(some, sums, row, panel, I, NoNext());
+        for (long r = 0; r < some; r++)
+          for (long o = 0; o < PANEL; o += V) take(r, o, load(sums + r * PANEL + o));
+      });
     }
+  });
 }
 
 // Calls f(at, n) for each vector of a panel, of which so many outputs are left.

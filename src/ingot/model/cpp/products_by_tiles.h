@@ -74,6 +74,9 @@ template <int G, class Function>
 static inline void by_tiles(const bf16* x, const bf16* panels, long M, long I, long O, int threads, Function finish) {
   if (!M) return;
   long size = PANEL * up(I, DEEP), chunk = equal(M, chunk_of(I), AT_ONCE), number = (O + PANEL - 1) / PANEL;
+  long together = M >= threads * chunk ? equal(number, std::max(1L, PANELS_AT_ONCE / (G * size)), 1) : 1;
+  long groups = (number + together - 1) / together;
+  Tasks tasks((M + chunk - 1) / chunk * groups, threads);
 #pragma omp parallel num_threads(threads) if (M * G * number * size > ALONE)
   {
     Tiles tiles(M);
@@ -89,31 +92,29 @@ static inline void by_tiles(const bf16* x, const bf16* panels, long M, long I, l
       finish(last.row, rows, last.p, last.sums);
       last.row += rows, last.rows -= rows, last.sums += rows * PANEL;
     };
-    long together = M >= threads * chunk ? std::clamp(PANELS_AT_ONCE / (G * size), 1L, number) : 1;
     long part = (AT_ONCE * DEEP + G * I - 1) / (G * I);  // rows that are finished at each step
     int now = 0;
-#pragma omp for collapse(2) schedule(static) nowait
-    for (long m = 0; m < M; m += chunk)
-      for (long q = 0; q < number; q += together) {
-        long here = std::min(chunk, M - m), blocks = (here + AT_ONCE - 1) / AT_ONCE;
-        for (long b = 0; b < blocks; b++) {
-          // Tiles have 16 rows, where there are so many: where none is left for them they begin before the block.
-          long row = m + here * b / blocks, rows = m + here * (b + 1) / blocks - row, full = std::min(SIDE, M);
-          long first = std::min(row, M - full), two = row + rows - first - full;
-          for (long p = q; p < std::min(q + together, number); p++, now = 1 - now) {
-            for (int g = 0; g < G; g++) {
-              const bf16* panel = panels + (p * G + g) * size;
-              NextPanel next;
-              if (!b && together == 1)
-                next = {(const char*)(panel + G * size), size * (long)sizeof(bf16) / InTurn::PLACES};
-              tile_product(sums[now] + g * ROOM, x + first * I, two, I, full, panel, O - p * PANEL, next,
-                           [&] { finish_some(part); });
-            }
-            finish_some(AT_ONCE);
-            last = {row, rows, p, sums[now] + (row - first) * PANEL};
+    tasks.work([&](long task) {
+      long m = task / groups * chunk, q = task % groups * together;
+      long here = std::min(chunk, M - m), blocks = (here + AT_ONCE - 1) / AT_ONCE;
+      for (long b = 0; b < blocks; b++) {
+        // Tiles have 16 rows, where there are so many: where none is left for them they begin before the block.
+        long row = m + here * b / blocks, rows = m + here * (b + 1) / blocks - row, full = std::min(SIDE, M);
+        long first = std::min(row, M - full), two = row + rows - first - full;
+        for (long p = q; p < std::min(q + together, number); p++, now = 1 - now) {
+          for (int g = 0; g < G; g++) {
+            const bf16* panel = panels + (p * G + g) * size;
+            NextPanel next;
+            if (!b && together == 1)
+              next = {(const char*)(panel + G * size), size * (long)sizeof(bf16) / InTurn::PLACES};
+            tile_product(sums[now] + g * ROOM, x + first * I, two, I, full, panel, O - p * PANEL, next,
+                         [&] { finish_some(part); });
           }
+          finish_some(AT_ONCE);
+          last = {row, rows, p, sums[now] + (row - first) * PANEL};
         }
       }
+    });
     finish_some(AT_ONCE);
   }
 }

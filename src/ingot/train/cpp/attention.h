@@ -136,13 +136,13 @@ static void forward(Number* out, float* lse, Number* qkv, const float* turn, lon
   long P = s.padded(), T = s.T, N = s.heads(), group = s.H / s.K;
   long queries = queries_of<R>(P);
   auto S = filled(D);
+  Tasks tasks(s.B * s.K, threads);
 #pragma omp parallel num_threads(threads)
   {
     ForwardRoom& room = own<ForwardRoom>();
     Tools tools(SIDE);
     room.fit(P, S, std::max(queries, 8L));
-#pragma omp for schedule(static)
-    for (long task = 0; task < s.B * s.K; task++) {
+    tasks.work([&](long task) {
       long b = task / s.K, k = task % s.K;
       const float* angle = turn ? turn + (turns == 1 ? 0 : b) * T * D : nullptr;
       auto take = [=](Number* to, long head, bool rotates) {
@@ -167,7 +167,7 @@ static void forward(Number* out, float* lse, Number* qkv, const float* turn, lon
                        std::min(queries, T - q), P, D, std::integral_constant<int, R>());
         }
       }
-    }
+    });
   }
 }
 

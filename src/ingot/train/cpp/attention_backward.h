@@ -176,13 +176,13 @@ static void backward(Number* dqkv, const Number* dout, const Number* out, const 
   long P = s.padded(), T = s.T, N = s.heads(), group = s.H / s.K;
   float scale = 1 / std::sqrt(float(D));
   auto S = filled(D);
+  Tasks tasks(s.B * s.K, threads);
 #pragma omp parallel num_threads(threads)
   {
     BackwardRoom& room = own<BackwardRoom>();
     room.fit(P, S, D);
     Tools tools(SIDE);
-#pragma omp for schedule(static)
-    for (long task = 0; task < s.B * s.K; task++) {
+    tasks.work([&](long task) {
       long b = task / s.K, k = task % s.K;
       const float* angle = turn ? turn + (turns == 1 ? 0 : b) * T * D : nullptr;
       auto take = [T, D, S](Vector<Number>& room, const Number* from, long stride) {
@@ -230,7 +230,7 @@ static void backward(Number* dqkv, const Number* dout, const Number* out, const 
       }
       give(room.dkey, s.H + k, scale, angle);
       give(room.dvalue, s.H + s.K + k, 1, nullptr);
-    }
+    });
   }
 }
 

@@ -107,12 +107,18 @@ static long sequences_at_once(const Where& at) {
   if (!Factor<Number>::tiles || weights > MOST_WEIGHTS || at.T > 2 * TOKENS_OF_A_PART || uneven) return at.B;
   return equal(share, std::max(1L, TOKENS_OF_A_PART / at.T), 1);
 }
+// Calls f(part, its first sequence, group) for all parts; those of a group one after another, by one thread.
+constexpr long GROUPS = 2;  // for each thread, at most
 template <class Function>
 static void in_parts(const Where& at, Function f) {
-  long some = sequences_at_once(at);
-  if (some >= at.B) return f(at, 0L);
-#pragma omp parallel for num_threads(at.threads) schedule(static)
-  for (long b = 0; b < at.B; b += some) f(part_of(at, b, std::min(some, at.B - b)), b);
+  long some = sequences_at_once(at), parts = (at.B + some - 1) / some, groups = std::min(parts, GROUPS * at.threads);
+  if (parts < 2) return f(at, 0L, 0L);
+  Tasks tasks(groups, at.threads);
+#pragma omp parallel num_threads(at.threads)
+  tasks.work([&](long group) {
+    for (long part = parts * group / groups; part < parts * (group + 1) / groups; part++)
+      f(part_of(at, part * some, std::min(some, at.B - part * some)), part * some, group);
+  });
 }
 
 static void forward(const Where& at, const Weights<const float>& w, const Kept& all, float* all_out) {
@@ -122,7 +128,7 @@ static void forward(const Where& at, const Weights<const float>& w, const Kept& 
   auto both = panels(2 * up(F, PANEL), W), down = packed_outputs({{w.down, W}}, F, threads);
   pack_outputs(both.get(), w.gate, F, W, 0, 2, 0, threads);
   pack_outputs(both.get(), w.up, F, W, 0, 2, 1, threads);
-  in_parts(at, [&](const Where& at, long b) {
+  in_parts(at, [&](const Where& at, long b, long) {
     Kept kept = part_of(all, at, b);
     long M = at.M();
     int threads = at.threads;
@@ -166,10 +172,10 @@ static void backward(const Where& at, const Weights<const float>& w, const Kept&
   auto o = packed_inputs({{w.o, W}}, Q, threads), qkv = packed_inputs({{w.q, Q}, {w.k, U}, {w.v, U}}, W, threads);
   const Sizes sizes = {W, ND * W, W * Q, W, 2 * F * W, W * F};
   auto& sums = attention::own<std::vector<Sums>>();
-  sums.resize(std::max<size_t>(sums.size(), threads));
+  sums.resize(std::max<size_t>(sums.size(), GROUPS * threads));
   for (Sums& some : sums) some.begun = false;
-  in_parts(at, [&](const Where& at, long b) {
-    Sums& mine = sums[omp_get_thread_num()];
+  in_parts(at, [&](const Where& at, long b, long group) {
+    Sums& mine = sums[group];
     bool onto = mine.begun;
     if (!onto) mine.begin(all_of, sizes, &mine == &sums[0]);
     const Weights<float>& of = mine.of;
@@ -195,10 +201,16 @@ static void backward(const Where& at, const Weights<const float>& w, const Kept&
     rms_norm_backward(flow.exact, flow.rounded, of.attention_norm, onto, flow.exact, normed.get(), kept.x,
                       w.attention_norm, at.eps, M, W, threads);
   });
-  for (int t = 1; t < threads; t++)
-    for (size_t i = 0; sums[t].begun && i < sizes.size(); i++) {
-      float *to = *arrays(sums[0].of)[i], *from = *arrays(sums[t].of)[i];
+  for (size_t i = 0; i < sizes.size(); i++) {
+    std::vector<float*> all;
+    for (Sums& some : sums)
+      if (some.begun) all.push_back(*arrays(some.of)[i]);
+    if (all.size() < 2) return;
 #pragma omp parallel for num_threads(threads) schedule(static) if (sizes[i] > ALONE)
-      for (long n = 0; n < sizes[i]; n++) to[n] += from[n];
+    for (long n = 0; n < sizes[i]; n += V) {
+      Floats sum = {};
+      for (float* some : all) sum += load(some + n);
+      store(all[0] + n, sum);
     }
+  }
 }

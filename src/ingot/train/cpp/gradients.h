@@ -125,20 +125,22 @@ static void gradient_part(float* out, long ld_out, const Number* g, long ld_g, c
 
 static void weight_gradient(float* out, long ld_out, const Number* g, long ld_g, const Number* x, long ld_x, bool onto,
                             long M, long N, long K, int threads) {
+  // The output is cut into a grid whose largest part is the least work: of products, and of packing.
+  long parts = threads > 1 ? 2 * threads : 1, strips = (N + ROWS - 1) / ROWS, panels = (K + V - 1) / V;
+  long across = 1, least = 0;
+  for (long a = 1; a <= parts; a++) {
+    long rows = (strips + parts / a - 1) / (parts / a) * ROWS, columns = (panels + a - 1) / a * V;
+    long work = rows * columns + 6 * (rows + columns);
+    if (parts % a == 0 && (a == 1 || work < least)) across = a, least = work;
+  }
+  long down = parts / across;
+  Tasks tasks(parts, threads);
 #pragma omp parallel num_threads(threads) if (M * N * K > ALONE)
-  {
-    // Threads lie over the output as a grid that makes the largest part the least work: of products, and of packing.
-    long T = omp_get_num_threads(), t = omp_get_thread_num(), strips = (N + ROWS - 1) / ROWS, panels = (K + V - 1) / V;
-    long across = 1, least = 0;
-    for (long a = 1; a <= T; a++) {
-      long rows = (strips + T / a - 1) / (T / a) * ROWS, columns = (panels + a - 1) / a * V;
-      long work = rows * columns + 6 * (rows + columns);
-      if (T % a == 0 && (a == 1 || work < least)) across = a, least = work;
-    }
-    long down = T / across, i = t / across, j = t % across;
+  tasks.work([&](long part) {
+    long i = part / across, j = part % across;
     long n = strips * i / down * ROWS, n1 = std::min(N, strips * (i + 1) / down * ROWS);
     long k = panels * j / across * V, k1 = std::min(K, panels * (j + 1) / across * V);
     if (n < n1 && k < k1)
       gradient_part<Way>(out + n * ld_out + k, ld_out, g + n, ld_g, x + k, ld_x, onto, M, n1 - n, k1 - k);
-  }
+  });
 }
