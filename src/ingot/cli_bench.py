@@ -54,12 +54,14 @@ def _say(text: str) -> None:
 
 
 def _print(data: dict[str, Any], *tables: list[dict[str, str]]) -> None:
-    from ingot.bench.machine import line
+    from ingot.bench.machine import line, unsteady
     from ingot.bench.tables import print_rows
 
     print(line(data["machine"]))
     for table in tables:
         print_rows(table)
+    if warning := unsteady(data["machine"]):
+        print(warning)
 
 
 @bench_app.command()

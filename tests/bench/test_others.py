@@ -79,6 +79,24 @@ def test_processor_and_flags_are_read(tmp_path: Path) -> None:
     assert machine.flags(tmp_path / "none") == []
 
 
+def test_a_machine_that_others_compute_on_is_told(fake, monkeypatch) -> None:
+    """The peak is the better of two, and what it was at worst stands beside it where that is much less."""
+    told = {name: 0.9 * rate if isinstance(rate, float) else rate for name, rate in PEAKS.items()}
+    monkeypatch.setattr("ingot.bench.machine.ours", lambda what: fake("machine", **told))
+    steady = machine.again(MACHINE, Kept(None), lambda text: None)
+    assert machine.unsteady(MACHINE) is machine.unsteady(steady) is None
+    assert machine.line(steady) == machine.line(MACHINE)
+    told["gemm_bf16_gflop_s"] = 900.0
+    monkeypatch.setattr("ingot.bench.machine.ours", lambda what: fake("machine", **told))
+    other = machine.again(MACHINE, Kept(None), lambda text: None)
+    assert (other["gemm_bf16_gflop_s"], other["gemm_fp32_gflop_s"]) == (900, 100)
+    assert "100 GFLOP/s in fp32, 400 to 900 GFLOP/s in bf16" in machine.line(other)
+    warning = machine.unsteady(other)
+    assert warning is not None
+    assert "products in bf16 400 to 900 GFLOP/s between" in warning
+    assert "fp32" not in warning
+
+
 def test_generation_for_real(fake, monkeypatch) -> None:
     """Our process on the tiny shape; the peer says what ours says, so the ratio exists.
 

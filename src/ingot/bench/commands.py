@@ -35,14 +35,17 @@ class Options:
     about: Data | None = None
     """The machine, where it has been described already."""
 
-    def finished(self) -> None:
-        """All of a command is measured."""
-        if self.done:
-            self.kept.clear()
-
     def described(self) -> Data:
-        """The machine."""
+        """The machine, before anything is measured."""
         return self.about or machine.described(self.kept, self.say)
+
+    def finished(self, about: Data) -> Data:
+        """The machine, when all of a command has been measured."""
+        if not self.done:
+            return about
+        about = machine.again(about, self.kept, self.say)
+        self.kept.clear()
+        return about
 
 
 def _shapes(names: list[str], about: Mapping[str, Any]) -> list[shapes.Shape]:
@@ -61,12 +64,12 @@ def bench_train(
     families = {shape.family for shape in wanted}
     theirs, skipped = peers("train", list(options.against), options.say, families, autocast=autocast)
     mine = ours("train", precision=precision, profile=profile)
-    rows = {}
+    found = {}
     for shape in wanted:
-        able = [c for c in theirs if shape.family in c.families]
-        found = train.measured(shape, [mine, *able], options.repetitions, options.seconds, options.kept, options.say)
-        rows[shape.name] = train.summary(shape, found.pop(mine.name), found, about, autocast)
-    options.finished()
+        able = [mine, *(c for c in theirs if shape.family in c.families)]
+        found[shape] = train.measured(shape, able, options.repetitions, options.seconds, options.kept, options.say)
+    about = options.finished(about)
+    rows = {s.name: train.summary(s, results.pop(mine.name), results, about, autocast) for s, results in found.items()}
     return {"machine": about, "peers": _mode(autocast), "skipped": skipped, "shapes": rows}
 
 
@@ -136,7 +139,7 @@ def bench_generate(
                     say=options.say,
                 )
                 found.append(generate.summary(batch, dtype, new, results.pop(mine.name), results))
-    options.finished()
+    about = options.finished(about)
     return {"machine": about, "skipped": skipped, "shape": name, "prompt": prompt, "rows": found}
 
 
@@ -153,7 +156,7 @@ def bench_align(name: str, methods: list[str], options: Options) -> Data:
     found = align.measured(
         shape, methods or align.METHODS, theirs, options.repetitions, options.seconds, options.kept, options.say
     )
-    options.finished()
+    about = options.finished(about)
     rows = {method: align.summary(results) for method, results in found.items()}
     return {"machine": about, "skipped": skipped, "shape": name, **align.SIZES[name], "methods": rows}
 
@@ -165,7 +168,7 @@ def bench_data(names: list[str], options: Options, megabytes: float = CORPUS_MB)
     about = options.described()
     loader = data.loader(wanted, min(options.seconds, 2.0), options.kept, options.say)
     corpus = data.corpus(theirs, megabytes, options.repetitions, options.kept, options.say)
-    options.finished()
+    about = options.finished(about)
     return {"machine": about, "skipped": skipped, "loader": loader, "corpus": corpus}
 
 
@@ -177,7 +180,7 @@ def bench_startup(options: Options) -> Data:
         importers.setdefault(contender.name.split()[0], contender)
     about = options.described()
     rows = startup.bench_startup(options.say, importers, options.repetitions)
-    options.finished()
+    about = options.finished(about)
     return {"machine": about, "skipped": skipped, **rows}
 
 
@@ -189,7 +192,7 @@ def bench_head(sizes: Mapping[str, int] | None, options: Options) -> Data:
         way: measure(ours("head", f"ingot {way}", chunked=way == "chunked"), job, options.kept)
         for way in ("chunked", "whole")
     }
-    options.finished()
+    about = options.finished(about)
     return {"machine": about, **job, "rows": rows}
 
 
@@ -213,5 +216,5 @@ def everything(options: Options, full: bool) -> Data:
         found["align"] = bench_align("A1", [], part)
     if full and on_gpu:
         found["head"] = bench_head(None, part)
-    options.finished()
+    found["machine"] = options.finished(about)
     return found

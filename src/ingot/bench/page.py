@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.bench import tables
-from ingot.bench.machine import line
+from ingot.bench.machine import line, unsteady
 from ingot.core.artifact import atomic_write
 
 HEAD = """# Benchmarks
@@ -30,6 +30,8 @@ MODES = {
 def page(found: Mapping[str, Any], target: str) -> str:
     """The page as Markdown."""
     parts = [HEAD.format(target=target, repetitions=found["repetitions"], machine=line(found["machine"]))]
+    if warning := unsteady(found["machine"]):
+        parts.append(f"{warning}\n")
     parts.append("## Training\n")
     for mode, shapes in found["train"]["modes"].items():
         parts.append(f"{MODES[mode]}\n\n{tables.markdown(tables.train_rows(shapes))}\n")
