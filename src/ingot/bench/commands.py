@@ -30,18 +30,16 @@ class Options:
     repetitions: int = 3
     seconds: float = 4.0
     kept: Kept = field(default_factory=lambda: Kept(None))
-    done: bool = True
-    """Nothing follows, so what was kept can go."""
     about: Data | None = None
-    """The machine, where it has been described already."""
+    """The machine, where a command is part of something larger, which has described it and clears what was kept."""
 
     def described(self) -> Data:
         """The machine, before anything is measured."""
         return self.about or machine.described(self.kept, self.say)
 
     def finished(self, about: Data) -> Data:
-        """The machine, when all of a command has been measured."""
-        if not self.done:
+        """The machine, when all of a command has been measured; what was kept can go."""
+        if self.about is not None:
             return about
         about = machine.again(about, self.kept, self.say)
         self.kept.clear()
@@ -88,9 +86,12 @@ def bench_train_modes(names: list[str], options: Options, forced: bool) -> Data:
     cast = [c.told(f"{c.name} autocast", autocast=True) for c in theirs] if bf16 else []
     forced &= bf16 or on_gpu
     modes: dict[str, Data] = {mode: {} for mode in ("as shipped", *(["autocast"] * bf16), *(["fp32"] * forced))}
+    measured = {}
     for shape in wanted:
-        contenders = [c for c in (mine, *([fp32] if forced else []), *theirs, *cast) if shape.family in c.families]
-        found = train.measured(shape, contenders, options.repetitions, options.seconds, options.kept, options.say)
+        able = [c for c in (mine, *([fp32] if forced else []), *theirs, *cast) if shape.family in c.families]
+        measured[shape] = train.measured(shape, able, options.repetitions, options.seconds, options.kept, options.say)
+    about = machine.again(about, options.kept, options.say)
+    for shape, found in measured.items():
         shipped = {c.name: found[c.name] for c in theirs if c.name in found}
         by_hand = {c.name: found[c.name] for c in cast if c.name in found}
         modes["as shipped"][shape.name] = train.summary(shape, found[mine.name], shipped, about)
@@ -199,15 +200,16 @@ def bench_head(sizes: Mapping[str, int] | None, options: Options) -> Data:
 def everything(options: Options, full: bool) -> Data:
     """What docs/BENCHMARKS.md shows; `full` adds S4, ours in fp32, data and post-training, and takes its time."""
     about = options.described()
-    part = replace(options, done=False, about=about)
+    part = replace(options, about=about)
     on_gpu = about["device"] != "cpu"
     names = [*(GPU_SHAPES if on_gpu else CPU_SHAPES), *((["G2"] if on_gpu else ["S4"]) if full else [])]
     brief = replace(part, repetitions=part.repetitions if full else 1, seconds=1.0)
     steps = part if full else replace(part, seconds=part.seconds / 2)
+    trained = bench_train_modes(names, steps, forced=full)
     found = {
-        "machine": about,
+        "machine": trained["machine"],
         "repetitions": part.repetitions,
-        "train": bench_train_modes(names, steps, forced=full),
+        "train": trained,
         "generate": bench_generate("G1" if on_gpu else "S4", [1, 32], [], brief),
         "startup": bench_startup(brief),
     }
@@ -216,5 +218,5 @@ def everything(options: Options, full: bool) -> Data:
         found["align"] = bench_align("A1", [], part)
     if full and on_gpu:
         found["head"] = bench_head(None, part)
-    found["machine"] = options.finished(about)
+    options.kept.clear()
     return found

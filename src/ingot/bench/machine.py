@@ -15,6 +15,12 @@ FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16"
 """Instruction sets that decide how fast matrix products are."""
 STEADY = 0.85
 """Of its best a machine gives at least so much while nothing else computes on it; products differ by 2 % there."""
+_WORDS = {
+    "gemm_fp32_gflop_s": "products in fp32",
+    "gemm_bf16_gflop_s": "products in bf16",
+    "gemm_fp16_gflop_s": "products in fp16",
+    "read_gb_s": "reads of memory",
+}
 
 
 def described(kept: Kept, say: Say) -> dict[str, Any]:
@@ -54,14 +60,6 @@ def unsteady(machine: Mapping[str, Any]) -> str | None:
         f"Not steady: {', '.join(changed)} between beginning and end, so something else computes on this machine. "
         "Ratios of repetitions that alternate stand it better than rates do; measure again when it is quiet."
     )
-
-
-_WORDS = {
-    "gemm_fp32_gflop_s": "products in fp32",
-    "gemm_bf16_gflop_s": "products in bf16",
-    "gemm_fp16_gflop_s": "products in fp16",
-    "read_gb_s": "reads of memory",
-}
 
 
 def _rate(machine: Mapping[str, Any], name: str) -> str:
