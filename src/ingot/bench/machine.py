@@ -15,12 +15,6 @@ FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16"
 """Instruction sets that decide how fast matrix products are."""
 STEADY = 0.85
 """Of its best a machine gives at least so much while nothing else computes on it; products differ by 2 % there."""
-_WORDS = {
-    "gemm_fp32_gflop_s": "products in fp32",
-    "gemm_bf16_gflop_s": "products in bf16",
-    "gemm_fp16_gflop_s": "products in fp16",
-    "read_gb_s": "reads of memory",
-}
 
 
 def described(kept: Kept, say: Say) -> dict[str, Any]:
@@ -52,8 +46,11 @@ def again(about: Mapping[str, Any], kept: Kept, say: Say) -> dict[str, Any]:
 
 def unsteady(machine: Mapping[str, Any]) -> str | None:
     """A sentence where it gave much less at one time than at another, or None."""
-    least = machine.get("least", {})
-    changed = [f"{_WORDS[name]} {_rate(machine, name)}" for name in least if least[name] < STEADY * machine[name]]
+    changed = [
+        f"{'reads of memory' if name == 'read_gb_s' else f'products in {_precision(name)}'} {_rate(machine, name)}"
+        for name in machine.get("least", {})
+        if _far_below(machine, name)
+    ]
     if not changed:
         return None
     return (
@@ -62,11 +59,22 @@ def unsteady(machine: Mapping[str, Any]) -> str | None:
     )
 
 
+def _far_below(machine: Mapping[str, Any], name: str) -> float | None:
+    """The worse of both rates, where they are far apart."""
+    least = machine.get("least", {}).get(name, machine[name])
+    return least if least < STEADY * machine[name] else None
+
+
 def _rate(machine: Mapping[str, Any], name: str) -> str:
     """The peak, or from the worse to the better one where they are far apart."""
-    unit, most = "GB/s" if name == "read_gb_s" else "GFLOP/s", machine[name]
-    least = machine.get("least", {}).get(name, most)
-    return f"{least:,.0f} to {most:,.0f} {unit}" if least < STEADY * most else f"{most:,.0f} {unit}"
+    least = _far_below(machine, name)
+    span = "" if least is None else f"{least:,.0f} to "
+    return f"{span}{machine[name]:,.0f} {'GB/s' if name == 'read_gb_s' else 'GFLOP/s'}"
+
+
+def _precision(name: str) -> str:
+    """Of the matrix products that such a rate is of: gemm_bf16_gflop_s."""
+    return name.split("_")[1]
 
 
 def processor(information: Path = Path("/proc/cpuinfo")) -> str:
@@ -87,9 +95,8 @@ def flags(information: Path = Path("/proc/cpuinfo")) -> list[str]:
 
 def line(machine: Mapping[str, Any]) -> str:
     """The description as one line."""
-    products = ", ".join(
-        f"{_rate(machine, name)} in {name.split('_')[1]}" for name in machine if name.startswith("gemm_")
-    )
+    rates = [name for name in machine if name.startswith("gemm_")]
+    products = ", ".join(f"{_rate(machine, name)} in {_precision(name)}" for name in rates)
     return (
         f"{machine['cpu']}, {machine['cores']} cores ({', '.join(machine['flags'])}), "
         f"{machine['memory_bytes'] / 2**30:.0f} GiB; {machine['device']}, {machine['threads']} threads; "
