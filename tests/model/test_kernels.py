@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from ingot.model import gelu
 from ingot.model import head as heads
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -47,3 +49,44 @@ def test_the_head_equals_plain_torch(vocab, max_logits) -> None:
         gradients = torch.autograd.grad((found * scale).sum(), (hidden, weight))
         for one, right in zip((found, *gradients), expected, strict=True):
             assert (one - right).norm() < bound * right.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("shape", [(1, 1, 7), (3, 100, 520), (2, 1024, 3072), (0, 4, 8)])
+def test_gelu_of_a_layer_and_its_gradients(dtype, approximate, shape) -> None:
+    pytest.importorskip("triton")
+    generator = torch.Generator("cuda").manual_seed(shape[1])
+    z, gradient = (3 * torch.randn(shape, device="cuda", generator=generator) for _ in range(2))
+    bias = torch.randn(shape[-1], device="cuda", generator=generator, requires_grad=True)
+    z, gradient = z.to(dtype).requires_grad_(), gradient.to(dtype)
+    exact = [x.detach().double().requires_grad_() for x in (z, bias)]
+    wanted = F.gelu(exact[0] + exact[1], approximate=approximate)
+    found = gelu._BiasGELU.apply(z, bias, approximate == "tanh")
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(found.double(), wanted, rtol=eps, atol=1e-6)
+    of_z, of_bias = torch.autograd.grad(found, (z, bias), gradient)
+    expected = torch.autograd.grad(wanted, exact, gradient.double())
+    torch.testing.assert_close(of_z.double(), expected[0], rtol=eps, atol=1e-5)
+    assert (of_bias - expected[1]).norm() <= 1e-5 * expected[1].norm()
+    assert of_bias.dtype == bias.dtype
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gelu_on_a_gpu_takes_the_kernel_where_it_may(compiled, monkeypatch) -> None:
+    pytest.importorskip("triton")
+    layer = torch.nn.Linear(32, 80, device="cuda")
+    x = torch.randn(4, 32, device="cuda", requires_grad=True)
+    found = []
+    for there in (True, False):
+        torch.compiler.reset()
+        monkeypatch.setattr(gelu, "TRITON", there)
+        call = torch.compile(gelu.gelu) if compiled else gelu.gelu
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            out = call(layer, x, "none")
+        found.append([out, *torch.autograd.grad(out.float().square().sum(), (x, layer.weight, layer.bias))])
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == other.dtype
+        assert (one - other).norm() < 1e-2 * other.norm()
+    wide = gelu.gelu(layer, x, "none")
+    torch.testing.assert_close(wide, F.gelu(layer(x)))

@@ -3,6 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ingot.model.gelu import gelu
 from ingot.model.precision import products
 from ingot.model.settings import ModelConfig
 
@@ -33,7 +34,7 @@ class GELU(nn.Module):
         self.down = nn.Linear(config.ffn, config.width, bias=bias)
 
     def forward(self, x_BTW: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x_BTW), approximate=self.approximate))
+        return self.down(gelu(self.up, x_BTW, self.approximate))
 
 
 def make_feedforward(config: ModelConfig) -> SwiGLU | GELU:

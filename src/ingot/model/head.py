@@ -17,7 +17,6 @@ Shapes: N positions, D features, V vocabulary, P the same filled up, n positions
 """
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ingot.model.multiply import product
-from ingot.model.precision import autocast_dtype
+from ingot.model.precision import TRITON, autocast_dtype
 from ingot.model.settings import MAX_LOGITS
 
 _UNKEPT = 1 << 20
@@ -147,7 +146,9 @@ class _NLL(torch.autograd.Function):
 
 def nll_(logits_nP: Tensor, labels_n: Tensor, vocab: int, keep: bool) -> Tensor:
     """-ln p(label), n, in fp32 or better; where `keep`, logits become p - 1(label), and 0 past the vocabulary."""
-    if logits_nP.is_cuda and logits_nP.dtype != torch.float64 and (kernel := _kernel()):
+    if logits_nP.is_cuda and logits_nP.dtype != torch.float64 and TRITON:
+        from ingot.model.kernels import nll_ as kernel
+
         return kernel(logits_nP, labels_n, vocab, keep)
     few = max(1, _WIDENED[logits_nP.device.type] // vocab)
     found = []
@@ -159,13 +160,3 @@ def nll_(logits_nP: Tensor, labels_n: Tensor, vocab: int, keep: bool) -> Tensor:
             some_nP[:, :vocab] = p_nV.scatter_add_(1, labels[:, None], p_nV.new_full((len(labels), 1), -1.0))
             some_nP[:, vocab:] = 0.0
     return torch.cat(found)
-
-
-@cache
-def _kernel() -> Any:
-    """The GPU's own way; None where Triton, which comes with torch for Linux, is not installed."""
-    try:
-        from ingot.model.kernels import nll_ as kernel
-    except ImportError:
-        return None
-    return kernel

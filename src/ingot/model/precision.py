@@ -1,11 +1,14 @@
 """What several matrix products share: their input, rounded once as autocast would, and on a GPU the product itself."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+TRITON = find_spec("triton") is not None
+"""Whether a GPU has kernels of our own (`kernels.py`): it comes with torch for Linux."""
 _SHORT = 1 << 28
 """Multiplications of a product below which the calls of several are felt on a CPU."""
 
