@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from ingot.core.errors import UserError
 from ingot.core.recipe import settings_tree
 from ingot.optim.adam import Adam
-from ingot.optim.groups import groups
+from ingot.optim.groups import clip_, global_norm, groups
 from ingot.optim.optimizers import Optimizer, build, hidden_matrix
 from ingot.optim.settings import Kind, OptimSettings
 
@@ -325,3 +325,29 @@ def test_resolved_settings_read_back_the_same(kind: str) -> None:
     for name in ("cosine", "wsd", "constant"):
         settings = OptimSettings(kind=kind, lr=0.1, schedule=name)
         assert OptimSettings.model_validate(settings_tree(settings)) == settings
+
+
+@pytest.mark.parametrize("clip", [0.5, 1e9])
+@pytest.mark.parametrize("kind", ["adamw", "sgd", "muon"])
+def test_D6_an_optimizer_clips_as_one(kind: str, clip: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several parts, or a kernel that divides by itself, take the norm of all gradients."""
+
+    def made() -> tuple[Optimizer, dict[str, torch.nn.Parameter], list[torch.Tensor]]:
+        generator = torch.Generator().manual_seed(1)
+        shapes = {"layers.0.ffn.up.weight": (6, 4), "norm.weight": (5,), "embedding.weight": (7, 4)}
+        named = {n: torch.nn.Parameter(torch.randn(s, generator=generator)) for n, s in shapes.items()}
+        for parameter in named.values():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        gradients = [p.grad for p in named.values() if p.grad is not None]
+        return build(named, OptimSettings(kind=kind, lr=0.1), 0.1), named, gradients
+
+    before, expected, gradients = made()
+    clip_(gradients, clip, global_norm(gradients))
+    before.step(0.1)
+    for divides in (False, True):
+        monkeypatch.setattr(Adam, "divides", divides)
+        optimizer, named, gradients = made()
+        optimizer.step(0.1, clip, global_norm(gradients))
+        for name, parameter in named.items():
+            torch.testing.assert_close(parameter, expected[name], rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(parameter.grad, expected[name].grad, rtol=1e-6, atol=0)

@@ -281,7 +281,7 @@ def test_D6_source_error_clipping_scaled_gradients(tmp_path: Path) -> None:
     clip_(theirs, 100.0, global_norm(theirs))
     assert (theirs[0] / 1024).norm() < 0.2 * true.norm()
     applied = []
-    engine.optimizer.step = lambda lr: applied.append(  # type: ignore[method-assign]
+    engine.optimizer.step = lambda lr, clip, norm: applied.append(  # type: ignore[method-assign]
         torch.cat([p.grad.flatten().double() for p in engine.trained.values() if p.grad is not None])
     )
     assert float(engine.step(batch).grad_norm) == pytest.approx(true.norm().item(), rel=1e-5)

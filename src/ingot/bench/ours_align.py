@@ -1,5 +1,6 @@
 """Our side of `ingot bench align`: the engine's steps with the objectives dpo, grpo and ppo, as a stage makes them."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,8 @@ def _counted(optimizer: Optimizer) -> list[float | Tensor]:
     rates: list[float | Tensor] = []
     update = optimizer.step
 
-    def step(lr: float | Tensor) -> None:
-        update(lr)
+    def step(lr: float | Tensor, clip: float = math.inf, norm: Tensor | None = None) -> None:
+        update(lr, clip, norm)
         rates.append(lr)
 
     optimizer.step = step

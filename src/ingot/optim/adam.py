@@ -44,9 +44,14 @@ class Adam:
         moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
         return {"step": count, **moments}
 
+    @property
+    def divides(self) -> bool:
+        """Whether its kernel divides gradients by a number as well, which saves reading and writing them before."""
+        return self.fused and all(p.dtype == torch.float32 for group in self.param_groups for p in group["params"])
+
     @torch.no_grad()
-    def step(self) -> None:
-        """One update of all parameters that have a gradient."""
+    def step(self, divisor: Tensor | None = None) -> None:
+        """One update of all parameters that have a gradient, which is divided before, in place; `divisor` is fp32."""
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             states = [self.state[p] for p in params]
@@ -65,5 +70,6 @@ class Adam:
                 weight_decay=group["weight_decay"],
                 amsgrad=False,
                 maximize=False,
+                grad_scale=divisor,
                 **self._how,
             )

@@ -59,9 +59,14 @@ def global_norm(gradients: Iterable[Tensor]) -> Tensor:
 
 def clip_(gradients: list[Tensor], limit: float, norm: Tensor) -> None:
     """Scale gradients in place by min(1, limit / norm); `norm` is the one before clipping (Pascanu et al. 2013)."""
-    if gradients and (norm.is_cuda or not norm <= limit):  # a GPU would have to be waited for
+    if gradients and to_be_clipped(limit, norm):
         factor = torch.clamp(limit / norm, max=1.0).to(gradients[0].dtype)
         torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def to_be_clipped(limit: float, norm: Tensor) -> bool:
+    """Whether the norm is not within the limit; on a GPU, which would have to be waited for, whether it may not be."""
+    return norm.is_cuda or not norm <= limit
 
 
 def _spans(x: Tensor) -> Sequence[Tensor]:

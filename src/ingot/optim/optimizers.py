@@ -12,6 +12,7 @@ decay serve both parts. Rejected: Jordan's own scale sqrt(max(1, rows / columns)
 about 30 times the first. torch orthogonalises in bf16, in an fp64 run too.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from ingot.core.errors import UserError
 from ingot.optim.adam import Adam
-from ingot.optim.groups import Named, groups
+from ingot.optim.groups import Named, clip_, groups, to_be_clipped
 from ingot.optim.settings import OptimSettings
 
 
@@ -47,12 +48,23 @@ class Optimizer:
         """Whether a step only puts work on the device, and takes its learning rate from there."""
         return all(isinstance(part, Adam) and part.fused for part in self.parts)
 
-    def step(self, lr: float | Tensor) -> None:
-        """One update with this learning rate, a number or a tensor of one, from the gradients in `.grad`."""
+    def step(self, lr: float | Tensor, clip: float = math.inf, norm: Tensor | None = None) -> None:
+        """One update with this learning rate, a number or a tensor of one, from the gradients in `.grad`.
+
+        Args:
+            clip: what the norm of all gradients is made to be at most, in place.
+            norm: of all gradients; None: nothing is clipped.
+        """
         for part in self.parts:
             for group in part.param_groups:
                 group["lr"] = lr
-            part.step()
+            if norm is None or not to_be_clipped(clip, norm):
+                part.step()
+            elif isinstance(part, Adam) and part.divides:
+                part.step(torch.clamp(norm / clip, min=1.0).float())
+            else:
+                clip_([p.grad for g in part.param_groups for p in g["params"] if p.grad is not None], clip, norm)
+                part.step()
 
     def clear(self) -> None:
         """Drop all gradients."""

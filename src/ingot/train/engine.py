@@ -28,7 +28,7 @@ from ingot.dist import checkpoint
 from ingot.dist.mesh import Mesh
 from ingot.optim import optimizers
 from ingot.optim.average import Average
-from ingot.optim.groups import clip_, global_norm
+from ingot.optim.groups import global_norm
 from ingot.optim.settings import OptimSettings
 from ingot.text.tokenizer import Tokenizer
 from ingot.train import guard, scaling
@@ -183,6 +183,9 @@ class Engine:
             terms |= found
             for name, part in parts.items():
                 sums[name] = sums.get(name, 0.0) + part.detach().double()
+        for parameter in self.trained.values():
+            if parameter.grad is not None and parameter.grad.is_sparse:  # of an embedding that is not the head as well
+                parameter.grad = parameter.grad.to_dense()
         for gradient in self._gradients():
             self.mesh.sum(gradient)
             if scale != 1.0:
@@ -212,12 +215,10 @@ class Engine:
 
     def _learn(self, batch: Batch, counts: Mapping[str, int], lr: float | Tensor, inner: int) -> Learned:
         loss, _, others = self.gradients(batch, inner, counts)
-        gradients = self._gradients()
-        norm = global_norm(gradients)
+        norm = global_norm(self._gradients())
         skipped = self._overflowed(loss, norm)
         if not skipped:
-            clip_(gradients, self.plan.optim.clip, norm)
-            self.optimizer.step(lr)
+            self.optimizer.step(lr, self.plan.optim.clip, norm)
         return loss, others, norm, skipped
 
     def _make_recorder(self) -> Recorder | None:
