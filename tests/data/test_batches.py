@@ -70,6 +70,9 @@ def test_concat_trains_on_what_follows_the_end_of_a_document(make_store) -> None
     assert joined.documents_BT is None
     assert apart.labels_BT.tolist() == [[2, IGNORE, 4, 5]]
     assert apart.positions_BT.tolist() == [[0, 1, 0, 1]]
+    assert joined.inputs["positions_BT"] is None  # the model's own
+    assert joined.positions_BT.tolist() == [[0, 1, 2, 3]]
+    assert apart.inputs["positions_BT"] is apart.positions_BT
 
 
 def test_D1_source_error_labels_are_shifted_in_one_file_only() -> None:

@@ -143,6 +143,22 @@ def test_learned_positions_are_a_table_of_the_context():
 
 
 @EVERY_FAMILY
+def test_positions_of_the_row_are_those_that_are_not_given(family):
+    """Learned ones are not looked up then; their gradients are added up in another order."""
+    model, ids = _noisy(_config(family)), _ids(3, 40)
+    found = []
+    for positions in (None, torch.arange(40)[None], torch.arange(40).expand(3, 40)):
+        hidden = model(ids, positions_BT=positions).hidden
+        found.append(
+            [hidden, *torch.autograd.grad(hidden.square().sum(), list(model.parameters()), materialize_grads=True)]
+        )
+    for others in found[1:]:
+        assert torch.equal(found[0][0], others[0])
+        for one, other in zip(found[0], others, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@EVERY_FAMILY
 def test_dropout_is_off_in_evaluation_and_seeded_in_training(family):
     model, plain = _noisy(_config(family, dropout=0.2)), _noisy(_config(family))
     ids = _ids(2, 40)

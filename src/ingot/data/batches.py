@@ -64,8 +64,12 @@ class Batch:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """What a model's forward is given of it, by the names of its arguments."""
-        return {"ids_BT": self.ids_BT, "positions_BT": self.positions_BT, "documents_BT": self.documents_BT}
+        """What a model's forward is given of it, by the names of its arguments.
+
+        Positions that count from 0 in every row are the model's own: angles of one row are those of all.
+        """
+        positions_BT = None if self.documents_BT is None else self.positions_BT
+        return {"ids_BT": self.ids_BT, "positions_BT": positions_BT, "documents_BT": self.documents_BT}
 
     def counts(self) -> dict[str, int]:
         """How many of each unit the batch holds: the denominators of every loss term.

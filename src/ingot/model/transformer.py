@@ -115,10 +115,8 @@ class Transformer(nn.Module):
         wanted = _parse_taps(taps, self.config.depth)
         path = self._path(ids_BT)
         mask_BTS = self._mask(ids_BT, documents_BT, path)
-        if positions_BT is None:
-            positions_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device)[None]
-            if self.position_embedding is not None and documents_BT is not None:
-                positions_BT = positions_BT - _starts(documents_BT)
+        if positions_BT is None and self.position_embedding is not None and documents_BT is not None:
+            positions_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device)[None] - _starts(documents_BT)
         x_BTW, turn = self._embed(ids_BT, positions_BT)
         hidden_BTW, found = self.stack(x_BTW, turn, mask_BTS, path, wanted)
         head = self.head_type(self.embedding.weight if self.head is None else self.head.weight)
@@ -170,14 +168,21 @@ class Transformer(nn.Module):
         mask_BTS = causal_mask(T, window, device)[None] if documents_BT is None else document_mask(documents_BT, window)
         return bias(mask_BTS, self._dtype(device)) if path == "plain" else mask_BTS
 
-    def _embed(self, ids_BT: Tensor, positions_BT: Tensor) -> tuple[Tensor, Rotation | None]:
-        """The stream before the first block, and the angles of this forward where positions are rotary."""
-        config, turn = self.config, None
+    def _embed(self, ids_BT: Tensor, positions_BT: Tensor | None) -> tuple[Tensor, Rotation | None]:
+        """The stream before the first block, and the angles of this forward where positions are rotary.
+
+        Args:
+            positions_BT: None: those of the row; learned ones are not looked up then, whose gradient a GPU would sort.
+        """
+        config, turn, T = self.config, None, ids_BT.shape[1]
         x_BTW = self.embedding(ids_BT)
         if self.position_embedding is not None:
-            assert ids_BT.shape[1] <= config.context, f"{ids_BT.shape[1]} tokens in a context of {config.context}"
-            x_BTW = x_BTW + self.position_embedding(positions_BT)
+            assert config.context >= T, f"{T} tokens in a context of {config.context}"
+            first_TW = self.position_embedding.weight[:T]
+            x_BTW = x_BTW + (first_TW if positions_BT is None else self.position_embedding(positions_BT))
         else:
+            if positions_BT is None:
+                positions_BT = torch.arange(T, device=ids_BT.device)[None]
             turn = rotation(positions_BT, config.head_size, config.rope_theta, x_BTW.dtype, config.rope_scaling)
         # On a GPU the stream is as wide as what is multiplied, so norms and sums move half as much (GPT-2's 124M, H100:
         # 35.6 to 34.0 ms a step). On a CPU nothing is gained by that.
