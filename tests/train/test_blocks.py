@@ -62,7 +62,7 @@ def _found(model: Transformer, forward: Any, rows: dict[str, Tensor], dtype: tor
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == BF16):
         hidden = forward(**rows).hidden
     (hidden.double() * weights).sum().backward()
-    gradients = {name: p.grad.to(EXACT) for name, p in model.named_parameters() if p.grad is not None}
+    gradients = {name: p.grad.to_dense().to(EXACT) for name, p in model.named_parameters() if p.grad is not None}
     return {"hidden": hidden.detach().to(EXACT), **gradients}
 
 
@@ -210,6 +210,22 @@ def test_the_gradient_of_weights(M: int, O: int, I: int, dtype: torch.dtype) -> 
         native.call(dtype, "weight_gradient", out, I + 1, g, O + 8, x, I + 16, False, M, O, I, threads)
         assert _off(out[:, :I].double(), wanted) < 1e-5
         assert (out[:, I] == 7).all()
+
+
+@each
+@pytest.mark.parametrize("M", [70, 1100])
+@pytest.mark.parametrize(("apart", "onto"), [(1040, False), (1041, False), (1040, True)])
+def test_a_large_gradient_of_weights(M: int, apart: int, onto: bool, dtype: torch.dtype) -> None:
+    """One that is written past the caches where its rows begin as lines of memory do and nothing is added to it."""
+    O, I = 1100, 1030  # noqa: E741
+    g, x = _drawn(M, O).to(dtype), _drawn(M, I, seed=1).to(dtype)
+    wanted = g.double().T @ x.double() + 7 * onto
+    for threads in (1, 2, 3):
+        out = torch.full((O + 1, apart), 7.0)
+        native.call(dtype, "weight_gradient", out, apart, g, O, x, I, onto, M, O, I, threads)
+        assert _off(out[:O, :I].double(), wanted) < 1e-5
+        assert (out[:O, I:] == 7).all()
+        assert (out[O] == 7).all()
 
 
 @each
@@ -390,6 +406,24 @@ def test_steps_of_training_are_those_of_torch(tmp_path: Path, dtype: torch.dtype
         a, b = plain.step(batch).loss, ours.step(batch).loss
     assert float(a) == pytest.approx(float(b), abs=near)
     assert ours.evaluate([batch])[0] == pytest.approx(plain.evaluate([batch])[0], abs=near)
+
+
+@wide_vectors
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("micro", [1, 16])
+def test_the_gradient_of_an_embedding(tied: bool, micro: int, tmp_path: Path) -> None:
+    """It holds only rows that were looked up where a micro-batch has fewer tokens than there are; a step's is whole."""
+    batch, plain = _ragged(), _engine(tmp_path, "fp32")
+    config = plain.model.config.model_copy(update={"tied": tied})
+    plain = Engine(build(config, 3), plain.objective, plain.plan, plain.execution, plain.mesh, tmp_path)
+    ours = _like(plain, tmp_path, batch.context)
+    ours.execution = replace(ours.execution, micro_batch=micro)
+    few = ours._compiled(torch.zeros(1, 4, dtype=torch.int64)).hidden.sum()
+    (alone,) = torch.autograd.grad(few, [ours.model.get_parameter("embedding.weight")])
+    assert alone.is_sparse
+    wanted = _gradient(plain, batch)
+    assert float((_gradient(ours, batch) - wanted).norm()) < 1e-5 * float(wanted.norm())
+    assert not any(p.grad is None or p.grad.is_sparse for p in ours.trained.values())
 
 
 @wide_vectors

@@ -108,7 +108,7 @@ KINDS: dict[str, Kind] = {
     "tokens": Kind(TokensSettings, 5, "ingot.stages.text:tokens", ("text", "stages/text.py")),
     "train": Kind(
         TrainSettings,
-        13,
+        14,
         "ingot.stages.train:run",
         (*_MODEL, "data", "optim", "dist", "train", "objectives", *_TRAINING),
         seeded=True,
@@ -123,7 +123,7 @@ KINDS: dict[str, Kind] = {
     ),
     "evaluate": Kind(
         EvaluateStageSettings,
-        6,
+        7,
         "ingot.stages.evaluate:run",
         (*_MODEL, "data", "evaluate", *_ASKING, *_of("stages", "chains", "evaluate")),
         seeded=True,
@@ -138,7 +138,7 @@ KINDS: dict[str, Kind] = {
     ),
     "judge": Kind(
         JudgeSettings,
-        3,
+        4,
         "ingot.stages.judge:run",
         (*_MODEL, "data", "evaluate", "objectives", *_ASKING, *_of("stages", "judge", "rewards")),
         seeded=True,
@@ -153,7 +153,7 @@ KINDS: dict[str, Kind] = {
     ),
     "label": Kind(
         LabelSettings,
-        2,
+        3,
         "ingot.stages.label:run",
         (*_MODEL, "dist", "objectives", *_of("stages", "label", "load", "people", "rewards")),
         raw=_label_digest,

@@ -40,7 +40,7 @@ struct ByVectors {
   // for.
   template <int J, class Ask>
   static inline void multiply(float* out, float* next, long ld, long rows, long columns, const Packed& packed, long r,
-                              long tokens, bool onto, Ask ask) {
+                              long tokens, bool onto, bool, Ask ask) {
     typedef Factor<Number> F;
     const Number *g = packed.g + r / ROWS * APART<ROWS>, *x = packed.x;
     Floats sum[ROWS][J] = {};
@@ -90,11 +90,12 @@ typedef ByVectors Way;
 // What one thread does: all tokens, some rows and columns of the output.
 template <class Way>
 static void gradient_part(float* out, long ld_out, const Number* g, long ld_g, const Number* x, long ld_x, bool onto,
-                          long M, long N, long K) {
+                          long M, long N, long K, bool past) {
   static thread_local typename Way::Packed packed;
   Tools tools(SIDE);
   constexpr long STRIP = Way::STRIP;
   long group = equal(N, Way::GROUP, STRIP), tokens = equal(M, Way::TOKENS, Way::STEP);
+  past = past && tokens >= M && !onto;  // nothing is added to it later
   for (long n = 0; n < N; n += group)
     for (long m = 0; m < M; m += tokens) {
       bool same = m + tokens < M;  // as the group that is packed next
@@ -117,11 +118,13 @@ static void gradient_part(float* out, long ld_out, const Number* g, long ld_g, c
         for (long r = 0; r < rows; r += STRIP) {
           float* to = out + (n + r) * ld_out + k;
           float* next = r + STRIP < rows ? to + STRIP * ld_out : out + n * ld_out + k + PANEL;
-          any(to, next, ld_out, rows - r, wide, packed, r, filled, onto || m, ask);
+          any(to, next, ld_out, rows - r, wide, packed, r, filled, onto || m, past, ask);
         }
       }
     }
 }
+
+constexpr long PAST = 1 << 20;  // sums, twice what a core's second cache holds
 
 static void weight_gradient(float* out, long ld_out, const Number* g, long ld_g, const Number* x, long ld_x, bool onto,
                             long M, long N, long K, int threads) {
@@ -134,6 +137,8 @@ static void weight_gradient(float* out, long ld_out, const Number* g, long ld_g,
     if (parts % a == 0 && (a == 1 || work < least)) across = a, least = work;
   }
   long down = parts / across;
+  // A large one is read again when all others have been made: it is written past the caches, without being fetched.
+  bool past = N * K >= PAST && ld_out % V == 0 && (uintptr_t)out % 64 == 0;
   Tasks tasks(parts, threads);
 #pragma omp parallel num_threads(threads) if (M * N * K > ALONE)
   tasks.work([&](long part) {
@@ -141,6 +146,7 @@ static void weight_gradient(float* out, long ld_out, const Number* g, long ld_g,
     long n = strips * i / down * ROWS, n1 = std::min(N, strips * (i + 1) / down * ROWS);
     long k = panels * j / across * V, k1 = std::min(K, panels * (j + 1) / across * V);
     if (n < n1 && k < k1)
-      gradient_part<Way>(out + n * ld_out + k, ld_out, g + n, ld_g, x + k, ld_x, onto, M, n1 - n, k1 - k);
+      gradient_part<Way>(out + n * ld_out + k, ld_out, g + n, ld_g, x + k, ld_x, onto, M, n1 - n, k1 - k, past);
+    if (past) std::atomic_thread_fence(std::memory_order_seq_cst);  // such writes come in no order
   });
 }

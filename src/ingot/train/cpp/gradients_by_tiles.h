@@ -32,23 +32,23 @@ struct ByTiles {
 
   template <int J, class Ask>
   static inline void multiply(float* out, float*, long ld, long rows, long columns, const Packed& packed, long r,
-                              long tokens, bool onto, Ask ask) {
-    if (rows > SIDE) some<2, J>(out, ld, rows, columns, packed, r, tokens, onto, ask);
-    else some<1, J>(out, ld, rows, columns, packed, r, tokens, onto, ask);
+                              long tokens, bool onto, bool past, Ask ask) {
+    if (rows > SIDE) some<2, J>(out, ld, rows, columns, packed, r, tokens, onto, past, ask);
+    else some<1, J>(out, ld, rows, columns, packed, r, tokens, onto, past, ask);
   }
   template <int D, int J, class Ask>
   static inline void some(float* out, long ld, long rows, long columns, const Packed& packed, long r, long tokens,
-                          bool onto, Ask ask) {
-    alignas(64) float room[D * SIDE * J * V];  // for sums that are not all of the output's
-    bool whole = rows >= D * SIDE && columns >= J * V;
-    float* sums = whole ? out : room;
-    long stride = whole ? ld : J * V;
+                          bool onto, bool past, Ask ask) {
+    alignas(64) float room[D * SIDE * J * V];  // for sums that are not all of the output's, or written past the caches
+    bool whole = rows >= D * SIDE && columns >= J * V, direct = whole && !past;
+    float* sums = direct ? out : room;
+    long stride = direct ? ld : J * V;
     auto each_of_room = [&](auto f) {
       for (long r = 0; r < std::min(rows, D * SIDE); r++)
         for (long c = 0; c < std::min<long>(columns, J * V); c++) f(out[r * ld + c], room[r * J * V + c]);
     };
     if (onto) {
-      if (!whole) each_of_room([](float& out, float& room) { room = out; });
+      if (!direct) each_of_room([](float& out, float& room) { room = out; });
       load_tiles<D, J>(sums, sums + SIDE * stride, stride * sizeof(float));
     } else {
       clear_tiles<D, J>();
@@ -59,6 +59,8 @@ struct ByTiles {
       add_tiles<D, J>(one + t * SIDE, two + t * SIDE, LINE, {packed.x + t * PANEL, PANEL * 2 * sizeof(Number)});
     }
     store_tiles<D, J>(sums, sums + SIDE * stride, stride * sizeof(float));
-    if (!whole) each_of_room([](float& out, float& room) { out = room; });
+    if (!whole) return each_of_room([](float& out, float& room) { out = room; });
+    for (long r = 0; past && r < D * SIDE; r++)
+      for (long c = 0; c < J * V; c += V) _mm512_stream_ps(out + r * ld + c, _mm512_load_ps(room + r * J * V + c));
   }
 };
