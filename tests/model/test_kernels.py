@@ -80,7 +80,7 @@ def test_gelu_on_a_gpu_takes_the_kernel_where_it_may(compiled, monkeypatch) -> N
     found = []
     for there in (True, False):
         torch.compiler.reset()
-        monkeypatch.setattr(gelu, "TRITON", there)
+        monkeypatch.setattr(gelu, "HERE", there)
         call = torch.compile(gelu.gelu) if compiled else gelu.gelu
         with torch.autocast("cuda", dtype=torch.bfloat16):
             out = call(layer, x, "none")

@@ -1,8 +1,8 @@
 """GELU of a linear layer: on a GPU in 16 bits one kernel adds the bias too, and gives its gradient with the other.
 
 torch's own is exact to fp32 in some forty instructions a number, which take longer than memory does (16,384 x 3,072 on
-an H200: 77 us, 52 here), and its compiler reads the gradient once more to add it up for the bias (139 us backward, 90
-here). GPT-2's 124M, 16 rows of 1,024: 32.6 to 31.7 ms a step, or less with the best tile (`kernels.py`).
+an H200: 77 us, 52 here), and its compiler reads the gradient once more to add it up for the bias (139 us backward, 86
+here and the sum of its parts). GPT-2's 124M, 16 rows of 1,024: 32.6 to 31.7 ms a step, and then a better tile.
 
 Rejected: fewer instructions as plain operations of torch, which its compiler fuses; nothing was gained.
 """
@@ -17,6 +17,8 @@ from torch.autograd.function import once_differentiable
 from ingot.model.precision import TRITON, autocast_dtype
 
 _SHORT = (torch.bfloat16, torch.float16)
+HERE = TRITON and torch.version.hip is None
+"""Whether there is a kernel: it has instructions of NVIDIA's."""
 
 
 def gelu(layer: nn.Module, x: Tensor, approximate: str) -> Tensor:
@@ -28,7 +30,7 @@ def gelu(layer: nn.Module, x: Tensor, approximate: str) -> Tensor:
 
 def _has_kernel(layer: nn.Module, x: Tensor) -> bool:
     plain = type(layer) is nn.Linear and layer.bias is not None
-    return TRITON and plain and x.is_cuda and (autocast_dtype(x.device) or x.dtype) in _SHORT
+    return HERE and plain and x.is_cuda and (autocast_dtype(x.device) or x.dtype) in _SHORT
 
 
 class _BiasGELU(torch.autograd.Function):
