@@ -84,13 +84,62 @@ def test_the_product_of_any_number_of_rows(built, rows, dtype):
             torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-5 * inputs**0.5)
 
 
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(260, 256, 270), (300, 800, 290), (520, 1700, 260)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_large_products(built, rows, inputs, outputs, dtype):
+    """Where there are matrix tiles these are computed by them in fp32 too."""
+    x, weight, up = (_drawn(n, inputs, dtype=dtype) for n in (rows, outputs, outputs + 1))
+    up, bias, onto = up[1:] / inputs**0.5, _drawn(outputs), _drawn(rows, outputs)
+    wanted = x.double() @ weight.double().T
+    found = native.product(native.pack(weight), outputs, None, x)
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-5 * inputs**0.5)
+    wanted += onto.double() + bias.double()
+    found = native.product(native.pack(weight), outputs, bias, x, onto)
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-5 * inputs**0.5)
+    gate = weight / inputs**0.5
+    g, u = (x.double() @ part.double().T for part in (gate, up))
+    found = native.gated(native.pack_gated(gate, up), outputs, None, x)
+    torch.testing.assert_close(found.double(), g * g.sigmoid() * u, rtol=DTYPES[dtype], atol=2e-5)
+
+
+def _parts(x, number):
+    """The first parts in bf16 of fp32, in float64."""
+    found = []
+    for _ in range(number):
+        found.append(x.bfloat16())
+        x = x - found[-1].float()
+    return [part.double() for part in found]
+
+
+def test_floats_in_three_parts_give_what_fp32_gives(built):
+    """Whatever the numbers' sizes, by tiles their products' sums are off by less than torch's; those of two parts by
+    far more. Vectors add up one product after another, which is off by 1.7 times as much as torch."""
+    rows, inputs, outputs = 300, 1000, 260
+    x, weight = (torch.exp2(3 * _drawn(inputs, n).T) * _drawn(n, inputs) for n in (rows, outputs))
+    exact = x.double() @ weight.double().T
+    size = (x.double().square() @ weight.double().square().T).sqrt()
+    off = lambda found: ((found.double() - exact) / size).square().mean().sqrt()  # noqa: E731
+    found = native.product(native.pack(weight.contiguous()), outputs, None, x.contiguous())
+    assert off(found) < (1 if native._library().tiles() else 2) * off(x @ weight.T) < 1e-6
+    (high, middle), (high_w, middle_w) = _parts(x, 2), _parts(weight, 2)
+    assert off(high @ high_w.T + high @ middle_w.T + middle @ high_w.T) > 8 * off(x @ weight.T)
+    for whole in (x, weight):
+        assert torch.equal(sum(_parts(whole, 3)), whole.double())
+
+
 def test_a_product_keeps_to_what_is_not_a_number(built):
     """Zeros that fill up a pair or a panel meet nothing of a neighbour's."""
-    x, weight = torch.tensor([[1.0, 2.0, 3.0], [torch.nan, 0.0, 0.0]]), torch.eye(3)
     for dtype in DTYPES:
+        x, weight = torch.tensor([[1.0, 2.0, 3.0], [torch.nan, 0.0, 0.0]]), torch.eye(3)
         found = native.product(native.pack(weight.to(dtype)), 3, None, x.to(dtype))
         assert found[0].tolist() == [1, 2, 3]
         assert found[1].isnan().all()
+        x, weight = torch.ones(300, 300, dtype=dtype), torch.ones(300, 300, dtype=dtype)
+        x[7, 5] = weight[9, 299] = torch.nan
+        found = native.product(native.pack(weight), 300, None, x).isnan()
+        assert found[7].all()
+        assert found[:, 9].all()
+        assert found.sum() == 599
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -95,6 +95,7 @@ CASES = {
     "heads of 128": (_config(64, heads=2, kv_heads=1, width=256, ffn=304), 2, 64, 2),
     "learned positions": (_config(positions="learned"), 2, 32, 0),
     "two tokens": (_config(), 2, 2, 0),
+    "wide": (_config(160, width=256, kv_heads=4, ffn=304), 2, 160, 2),
 }
 
 

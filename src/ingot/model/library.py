@@ -26,14 +26,15 @@ _PATIENCE = 120
 """Seconds that the compiler may take."""
 
 
-def build(source: Path, say: Callable[[str], None] | None = None, flags: tuple[str, ...] = FLAGS) -> CDLL | None:
+def build(source: Path, say: Callable[[str], None] | None = None, macros: tuple[str, ...] = ()) -> CDLL | None:
     """The functions, built if they are not on disk, which `say` is told.
 
     None without a compiler or a place for what it makes.
 
     Args:
-        flags: the compiler's; with macros in them one source makes several libraries.
+        macros: with which one source makes several libraries.
     """
+    flags = (*FLAGS, *macros)
     compiler = os.environ.get("CXX") or "g++"
     about = (compiler, _version(compiler), flags, platform.machine(), sorted(torch.cpu.get_capabilities().items()))
     try:

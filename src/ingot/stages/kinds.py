@@ -108,7 +108,7 @@ KINDS: dict[str, Kind] = {
     "tokens": Kind(TokensSettings, 5, "ingot.stages.text:tokens", ("text", "stages/text.py")),
     "train": Kind(
         TrainSettings,
-        14,
+        15,
         "ingot.stages.train:run",
         (*_MODEL, "data", "optim", "dist", "train", "objectives", *_TRAINING),
         seeded=True,
@@ -123,7 +123,7 @@ KINDS: dict[str, Kind] = {
     ),
     "evaluate": Kind(
         EvaluateStageSettings,
-        7,
+        8,
         "ingot.stages.evaluate:run",
         (*_MODEL, "data", "evaluate", *_ASKING, *_of("stages", "chains", "evaluate")),
         seeded=True,
@@ -138,7 +138,7 @@ KINDS: dict[str, Kind] = {
     ),
     "judge": Kind(
         JudgeSettings,
-        4,
+        5,
         "ingot.stages.judge:run",
         (*_MODEL, "data", "evaluate", "objectives", *_ASKING, *_of("stages", "judge", "rewards")),
         seeded=True,
@@ -146,14 +146,14 @@ KINDS: dict[str, Kind] = {
     ),
     "generate": Kind(
         GenerateSettings,
-        1,
+        2,
         "ingot.stages.generate:run",
         (*_MODEL, "dist", "data/order.py", *_of("stages", "generate", "load")),
         seeded=True,
     ),
     "label": Kind(
         LabelSettings,
-        3,
+        4,
         "ingot.stages.label:run",
         (*_MODEL, "dist", "objectives", *_of("stages", "label", "load", "people", "rewards")),
         raw=_label_digest,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ingot.model.library import FLAGS, build, multiplies_bf16, word
+from ingot.model.library import build, multiplies_bf16, word
 
 _SOURCE = Path(__file__).parent / "cpp" / "native.cpp"
 _POINTERS = {"forward_block": 4, "backward_block": 5}
@@ -56,7 +56,7 @@ _built: dict[torch.dtype, ctypes.CDLL | None] = {}
 def _library(dtype: torch.dtype, say: Callable[[str], None] | None = None) -> ctypes.CDLL | None:
     """The functions; None where they cannot be built."""
     if dtype not in _built:
-        library = build(_SOURCE, say, (*FLAGS, f"-DNUMBER={_NUMBERS[dtype]}"))
+        library = build(_SOURCE, say, (f"-DNUMBER={_NUMBERS[dtype]}",))
         usable = library is not None and (dtype != torch.bfloat16 or multiplies_bf16(library))
         _built[dtype] = library if usable else None
     return _built[dtype]

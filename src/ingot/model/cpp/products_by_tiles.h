@@ -65,11 +65,31 @@ static inline void tile_product(float* sums, const bf16* x, long two, long I, lo
   product(one, one, nothing);
 }
 
+// What follows a product is done bit by bit while the next one is computed: a CPU looks no further ahead than some
+// hundred instructions, and what tiles write is read back late. Of some rows and of so many panels, whose sums lie
+// AT_ONCE rows of a panel behind those of the one before, finish(first row, rows, panel, sums) does a part.
+template <class Function>
+struct Later {
+  Function finish;
+  long row, rows, panel, panels = 0, done;  // rows of the first of the panels that are left
+  const float* sums;
+  explicit Later(Function finish) : finish(finish) {}
+  void some(long count) {
+    while (count && panels) {
+      long now = std::min(count, rows - done);
+      finish(row + done, now, panel, sums + done * PANEL);
+      count -= now, done += now;
+      if (done == rows) done = 0, panel++, panels--, sums += AT_ONCE * PANEL;
+    }
+  }
+  void all() { some(AT_ONCE * panels); }
+  void begin(long first_row, long of_rows, long first_panel, long of_panels, const float* at) {
+    row = first_row, rows = of_rows, panel = first_panel, panels = of_panels, sums = at, done = 0;
+  }
+};
+
 // Calls finish(first row, rows, panel, sums) for all rows past all panels, or groups of G panels that lie together; of
 // each the sums lie AT_ONCE rows of a panel behind those of the one before.
-//
-// What follows a product is done bit by bit while the next one is computed: a CPU looks no further ahead than some
-// hundred instructions, and what tiles write is read back late.
 template <int G, class Function>
 static inline void by_tiles(const bf16* x, const bf16* panels, long M, long I, long O, int threads, Function finish) {
   if (!M) return;
@@ -82,16 +102,7 @@ static inline void by_tiles(const bf16* x, const bf16* panels, long M, long I, l
     Tiles tiles(M);
     constexpr long ROOM = AT_ONCE * PANEL;
     alignas(64) float sums[2][G * ROOM];
-    struct {
-      long row, rows = 0, p;
-      const float* sums;
-    } last;
-    auto finish_some = [&](long rows) {
-      rows = std::min(rows, last.rows);
-      if (!rows) return;
-      finish(last.row, rows, last.p, last.sums);
-      last.row += rows, last.rows -= rows, last.sums += rows * PANEL;
-    };
+    Later<Function> later(finish);
     long part = (AT_ONCE * DEEP + G * I - 1) / (G * I);  // rows that are finished at each step
     int now = 0;
     tasks.work([&](long task) {
@@ -108,13 +119,13 @@ static inline void by_tiles(const bf16* x, const bf16* panels, long M, long I, l
             if (!b && together == 1)
               next = {(const char*)(panel + G * size), size * (long)sizeof(bf16) / InTurn::PLACES};
             tile_product(sums[now] + g * ROOM, x + first * I, two, I, full, panel, O - p * PANEL, next,
-                         [&] { finish_some(part); });
+                         [&] { later.some(part); });
           }
-          finish_some(AT_ONCE);
-          last = {row, rows, p, sums[now] + (row - first) * PANEL};
+          later.all();
+          later.begin(row, rows, p, 1, sums[now] + (row - first) * PANEL);
         }
       }
     });
-    finish_some(AT_ONCE);
+    later.all();
   }
 }

@@ -12,6 +12,8 @@ struct ByVectors {
   static constexpr long STRIP = ROWS, GROUP = 192;  // columns of G: with those asked for they fill the second cache
   static constexpr long STEP = PAIR, TOKENS = 512 * PAIR;  // the more, the more seldom sums are read and written
   static constexpr long EVERY = 16 * PAIR;                 // tokens between two requests
+  static constexpr long ACROSS = PANEL;                    // columns of X at once
+  typedef Nothing Tools;
   // From one strip to the next: 64 bytes more than it needs, or all would start in the same set of the first cache.
   template <int W>
   static constexpr long APART = (TOKENS / PAIR * W + 16) * PAIR;
@@ -36,11 +38,17 @@ struct ByVectors {
     pack<V>(to.x, from, ld, tokens, columns);
   }
 
-  // A strip of G, from column r on, times J strips of X, written to `out` or added there. The next one's place is asked
-  // for.
-  template <int J, class Ask>
+  // A strip of G, from column r on, times all of X, written to `out` or added there. The next one's place is asked for.
+  template <class Ask>
   static inline void multiply(float* out, float* next, long ld, long rows, long columns, const Packed& packed, long r,
                               long tokens, bool onto, bool, Ask ask) {
+    if (columns > 2 * V) some<3>(out, next, ld, rows, columns, packed, r, tokens, onto, ask);
+    else if (columns > V) some<2>(out, next, ld, rows, columns, packed, r, tokens, onto, ask);
+    else some<1>(out, next, ld, rows, columns, packed, r, tokens, onto, ask);
+  }
+  template <int J, class Ask>
+  static inline void some(float* out, float* next, long ld, long rows, long columns, const Packed& packed, long r,
+                          long tokens, bool onto, Ask ask) {
     typedef Factor<Number> F;
     const Number *g = packed.g + r / ROWS * APART<ROWS>, *x = packed.x;
     Floats sum[ROWS][J] = {};
@@ -82,9 +90,6 @@ struct Ahead {
 
 #if HAS_TILES
 #include "gradients_by_tiles.h"
-typedef std::conditional_t<Factor<Number>::tiles, ByTiles, ByVectors> Way;
-#else
-typedef ByVectors Way;
 #endif
 
 // What one thread does: all tokens, some rows and columns of the output.
@@ -92,7 +97,7 @@ template <class Way>
 static void gradient_part(float* out, long ld_out, const Number* g, long ld_g, const Number* x, long ld_x, bool onto,
                           long M, long N, long K, bool past) {
   static thread_local typename Way::Packed packed;
-  Tools tools(SIDE);
+  typename Way::Tools tools(SIDE);
   constexpr long STRIP = Way::STRIP;
   long group = equal(N, Way::GROUP, STRIP), tokens = equal(M, Way::TOKENS, Way::STEP);
   past = past && tokens >= M && !onto;  // nothing is added to it later
@@ -103,22 +108,19 @@ static void gradient_part(float* out, long ld_out, const Number* g, long ld_g, c
       if (then_n >= N) then = 0;
       long some = std::min(tokens, M - m), filled = up(some, Way::STEP), rows = std::min(group, N - n);
       long calls = (rows + STRIP - 1) / STRIP * ((filled + Way::EVERY - 1) / Way::EVERY);
-      Ahead next_g(g + then_m * ld_g + then_n, ld_g, then, std::min(group, N - then_n), calls * ((K - 1) / PANEL + 1));
+      Ahead next_g(g + then_m * ld_g + then_n, ld_g, then, std::min(group, N - then_n), calls * ((K - 1) / Way::ACROSS + 1));
       Way::pack_g(packed, g + m * ld_g + n, ld_g, some, rows);
-      for (long k = 0; k < K; k += PANEL) {
-        bool last = k + PANEL >= K;
-        long wide = std::min<long>(PANEL, K - k);
-        Ahead next_x(x + (last ? then_m * ld_x : m * ld_x + k + PANEL), ld_x, last ? then : some, PANEL, calls);
+      for (long k = 0; k < K; k += Way::ACROSS) {
+        bool last = k + Way::ACROSS >= K;
+        long wide = std::min<long>(Way::ACROSS, K - k);
+        Ahead next_x(x + (last ? then_m * ld_x : m * ld_x + k + Way::ACROSS), ld_x, last ? then : some, Way::ACROSS,
+                     calls);
         auto ask = [&] { next_x.ask(), next_g.ask(); };
         Way::pack_x(packed, x + m * ld_x + k, ld_x, some, wide);
-        typedef decltype(ask) Ask;
-        auto any = wide > 2 * V ? Way::template multiply<3, Ask>
-                   : wide > V   ? Way::template multiply<2, Ask>
-                                : Way::template multiply<1, Ask>;
         for (long r = 0; r < rows; r += STRIP) {
           float* to = out + (n + r) * ld_out + k;
-          float* next = r + STRIP < rows ? to + STRIP * ld_out : out + n * ld_out + k + PANEL;
-          any(to, next, ld_out, rows - r, wide, packed, r, filled, onto || m, past, ask);
+          float* next = r + STRIP < rows ? to + STRIP * ld_out : out + n * ld_out + k + Way::ACROSS;
+          Way::multiply(to, next, ld_out, rows - r, wide, packed, r, filled, onto || m, past, ask);
         }
       }
     }
@@ -139,6 +141,11 @@ static void weight_gradient(float* out, long ld_out, const Number* g, long ld_g,
   long down = parts / across;
   // A large one is read again when all others have been made: it is written past the caches, without being fetched.
   bool past = N * K >= PAST && ld_out % V == 0 && (uintptr_t)out % 64 == 0;
+  auto* some = gradient_part<ByVectors>;
+#if HAS_TILES
+  typedef std::conditional_t<Factor<Number>::tiles, ByTiles, ByParts> Tiled;
+  if (Factor<Number>::tiles || worth_splitting(M, N, K)) some = gradient_part<Tiled>;
+#endif
   Tasks tasks(parts, threads);
 #pragma omp parallel num_threads(threads) if (M * N * K > ALONE)
   tasks.work([&](long part) {
@@ -146,7 +153,7 @@ static void weight_gradient(float* out, long ld_out, const Number* g, long ld_g,
     long n = strips * i / down * ROWS, n1 = std::min(N, strips * (i + 1) / down * ROWS);
     long k = panels * j / across * V, k1 = std::min(K, panels * (j + 1) / across * V);
     if (n < n1 && k < k1)
-      gradient_part<Way>(out + n * ld_out + k, ld_out, g + n, ld_g, x + k, ld_x, onto, M, n1 - n, k1 - k, past);
+      some(out + n * ld_out + k, ld_out, g + n, ld_g, x + k, ld_x, onto, M, n1 - n, k1 - k, past);
     if (past) std::atomic_thread_fence(std::memory_order_seq_cst);  // such writes come in no order
   });
 }

@@ -2,10 +2,30 @@
 #pragma once
 #include "layouts.h"
 
+// Calls multiply(sums, how many there are from one row to the next) with the place of R x C sums, or with a room for
+// those that are not all the output's, or are written past the caches.
+template <long R, long C, class Multiply>
+static inline void in_place(float* out, long ld, long rows, long columns, bool onto, bool past, Multiply multiply) {
+  alignas(64) float room[R * C];
+  bool whole = rows >= R && columns >= C;
+  if (whole && !past) return multiply(out, ld);
+  auto each_of_room = [&](auto f) {
+    for (long r = 0; r < std::min(rows, R); r++)
+      for (long c = 0; c < std::min(columns, C); c++) f(out[r * ld + c], room[r * C + c]);
+  };
+  if (onto) each_of_room([](float& out, float& room) { room = out; });
+  multiply(room, C);
+  if (!whole) return each_of_room([](float& out, float& room) { out = room; });
+  for (long r = 0; r < R; r++)
+    for (long c = 0; c < C; c += V) _mm512_stream_ps(out + r * ld + c, _mm512_load_ps(room + r * C + c));
+}
+
 // G lies in strips of 16 columns: of 32 tokens each column has a row of its own, then come the next 32. X lies in a
 // panel, pairs of tokens after each other. Tokens that are missing at the end are zeros.
 struct ByTiles {
   static constexpr long STRIP = 2 * SIDE, GROUP = 512, STEP = DEEP, TOKENS = 1024, EVERY = DEEP;
+  static constexpr long ACROSS = PANEL;
+  typedef Tiles Tools;
   struct alignas(64) Packed {
     Number g[GROUP * TOKENS], x[PANEL * TOKENS];
   };
@@ -30,37 +50,81 @@ struct ByTiles {
         put(to.x + t * PANEL + 2 * c, pairs_of(from + c, ld, t, tokens, columns - c));
   }
 
-  template <int J, class Ask>
+  template <class Ask>
   static inline void multiply(float* out, float*, long ld, long rows, long columns, const Packed& packed, long r,
                               long tokens, bool onto, bool past, Ask ask) {
-    if (rows > SIDE) some<2, J>(out, ld, rows, columns, packed, r, tokens, onto, past, ask);
-    else some<1, J>(out, ld, rows, columns, packed, r, tokens, onto, past, ask);
+    auto product = [&](auto D, auto J) {
+      some<D.value, J.value>(out, ld, rows, columns, packed, r, tokens, onto, past, ask);
+    };
+    auto of_rows = [&](auto D) {
+      if (columns > 2 * V) product(D, std::integral_constant<int, 3>());
+      else if (columns > V) product(D, std::integral_constant<int, 2>());
+      else product(D, std::integral_constant<int, 1>());
+    };
+    if (rows > SIDE) of_rows(std::integral_constant<int, 2>());
+    else of_rows(std::integral_constant<int, 1>());
   }
   template <int D, int J, class Ask>
   static inline void some(float* out, long ld, long rows, long columns, const Packed& packed, long r, long tokens,
                           bool onto, bool past, Ask ask) {
-    alignas(64) float room[D * SIDE * J * V];  // for sums that are not all of the output's, or written past the caches
-    bool whole = rows >= D * SIDE && columns >= J * V, direct = whole && !past;
-    float* sums = direct ? out : room;
-    long stride = direct ? ld : J * V;
-    auto each_of_room = [&](auto f) {
-      for (long r = 0; r < std::min(rows, D * SIDE); r++)
-        for (long c = 0; c < std::min<long>(columns, J * V); c++) f(out[r * ld + c], room[r * J * V + c]);
-    };
-    if (onto) {
-      if (!direct) each_of_room([](float& out, float& room) { room = out; });
-      load_tiles<D, J>(sums, sums + SIDE * stride, stride * sizeof(float));
-    } else {
-      clear_tiles<D, J>();
-    }
     const Number *one = packed.g + r * tokens, *two = one + tokens * SIDE;
-    for (long t = 0; t < tokens; t += DEEP) {
-      ask();
-      add_tiles<D, J>(one + t * SIDE, two + t * SIDE, LINE, {packed.x + t * PANEL, PANEL * 2 * sizeof(Number)});
-    }
-    store_tiles<D, J>(sums, sums + SIDE * stride, stride * sizeof(float));
-    if (!whole) return each_of_room([](float& out, float& room) { out = room; });
-    for (long r = 0; past && r < D * SIDE; r++)
-      for (long c = 0; c < J * V; c += V) _mm512_stream_ps(out + r * ld + c, _mm512_load_ps(room + r * J * V + c));
+    in_place<D * SIDE, J * V>(out, ld, rows, columns, onto, past, [&](float* sums, long stride) {
+      if (onto) load_tiles<D, J>(sums, sums + SIDE * stride, stride * sizeof(float));
+      else clear_tiles<D, J>();
+      for (long t = 0; t < tokens; t += DEEP) {
+        ask();
+        add_tiles<D, J>(one + t * SIDE, two + t * SIDE, LINE, {packed.x + t * PANEL, PANEL * 2 * sizeof(Number)});
+      }
+      store_tiles<D, J>(sums, sums + SIDE * stride, stride * sizeof(float));
+    });
+  }
+};
+
+// Gradients of floats in three parts (`products_by_parts.h`). G lies in strips of two tiles, X in six tiles at once.
+struct ByParts {
+  static constexpr long STRIP = 2 * SIDE, GROUP = 256, STEP = DEEP, TOKENS = 512, EVERY = DEEP, ACROSS = COLUMNS * V;
+  typedef Tiles Tools;
+  struct alignas(64) Packed {
+    bf16 g[PARTS * GROUP * TOKENS], x[PARTS * ACROSS * TOKENS];
+  };
+
+  static inline Floats row(const float* from, long ld, long t, long tokens, long columns) {
+    if (t >= tokens) return Floats{};
+    return columns >= V ? load(from + t * ld) : load(from + t * ld, columns);
+  }
+  static inline void pack_g(Packed& to, const float* from, long ld, long tokens, long columns) {
+    long steps = up(tokens, DEEP) / DEEP;
+    for (long s = 0; s < steps; s++)
+      for (long c = 0; c < columns; c += SIDE) {
+        Ints one[V], other[V];
+        for (int i = 0; i < V; i++) {
+          one[i] = (Ints)row(from + c, ld, s * DEEP + i, tokens, columns - c);
+          other[i] = (Ints)row(from + c, ld, s * DEEP + V + i, tokens, columns - c);
+        }
+        transpose(one);
+        transpose(other);
+        bf16* strip = to.g + (c / STRIP * steps + s) * OF_ROWS + c % STRIP * DEEP;
+        for (int i = 0; i < V; i++) split(strip + i * DEEP, 2 * TILE, (Floats)one[i], (Floats)other[i]);
+      }
+  }
+  static inline void pack_x(Packed& to, const float* from, long ld, long tokens, long columns) {
+    for (long t = 0; t < tokens; t += DEEP)
+      for (long i = 0; i < V; i++)
+        for (long c = 0; c < columns; c += V)
+          split(to.x + t / DEEP * OF_PANELS + c * DEEP + i * DEEP, COLUMNS * TILE,
+                row(from + c, ld, t + i, tokens, columns - c), row(from + c, ld, t + V + i, tokens, columns - c));
+  }
+
+  template <class Ask>
+  static inline void multiply(float* out, float*, long ld, long rows, long columns, const Packed& packed, long r,
+                              long tokens, bool onto, bool past, Ask ask) {
+    const bf16* g = packed.g + r / STRIP * (tokens / DEEP) * OF_ROWS;
+    for (long c = 0; c < columns; c += 2 * V)
+      in_place<STRIP, 2 * V>(out + c, ld, rows, columns - c, onto, past, [&](float* sums, long stride) {
+        Place place = {sums, sums + V, stride};
+        product_of_parts(place, onto ? &place : nullptr, g, packed.x + c * DEEP, tokens / DEEP, [&] {
+          if (!c) ask();
+        });
+      });
   }
 };

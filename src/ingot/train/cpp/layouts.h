@@ -7,15 +7,13 @@ typedef NUMBER Number;  // what is multiplied: float or bf16
 constexpr long PAIR = Factor<Number>::pair;
 
 // What a thread sets up before it multiplies.
-#if HAS_TILES
 struct Nothing {
   explicit Nothing(long) {}
 };
+#if HAS_TILES
 typedef std::conditional_t<Factor<Number>::tiles, Tiles, Nothing> Tools;
 #else
-struct Tools {
-  explicit Tools(long) {}
-};
+typedef Nothing Tools;
 #endif
 
 static inline Floats wide(const float* p) { return load(p); }
