@@ -6,8 +6,9 @@
   fast as memory gives them (`product.py` has the figures). In GFLOP/s of 32 and of 2,048 rows in bf16, a Zen 4: 3
   registers x 8 rows 423 and 422, 2 x 12 405 and 384 (rows of 2,048 numbers keep each other from the first cache), 4 x 6
   413 and 418; with AVX2 in fp32 3 x 4 213 and 221, 2 x 6 187 and 206, oneDNN 150 and 211.
-- Matrix tiles (AMX) read the same panels: see `product.py`. Where a CPU has tiles and its compiler knows none, torch
-  does all of it in bf16, with oneDNN's products.
+- Matrix tiles (AMX) read the same panels: see `product.py`; for prompts in fp32 too, in three parts
+  (`products_by_parts.h`). Where a CPU has tiles and its compiler knows none, torch does all of it in bf16, with
+  oneDNN's products.
 - Attention of a new token over the cache and of prompts' tokens among themselves, rotation included, and norms: one
   call each in place of three to ten operations. SwiGLU and GELU are part of the product before them.
 

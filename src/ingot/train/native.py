@@ -1,7 +1,7 @@
 """Training's own functions in C++ (`cpp/`): whether they are here, and how to call one.
 
 There is a library of them for each kind of numbers that are multiplied. In bf16 it is for CPUs with such instructions,
-and by matrix tiles where there are any; in fp32 it is for vectors of 8 floats and more.
+and by matrix tiles where there are any; in fp32 it is for vectors of 8 floats and more, and by tiles where that pays.
 """
 
 import ctypes

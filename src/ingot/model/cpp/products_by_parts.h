@@ -1,8 +1,8 @@
 // Products of floats by matrix tiles. A float is the sum of three numbers in bf16, each of which has 8 of its 24 bits:
 // a high, a middle and a low part. Of the nine products of two floats' parts the six largest are added up. What is left
 // out is 2^-27.4 of the product (root mean square, of normal numbers; 2^-24.2 at most), where fp32 rounds it by 2^-25.2
-// (2^-24). The idea is Henry's, Tang's and Heinecke's (2019, arXiv:1904.06376). Numbers above 3.39e38 count as infinite,
-// and those below 1e-33 lose their low parts.
+// (2^-24). The idea is Henry's, Tang's and Heinecke's (2019, arXiv:1904.06376). Numbers above 3.39e38 count as
+// infinite, and those below 1e-33 lose their low parts.
 #pragma once
 #include "products_by_tiles.h"
 
@@ -133,7 +133,7 @@ struct Parts {
   return own;
 }
 
-// AT_ONCE rows past one panel or two: sums, from nothing or onto those of other inputs, of one panel behind the other's.
+// AT_ONCE rows past one panel or two: sums, from nothing or onto those of other inputs; one panel's, then the other's.
 template <class Function>
 static inline void two_panels(float* to, const float* onto, long panels, const bf16* rows, const bf16* columns,
                               long steps, Function meanwhile) {
