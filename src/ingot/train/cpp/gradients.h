@@ -108,7 +108,8 @@ static void gradient_part(float* out, long ld_out, const Number* g, long ld_g, c
       if (then_n >= N) then = 0;
       long some = std::min(tokens, M - m), filled = up(some, Way::STEP), rows = std::min(group, N - n);
       long calls = (rows + STRIP - 1) / STRIP * ((filled + Way::EVERY - 1) / Way::EVERY);
-      Ahead next_g(g + then_m * ld_g + then_n, ld_g, then, std::min(group, N - then_n), calls * ((K - 1) / Way::ACROSS + 1));
+      Ahead next_g(g + then_m * ld_g + then_n, ld_g, then, std::min(group, N - then_n),
+                   calls * ((K - 1) / Way::ACROSS + 1));
       Way::pack_g(packed, g + m * ld_g + n, ld_g, some, rows);
       for (long k = 0; k < K; k += Way::ACROSS) {
         bool last = k + Way::ACROSS >= K;
