@@ -201,10 +201,7 @@ static inline void multiplied(const T* x, const T* panels, long M, long I, long 
     for (long r = 0, o = p * PANEL; r < rows; r++)
       across(O - o, [&](long at, auto n) { finish(row + r, o + at, load(sums + r * PANEL + at), n); });
   };
-  if constexpr (Factor<T>::tiles)
-    return by_tiles<1>(x, panels, M, I, O, threads, all);
-  else if constexpr (std::is_same_v<T, float>)
-    if (worth_splitting(M, I, O)) return by_parts<1>(x, panels, M, I, O, threads, all);
+  if (tiled<1>(x, panels, M, I, O, threads, all)) return;
 #endif
   pass(x, panels, 1, M, I, (O + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
     long o = p * PANEL;
@@ -266,10 +263,7 @@ static inline void multiplied_in_pairs(const T* x, const T* panels, long M, long
   };
 #if HAS_TILES
   auto both = [=](long row, long rows, long p, const float* sums) { all(row, rows, p, sums, sums + AT_ONCE * PANEL); };
-  if constexpr (Factor<T>::tiles)
-    return by_tiles<2>(x, panels, M, I, O, threads, both);
-  else if constexpr (std::is_same_v<T, float>)
-    if (worth_splitting(M, I, O)) return by_parts<2>(x, panels, M, I, O, threads, both);
+  if (tiled<2>(x, panels, M, I, O, threads, both)) return;
 #endif
   pass(x, panels, 2, M, I, (O + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
     float sums[2][ROWS * PANEL];

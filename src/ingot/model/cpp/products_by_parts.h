@@ -120,18 +120,15 @@ static inline void product_of_parts(Place to, const Place* onto, const bf16* row
 // What a thread splits. Both at once, and sums, leave room in its second cache.
 constexpr long MOST_ROWS = 256, MOST_INPUTS = 768, MOST_PANELS = 8;
 struct Parts {
-  std::vector<bf16> of_rows, of_panels;
-  std::vector<float> sums;
-  template <class T>
-  static T* room(std::vector<T>& x, size_t size) {
-    x.resize(std::max(x.size(), size + LINE));
-    return (T*)up((long)x.data(), LINE);
+  Vector<bf16> rows, columns;
+  Vector<float> sums;
+  Parts& fit(long some_rows, long some_columns, long some_sums) {
+    rows.resize(std::max<size_t>(rows.size(), some_rows));
+    columns.resize(std::max<size_t>(columns.size(), some_columns));
+    sums.resize(std::max<size_t>(sums.size(), some_sums));
+    return *this;
   }
 };
-[[gnu::noipa]] static Parts& parts() {  // one for all kinds of products
-  static thread_local Parts own;
-  return own;
-}
 
 // AT_ONCE rows past one panel or two: sums, from nothing or onto those of other inputs; one panel's, then the other's.
 template <class Function>
@@ -158,9 +155,11 @@ static inline void by_parts(const float* x, const float* panels, long M, long I,
   {
     Tiles tiles(SIDE);
     constexpr long ROOM = PANELS * AT_ONCE * PANEL;
-    bf16* rows = Parts::room(parts().of_rows, chunk / AT_ONCE * (piece / DEEP) * OF_ROWS);
-    bf16* columns = Parts::room(parts().of_panels, piece / DEEP * OF_PANELS);
-    float* kept = Parts::room(parts().sums, piece < I ? chunk * together * PANEL : 0);
+    long most = piece / DEEP;  // steps
+    Parts& room = own<Parts>().fit(chunk / AT_ONCE * most * OF_ROWS, most * OF_PANELS,
+                                   piece < I ? chunk * together * PANEL : 0);
+    bf16 *rows = room.rows.data(), *columns = room.columns.data();
+    float* kept = room.sums.data();
     alignas(64) float sums[2][ROOM];
     Later<Function> later(finish);
     int now = 0;
@@ -192,4 +191,18 @@ static inline void by_parts(const float* x, const float* panels, long M, long I,
     });
     later.all();
   }
+}
+
+// By tiles, where there are any for such numbers and they are the fastest; says whether it was done.
+template <int G, class T, class Function>
+static inline bool tiled(const T* x, const T* panels, long M, long I, long O, int threads, Function finish) {
+  if constexpr (Factor<T>::tiles) {
+    by_tiles<G>(x, panels, M, I, O, threads, finish);
+    return true;
+  } else if constexpr (std::is_same_v<T, float>) {
+    if (!worth_splitting(M, I, O)) return false;
+    by_parts<G>(x, panels, M, I, O, threads, finish);
+    return true;
+  }
+  return false;
 }

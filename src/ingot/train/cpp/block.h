@@ -171,7 +171,7 @@ static void backward(const Where& at, const Weights<const float>& w, const Kept&
   auto down = packed_inputs({{w.down, W}}, F, threads), both = packed_inputs({{w.gate, F}, {w.up, F}}, W, threads);
   auto o = packed_inputs({{w.o, W}}, Q, threads), qkv = packed_inputs({{w.q, Q}, {w.k, U}, {w.v, U}}, W, threads);
   const Sizes sizes = {W, ND * W, W * Q, W, 2 * F * W, W * F};
-  auto& sums = attention::own<std::vector<Sums>>();
+  auto& sums = own<std::vector<Sums>>();
   sums.resize(std::max<size_t>(sums.size(), GROUPS * threads));
   for (Sums& some : sums) some.begun = false;
   in_parts(at, [&](const Where& at, long b, long group) {

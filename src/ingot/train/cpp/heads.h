@@ -54,13 +54,6 @@ static inline void turned(Number* to, const T* x, const float* turn, float direc
   });
 }
 
-// What a thread keeps from call to call. Behind a call: a thread's own addresses cost one each time they are needed.
-template <class T>
-[[gnu::noipa]] static T& own() {
-  static thread_local T room;
-  return room;
-}
-
 template <class Size>
 static inline void copy_features(Number* to, const Number* from, Size D) {  // without a call, and as wide as written
   for (long d = 0; d < D; d += V) copy(to + d, from + d);

@@ -6,28 +6,11 @@
 //   queries:  probabilities as pairs of queries, T / PAIR x keys, times pairs of tokens.
 // Matrix tiles have the third one as rows of keys.
 #pragma once
-#include <new>
-
 #include "layouts.h"
 
 namespace attention {
 
 constexpr long BLOCK = 96;  // keys, and queries, whose probabilities are kept at a time; tiles of 6, 8, 16 divide it
-
-// Vectors that begin where a line of the cache does: reading across lines takes twice as long.
-template <class T>
-struct Lines {
-  typedef T value_type;
-  Lines() = default;
-  template <class U>
-  Lines(const Lines<U>&) {}
-  T* allocate(size_t n) { return (T*)::operator new(n * sizeof(T), std::align_val_t(64)); }
-  void deallocate(T* p, size_t) { ::operator delete(p, std::align_val_t(64)); }
-  bool operator==(const Lines&) const { return true; }
-  bool operator!=(const Lines&) const { return false; }
-};
-template <class T>
-using Vector = std::vector<T, Lines<T>>;
 
 // Panels of V tokens from P x D.
 template <class Size>
