@@ -1,11 +1,17 @@
 """Kernels of a GPU against the same in plain torch; skipped where there is none."""
 
+import copy
+import importlib
+from collections import Counter
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from ingot.model import gelu
+from ingot.model import gelu, joint, norms
 from ingot.model import head as heads
+from ingot.model.settings import ModelSettings
+from ingot.model.transformer import build
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -90,3 +96,78 @@ def test_gelu_on_a_gpu_takes_the_kernel_where_it_may(compiled, monkeypatch) -> N
         assert (one - other).norm() < 1e-2 * other.norm()
     wide = gelu.gelu(layer, x, "none")
     torch.testing.assert_close(wide, F.gelu(layer(x)))
+
+
+def _norm(kind: str, size: int) -> norms.RMSNorm | norms.LayerNorm:
+    return norms.RMSNorm(size, 1e-5) if kind == "rms" else norms.LayerNorm(size, 1e-5, bias=kind == "layer")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["layer", "without bias", "rms"])
+@pytest.mark.parametrize("shape", [(1, 1, 7), (3, 100, 520), (2, 1024, 768), (1, 40, 2048), (0, 4, 8)])
+def test_a_stream_and_its_norm(dtype, kind, shape) -> None:
+    pytest.importorskip("triton")
+    generator = torch.Generator("cuda").manual_seed(shape[1])
+    x, *gradients = (torch.randn(shape, device="cuda", generator=generator).to(dtype) for _ in range(3))
+    x = (2 * x + 0.5).requires_grad_()
+    norm = _norm(kind, shape[-1]).cuda()
+    for parameter in norm.parameters():
+        parameter.data.normal_(generator=generator)
+    exact = [y.detach().double().requires_grad_() for y in (x, *norm.parameters())]
+    how = (F.layer_norm, F.rms_norm)[kind == "rms"]
+    wanted = exact[0] * 1, how(exact[0], shape[-1:], *exact[1:], eps=norm.eps)
+    with torch.autocast("cuda", dtype=dtype):
+        found = norms.branch(norm, x)
+    assert [y.dtype for y in found] == [dtype, dtype]
+    assert torch.equal(found[0], x)
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(found[1].double(), wanted[1], rtol=eps, atol=1e-5)
+    of_x, *of_norm = torch.autograd.grad(found, (x, *norm.parameters()), gradients)
+    expected = torch.autograd.grad(wanted, exact, [g.double() for g in gradients])
+    torch.testing.assert_close(of_x.double(), expected[0], rtol=eps, atol=1e-5)
+    for one, right in zip(of_norm, expected[1:], strict=True):
+        assert (one - right).norm() <= 1e-5 * right.norm()
+        assert one.dtype == torch.float32
+
+
+@pytest.mark.parametrize("sizes", [(128, 128, 128), (256, 128, 128), (768, 768, 768)])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 100), (2, 1024)])
+def test_matrices_side_by_side(sizes, shape) -> None:
+    pytest.importorskip("triton")
+    generator = torch.Generator("cuda").manual_seed(shape[1])
+    each = [torch.randn(*shape, size, device="cuda", generator=generator).bfloat16() for size in sizes]
+    each[1] = each[1].transpose(0, 1).contiguous().transpose(0, 1)
+    out, parts = torch.ops.ingot.joined(*each)
+    expected = torch.cat(each, -1).flatten(0, 1)
+    assert torch.equal(out, expected)
+    torch.testing.assert_close(parts.sum(0).double(), expected.double().sum(0), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_model_on_a_gpu_takes_the_kernels_where_it_may(compiled, monkeypatch) -> None:
+    """Of its gradients: those of streams with their norms, and of queries, keys and values."""
+    pytest.importorskip("triton")
+    calls = []
+    for module, name in ((norms, "norm_backward"), (joint, "joined")):
+        real = getattr(kernels := importlib.import_module("ingot.model.kernels"), name)
+        monkeypatch.setattr(kernels, name, lambda *a, real=real, name=name: calls.append(name) or real(*a))
+        assert module.TRITON
+    model = build(ModelSettings(depth=2, width=128, heads=2, context=64, family="gpt2").resolve(100), 1, "cuda")
+    ids = torch.randint(100, (4, 64), device="cuda", generator=torch.Generator("cuda").manual_seed(1))
+    found = []
+    for there in (True, False):
+        torch.compiler.reset()
+        for module in (norms, joint):
+            monkeypatch.setattr(module, "TRITON", there)
+        model.zero_grad()
+        call = copy.copy(model)
+        if compiled:
+            call.stack = torch.compile(model.stack)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            out = call(ids)
+            out.head.nll(out.hidden.flatten(0, 1), ids.flatten()).mean().backward()
+        found.append({n: p.grad for n, p in model.named_parameters() if not n.endswith("k.bias")})  # its own is 0
+    assert Counter(calls) == {"norm_backward": 4, "joined": 2}
+    for name, one in found[0].items():
+        assert one.dtype == torch.float32
+        assert (one - found[1][name]).norm() < 2e-2 * found[1][name].norm(), name

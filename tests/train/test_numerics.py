@@ -364,7 +364,7 @@ def test_D10_a_compiled_step_is_the_same_step_and_sampling_stays_as_it_is(
 
     monkeypatch.setattr(compiling, "Ahead", eager)
     # Products of one input stay apart, as in the plain model.
-    monkeypatch.setattr("ingot.model.precision._SHORT", 0)
+    monkeypatch.setattr("ingot.model.joint._SMALL", 0)
     batch, plain = _ragged(), _engine(tmp_path, "fp32")
     shape = {"micro_batch": len(batch), "context": batch.context}
     execution = replace(plain.execution, compile=what, **shape)

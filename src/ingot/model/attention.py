@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ingot.model.dropout import dropout
+from ingot.model.joint import products
 from ingot.model.norms import make_norm
-from ingot.model.precision import products
 from ingot.model.rotary import Rotation, rotate
 from ingot.model.settings import PLAIN_BF16_KEYS, ModelConfig
 

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ingot.model.gelu import gelu
-from ingot.model.precision import products
+from ingot.model.joint import products
 from ingot.model.settings import ModelConfig
 
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ingot.model.precision import TRITON, autocast_dtype
+from ingot.model.operators import SHORT, TRITON, operator
+from ingot.model.precision import autocast_dtype
 
-_SHORT = (torch.bfloat16, torch.float16)
 HERE = TRITON and torch.version.hip is None
 """Whether there is a kernel: it has instructions of NVIDIA's."""
 
@@ -30,7 +30,7 @@ def gelu(layer: nn.Module, x: Tensor, approximate: str) -> Tensor:
 
 def _has_kernel(layer: nn.Module, x: Tensor) -> bool:
     plain = type(layer) is nn.Linear and layer.bias is not None
-    return HERE and plain and x.is_cuda and (autocast_dtype(x.device) or x.dtype) in _SHORT
+    return HERE and plain and x.is_cuda and (autocast_dtype(x.device) or x.dtype) in SHORT
 
 
 class _BiasGELU(torch.autograd.Function):
@@ -50,31 +50,14 @@ class _BiasGELU(torch.autograd.Function):
         return of_z, parts_PN.sum(0).to(bias_N.dtype), None
 
 
-def _forward(z: Tensor, bias_N: Tensor, tanh: bool) -> Tensor:
-    from ingot.model.kernels import bias_gelu
-
-    return bias_gelu(z, bias_N, tanh)
-
-
-def _backward(gradient: Tensor, z: Tensor, bias_N: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    from ingot.model.kernels import bias_gelu_backward
-
-    return bias_gelu_backward(gradient, z, bias_N, tanh)
-
-
 PART = 64
 """Rows of a gradient whose sum for the bias is one part."""
 
-# Operators, so that the compiler calls them and does not look inside.
-_library = torch.library.Library("ingot", "FRAGMENT")
-_library.define("bias_gelu(Tensor z, Tensor bias, bool tanh) -> Tensor")
-_library.define("bias_gelu_backward(Tensor gradient, Tensor z, Tensor bias, bool tanh) -> (Tensor, Tensor)")
-_library.impl("bias_gelu", _forward, "CUDA")
-_library.impl("bias_gelu_backward", _backward, "CUDA")
-torch.library.register_fake("ingot::bias_gelu", lambda z, bias_N, tanh: z.new_empty(z.shape), lib=_library)
 
-
-@torch.library.register_fake("ingot::bias_gelu_backward", lib=_library)
-def _(gradient: Tensor, z: Tensor, bias_N: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+def _gradients(gradient: Tensor, z: Tensor, bias_N: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
     parts = -(-z.numel() // len(bias_N) // PART)
     return z.new_empty(z.shape), z.new_empty(parts, len(bias_N), dtype=torch.float32)
+
+
+operator("bias_gelu(Tensor z, Tensor bias, bool tanh) -> Tensor", lambda z, bias_N, tanh: z.new_empty(z.shape))
+operator("bias_gelu_backward(Tensor gradient, Tensor z, Tensor bias, bool tanh) -> (Tensor, Tensor)", _gradients)

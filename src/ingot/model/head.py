@@ -25,7 +25,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ingot.model.multiply import product
-from ingot.model.precision import TRITON, autocast_dtype
+from ingot.model.operators import TRITON
+from ingot.model.precision import autocast_dtype
 from ingot.model.settings import MAX_LOGITS
 
 _UNKEPT = 1 << 20

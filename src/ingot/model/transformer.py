@@ -24,7 +24,7 @@ from ingot.model.attention import Attention, Path, bias, causal_mask, document_m
 from ingot.model.dropout import dropout
 from ingot.model.feedforward import make_feedforward
 from ingot.model.head import Head
-from ingot.model.norms import make_norm
+from ingot.model.norms import branch, make_norm
 from ingot.model.precision import autocast_dtype, rounded
 from ingot.model.rotary import Rotation, rotation
 from ingot.model.settings import ModelConfig
@@ -70,9 +70,10 @@ class Block(nn.Module):
         path: Path,
         tapped: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        mixed_BTW, p_BHTS = self.attention(self.attention_norm(x_BTW), turn, mask_BTS, path, tapped)
-        x_BTW = x_BTW + dropout(mixed_BTW, self.dropout, self.training)
-        return x_BTW + dropout(self.ffn(self.ffn_norm(x_BTW)), self.dropout, self.training), p_BHTS
+        x_BTW, normed_BTW = branch(self.attention_norm, x_BTW)
+        mixed_BTW, p_BHTS = self.attention(normed_BTW, turn, mask_BTS, path, tapped)
+        x_BTW, normed_BTW = branch(self.ffn_norm, x_BTW + dropout(mixed_BTW, self.dropout, self.training))
+        return x_BTW + dropout(self.ffn(normed_BTW), self.dropout, self.training), p_BHTS
 
 
 class Transformer(nn.Module):
