@@ -24,7 +24,7 @@ RESULT = {
 
 FAKE = """
 import json, sys, os
-job = json.load(sys.stdin)
+job = json.loads(sys.stdin.readline())
 with open({log!r}, "a") as file:
     file.write({name!r} + "\\n")
 print("some noise")

@@ -1,5 +1,6 @@
 """Steps of post-training: what counts as the same work, and our side for real."""
 
+import io
 import json
 import math
 from collections.abc import Callable
@@ -53,8 +54,9 @@ def test_other_work_is_named_and_gets_no_ratio(changes: dict, words: str | None)
 
 
 @pytest.mark.parametrize("method", align.METHODS)
-def test_our_steps_for_real(method: str, tmp_path: Path) -> None:
+def test_our_steps_for_real(method: str, tmp_path: Path, monkeypatch) -> None:
     """On the tiny shape: so many updates and tokens as are told; dpo starts at ln 2, and learns."""
+    monkeypatch.setattr("sys.stdin", io.StringIO())  # nobody else takes turns
     shape = shapes.named("tiny")
     config = settings_tree(shape.config())
     job = {

@@ -7,15 +7,28 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from ingot.bench import contenders, shapes, train
 from ingot.bench.commands import Options, bench_train
-from ingot.bench.process import Kept, measure
+from ingot.bench.peers import common
+from ingot.bench.process import TURN, Kept, measure
 from ingot.core.errors import UserError
 from tests.bench.conftest import RESULT
 
 TINY = shapes.SHAPES["tiny"]
 PEAKS = {"gemm_fp32_gflop_s": 100.0, "gemm_bf16_gflop_s": 400.0}
+IN_TURNS = """
+import json, sys
+from ingot.bench.peers.common import take_turn
+def note(text):
+    with open({log!r}, "a") as file:
+        file.write(text + "\\n")
+job = json.loads(sys.stdin.readline())
+{steps}
+{last}
+print(json.dumps({result!r}))
+"""
 JOB = {"shape": {"rows": 4, "context": 16}}
 
 
@@ -23,6 +36,53 @@ def test_repetitions_alternate(fake, calls) -> None:
     found = train.alternate([fake("a"), fake("b"), fake("c")], JOB, 3, Kept(None), lambda text: None)
     assert calls() == ["a", "b", "c", "c", "b", "a", "a", "b", "c"]
     assert {name: len(results) for name, results in found.items()} == {"a": 3, "b": 3, "c": 3}
+
+
+def test_contenders_that_are_there_at_once_take_turns(fake, calls, tmp_path: Path) -> None:
+    """Each is ready before the next starts; windows go forwards and backwards, and nobody ends before the last one."""
+    fakes = [fake("a"), fake("b"), fake("c")]
+    for contender in fakes:
+        script = Path(contender.command[1])
+        noted = [f"note('{contender.name}{what}')" for what in ("ready", 1, 2, "ends")]
+        steps = "\n".join(f"{note}\nprint('unfinished', end=' ')\ntake_turn()" for note in noted[:3])
+        script.write_text(IN_TURNS.format(log=str(tmp_path / "calls"), steps=steps, last=noted[3], result=RESULT))
+    kept = Kept(tmp_path / "kept")
+    found = train.alternate(fakes, JOB, 1, kept, lambda text: None, turns=2)
+    assert calls() == ["aready", "bready", "cready", "c1", "b1", "a1", "a2", "b2", "c2", "cends", "bends", "aends"]
+    assert found == {name: [RESULT] for name in "abc"}
+    assert train.alternate(fakes, JOB, 1, kept, lambda text: None, turns=2) == found
+    assert len(calls()) == 12
+    Path(fakes[1].command[1]).write_text("input(); print('@turn', flush=True); input(); raise SystemExit('no memory')")
+    said: list[str] = []
+    found = train.alternate(fakes, JOB, 2, Kept(None), said.append, turns=2)
+    assert {name: len(results) for name, results in found.items()} == {"a": 2, "c": 2}
+    assert said == ["b: its process ended without a result: no memory; it is left out"]
+
+
+def test_windows_of_a_clock(monkeypatch) -> None:
+    """Steps that take a second: those that warm up and those after a pause are not timed, the others are."""
+    now, waits = [0.0], []
+    monkeypatch.setattr(common.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(common.torch.cuda, "is_available", lambda: False)
+
+    def pause() -> None:
+        now[0] += 100
+        waits.append(clock.steps)
+
+    monkeypatch.setattr(common, "take_turn", pause)
+    clock = common.Clock({"shape": {"checked": 2}, "seconds": 12.0, "least": 4, "turns": 3})
+    while True:
+        now[0] += 1
+        if not clock.tick(torch.tensor(0.5)):
+            break
+    assert waits == [2, 6, 10, 14]
+    assert clock.result() == {"step_s": 1.0, "p10_s": 1.0, "p90_s": 1.0, "steps": 12, "losses": [0.5, 0.5]}
+    assert TURN == common.TURN
+
+
+def test_turns_only_where_memory_holds_all() -> None:
+    shape = shapes.named("S4")
+    assert [train.turns(shape, 4, memory) for memory in (0.0, 16e9, 64e9)] == [1, 1, train.TURNS]
 
 
 def test_summary_takes_the_fastest_peer_that_does_the_same_work() -> None:
@@ -139,7 +199,9 @@ def test_the_tiny_shape_for_real(monkeypatch, fake) -> None:
     peer = fake("loop")
     Path(peer.command[1]).write_text(LOOP)
     monkeypatch.setattr("ingot.bench.commands.peers", lambda *a, **k: ([peer], {}))
-    monkeypatch.setattr("ingot.bench.commands.machine.described", lambda *a: {**PEAKS, "device": "cpu"})
+    monkeypatch.setattr(
+        "ingot.bench.commands.machine.described", lambda *a: {**PEAKS, "device": "cpu", "memory_bytes": 8e9}
+    )
     data = bench_train(["tiny"], Options(lambda text: None, repetitions=1, seconds=0.0), precision="fp32")
     row = data["shapes"]["tiny"]
     assert row["peer"] == "loop", row["peers"]["loop"].get("differs")

@@ -37,6 +37,11 @@ class Options:
         """The machine, before anything is measured."""
         return self.about or machine.described(self.kept, self.say)
 
+    def trained(self, shape: shapes.Shape, contenders: list[Contender], about: Data) -> train.Measured:
+        """Steps of all contenders at one shape."""
+        memory = _room(about)
+        return train.measured(shape, contenders, self.repetitions, self.seconds, self.kept, self.say, memory)
+
     def finished(self, about: Data) -> Data:
         """The machine, when all of a command has been measured; what was kept can go."""
         if self.about is not None:
@@ -49,6 +54,11 @@ class Options:
 def _shapes(names: list[str], about: Mapping[str, Any]) -> list[shapes.Shape]:
     """The named shapes; by default those meant for this machine."""
     return [shapes.named(n) for n in names or (CPU_SHAPES if about["device"] == "cpu" else GPU_SHAPES)]
+
+
+def _room(about: Mapping[str, Any]) -> float:
+    """Bytes for contenders that take turns; on a GPU, which nobody else has, they run one after another."""
+    return about["memory_bytes"] if about["device"] == "cpu" else 0.0
 
 
 def bench_train(
@@ -65,7 +75,7 @@ def bench_train(
     found = {}
     for shape in wanted:
         able = [mine, *(c for c in theirs if shape.family in c.families)]
-        found[shape] = train.measured(shape, able, options.repetitions, options.seconds, options.kept, options.say)
+        found[shape] = options.trained(shape, able, about)
     about = options.finished(about)
     rows = {s.name: train.summary(s, results.pop(mine.name), results, about, autocast) for s, results in found.items()}
     return {"machine": about, "peers": _mode(autocast), "skipped": skipped, "shapes": rows}
@@ -89,7 +99,7 @@ def bench_train_modes(names: list[str], options: Options, forced: bool) -> Data:
     measured = {}
     for shape in wanted:
         able = [c for c in (mine, *([fp32] if forced else []), *theirs, *cast) if shape.family in c.families]
-        measured[shape] = train.measured(shape, able, options.repetitions, options.seconds, options.kept, options.say)
+        measured[shape] = options.trained(shape, able, about)
     about = machine.again(about, options.kept, options.say)
     for shape, found in measured.items():
         shipped = {c.name: found[c.name] for c in theirs if c.name in found}
@@ -138,6 +148,7 @@ def bench_generate(
                     seconds=options.seconds,
                     kept=options.kept,
                     say=options.say,
+                    turns=min(2, train.turns(shape, 1 + len(theirs), _room(about))),
                 )
                 found.append(generate.summary(batch, dtype, new, results.pop(mine.name), results))
     about = options.finished(about)

@@ -56,7 +56,7 @@ def write_prose(directory: Path, megabytes: float) -> dict[str, int]:
 
 def main() -> None:
     """Run the stage with its defaults, and say how long it took and what it kept."""
-    job: dict[str, Any] = json.load(sys.stdin)
+    job: dict[str, Any] = json.loads(sys.stdin.readline())
     with tempfile.TemporaryDirectory(prefix="ingot-bench-") as directory:
         root = Path(directory)
         recipe = root / "bench.toml"

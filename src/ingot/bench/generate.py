@@ -31,10 +31,12 @@ def measured(
     seconds: float,
     kept: Kept,
     say: Say,
+    turns: int = 1,
 ) -> Measured:
     """All contenders on one batch and precision of a prepared shape."""
     more = {"dtype": dtype, "prompt": prompt, "new": new, "seconds": seconds, "seed": 1}
-    results = alternate(contenders, {**job, **more, "shape": {**job["shape"], "rows": rows}}, repetitions, kept, say)
+    told = {**job, **more, "shape": {**job["shape"], "rows": rows}}
+    results = alternate(contenders, told, repetitions, kept, say, turns=turns)
     for name, found in results.items():
         seconds = statistics.median(r["seconds"] for r in found)
         say(f"{rows} rows, {dtype}, {name}: {rows * new / seconds:,.0f} tok/s")

@@ -52,6 +52,12 @@ class Shape:
         """Of a step."""
         return self.rows * self.context
 
+    @property
+    def memory(self) -> float:
+        """Bytes that a process takes which trains it, about: what is imported, weights with gradients, moments and a
+        copy, and what a block keeps of a token (a peer's peaks at S1, S3 and S4: 0.7, 1.7 to 2.0 and 3.7 GB)."""
+        return 0.4e9 + 20 * self.config().parameters + 136 * self.tokens * self.depth * self.width
+
 
 SHAPES = {
     shape.name: shape

@@ -10,13 +10,17 @@ from typing import Any
 from ingot.bench import compare
 from ingot.bench.contenders import Contender, Say, ours
 from ingot.bench.inputs import write_ids
-from ingot.bench.process import Kept, Result, measure
+from ingot.bench.process import Kept, Result, in_turns, measure
 from ingot.bench.shapes import Shape
 from ingot.core.errors import UserError
 from ingot.core.recipe import settings_tree
 
 LEAST = 4
 """Steps that are timed at least."""
+TURNS = 4
+"""Windows of a measurement where all contenders are there at once."""
+SHARE = 0.75
+"""Of the machine's memory that all of them may take together."""
 
 Measured = dict[str, list[Result]]
 """Contender -> a result of each repetition."""
@@ -41,39 +45,60 @@ def prepared(shape: Shape, context: int | None = None) -> Iterator[dict[str, Any
 
 
 def alternate(
-    contenders: Sequence[Contender], job: Mapping[str, Any], repetitions: int, kept: Kept, say: Say, label: str = ""
+    contenders: Sequence[Contender],
+    job: Mapping[str, Any],
+    repetitions: int,
+    kept: Kept,
+    say: Say,
+    label: str = "",
+    turns: int = 1,
 ) -> Measured:
     """Every contender once in each repetition; every other repetition goes through them backwards.
 
     A peer that fails is told, and left out from then on; training steps are told where there is a label.
+
+    Args:
+        turns: how many windows a measurement has, between which the others have theirs; all are there at once then.
     """
     results: Measured = {c.name: [] for c in contenders}
     for repetition in range(repetitions):
-        for contender in contenders if repetition % 2 == 0 else contenders[::-1]:
-            if contender.name not in results:
-                continue
-            try:
-                result = measure(contender, job, kept, repetition)
-            except UserError as error:
-                if contender.ours:
-                    raise
-                say(f"{error}; it is left out")
-                del results[contender.name]
-                continue
-            results[contender.name].append(result)
-            if label:
-                tok_s = job["shape"]["rows"] * job["shape"]["context"] / result["step_s"]
-                say(f"{label} {repetition + 1}/{repetitions} {contender.name}: {tok_s:,.0f} tok/s")
+        order = [c for c in contenders[:: 1 if repetition % 2 == 0 else -1] if c.name in results]
+        for group in [order] if turns > 1 else [[contender] for contender in order]:
+            for contender, result in zip(
+                group, in_turns(group, {**job, "turns": turns}, kept, repetition), strict=True
+            ):
+                if isinstance(result, UserError):
+                    if contender.ours:
+                        raise result
+                    say(f"{result}; it is left out")
+                    del results[contender.name]
+                    continue
+                results[contender.name].append(result)
+                if label:
+                    tok_s = job["shape"]["rows"] * job["shape"]["context"] / result["step_s"]
+                    say(f"{label} {repetition + 1}/{repetitions} {contender.name}: {tok_s:,.0f} tok/s")
     return results
 
 
+def turns(shape: Shape, contenders: int, memory: float) -> int:
+    """Windows of a measurement: several where so much memory holds all contenders at once."""
+    return TURNS if contenders * shape.memory < SHARE * memory else 1
+
+
 def measured(
-    shape: Shape, contenders: Sequence[Contender], repetitions: int, seconds: float, kept: Kept, say: Say
+    shape: Shape,
+    contenders: Sequence[Contender],
+    repetitions: int,
+    seconds: float,
+    kept: Kept,
+    say: Say,
+    memory: float = 0.0,
 ) -> Measured:
-    """All contenders on one shape."""
+    """All contenders on one shape, in turns where so much memory allows it."""
     with prepared(shape) as job:
         job = {"seconds": seconds, "least": LEAST, "autocast": False, "precision": "auto", **job}
-        return alternate(contenders, job, repetitions, kept, say, shape.name)
+        windows = turns(shape, len(contenders), memory)
+        return alternate(contenders, job, repetitions, kept, say, shape.name, windows)
 
 
 def summary(

@@ -1,8 +1,10 @@
 """What every measured process does alike, ours and the peers': the clock, the batches, the numbers it prints.
 
-A job comes as JSON on standard input, and the result goes as one line of JSON to standard output. This file and the
-scripts beside it run in a peer's own environment, so they import torch, that peer and the standard library, and nothing
-of ours.
+A job comes as a line of JSON on standard input, and the result goes as one to standard output. Between them a process
+may say that it is ready to be measured, and waits for a line then; where nobody holds its input open it goes on.
+
+This file and the scripts beside it run in a peer's own environment, so they import torch, that peer and the standard
+library, and nothing of ours.
 """
 
 import json
@@ -19,11 +21,21 @@ BETAS, EPS, WEIGHT_DECAY, CLIP, LR = (0.9, 0.95), 1e-8, 0.1, 1.0, 1e-3
 """The optimizer of every training that is measured, ours included."""
 
 
+TURN = "@turn"
+"""The line that says so, as `process.py` expects it."""
+
+
 def read_job():
     """The job, with the process set up for it."""
-    job = json.load(sys.stdin)
+    job = json.loads(sys.stdin.readline())
     torch.manual_seed(1)
     return job
+
+
+def take_turn():
+    """Wait until the others have been measured for a while."""
+    print(f"\n{TURN}", flush=True)  # some peers leave a line unfinished
+    sys.stdin.readline()
 
 
 def answer(result):
@@ -73,14 +85,16 @@ class Rows:
 class Clock:
     """Times steps: first `checked` ones that warm up and whose losses are kept, then for `seconds`, `least` at least.
 
-    On a GPU steps are not waited for, so the window as a whole is timed and divided by its steps.
+    The latter are done in `turns` windows, before each of which the others may have their turn. On a GPU steps are not
+    waited for, so a window as a whole is timed and divided by its steps.
     """
 
     def __init__(self, job):
-        self.checked, self.seconds, self.least = job["shape"]["checked"], job["seconds"], job["least"]
+        self.checked, self.turns = job["shape"]["checked"], job.get("turns", 1)
+        self.seconds, self.least = job["seconds"] / self.turns, -(-job["least"] // self.turns)
         self.on_gpu = torch.cuda.is_available()
         self.kept, self.times, self.steps = [], [], 0
-        self.began = self.last = 0.0
+        self.first, self.began, self.last = 0, 0.0, 0.0
 
     def tick(self, loss):
         """After a step, with its loss (a tensor): whether to go on."""
@@ -89,20 +103,27 @@ class Clock:
         self.steps += 1
         if self.steps <= self.checked:
             if self.steps == self.checked:
-                self._wait()
-                self.began = self.last = time.perf_counter()
+                self._begin()
             return True
         now = time.perf_counter()
         if not self.on_gpu:
             self.times.append(now - self.last)
             self.last = now
-        done = self.steps - self.checked
+        done = self.steps - self.first
         if done < self.least or now - self.began < self.seconds:
             return True
         if self.on_gpu:
             self._wait()
-            self.times = [(time.perf_counter() - self.began) / done] * done
-        return False
+            self.times += [(time.perf_counter() - self.began) / done] * done
+        self.turns -= 1
+        self._begin()  # after the last window too, so that nobody ends while another is measured
+        return self.turns > 0
+
+    def _begin(self):
+        self._wait()
+        take_turn()
+        self.first, self.began = self.steps, time.perf_counter()
+        self.last = self.began
 
     def _wait(self):
         if self.on_gpu:
@@ -172,18 +193,21 @@ def prompts(job):
 
 def timed_generation(job, generate):
     """Times of `generate(new)`, which gives rows x new ids: a short one to warm up, then for the job's seconds, two
-    at least.
+    at least, in `turns` windows.
 
     Returns `seconds` for all new tokens, `first_s` for one (the prompt's pass), `token_s` for each after it, the ids.
     """
     generate(min(8, job["new"]))
-    whole, first, began = [], [], time.perf_counter()
-    tokens = []
-    while len(whole) < 2 or time.perf_counter() - began < job["seconds"]:
-        for new, times in ((1, first), (job["new"], whole)):
-            start = time.perf_counter()
-            tokens = generate(new)
-            times.append(time.perf_counter() - start)
+    whole, first, tokens, turns = [], [], [], job.get("turns", 1)
+    for turn in range(1, turns + 1):
+        take_turn()
+        began = time.perf_counter()
+        while len(whole) * turns < 2 * turn or time.perf_counter() - began < job["seconds"] / turns:
+            for new, times in ((1, first), (job["new"], whole)):
+                start = time.perf_counter()
+                tokens = generate(new)
+                times.append(time.perf_counter() - start)
+    take_turn()
     seconds, first_s = statistics.median(whole), statistics.median(first)
     token_s = (seconds - first_s) / max(1, job["new"] - 1)
     return {"seconds": seconds, "first_s": first_s, "token_s": token_s, "runs": len(whole), "tokens": tokens}

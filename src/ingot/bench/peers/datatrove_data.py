@@ -27,7 +27,7 @@ def judged(document):
 
 def main():
     """Run the chain, on as many processes as there are cores."""
-    job = json.load(sys.stdin)
+    job = json.loads(sys.stdin.readline())
     with tempfile.TemporaryDirectory() as directory:
         data = Path(directory) / "data"
         pipeline = [
