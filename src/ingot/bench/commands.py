@@ -39,8 +39,8 @@ class Options:
 
     def trained(self, shape: shapes.Shape, contenders: list[Contender], about: Data) -> train.Measured:
         """Steps of all contenders at one shape."""
-        memory = _room(about)
-        return train.measured(shape, contenders, self.repetitions, self.seconds, self.kept, self.say, memory)
+        how = self.repetitions, self.seconds, self.kept, self.say
+        return train.measured(shape, contenders, *how, memory=_room(about))
 
     def finished(self, about: Data) -> Data:
         """The machine, when all of a command has been measured; what was kept can go."""

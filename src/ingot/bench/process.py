@@ -114,6 +114,10 @@ class _Process:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(BrokenPipeError):  # of what it was not told any more
+                if pipe is not None:
+                    pipe.close()
 
     def listen(self) -> None:
         """Until it waits for its turn, or has ended."""

@@ -92,7 +92,7 @@ def measured(
     seconds: float,
     kept: Kept,
     say: Say,
-    memory: float = 0.0,
+    memory: float,
 ) -> Measured:
     """All contenders on one shape, in turns where so much memory allows it."""
     with prepared(shape) as job:

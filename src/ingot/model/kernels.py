@@ -237,6 +237,7 @@ more for the sums 19.
 def joined(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     """Three matrices side by side, n x N, and sums over `joint.PART` rows each, P x N in fp32."""
     sizes = [x.shape[-1] for x in (a, b, c)]
+    assert not any(size % joint.TILE for size in sizes), f"found {sizes}, expected multiples of {joint.TILE}"
     a, b, c = (x.contiguous() for x in (a, b, c))
     n, N = a.numel() // sizes[0], sum(sizes)
     out_nN = torch.empty(n, N, dtype=a.dtype, device=a.device)

@@ -202,7 +202,7 @@ def timed_generation(job, generate):
     for turn in range(1, turns + 1):
         take_turn()
         began = time.perf_counter()
-        while len(whole) * turns < 2 * turn or time.perf_counter() - began < job["seconds"] / turns:
+        while len(whole) < 2 * turn / turns or time.perf_counter() - began < job["seconds"] / turns:
             for new, times in ((1, first), (job["new"], whole)):
                 start = time.perf_counter()
                 tokens = generate(new)
