@@ -2,15 +2,55 @@
 #pragma once
 #include "products.h"
 
+// Slots are read from so many places in turn, at each in order: where a CPU asks for some lines ahead of each place by
+// itself memory comes faster so, elsewhere as it lies.
+constexpr long PLACES = HAS_TILES ? 8 : 1, EACH = 8 / PLACES;
+
+// Dot products of a query and keys, of N slots at each of P places, whose lanes are added up at once. What is so many
+// bytes ahead is asked for meanwhile.
+template <int P, int N, class T>
+static inline void dots(float* out, const T* query, const T* keys, long D, long apart, long ahead) {
+  typedef Factor<T> F;
+  constexpr long size = V * F::pair;
+  Floats sum[P * N] = {};
+  float scores[P * N];
+  long whole = D - D % size;
+  for (int n = 0; n < N; n++) {
+    auto key = [&](int p) { return keys + (p * apart + n) * D; };
+    for (long d = 0; d < whole; d += size)
+      for (int p = 0; p < P; p++) {
+        fetch((const char*)(key(p) + d) + ahead);
+        F::add(sum[p * N + n], F::read(query + d), F::read(key(p) + d));
+      }
+    for (int p = 0; p < P; p++)
+      each(D - whole, [&](long at, auto left) {
+        sum[p * N + n] += load(query + whole + at, left) * load(key(p) + whole + at, left);
+      });
+  }
+  totals<P * N>(sum, scores);
+  for (int p = 0; p < P; p++) std::copy_n(scores + p * N, N, out + p * apart);
+}
+template <class T>
+static inline void all_dots(float* out, const T* query, const T* keys, long D, long S, long ahead) {
+  long apart = S / PLACES, whole = apart / EACH * EACH, s = 0;
+  for (; s < whole; s += EACH) dots<PLACES, EACH>(out + s, query, keys + s * D, D, apart, ahead);
+  for (; s < apart; s++) dots<PLACES, 1>(out + s, query, keys + s * D, D, apart, ahead);
+  for (s = PLACES * apart; s < S; s++) dots<1, 1>(out + s, query, keys + s * D, D, 0, ahead);
+}
+
 // N vectors of a weighted sum of values, the last of them of `size` numbers.
 template <int N, class T, class Size>
 static inline void mix(T* out, const float* weight, float share, const T* values, long S, long D, Size size, const T* next) {
   Floats sum[N] = {};
-  for (long s = 0; s < S; s++) {
+  auto add = [&](long s) {
     for (int i = 0; i < N * V; i += 64 / sizeof(T)) fetch(next + s * D + i);
     for (int i = 0; i < N - 1; i++) sum[i] += weight[s] * load(values + s * D + i * V);
     sum[N - 1] += weight[s] * load(values + s * D + (N - 1) * V, size);
-  }
+  };
+  long apart = S / PLACES;
+  for (long s = 0; s < apart; s++)
+    for (long p = 0; p < PLACES; p++) add(p * apart + s);
+  for (long s = PLACES * apart; s < S; s++) add(s);
   for (int i = 0; i < N - 1; i++) store(out + i * V, sum[i] * share);
   store(out + (N - 1) * V, sum[N - 1] * share, size);
 }
@@ -54,6 +94,7 @@ template <class T>
 static void attend(T* out, const float* qkv, const float* turn, T* keys, T* values, const float* bias,
                    long bias_stride, long B, long H, long K, long D, long C, const int64_t* slots, int threads) {
   long S = *slots;
+  bool before = B * K % threads;  // several threads may read what one writes; else its reader writes it, which is faster
   float scale = 1 / std::sqrt(float(D));
 #pragma omp parallel num_threads(threads) if (B * H * D * S > ALONE)
   {
@@ -62,17 +103,21 @@ static void attend(T* out, const float* qkv, const float* turn, T* keys, T* valu
     auto head_of = [&](long b, long h) {  // queries, then keys, then values, which are not turned
       return turned(qkv + (b * (H + 2 * K) + h) * D, turn && h < H + K ? turn + b * D : nullptr, room.data(), D);
     };
+    auto write = [&](long b, long k) {  // the newest slot
+      long to = ((b * K + k) * C + S - 1) * D;
+      const float* x = head_of(b, H + k);
+      each(D, [&](long d, auto n) { store(keys + to + d, load(x + d, n), n); });
+      x = head_of(b, H + K + k);
+      each(D, [&](long d, auto n) { store(values + to + d, load(x + d, n), n); });
+    };
+    if (before) {
 #pragma omp for schedule(static)
-    for (long head = 0; head < B * K; head++) {
-      long b = head / K, h = H + head % K, to = (head * C + S - 1) * D;
-      const float* k = head_of(b, h);
-      each(D, [&](long d, auto n) { store(keys + to + d, load(k + d, n), n); });
-      const float* v = head_of(b, h + K);
-      each(D, [&](long d, auto n) { store(values + to + d, load(v + d, n), n); });
+      for (long head = 0; head < B * K; head++) write(head / K, head % K);
     }
 #pragma omp for schedule(static)
     for (long head = 0; head < B * H; head++) {
-      long b = head / H, h = head % H, first = (b * K + h / (H / K)) * C * D, d = 0;
+      long b = head / H, h = head % H, k = h / (H / K), first = (b * K + k) * C * D, d = 0;
+      if (!before && h % (H / K) == 0) write(b, k);
       const float* q = head_of(b, h);
       each(D, [&](long at, auto n) { store(&query[at], load(q + at, n) * scale, n); });
       all_dots(score.data(), query.data(), keys + first, D, S, (char*)values - (char*)keys);
@@ -99,16 +144,33 @@ struct Panels {
         values((D + PANEL - 1) / PANEL * PANEL * slots) {}
   // A panel of slots, or fewer at the end: n x features, and n x D, which goes on with zeros.
   void put(long slot, long n, const T* key, const T* value) {
-    T* to = &keys[slot * features];
+    constexpr long across = V * pair;  // numbers of a register
+    long squares = n / V * V, whole = features / across * across;
+    auto key_at = [&](long i, long s) { return &keys[slot * features + i * PANEL + s * pair]; };
+    for (long s = 0; s < squares; s += V)
+      for (long i = 0; i < whole; i += across) {
+        Ints square[V];
+        for (long row = 0; row < V; row++) memcpy(&square[row], key + (s + row) * features + i, sizeof square[row]);
+        transpose(square);
+        for (long row = 0; row < V; row++) ::put(key_at(i + row * pair, s), square[row]);
+      }
     for (long i = 0; i < features; i += pair)
-      for (long s = 0; s < n; s++) memcpy(to + i * PANEL + s * pair, key + s * features + i, pair * sizeof(T));
+      for (long s = i < whole ? squares : 0; s < n; s++)
+        memcpy(key_at(i, s), key + s * features + i, pair * sizeof(T));
     for (long p = 0; p < D; p += PANEL)
       for (long s = 0; s < n; s += pair) {
-        to = &values[p * slots + (slot + s) * PANEL];
+        T* to = &values[p * slots + (slot + s) * PANEL];
         const T* from = value + s * D + p;
-        for (long d = 0; d < std::min<long>(PANEL, D - p); d++)
-          for (long i = 0; i < pair; i++) to[d * pair + i] = from[d + i * D];
+        each(std::min<long>(PANEL, D - p), [&](long d, auto left) { side_by_side(to + d * pair, from + d, D, left); });
       }
+  }
+  // Of V values, or fewer, those of a slot and of the next one in turn, if they are multiplied in pairs.
+  template <class Size>
+  static void side_by_side(T* to, const T* from, long next, Size size) {
+    if constexpr (pair == 1)
+      std::copy_n(from, size, to);
+    else
+      for (long d = 0; d < size; d++) to[d * 2] = from[d], to[d * 2 + 1] = from[d + next];
   }
 };
 
@@ -123,7 +185,7 @@ static void mix_rows(T* out, long stride, const X* query, const Panels<T>& table
   weight.resize(rows * width + V);
   for (long p = 0; p < seen; p += PANEL) {
     const T* panel = &table.keys[(first + p) * table.features];
-    some_rows(rows, sums, query, panel, table.features, NoNext());
+    some_rows(rows, sums, query, table.features, panel, table.features, nullptr, NoNext());
     for (long r = 0; r < rows; r++) std::copy_n(sums + r * PANEL, std::min<long>(PANEL, whole - p), &score[r * whole + p]);
   }
   for (long r = 0; r < rows; r++) {
@@ -136,7 +198,7 @@ static void mix_rows(T* out, long stride, const X* query, const Panels<T>& table
   }
   for (long p = 0; p < table.D; p += PANEL) {
     const T* panel = &table.values[p * table.slots + first * PANEL];
-    some_rows(rows, sums, weight.data(), panel, width, NoNext());
+    some_rows(rows, sums, weight.data(), width, panel, width, nullptr, NoNext());
     for (long r = 0; r < rows; r++)
       each(std::min<long>(PANEL, table.D - p), [&](long at, auto n) {
         store(out + r * stride + p + at, load(sums + r * PANEL + at) * share[r], n);

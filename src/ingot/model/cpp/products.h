@@ -7,7 +7,8 @@ constexpr int WIDE = 3;                // registers of weights that are multipli
 constexpr int PANEL = WIDE * V;        // outputs whose weights lie side by side
 constexpr int ROWS = V == 16 ? 8 : 4;  // rows that are multiplied with them: their sums fill the registers
 constexpr int CHUNK = 128;             // rows that pass a panel before the next one comes
-constexpr int TOGETHER = 8;            // dot products whose lanes are added up at once
+constexpr long MOST_BYTES = 1536;      // of an output's weights that some rows pass: more, and rows' as many beside
+                                       // them, are not all in the second cache when the next rows come
 
 // What is multiplied at once: of each of V outputs `pair` weights, in bf16 two where the CPU can. Sums are floats, and
 // so are the numbers of a row that is repeated where the CPU has no products in bf16.
@@ -47,41 +48,19 @@ struct Factor<bf16> {
 template <class T>
 constexpr long STEP = Factor<T>::tiles ? DEEP : Factor<T>::pair;  // of inputs panels have a multiple, with zeros
 
-// N dot products of a row and rows of weights, one after another: memory is read fastest as it lies. What is so many
-// bytes ahead is asked for meanwhile.
-template <int N, class T>
-static inline void dots(float* out, const T* x, const T* w, long I, long ahead) {
-  typedef Factor<T> F;
-  Floats sum[N] = {};
-  constexpr long size = V * F::pair;
-  long whole = I - I % size;
-  for (int n = 0; n < N; n++) {
-    const T* row = w + n * I;
-    for (long i = 0; i < whole; i += size) {
-      fetch((const char*)(row + i) + ahead);
-      F::add(sum[n], F::read(x + i), F::read(row + i));
-    }
-    each(I - whole, [&](long i, auto size) { sum[n] += load(x + whole + i, size) * load(row + whole + i, size); });
-  }
-  totals<N>(sum, out);
-}
-template <class T>
-static inline void all_dots(float* out, const T* x, const T* w, long I, long O, long ahead) {
-  long o = 0;
-  for (; o + TOGETHER <= O; o += TOGETHER) dots<TOGETHER>(out + o, x, w + o * I, I, ahead);
-  for (; o < O; o++) dots<1>(out + o, x, w + o * I, I, ahead);
-}
-
 // What is asked for of the next panel with register j of a step: nothing, or bytes of a part of it one after another,
 // or lines from several places in turn. Where memory is waited for the latter is up to twice as fast: a Xeon asks for
 // some lines ahead of each place by itself.
 struct NoNext {
   void operator()(long, int) const {}
 };
+template <int N>  // requests of a step: more than it takes cost time
 struct InOrder {
   const char* at;
-  long bytes;
-  void operator()(long step, int j) const { fetch(at + (step * WIDE + j) * bytes); }
+  long bytes;  // from one to the next
+  void operator()(long step, int j) const {
+    if (j < N) fetch(at + (step * N + j) * bytes);
+  }
 };
 struct InTurn {
   static constexpr long PLACES = 8, BLOCKS = HAS_TILES ? 3 : 0;  // of rows at most; with more it costs what it saves
@@ -92,11 +71,16 @@ struct InTurn {
   }
 };
 
-// R rows times J registers of a panel: take(row, output, sums) for each. By itself it has all registers.
+// R rows, so many numbers apart, times J registers of a panel, from nothing or onto sums as `keep` leaves them:
+// take(row, output, sums) for each. By itself it has all registers.
 template <int R, int J = WIDE, class T, class X, class Next, class Take>
-[[gnu::noinline]] static void block(const X* x, const T* panel, long I, Next next, Take take) {
+[[gnu::noinline]] static void block(const X* x, long apart, const T* panel, long I, const float* onto, Next next,
+                                    Take take) {
   typedef Factor<T> F;
   Floats sum[R][J] = {};
+  if (onto)
+    for (int r = 0; r < R; r++)
+      for (int j = 0; j < J; j++) sum[r][j] = load(onto + r * PANEL + j * V);
   for (long i = 0; i < I; i += F::pair, panel += PANEL * F::pair) {
     typename F::Type w[J];
     for (int j = 0; j < J; j++) {
@@ -104,7 +88,7 @@ template <int R, int J = WIDE, class T, class X, class Next, class Take>
       next(i / F::pair, j);
     }
     for (int r = 0; r < R; r++) {
-      auto one = F::repeat(x + r * I + i);
+      auto one = F::repeat(x + r * apart + i);
       for (int j = 0; j < J; j++) F::add(sum[r][j], one, w[j]);
     }
   }
@@ -118,11 +102,12 @@ static inline auto keep(float* sums) {
 
 // The same for any number of rows, left in memory.
 template <int R = ROWS, class T, class X, class Next>
-static void some_rows(long rows, float* sums, const X* x, const T* panel, long I, Next next) {
+static void some_rows(long rows, float* sums, const X* x, long apart, const T* panel, long I, const float* onto,
+                      Next next) {
   if (rows == R)
-    block<R>(x, panel, I, next, keep(sums));
+    block<R>(x, apart, panel, I, onto, next, keep(sums));
   else if constexpr (R > 1)
-    some_rows<R - 1>(rows, sums, x, panel, I, next);
+    some_rows<R - 1>(rows, sums, x, apart, panel, I, onto, next);
 }
 
 // Rows as they are multiplied: in floats where the CPU has no products in bf16.
@@ -140,45 +125,64 @@ static inline const float* ready(const bf16* x, long size, std::vector<float>& r
   return room.data();
 }
 
-// Calls f(first row, rows, panel, multiply) for all rows past all panels, or groups of panels that lie together;
+// The product of some rows, of those that pass a panel the part b of so many, and a piece of the panel: see `pass`.
+template <class T, class X, class Take>
+static inline void piece_of(const X* row, long rows, long apart, const T* panel, long inputs, long outputs,
+                            const float* onto, const T* next, long b, long blocks, Take take) {
+  long bytes = inputs * PANEL * sizeof(T);  // of what comes next, at most
+  const char* share = (const char*)next + bytes * b / blocks;
+  long step = WIDE * V * sizeof(T) * Factor<T>::pair / blocks;
+  if (rows == ROWS && blocks > std::max<long>(WIDE, InTurn::BLOCKS)) {
+    InOrder<1> in_order{share, step};
+    if (outputs > 2 * V) return block<ROWS>(row, apart, panel, inputs, onto, in_order, take);
+    if (outputs > V) return block<ROWS, 2>(row, apart, panel, inputs, onto, in_order, take);
+    return block<ROWS, 1>(row, apart, panel, inputs, onto, in_order, take);
+  }
+  float sums[ROWS * PANEL];
+  auto some = [&](auto next) { some_rows(rows, sums, row, apart, panel, inputs, onto, next); };
+  if (blocks <= InTurn::BLOCKS)
+    some(InTurn{share, bytes / blocks / InTurn::PLACES, (WIDE + blocks - 1) / blocks});
+  else if (blocks > 1)
+    some(InOrder<WIDE>{share, step / WIDE});
+  else  // a panel that is read once is a stream, which other CPUs fetch faster by themselves
+    some(NoNext());
+  for (long r = 0; r < rows; r++)
+    for (long o = 0; o < PANEL; o += V) take(r, o, load(sums + r * PANEL + o));
+}
+
+// Calls f(first row, rows, panel, multiply) for all rows past all panels, or groups of G panels that lie together;
 // multiply(which of a group, outputs, take) is the product of these rows: take(row, output, sums) for each vector of
 // sums, which comes straight from its register where there are as many rows as fill them. I is a multiple of a pair.
-template <class T, class Function>
-static inline void pass(const T* rows_in, const T* panels, long group, long M, long I, long number, int threads,
-                        Function f) {
+template <int G, class T, class Function>
+static inline void pass(const T* rows_in, const T* panels, long M, long I, long number, int threads, Function f) {
   std::vector<typename Factor<T>::Number> room;
   auto x = ready(rows_in, M * I, room, threads);
   long size = PANEL * up(I, STEP<T>);
   Tasks tasks((M + CHUNK - 1) / CHUNK * number, threads);
-#pragma omp parallel num_threads(threads) if (M * group * number * size > ALONE)
-  tasks.work([&](long task) {
-    long chunk = task / number * CHUNK, p = task % number;
-    long rows = std::min<long>(CHUNK, M - chunk), blocks = (rows + ROWS - 1) / ROWS;
-    for (long b = 0; b < blocks; b++) {
-      long from = rows * b / blocks, some = rows * (b + 1) / blocks - from;
-      f(chunk + from, some, p, [&](long which, long outputs, auto take) {
-        const T* panel = panels + (p * group + which) * size;
-        const char* next = (const char*)(panel + group * size + size * b / blocks);
-        InOrder in_order{next, V * (long)sizeof(T) * Factor<T>::pair / blocks};
-        auto row = x + (chunk + from) * I;
-        if (some == ROWS && blocks > std::max(1L, InTurn::BLOCKS)) {
-          if (outputs > 2 * V) return block<ROWS>(row, panel, I, in_order, take);
-          if (outputs > V) return block<ROWS, 2>(row, panel, I, in_order, take);
-          return block<ROWS, 1>(row, panel, I, in_order, take);
+#pragma omp parallel num_threads(threads) if (M * G * number * size > ALONE)
+  {
+    alignas(64) float kept[CHUNK * G * PANEL];  // the sums of the inputs before
+    tasks.work([&](long task) {
+      long chunk = task / number * CHUNK, p = task % number;
+      long rows = std::min<long>(CHUNK, M - chunk), blocks = (rows + ROWS - 1) / ROWS;
+      long piece = blocks > std::max(1L, InTurn::BLOCKS) ? equal(I, MOST_BYTES / sizeof(T), Factor<T>::pair) : I;
+      for (long i = 0; i < I; i += piece)
+        for (long b = 0; b < blocks; b++) {
+          long inputs = std::min(piece, I - i), from = rows * b / blocks, some = rows * (b + 1) / blocks - from;
+          bool last = i + piece >= I;
+          auto multiply = [&](long which, long outputs, auto take) {
+            const T *panel = panels + (p * G + which) * size, *next = panel + (last ? G * size : (i + piece) * PANEL);
+            const float* onto = i ? kept + (which * CHUNK + from) * PANEL : nullptr;
+            piece_of(x + (chunk + from) * I + i, some, I, panel + i * PANEL, inputs, outputs, onto, next, b, blocks,
+                     take);
+          };
+          if (last)
+            f(chunk + from, some, p, multiply);
+          else
+            for (int which = 0; which < G; which++) multiply(which, PANEL, keep(kept + (which * CHUNK + from) * PANEL));
         }
-        float sums[ROWS * PANEL];
-        if (blocks <= InTurn::BLOCKS)
-          some_rows(some, sums, row, panel, I,
-                    InTurn{next, size * (long)sizeof(T) / blocks / InTurn::PLACES, (WIDE + blocks - 1) / blocks});
-        else if (blocks > 1)
-          some_rows(some, sums, row, panel, I, in_order);
-        else  // a panel that is read once is a stream, which other CPUs fetch faster by themselves
-          some_rows(some, sums, row, panel, I, NoNext());
-        for (long r = 0; r < some; r++)
-          for (long o = 0; o < PANEL; o += V) take(r, o, load(sums + r * PANEL + o));
-      });
-    }
-  });
+    });
+  }
 }
 
 // Calls f(at, n) for each vector of a panel, of which so many outputs are left.
@@ -203,7 +207,7 @@ static inline void multiplied(const T* x, const T* panels, long M, long I, long 
   };
   if (tiled<1>(x, panels, M, I, O, threads, all)) return;
 #endif
-  pass(x, panels, 1, M, I, (O + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
+  pass<1>(x, panels, M, I, (O + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
     long o = p * PANEL;
     std::integral_constant<long, V> whole;
     if (o + PANEL <= O)
@@ -265,7 +269,7 @@ static inline void multiplied_in_pairs(const T* x, const T* panels, long M, long
   auto both = [=](long row, long rows, long p, const float* sums) { all(row, rows, p, sums, sums + AT_ONCE * PANEL); };
   if (tiled<2>(x, panels, M, I, O, threads, both)) return;
 #endif
-  pass(x, panels, 2, M, I, (O + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
+  pass<2>(x, panels, M, I, (O + PANEL - 1) / PANEL, threads, [=](long row, long rows, long p, auto multiply) {
     float sums[2][ROWS * PANEL];
     for (int which = 0; which < 2; which++) multiply(which, O - p * PANEL, keep(sums[which]));
     all(row, rows, p, sums[0], sums[1]);

@@ -84,6 +84,40 @@ static inline Floats load(const T* p, std::integral_constant<long, V>) { return 
 template <class T>
 static inline void store(T* p, Floats x, std::integral_constant<long, V>) { store(p, x); }
 
+static inline void put(void* p, Ints x) { memcpy(p, &x, sizeof x); }
+
+// Columns of a square, of floats or of pairs of bf16, as its rows.
+static inline void transpose(Ints (&square)[V]) {
+#if defined(__AVX512F__)
+  __m512i x[V], y[V];
+  for (int i = 0; i < V; i++) x[i] = (__m512i)square[i];
+  for (int i = 0; i < V; i += 2) {
+    y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+    y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+  }
+  for (int i = 0; i < V; i += 4)
+    for (int j = 0; j < 2; j++) {
+      x[i + 2 * j] = _mm512_unpacklo_epi64(y[i + j], y[i + j + 2]);
+      x[i + 2 * j + 1] = _mm512_unpackhi_epi64(y[i + j], y[i + j + 2]);
+    }
+  for (int i = 0; i < V; i += 8)
+    for (int j = 0; j < 4; j++) {
+      y[i + j] = _mm512_shuffle_i32x4(x[i + j], x[i + j + 4], 0x88);
+      y[i + j + 4] = _mm512_shuffle_i32x4(x[i + j], x[i + j + 4], 0xdd);
+    }
+  for (int i = 0; i < V / 2; i++) {
+    x[i] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0x88);
+    x[i + 8] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0xdd);
+  }
+  for (int i = 0; i < V; i++) square[i] = (Ints)x[i];
+#else
+  int across[V][V];
+  for (int i = 0; i < V; i++)
+    for (int j = 0; j < V; j++) across[j][i] = square[i][j];
+  memcpy(square, across, sizeof across);
+#endif
+}
+
 // 0, 1, 2 and so on.
 static inline Ints lanes() {
   Ints x;

@@ -23,7 +23,6 @@ static inline void copy(float* to, const float* from) { store(to, load(from)); }
 // and so is a row that is null.
 static inline Ints pairs(const float* p, long n) { return (Ints)(n >= V ? load(p) : load(p, n)); }
 static inline Ints pairs(const float* one, const float*, long n) { return pairs(one, n); }
-static inline void put(void* p, Ints pairs) { memcpy(p, &pairs, sizeof pairs); }
 
 // The same of V floats in each of two places, rounded to what the first argument points to.
 static inline Ints one_after_another(const float*, const float* one, const float*) { return (Ints)load(one); }
@@ -65,35 +64,3 @@ template <class T>
 static inline Floats wide(const T* p, long n) { return load(p, n); }
 template <class T>
 static inline Floats wide(const T* p, std::integral_constant<long, V>) { return wide(p); }
-
-// Columns of a square of pairs as its rows.
-static inline void transpose(Ints (&square)[V]) {
-#if defined(__AVX512F__)
-  __m512i x[V], y[V];
-  for (int i = 0; i < V; i++) x[i] = (__m512i)square[i];
-  for (int i = 0; i < V; i += 2) {
-    y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
-    y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
-  }
-  for (int i = 0; i < V; i += 4)
-    for (int j = 0; j < 2; j++) {
-      x[i + 2 * j] = _mm512_unpacklo_epi64(y[i + j], y[i + j + 2]);
-      x[i + 2 * j + 1] = _mm512_unpackhi_epi64(y[i + j], y[i + j + 2]);
-    }
-  for (int i = 0; i < V; i += 8)
-    for (int j = 0; j < 4; j++) {
-      y[i + j] = _mm512_shuffle_i32x4(x[i + j], x[i + j + 4], 0x88);
-      y[i + j + 4] = _mm512_shuffle_i32x4(x[i + j], x[i + j + 4], 0xdd);
-    }
-  for (int i = 0; i < V / 2; i++) {
-    x[i] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0x88);
-    x[i + 8] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0xdd);
-  }
-  for (int i = 0; i < V; i++) square[i] = (Ints)x[i];
-#else
-  int across[V][V];
-  for (int i = 0; i < V; i++)
-    for (int j = 0; j < V; j++) across[j][i] = square[i][j];
-  memcpy(square, across, sizeof across);
-#endif
-}
