@@ -144,19 +144,20 @@ struct Panels {
         values((D + PANEL - 1) / PANEL * PANEL * slots) {}
   // A panel of slots, or fewer at the end: n x features, and n x D, which goes on with zeros.
   void put(long slot, long n, const T* key, const T* value) {
-    constexpr long across = V * pair;  // numbers of a register
-    long squares = n / V * V, whole = features / across * across;
-    auto key_at = [&](long i, long s) { return &keys[slot * features + i * PANEL + s * pair]; };
+    constexpr long across = V * pair;
+    constexpr bool words = pair * sizeof(T) == sizeof(int);  // squares of them are turned by registers
+    long squares = n / V * V, whole = words ? features / across * across : 0;
+    auto to_key = [&](long i, long s) { return &keys[slot * features + i * PANEL + s * pair]; };
     for (long s = 0; s < squares; s += V)
       for (long i = 0; i < whole; i += across) {
         Ints square[V];
         for (long row = 0; row < V; row++) memcpy(&square[row], key + (s + row) * features + i, sizeof square[row]);
         transpose(square);
-        for (long row = 0; row < V; row++) ::put(key_at(i + row * pair, s), square[row]);
+        for (long row = 0; row < V; row++) ::put(to_key(i + row * pair, s), square[row]);
       }
     for (long i = 0; i < features; i += pair)
       for (long s = i < whole ? squares : 0; s < n; s++)
-        memcpy(key_at(i, s), key + s * features + i, pair * sizeof(T));
+        memcpy(to_key(i, s), key + s * features + i, pair * sizeof(T));
     for (long p = 0; p < D; p += PANEL)
       for (long s = 0; s < n; s += pair) {
         T* to = &values[p * slots + (slot + s) * PANEL];

@@ -75,13 +75,24 @@ struct Columns {
   long apart, next = LINE;
 };
 
-// Adds to D x J tiles of sums what D tiles of rows and J of columns give.
+// Adds to D x J tiles of sums what D tiles of rows and J of columns give. Two by two are read before they are
+// multiplied, each once: as fast as two by three where a core is alone, 10 to 15 % faster where another virtual machine
+// computes on its other half.
 template <int D, int J>
 static inline void add_tiles(const void* one, const void* two, long stride, Columns columns) {
   const char* w = (const char*)columns.at;
   long apart = columns.apart, next = columns.next;
   READ_TILE(6, one, stride);
   READ_TILE(7, w, apart);
+  if constexpr (D == 2 && J == 2) {
+    READ_TILE(2, w + next, apart);
+    READ_TILE(5, two, stride);
+    _tile_dpbf16ps(0, 6, 7);
+    _tile_dpbf16ps(1, 6, 2);
+    _tile_dpbf16ps(3, 5, 7);
+    _tile_dpbf16ps(4, 5, 2);
+    return;
+  }
   _tile_dpbf16ps(0, 6, 7);
   if constexpr (J > 1) {
     READ_TILE(7, w + next, apart);
@@ -105,7 +116,8 @@ static inline void add_tiles(const void* one, const void* two, long stride, Colu
   }
 }
 
-// The sums of D x J tiles: cleared, read from memory, or written there. Rows are `stride` bytes apart.
+// The sums of D x J tiles: cleared, read from memory, or written there. Rows are `stride` bytes apart, one tile and the
+// next so many sums.
 template <int D, int J>
 static inline void clear_tiles() {
   _tile_zero(0);
@@ -117,23 +129,23 @@ static inline void clear_tiles() {
     if constexpr (J > 2) _tile_zero(5);
   }
 }
-#define OF_TILES(DO, one, two, stride)                       \
+#define OF_TILES(DO, one, two, stride, next)                 \
   do {                                                       \
     DO(0, one, stride);                                      \
-    if constexpr (J > 1) DO(1, one + SIDE, stride);          \
-    if constexpr (J > 2) DO(2, one + 2 * SIDE, stride);      \
+    if constexpr (J > 1) DO(1, one + (next), stride);        \
+    if constexpr (J > 2) DO(2, one + 2 * (next), stride);    \
     if constexpr (D > 1) {                                   \
       DO(3, two, stride);                                    \
-      if constexpr (J > 1) DO(4, two + SIDE, stride);        \
-      if constexpr (J > 2) DO(5, two + 2 * SIDE, stride);    \
+      if constexpr (J > 1) DO(4, two + (next), stride);      \
+      if constexpr (J > 2) DO(5, two + 2 * (next), stride);  \
     }                                                        \
   } while (0)
 template <int D, int J>
 static inline void load_tiles(const float* one, const float* two, long stride) {
-  OF_TILES(READ_TILE, one, two, stride);
+  OF_TILES(READ_TILE, one, two, stride, SIDE);
 }
 template <int D, int J>
-static inline void store_tiles(float* one, float* two, long stride) {
-  OF_TILES(WRITE_TILE, one, two, stride);
+static inline void store_tiles(float* one, float* two, long stride, long next = SIDE) {
+  OF_TILES(WRITE_TILE, one, two, stride, next);
 }
 #endif

@@ -65,6 +65,30 @@ static inline void tile_product(float* sums, const bf16* x, long two, long I, lo
   product(one, one, nothing);
 }
 
+// Two by two tiles, of two panels together: their six tiles of columns are three pairs, of which so many are wanted. The
+// other panel's sums lie AT_ONCE rows of a panel behind the first one's.
+template <class Function>
+static inline void product_of_two(float* sums, const bf16* x, long two, long I, const bf16* panel, long outputs,
+                                  Function meanwhile) {
+  constexpr long APART = PANEL * 2 * sizeof(bf16);
+  for (long c = 0; c < 2 * WIDE && c * V < outputs; c += 2) {
+    bool across = c == WIDE - 1;  // one tile of each panel
+    const bf16* columns = panel + c / WIDE * PANEL * I + c % WIDE * 2 * V;
+    float* to = sums + c / WIDE * AT_ONCE * PANEL + c % WIDE * V;
+    long next = across ? PANEL * I * sizeof(bf16) - 2 * LINE : LINE;
+    clear_tiles<2, 2>();
+    for (long i = 0; i < I; i += DEEP) {
+      add_tiles<2, 2>(x + i, x + two * I + i, I * sizeof(bf16), {columns + i * PANEL, APART, next});
+      meanwhile();
+    }
+    store_tiles<2, 2>(to, to + two * PANEL, PANEL * sizeof(float), across ? AT_ONCE * PANEL - 2 * V : V);
+  }
+}
+// Inputs of which it is faster: G = 1 asks that rows and panels fit the first cache, from which they are read more often
+// so; G = 2 has more to finish, which three rounds leave more room for.
+template <int G>
+constexpr long IN_PAIRS = G == 2 ? 512 : 192;
+
 // What follows a product is done bit by bit while the next one is computed: a CPU looks no further ahead than some
 // hundred instructions, and what tiles write is read back late. Of some rows and of so many panels, whose sums lie
 // AT_ONCE rows of a panel behind those of the one before, finish(first row, rows, panel, sums) does a part.
@@ -101,28 +125,33 @@ static inline void by_tiles(const bf16* x, const bf16* panels, long M, long I, l
   {
     Tiles tiles(M);
     constexpr long ROOM = AT_ONCE * PANEL;
-    alignas(64) float sums[2][G * ROOM];
+    alignas(64) float sums[2][2 * ROOM];
     Later<Function> later(finish);
-    long part = (AT_ONCE * DEEP + G * I - 1) / (G * I);  // rows that are finished at each step
-    int now = 0;
+    bool pairs = together > 1 && I % DEEP == 0 && I <= IN_PAIRS<G>;
+    long steps = pairs ? WIDE * I / DEEP * G / 2 : G * I / DEEP;     // of a group, at least
+    long part = (AT_ONCE + steps - 1) / std::max(1L, steps), now = 0;  // rows that are finished at each step
     tasks.work([&](long task) {
       long m = task / groups * chunk, q = task % groups * together;
-      long here = std::min(chunk, M - m), blocks = (here + AT_ONCE - 1) / AT_ONCE;
+      long here = std::min(chunk, M - m), blocks = (here + AT_ONCE - 1) / AT_ONCE, end = std::min(q + together, number);
       for (long b = 0; b < blocks; b++) {
         // Tiles have 16 rows, where there are so many: where none is left for them they begin before the block.
         long row = m + here * b / blocks, rows = m + here * (b + 1) / blocks - row, full = std::min(SIDE, M);
         long first = std::min(row, M - full), two = row + rows - first - full;
-        for (long p = q; p < std::min(q + together, number); p++, now = 1 - now) {
-          for (int g = 0; g < G; g++) {
-            const bf16* panel = panels + (p * G + g) * size;
-            NextPanel next;
-            if (!b && together == 1)
-              next = {(const char*)(panel + G * size), size * (long)sizeof(bf16) / InTurn::PLACES};
-            tile_product(sums[now] + g * ROOM, x + first * I, two, I, full, panel, O - p * PANEL, next,
-                         [&] { later.some(part); });
-          }
+        for (long p = q, some; p < end; p += some, now = 1 - now) {
+          const bf16 *at = x + first * I, *panel = panels + p * G * size;
+          auto meanwhile = [&] { later.some(part); };
+          some = pairs && two ? std::min(2L / G, end - p) : 1;
+          if (pairs && two && some * G == 2)
+            product_of_two(sums[now], at, two, I, panel, G == 2 ? 2 * PANEL : O - p * PANEL, meanwhile);
+          else
+            for (long g = 0; g < G; g++, panel += size) {
+              NextPanel next;
+              if (!b && together == 1)
+                next = {(const char*)(panel + G * size), size * (long)sizeof(bf16) / InTurn::PLACES};
+              tile_product(sums[now] + g * ROOM, at, two, I, full, panel, O - p * PANEL, next, meanwhile);
+            }
           later.all();
-          later.begin(row, rows, p, 1, sums[now] + (row - first) * PANEL);
+          later.begin(row, rows, p, some, sums[now] + (row - first) * PANEL);
         }
       }
     });
