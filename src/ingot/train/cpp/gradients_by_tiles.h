@@ -20,14 +20,13 @@ static inline void in_place(float* out, long ld, long rows, long columns, bool o
     for (long c = 0; c < C; c += V) _mm512_stream_ps(out + r * ld + c, _mm512_load_ps(room + r * C + c));
 }
 
-// G lies in strips of 16 columns: of 32 tokens each column has a row of its own, then come the next 32. X lies in a
-// panel, pairs of tokens after each other. Tokens that are missing at the end are zeros.
+// G lies in strips of 16 columns: of 32 tokens each column has a row of its own, then come the next 32. X lies in six
+// tiles' columns, pairs of tokens after each other. Tokens that are missing at the end are zeros.
 struct ByTiles {
-  static constexpr long STRIP = 2 * SIDE, GROUP = 512, STEP = DEEP, TOKENS = 1024, EVERY = DEEP;
-  static constexpr long ACROSS = PANEL;
+  static constexpr long STRIP = 2 * SIDE, GROUP = 512, STEP = DEEP, TOKENS = 1024, EVERY = DEEP, ACROSS = 2 * PANEL;
   typedef Tiles Tools;
   struct alignas(64) Packed {
-    Number g[GROUP * TOKENS], x[PANEL * TOKENS];
+    Number g[GROUP * TOKENS], x[ACROSS * TOKENS];
   };
 
   // Pairs of tokens t and t + 1 of V columns.
@@ -47,33 +46,33 @@ struct ByTiles {
   static inline void pack_x(Packed& to, const Number* from, long ld, long tokens, long columns) {
     for (long t = 0; t < up(tokens, DEEP); t += 2)
       for (long c = 0; c < columns; c += V)
-        put(to.x + t * PANEL + 2 * c, pairs_of(from + c, ld, t, tokens, columns - c));
+        put(to.x + t * ACROSS + 2 * c, pairs_of(from + c, ld, t, tokens, columns - c));
   }
 
   template <class Ask>
   static inline void multiply(float* out, float*, long ld, long rows, long columns, const Packed& packed, long r,
                               long tokens, bool onto, bool past, Ask ask) {
-    auto product = [&](auto D, auto J) {
-      some<D.value, J.value>(out, ld, rows, columns, packed, r, tokens, onto, past, ask);
-    };
-    auto of_rows = [&](auto D) {
-      if (columns > 2 * V) product(D, std::integral_constant<int, 3>());
-      else if (columns > V) product(D, std::integral_constant<int, 2>());
-      else product(D, std::integral_constant<int, 1>());
-    };
-    if (rows > SIDE) of_rows(std::integral_constant<int, 2>());
-    else of_rows(std::integral_constant<int, 1>());
+    std::integral_constant<int, 1> one;
+    std::integral_constant<int, 2> two;
+    for (long c = 0; c < columns; c += 2 * V) {
+      auto product = [&](auto D, auto J) {
+        some<D.value, J.value>(out + c, ld, rows, columns - c, packed.g + r * tokens, packed.x + 2 * c, tokens, onto,
+                               past, [&] { if (!c) ask(); });
+      };
+      auto of_rows = [&](auto D) { columns - c > V ? product(D, two) : product(D, one); };
+      rows > SIDE ? of_rows(two) : of_rows(one);
+    }
   }
   template <int D, int J, class Ask>
-  static inline void some(float* out, long ld, long rows, long columns, const Packed& packed, long r, long tokens,
+  static inline void some(float* out, long ld, long rows, long columns, const Number* g, const Number* x, long tokens,
                           bool onto, bool past, Ask ask) {
-    const Number *one = packed.g + r * tokens, *two = one + tokens * SIDE;
     in_place<D * SIDE, J * V>(out, ld, rows, columns, onto, past, [&](float* sums, long stride) {
       if (onto) load_tiles<D, J>(sums, sums + SIDE * stride, stride * sizeof(float));
       else clear_tiles<D, J>();
       for (long t = 0; t < tokens; t += DEEP) {
         ask();
-        add_tiles<D, J>(one + t * SIDE, two + t * SIDE, LINE, {packed.x + t * PANEL, PANEL * 2 * sizeof(Number)});
+        const Number* strip = g + t * SIDE;
+        add_tiles<D, J>(strip, strip + tokens * SIDE, LINE, {x + t * ACROSS, ACROSS * 2 * sizeof(Number)});
       }
       store_tiles<D, J>(sums, sums + SIDE * stride, stride * sizeof(float));
     });

@@ -103,7 +103,7 @@ template <int D>
 static inline void multiply_tiles(bool add, float* out, long stride, const Number* a, long ld, Columns b, long vectors,
                                   long products) {
   for (long j = 0; j < vectors;) {
-    long left = vectors - j, n = left == 4 ? 2 : std::min(left, 3L);
+    long left = vectors - j, n = left % 2 && left > 1 ? 3 : std::min(left, 2L);
     auto some = [&](auto J) {
       float* to = out + j * V;
       if (add) load_tiles<D, J.value>(to, to + SIDE * stride, stride * sizeof(float));
