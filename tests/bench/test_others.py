@@ -48,9 +48,17 @@ def test_generations_compare_where_the_tokens_are_the_same() -> None:
     peers = {"slow": [slow], "other": [other], "short": [short]}
     row = generate.summary(25, "float32", 4, [GENERATED], peers)
     assert (row["peer"], row["ratio"], row["tok_s"]) == ("slow", 2.5, 100.0)
-    assert row["peers"]["other"]["differs"] == "tokens: 75.0 % are ours, expected 99 % at least"
+    assert row["peers"]["other"]["differs"] == "tokens: 75.0 % are ours, expected 99.8 % at least"
     assert row["peers"]["short"]["differs"] == "new tokens: 50 against our 100"
     assert "work differs" in str(tables.generate_rows([row]))
+
+
+def test_tokens_count_as_long_as_the_text_before_them_is_the_same() -> None:
+    once = {**GENERATED, "tokens": [[9, 8, 7, 6], *GENERATED["tokens"][1:]]}  # 96 of 97 choices are the same
+    assert generate.difference(GENERATED, once, 0.989) is None
+    assert generate.difference(GENERATED, once, 0.99) == "tokens: 99.0 % are ours, expected 99.0 % at least"
+    often = {**GENERATED, "tokens": [[1, 9, 3, 4]] * 25}  # half of them, however much is equal behind that
+    assert generate.difference(GENERATED, often, 0.51) == "tokens: 50.0 % are ours, expected 51.0 % at least"
 
 
 def test_corpus_chains_compare_where_they_keep_and_mask_the_same() -> None:
