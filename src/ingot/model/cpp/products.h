@@ -7,7 +7,7 @@ constexpr int WIDE = 3;                // registers of weights that are multipli
 constexpr int PANEL = WIDE * V;        // outputs whose weights lie side by side
 constexpr int ROWS = V == 16 ? 8 : 4;  // rows that are multiplied with them: their sums fill the registers
 constexpr int CHUNK = 128;             // rows that pass a panel before the next one comes
-constexpr long MOST_BYTES = 1536;      // of an output's weights that some rows pass: more, and rows' as many beside
+constexpr long MOST_BYTES = 3072;      // of an output's weights that some rows pass: more, and rows' as many beside
                                        // them, are not all in the second cache when the next rows come
 
 // What is multiplied at once: of each of V outputs `pair` weights, in bf16 two where the CPU can. Sums are floats, and
