@@ -84,10 +84,14 @@ def test_the_product_of_any_number_of_rows(built, rows, dtype):
             torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-5 * inputs**0.5)
 
 
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(260, 256, 270), (300, 800, 290), (520, 1700, 260)])
+LARGE = [(260, 256, 270), (300, 800, 290), (520, 1700, 260), (1100, 128, 290), (1100, 320, 200)]
+
+
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), LARGE)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_large_products(built, rows, inputs, outputs, dtype):
-    """Where there are matrix tiles these are computed by them in fp32 too."""
+    """Where there are matrix tiles most are by them in fp32 too; in the last two bf16 takes two panels at once:
+    of the first one panel is left over, of the second a gate goes with what it is multiplied with."""
     x, weight, up = (_drawn(n, inputs, dtype=dtype) for n in (rows, outputs, outputs + 1))
     up, bias, onto = up[1:] / inputs**0.5, _drawn(outputs), _drawn(rows, outputs)
     wanted = x.double() @ weight.double().T

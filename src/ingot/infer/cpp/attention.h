@@ -94,7 +94,6 @@ template <class T>
 static void attend(T* out, const float* qkv, const float* turn, T* keys, T* values, const float* bias,
                    long bias_stride, long B, long H, long K, long D, long C, const int64_t* slots, int threads) {
   long S = *slots;
-  bool before = B * K % threads;  // several threads may read what one writes; else its reader writes it, which is faster
   float scale = 1 / std::sqrt(float(D));
 #pragma omp parallel num_threads(threads) if (B * H * D * S > ALONE)
   {
@@ -110,6 +109,7 @@ static void attend(T* out, const float* qkv, const float* turn, T* keys, T* valu
       x = head_of(b, H + K + k);
       each(D, [&](long d, auto n) { store(values + to + d, load(x + d, n), n); });
     };
+    bool before = B * K % omp_get_num_threads();  // several read what one writes; else its reader does, which is faster
     if (before) {
 #pragma omp for schedule(static)
       for (long head = 0; head < B * K; head++) write(head / K, head % K);

@@ -132,11 +132,13 @@ static inline void piece_of(const X* row, long rows, long apart, const T* panel,
   long bytes = inputs * PANEL * sizeof(T);  // of what comes next, at most
   const char* share = (const char*)next + bytes * b / blocks;
   long step = WIDE * V * sizeof(T) * Factor<T>::pair / blocks;
-  if (rows == ROWS && blocks > std::max<long>(WIDE, InTurn::BLOCKS)) {
-    InOrder<1> in_order{share, step};
-    if (outputs > 2 * V) return block<ROWS>(row, apart, panel, inputs, onto, in_order, take);
-    if (outputs > V) return block<ROWS, 2>(row, apart, panel, inputs, onto, in_order, take);
-    return block<ROWS, 1>(row, apart, panel, inputs, onto, in_order, take);
+  if (rows == ROWS && blocks > std::max(1L, InTurn::BLOCKS)) {
+    auto all = [&](auto in_order) {
+      if (outputs > 2 * V) return block<ROWS>(row, apart, panel, inputs, onto, in_order, take);
+      if (outputs > V) return block<ROWS, 2>(row, apart, panel, inputs, onto, in_order, take);
+      return block<ROWS, 1>(row, apart, panel, inputs, onto, in_order, take);
+    };
+    return blocks < WIDE ? all(InOrder<WIDE>{share, step / WIDE}) : all(InOrder<1>{share, step});
   }
   float sums[ROWS * PANEL];
   auto some = [&](auto next) { some_rows(rows, sums, row, apart, panel, inputs, onto, next); };
