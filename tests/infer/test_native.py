@@ -115,9 +115,11 @@ def _parts(x, number):
     return [part.double() for part in found]
 
 
-def test_floats_in_three_parts_give_what_fp32_gives(built):
+def test_floats_in_three_parts_give_what_fp32_gives(built, monkeypatch):
     """Whatever the numbers' sizes, by tiles their products' sums are off by less than torch's; those of two parts by
-    far more. Vectors add up one product after another, which is off by 1.7 times as much as torch."""
+    far more. Vectors add up one product after another, which is off by 1.7 times as much as torch. As training has
+    weights: not in digits."""
+    monkeypatch.setattr(native, "_packed", lambda dtype: dtype)
     rows, inputs, outputs = 300, 1000, 260
     x, weight = (torch.exp2(3 * _drawn(inputs, n).T) * _drawn(n, inputs) for n in (rows, outputs))
     exact = x.double() @ weight.double().T
@@ -129,6 +131,70 @@ def test_floats_in_three_parts_give_what_fp32_gives(built):
     assert off(high @ high_w.T + high @ middle_w.T + middle @ high_w.T) > 8 * off(x @ weight.T)
     for whole in (x, weight):
         assert torch.equal(sum(_parts(whole, 3)), whole.double())
+
+
+@pytest.fixture
+def digits(built):
+    if not native._library().tiles():
+        pytest.skip("no matrix tiles")
+
+
+@pytest.mark.parametrize("inputs", [64, 500, 2048])
+def test_weights_in_digits_give_what_fp32_gives(digits, inputs):
+    """Of the two norms sums are off by less than torch's, also where a few of a row's numbers are far larger than the
+    others. Control: of weights that lose their last digit they are off by far more."""
+    x, weight = _drawn(70, inputs), _drawn(100, inputs) / 50
+    largest = torch.exp2(weight.abs().amax(1, keepdim=True).log2().floor())
+    two_digits = (weight / largest * 2**14).round() / 2**14 * largest
+    for times in (1, 40, 3000):
+        x[:, :: inputs // 4] *= times
+        exact = x.double() @ weight.double().T
+        size = x.double().norm(dim=1)[:, None] * weight.double().norm(dim=1) / inputs**0.5
+        each = (_product(weight, x), x @ weight.T, _product(two_digits, x))
+        ours, of_torch, of_two = (float(((found.double() - exact) / size).square().mean().sqrt()) for found in each)
+        assert ours < of_torch < 6e-7
+        assert of_two > 50 * ours
+
+
+def _product(weight, x):
+    return native.product(native.pack(weight), len(weight), None, x)
+
+
+def test_digits_lose_nothing_of_whole_numbers(digits):
+    """A power of two times numbers of 22 bits and a sign."""
+    weight = torch.randint(-(2**22), 2**22, (50, 100), generator=torch.Generator().manual_seed(1)).float()
+    weight[:, 0] = 2**22
+    assert torch.equal(_product(2**-40 * weight, 2**30 * torch.eye(100)), 2**-10 * weight.T)
+
+
+def test_digits_of_the_most_inputs_fit_their_sums(digits):
+    """All products of the lower digits are as large as they can be, and of one sign."""
+    row = -(126 * 2**24 + 128 * (2**16 + 2**8 + 1)) * 2.0**-31
+    weight = -(126 * 2**16 + 128 * (2**8 + 1)) * 2.0**-23
+    x, weights = torch.full((1, native._MOST_INPUTS), row), torch.full((1, native._MOST_INPUTS), weight)
+    assert float(_product(weights, x)) == pytest.approx(native._MOST_INPUTS * row * weight, rel=2e-7)
+    with pytest.raises(AssertionError, match="43,001 inputs"):
+        native.pack(torch.zeros(1, native._MOST_INPUTS + 1))
+
+
+def test_a_row_in_digits_gives_the_same_beside_any_others(digits):
+    """Their sums are whole numbers: how many rows there are changes no bit."""
+    x, weight = _drawn(300, 700), _drawn(90, 700)
+    whole = _product(weight, x)
+    for some in (1, 16, 17, 40, 150):
+        assert torch.equal(_product(weight, x[:some]), whole[:some])
+
+
+def test_a_row_in_digits_that_is_infinite(digits):
+    """It has none of its own, so its sums are no numbers; those of others stay."""
+    x, weight = _drawn(20, 100), _drawn(40, 100)
+    wanted = _product(weight, x)
+    x[3, 5] = -torch.inf
+    found = _product(weight, x)
+    assert found[3].isnan().all()
+    x[3], wanted[3], found[3] = 0, 0, 0
+    assert torch.equal(found, wanted)
+    assert torch.equal(_product(weight, x), wanted)
 
 
 def test_a_product_keeps_to_what_is_not_a_number(built):
@@ -174,7 +240,7 @@ def test_the_activation_of_a_product(built, rows, dtype):
             bias = _drawn(2, features)
             for some in (None, bias):
                 weights = native.pack_gated(gate.to(dtype), up.to(dtype))
-                found = native.gated(weights, features, None if some is None else native.pack_gated(*some), x)
+                found = native.gated(weights, features, None if some is None else some.flatten(), x)
                 g, u = (x.double() @ part.to(dtype).double().T for part in (gate, up))
                 g, u = (g, u) if some is None else (g + some[0], u + some[1])
                 assert found.dtype == dtype
@@ -236,9 +302,10 @@ def test_gelu_of_a_product(built, approximate, dtype):
         wanted = torch.nn.functional.gelu(inner.double(), approximate=approximate)
         assert found.dtype == dtype
         torch.testing.assert_close(found.double(), wanted, rtol=DTYPES[dtype], atol=1e-6)
-    ends = torch.tensor([-1e30, -20, 20, 1e30, torch.inf, torch.nan])[:, None].to(dtype)
-    found = native.gelu(native.pack(torch.ones(1, 1, dtype=dtype)), 1, None, approximate == "tanh", ends)
-    wanted = torch.nn.functional.gelu(ends.double(), approximate=approximate)
+    ends = torch.tensor([-1e30, -20, 20, 1e30, torch.inf, torch.nan])
+    zero = torch.zeros(1, 1, dtype=dtype)  # an infinite number of a row would be none where rows have digits
+    found = native.gelu(native.pack(torch.ones(6, 1, dtype=dtype)), 6, ends, approximate == "tanh", zero)
+    wanted = torch.nn.functional.gelu(ends.double(), approximate=approximate)[None]
     torch.testing.assert_close(found.double(), wanted, rtol=DTYPES[dtype], atol=1e-6, equal_nan=True)
 
 

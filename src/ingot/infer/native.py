@@ -6,9 +6,9 @@
   fast as memory gives them (`product.py` has the figures). In GFLOP/s of 32 and of 2,048 rows in bf16, a Zen 4: 3
   registers x 8 rows 423 and 422, 2 x 12 405 and 384 (rows of 2,048 numbers keep each other from the first cache), 4 x 6
   413 and 418; with AVX2 in fp32 3 x 4 213 and 221, 2 x 6 187 and 206, oneDNN 150 and 211.
-- Matrix tiles (AMX) read the same panels: see `product.py`; for prompts in fp32 too, in three parts
-  (`products_by_parts.h`). Where a CPU has tiles and its compiler knows none, torch does all of it in bf16, with
-  oneDNN's products.
+- Matrix tiles (AMX) read the same panels in bf16: see `product.py`. Weights in fp32 lie in panels of 16 outputs then,
+  as whole numbers of three digits of 8 bits (`products_by_digits.h`). Where a CPU has tiles and its compiler knows
+  none, torch does all of it in bf16, with oneDNN's products.
 - Attention of a new token over the cache and of prompts' tokens among themselves, rotation included, and norms: one
   call each in place of three to ten operations. SwiGLU and GELU are part of the product before them.
 
@@ -35,41 +35,48 @@ from ingot.infer import tape
 from ingot.model.library import build, multiplies_bf16, word
 
 _SOURCE = Path(__file__).parent / "cpp" / "native.cpp"
-_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "digits"}
+_MOST_INPUTS = 43_000
+"""Whose products of digits fit 32 bits."""
 
 
 def available(device: torch.device, dtype: torch.dtype, stream: torch.dtype) -> bool:
     """Whether the functions below are there for such products and what is between them; the first call builds them."""
-    wanted = device.type == "cpu" and dtype in _NAMES and stream == torch.float32
+    wanted = device.type == "cpu" and dtype in (torch.float32, torch.bfloat16) and stream == torch.float32
     return wanted and (library := _library()) is not None and (dtype != torch.bfloat16 or multiplies_bf16(library))
 
 
 def pack(weight_OI: Tensor) -> Tensor:
     """Weights as `product` reads them: panels of outputs side by side, by input, bf16 in pairs of inputs, P x I x L.
 
-    Zeros stand where a panel is not full, and for inputs that are missing of those that are multiplied at once.
+    Zeros stand where a panel is not full, and for inputs that are missing of those that are multiplied at once. Where
+    there are tiles fp32 is in digits, panels of bytes.
     """
-    library = _library()
+    library, dtype = _library(), _packed(weight_OI.dtype)
     assert library is not None
-    (O, I), L, pair = weight_OI.shape, library.panel(), _of("pair", weight_OI.dtype)  # noqa: E741
-    whole_OI = F.pad(weight_OI, (0, -I % _of("step", weight_OI.dtype), 0, -O % L))
+    (O, I), L = weight_OI.shape, _of("panel", dtype)  # noqa: E741
+    if dtype == torch.int8:
+        assert I <= _MOST_INPUTS, f"{I:,} inputs of a product, of {_MOST_INPUTS:,} at most"
+        panels = torch.empty(-(-O // L), library.bytes_digits(I), dtype=torch.int8)
+        _call("pack", [dtype], panels, weight_OI.contiguous(), O, I)
+        return panels
+    pair = _of("pair", dtype)
+    whole_OI = F.pad(weight_OI, (0, -I % _of("step", dtype), 0, -O % L))
     I = whole_OI.shape[1]  # noqa: E741
     return whole_OI.view(-1, L, I // pair, pair).transpose(1, 2).contiguous().view(-1, I, L)
 
 
 def pack_gated(gate_FI: Tensor, up_FI: Tensor) -> Tensor:
-    """Weights as `gated` reads them: a panel of gates, then one of what they are multiplied with, and so on.
+    """Weights as `gated` reads them: a panel of gates, then one of what they are multiplied with, and so on."""
+    L = _of("panel", _packed(gate_FI.dtype))
+    parts = [F.pad(part, (0, 0, 0, -len(part) % L)).view(-1, L, part.shape[1]) for part in (gate_FI, up_FI)]
+    return pack(torch.stack(parts, dim=1).flatten(0, 2))
 
-    Biases, F each, as well: P x L.
-    """
+
+def _packed(dtype: torch.dtype) -> torch.dtype:
+    """What weights in fp32 and bf16 are packed in."""
     library = _library()
-    assert library is not None
-    L, parts = library.panel(), []
-    for part in (gate_FI, up_FI):
-        part = part if part.dim() == 2 else part[:, None]
-        parts.append(F.pad(part, (0, 0, 0, -len(part) % L)).view(-1, L, part.shape[1]))
-    whole_OI = torch.stack(parts, dim=1).flatten(0, 2)
-    return pack(whole_OI) if gate_FI.dim() == 2 else whole_OI.view(-1, L)
+    return torch.int8 if dtype == torch.float32 and library is not None and library.tiles() else dtype
 
 
 def product(
@@ -89,16 +96,16 @@ def product(
     return out_MO
 
 
-def gated(panels_PIL: Tensor, features: int, bias_PL: Tensor | None, x_MI: Tensor) -> Tensor:
+def gated(panels_PIL: Tensor, features: int, bias_2F: Tensor | None, x_MI: Tensor) -> Tensor:
     """silu(gate) * up of rows times weights that are packed so, M x F in the dtype of the weights.
 
     Args:
-        bias_PL: packed alike, in fp32.
+        bias_2F: of the gates, and of what they are multiplied with, in fp32.
     """
     x_MI = _pairs(x_MI, panels_PIL)
     M, I = x_MI.shape  # noqa: E741
-    out_MF = tape.room("gated", (M, features), panels_PIL.dtype)
-    _call("gated", [panels_PIL.dtype], out_MF, x_MI, panels_PIL, bias_PL, M, I, features)
+    out_MF = tape.room("gated", (M, features), x_MI.dtype)
+    _call("gated", [panels_PIL.dtype], out_MF, x_MI, panels_PIL, bias_2F, M, I, features)
     return out_MF
 
 
@@ -106,7 +113,7 @@ def gelu(panels_PIL: Tensor, features: int, bias_O: Tensor | None, tanh: bool, x
     """GELU of rows times weights that are packed, M x F in the dtype of the weights; by `tanh` as GPT-2 has it."""
     x_MI = _pairs(x_MI, panels_PIL)
     M, I = x_MI.shape  # noqa: E741
-    out_MF = tape.room("gelu", (M, features), panels_PIL.dtype)
+    out_MF = tape.room("gelu", (M, features), x_MI.dtype)
     _call("gelu", [panels_PIL.dtype], out_MF, x_MI, panels_PIL, bias_O, tanh, M, I, features)
     return out_MF
 
@@ -207,8 +214,8 @@ def recorded(*inputs: Tensor | None) -> AbstractContextManager[tape.Tape]:
 
 def _pairs(x_MI: Tensor, panels_PIL: Tensor) -> Tensor:
     """Rows of whole pairs."""
-    assert x_MI.dtype == panels_PIL.dtype
-    odd = x_MI.shape[1] % _of("pair", x_MI.dtype)
+    assert panels_PIL.dtype == _packed(x_MI.dtype)
+    odd = x_MI.shape[1] % _of("pair", panels_PIL.dtype)
     return F.pad(x_MI, (0, 1)) if odd else x_MI.contiguous()
 
 
@@ -227,7 +234,8 @@ def _function(name: str, *dtypes: torch.dtype) -> Any:
 
 @cache
 def _of(what: str, dtype: torch.dtype) -> int:
-    """A number of the library's: of inputs, a `pair` lies together, and panels have a multiple of a `step` of them."""
+    """A number of the library's: a `panel` has so many outputs, a `pair` of inputs lies together, and panels have a
+    multiple of a `step` of them."""
     return getattr(_library(), f"{what}_{_NAMES[dtype]}")()
 
 
@@ -236,5 +244,6 @@ def _library() -> ctypes.CDLL | None:
     """The functions; None where they cannot be built."""
     if (library := build(_SOURCE)) is not None:
         library.play.argtypes, library.play.restype = [ctypes.c_void_p, ctypes.c_long], None
-        library.tiles()  # which asks the system for them
+        if library.tiles():  # which asks the system for them
+            library.bytes_digits.argtypes, library.bytes_digits.restype = [ctypes.c_long], ctypes.c_long
     return library

@@ -93,7 +93,7 @@ def gated(gate: nn.Linear, up: nn.Linear, dtype: torch.dtype, way: Way) -> Calla
         return lambda x_MI: _swiglu(together(x_MI))
     assert (gate.bias is None) == (up.bias is None), "layers with and without a bias side by side"
     panels = native.pack_gated(*(matrix(layer).to(dtype) for layer in (gate, up)))
-    bias = None if gate.bias is None else native.pack_gated(gate.bias.float(), up.bias.float())
+    bias = None if gate.bias is None else torch.cat([gate.bias, up.bias]).float()
     return partial(native.gated, panels, gate.out_features, bias)
 
 

@@ -1,8 +1,9 @@
 // Matrix tiles (AMX): a thread has eight of up to 16 rows of 64 bytes. One product of two adds to 16 x 16 sums in fp32
-// what 16 rows of 32 numbers in bf16 and 16 columns of as many give, whose numbers lie in pairs.
+// what 16 rows of 32 numbers in bf16 and 16 columns of as many give, whose numbers lie in pairs; or to whole numbers
+// what 64 of 8 bits give, which lie by fours.
 #pragma once
 #include "vectors.h"
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #define HAS_TILES 1
@@ -26,31 +27,31 @@ extern "C" long tiles() {
 
 #if HAS_TILES
 #if defined(__SANITIZE_ADDRESS__)
-static thread_local long rows_of_tiles;
+static thread_local long rows_of_tiles, first_tiles;
 #endif
 
-// A thread's tiles, while this lives: 0 to 5 for sums and 6 for what is multiplied have so many rows, 7 has 16.
+// A thread's tiles, while this lives: the first so many, for sums and rows, have so many rows, those for columns 16.
 struct Tiles {
-  explicit Tiles(long rows) {
+  explicit Tiles(long rows, int first = 7) {
     struct alignas(64) {
       uint8_t palette = 1, start = 0, zeros[14] = {};
       uint16_t bytes[16] = {};
       uint8_t rows[16] = {};
     } sizes;
 #if defined(__SANITIZE_ADDRESS__)
-    rows_of_tiles = std::clamp(rows, 1L, SIDE);
+    rows_of_tiles = std::clamp(rows, 1L, SIDE), first_tiles = first;
 #endif
-    for (int i = 0; i < 8; i++) sizes.bytes[i] = LINE, sizes.rows[i] = i < 7 ? std::clamp(rows, 1L, SIDE) : SIDE;
+    for (int i = 0; i < 8; i++) sizes.bytes[i] = LINE, sizes.rows[i] = i < first ? std::clamp(rows, 1L, SIDE) : SIDE;
     asm volatile("ldtilecfg %0" ::"m"(sizes));
   }
   ~Tiles() { _tile_release(); }
   Tiles(const Tiles&) = delete;
 };
 
-// A tile of bf16 to be multiplied, or of sums. AddressSanitizer does not see what such instructions read and write.
+// A tile to be multiplied, or of sums. AddressSanitizer does not see what such instructions read and write.
 #if defined(__SANITIZE_ADDRESS__)
 #define LOOK_AT(tile, from, stride)                                                    \
-  for (long row = 0; row < (tile < 7 ? rows_of_tiles : SIDE); row++) {                 \
+  for (long row = 0; row < (tile < first_tiles ? rows_of_tiles : SIDE); row++) {                 \
     const volatile char* at = (const char*)(from) + row * (long)(stride);              \
     (void)at[0], (void)at[LINE - 1];                                                   \
   }

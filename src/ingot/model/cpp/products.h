@@ -196,6 +196,7 @@ static inline void across(long left, Function f) {
 }
 
 #if HAS_TILES
+#include "products_by_digits.h"
 #include "products_by_parts.h"
 #endif
 
@@ -221,8 +222,9 @@ static inline void multiplied(const T* x, const T* panels, long M, long I, long 
   });
 }
 
-template <class T>
-static void product(float* out, const T* x, const T* panels, const float* bias, bool onto, long M, long I, long O,
+// Rows in T times panels, which lie in P.
+template <class T, class P = T>
+static void product(float* out, const T* x, const P* panels, const float* bias, bool onto, long M, long I, long O,
                     int threads) {
   multiplied(x, panels, M, I, O, threads, [=](long m, long o, Floats sum, auto n) {
     float* to = out + m * O + o;
@@ -248,8 +250,8 @@ static inline Floats gelu(Floats x, bool tanh) {
 static inline Floats silu(Floats x) { return x / (1.f + exponential(-x)); }
 
 // GELU of a product.
-template <class T>
-static void gelu_product(T* out, const T* x, const T* panels, const float* bias, bool tanh, long M, long I, long F,
+template <class T, class P = T>
+static void gelu_product(T* out, const T* x, const P* panels, const float* bias, bool tanh, long M, long I, long F,
                          int threads) {
   multiplied(x, panels, M, I, F, threads, [=](long m, long f, Floats sum, auto n) {
     if (bias) sum += load(bias + f, n);
@@ -278,14 +280,12 @@ static inline void multiplied_in_pairs(const T* x, const T* panels, long M, long
   });
 }
 
-// SwiGLU of a product: a panel of gates, then one of what they are multiplied with, and so on; biases alike.
-template <class T>
-static void gated(T* out, const T* x, const T* panels, const float* bias, long M, long I, long F, int threads) {
+// SwiGLU of a product: a panel of gates, then one of what they are multiplied with, and so on; the biases of all gates,
+// then those of the others.
+template <class T, class P = T>
+static void gated(T* out, const T* x, const P* panels, const float* bias, long M, long I, long F, int threads) {
   multiplied_in_pairs(x, panels, M, I, F, threads, [=](long m, long f, Floats gate, Floats up, auto n) {
-    if (bias) {
-      const float* of = bias + f / PANEL * 2 * PANEL + f % PANEL;
-      gate += load(of), up += load(of + PANEL);
-    }
+    if (bias) gate += load(bias + f, n), up += load(bias + F + f, n);
     store(out + m * F + f, silu(gate) * up, n);
   });
 }
