@@ -12,7 +12,7 @@
 #pragma once
 #include "products.h"
 
-constexpr int DIGITS = 3, ROW_DIGITS = 4;   // of weights, and of rows
+constexpr int DIGITS = 3, ROW_DIGITS = 4;       // of weights, and of rows
 constexpr long DIGIT_STEP = LINE;               // inputs that are multiplied at once
 constexpr long DIGIT_TILE = SIDE * DIGIT_STEP;  // one digit of those of 16 rows, or outputs
 
