@@ -6,9 +6,9 @@
   fast as memory gives them (`product.py` has the figures). In GFLOP/s of 32 and of 2,048 rows in bf16, a Zen 4: 3
   registers x 8 rows 423 and 422, 2 x 12 405 and 384 (rows of 2,048 numbers keep each other from the first cache), 4 x 6
   413 and 418; with AVX2 in fp32 3 x 4 213 and 221, 2 x 6 187 and 206, oneDNN 150 and 211.
-- Matrix tiles (AMX) read the same panels in bf16: see `product.py`. Weights in fp32 lie in panels of 16 outputs then,
-  as whole numbers of three digits of 8 bits (`products_by_digits.h`). Where a CPU has tiles and its compiler knows
-  none, torch does all of it in bf16, with oneDNN's products.
+- Matrix tiles (AMX) read the same panels in bf16: see `product.py`. For them weights in fp32 lie in panels of 16
+  outputs, as whole numbers of three digits of 8 bits (`products_by_digits.h`). Where a CPU has tiles and its compiler
+  knows none, torch does all of it in bf16, with oneDNN's products.
 - Attention of a new token over the cache and of prompts' tokens among themselves, rotation included, and norms: one
   call each in place of three to ten operations. SwiGLU and GELU are part of the product before them.
 
@@ -37,7 +37,7 @@ from ingot.model.library import build, multiplies_bf16, word
 _SOURCE = Path(__file__).parent / "cpp" / "native.cpp"
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int8: "digits"}
 _MOST_INPUTS = 43_000
-"""Whose products of digits fit 32 bits."""
+"""Of which sums of digits' products fit 32 bits."""
 
 
 def available(device: torch.device, dtype: torch.dtype, stream: torch.dtype) -> bool:
@@ -49,14 +49,13 @@ def available(device: torch.device, dtype: torch.dtype, stream: torch.dtype) -> 
 def pack(weight_OI: Tensor) -> Tensor:
     """Weights as `product` reads them: panels of outputs side by side, by input, bf16 in pairs of inputs, P x I x L.
 
-    Zeros stand where a panel is not full, and for inputs that are missing of those that are multiplied at once. Where
-    there are tiles fp32 is in digits, panels of bytes.
+    Zeros stand where a panel is not full, and for inputs that are missing of those that are multiplied at once. In
+    digits: P x bytes.
     """
-    library, dtype = _library(), _packed(weight_OI.dtype)
+    library, dtype = _library(), _packed(weight_OI)
     assert library is not None
     (O, I), L = weight_OI.shape, _of("panel", dtype)  # noqa: E741
     if dtype == torch.int8:
-        assert I <= _MOST_INPUTS, f"{I:,} inputs of a product, of {_MOST_INPUTS:,} at most"
         panels = torch.empty(-(-O // L), library.bytes_digits(I), dtype=torch.int8)
         _call("pack", [dtype], panels, weight_OI.contiguous(), O, I)
         return panels
@@ -68,15 +67,15 @@ def pack(weight_OI: Tensor) -> Tensor:
 
 def pack_gated(gate_FI: Tensor, up_FI: Tensor) -> Tensor:
     """Weights as `gated` reads them: a panel of gates, then one of what they are multiplied with, and so on."""
-    L = _of("panel", _packed(gate_FI.dtype))
+    L = _of("panel", _packed(gate_FI))
     parts = [F.pad(part, (0, 0, 0, -len(part) % L)).view(-1, L, part.shape[1]) for part in (gate_FI, up_FI)]
     return pack(torch.stack(parts, dim=1).flatten(0, 2))
 
 
-def _packed(dtype: torch.dtype) -> torch.dtype:
-    """What weights in fp32 and bf16 are packed in."""
-    library = _library()
-    return torch.int8 if dtype == torch.float32 and library is not None and library.tiles() else dtype
+def _packed(x_I: Tensor) -> torch.dtype:
+    """What weights are packed in, by their dtype and inputs, which rows that are multiplied with them have as well."""
+    digits = x_I.dtype == torch.float32 and x_I.shape[-1] <= _MOST_INPUTS and _tiles()
+    return torch.int8 if digits else x_I.dtype
 
 
 def product(
@@ -97,7 +96,7 @@ def product(
 
 
 def gated(panels_PIL: Tensor, features: int, bias_2F: Tensor | None, x_MI: Tensor) -> Tensor:
-    """silu(gate) * up of rows times weights that are packed so, M x F in the dtype of the weights.
+    """silu(gate) * up of rows times weights that are packed so, M x F in the dtype of the rows.
 
     Args:
         bias_2F: of the gates, and of what they are multiplied with, in fp32.
@@ -110,7 +109,7 @@ def gated(panels_PIL: Tensor, features: int, bias_2F: Tensor | None, x_MI: Tenso
 
 
 def gelu(panels_PIL: Tensor, features: int, bias_O: Tensor | None, tanh: bool, x_MI: Tensor) -> Tensor:
-    """GELU of rows times weights that are packed, M x F in the dtype of the weights; by `tanh` as GPT-2 has it."""
+    """GELU of rows times weights that are packed, M x F in the dtype of the rows; by `tanh` as GPT-2 has it."""
     x_MI = _pairs(x_MI, panels_PIL)
     M, I = x_MI.shape  # noqa: E741
     out_MF = tape.room("gelu", (M, features), x_MI.dtype)
@@ -214,7 +213,7 @@ def recorded(*inputs: Tensor | None) -> AbstractContextManager[tape.Tape]:
 
 def _pairs(x_MI: Tensor, panels_PIL: Tensor) -> Tensor:
     """Rows of whole pairs."""
-    assert panels_PIL.dtype == _packed(x_MI.dtype)
+    assert panels_PIL.dtype == _packed(x_MI)
     odd = x_MI.shape[1] % _of("pair", panels_PIL.dtype)
     return F.pad(x_MI, (0, 1)) if odd else x_MI.contiguous()
 
@@ -237,6 +236,12 @@ def _of(what: str, dtype: torch.dtype) -> int:
     """A number of the library's: a `panel` has so many outputs, a `pair` of inputs lies together, and panels have a
     multiple of a `step` of them."""
     return getattr(_library(), f"{what}_{_NAMES[dtype]}")()
+
+
+@cache
+def _tiles() -> bool:
+    library = _library()
+    return library is not None and bool(library.tiles())
 
 
 @cache

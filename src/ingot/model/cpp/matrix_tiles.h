@@ -30,7 +30,7 @@ extern "C" long tiles() {
 static thread_local long rows_of_tiles, first_tiles;
 #endif
 
-// A thread's tiles, while this lives: the first so many, for sums and rows, have so many rows, those for columns 16.
+// A thread's tiles, while this lives: the `first` ones, for sums and rows, have `rows` rows, those for columns 16.
 struct Tiles {
   explicit Tiles(long rows, int first = 7) {
     struct alignas(64) {

@@ -1,14 +1,16 @@
 // Products of floats by matrix tiles of whole numbers, which multiply 64 numbers of 8 bits in the time of 32 in bf16.
 //
-// A number is a sum of digits of 8 bits, -128 to 127, each of which counts 2^8 times as much as the next one; of what
-// the highest counts, a power of two, the largest number of a row, or of an output's weights, is 64 to 127. Rows have
-// four digits, so numbers keep their 24 bits down to 2^-7 of the largest, and weights, which vary less, three. Of the
-// twelve products of two numbers' digits the nine largest are added up, exactly: sums of up to 43,000 inputs fit 32
+// A number is a sum of digits of 8 bits, -128 to 127, each of which counts 2^8 times as much as the next one. The
+// highest counts a power of two such that the largest number of a row, or of an output's weights, is 63.5 to 127 of it.
+// Rows have four digits, so numbers keep their 24 bits down to 2^-7 of the largest, and weights, which vary less, three. Of
+// the twelve products of two numbers' digits the nine largest are added up, exactly: sums of up to 43,000 inputs fit 32
 // bits. So a row gives the same numbers whatever rows are beside it. They are off by what weights lose, at most half of
 // what their lowest digit counts: root mean square 2^-22.2 of |row| |weights| / sqrt(I) where weights are normal, their
 // largest some 4 times their root mean square, and as many times more as it is more. oneDNN's in fp32 are off by
-// 2^-21.4. This is the Ozaki scheme on an integer unit (Ootomo, Ozaki, Yokota 2023, arXiv:2306.11975), and takes 3
-// bytes a weight.
+// 2^-21.4, sums of one product after another by 2^-20.9 to 2^-19.9. The lowest digit counts 2^-126 at least, so numbers
+// of an output or a row that are all below 1e-31 lose bits; where the largest of a row times that of an output's
+// weights is 2^140, a sum may be infinite. This is the Ozaki scheme on an integer unit (Ootomo, Ozaki, Yokota 2023,
+// arXiv:2306.11975), and takes 3 bytes a weight.
 #pragma once
 #include "products.h"
 
@@ -20,8 +22,8 @@ static inline long digit_steps(long I) { return (I + DIGIT_STEP - 1) / DIGIT_STE
 // Of 16 outputs the digits, step after step, the highest first, and behind all what the highest counts.
 static inline long digit_panel(long I) { return digit_steps(I) * DIGITS * DIGIT_TILE + SIDE * (long)sizeof(float); }
 
-// What the highest digit of some numbers counts, and how many of the lowest one is. Where one of them is infinite or no
-// number, all of them are none.
+// What the highest digit of some numbers counts, and what they are multiplied with to be counted in the lowest one.
+// Where one of them is infinite or no number, all of their sums are no numbers.
 struct Unit {
   float highest, lowest_per_one;
 };
@@ -32,10 +34,11 @@ static inline Unit unit_of(const float* x, long size) {
     Ints bits = (Ints)load(x + i, n) & 0x7fffffff;
     most = bits > most ? bits : most;
   });
-  constexpr int32_t INFINITE = 0x7f800000, ROUND = 1 << 17;  // D digits reach 127 / 128 of 2^(8 D - 1)
+  // D digits do not reach 2^(8 D - 1), so what is nearly a power of two counts as one.
+  constexpr int32_t INFINITE = 0x7f800000, NEARLY = 1 << 17, LEAST = 8 * (D - 1) + 7;
   int32_t largest = _mm512_reduce_max_epi32((__m512i)most);
   if (largest >= INFINITE) return {NAN, 0};
-  int32_t exponent = std::max((largest + ROUND) >> 23, 31) - 6;
+  int32_t exponent = std::max((largest + NEARLY) >> 23, LEAST) - 6;
   int32_t bits[2] = {exponent << 23, (254 - exponent + 8 * (D - 1)) << 23};
   Unit unit;
   memcpy(&unit, bits, sizeof unit);
@@ -184,17 +187,18 @@ struct Counted {
     return *this;
   }
 };
-// What stays in the second cache: bytes of many rows, and of panels that a tile of them passes before the next one
-// comes, so that more outputs are written beside each other: 2,048 rows of 2,304 outputs take a third less time.
+// Bytes that stay in the second cache: of many rows' digits; and of panels that a tile of rows passes before the next
+// tile comes, so that outputs lie beside each other (2,048 rows of 2,304 outputs take a third less time).
 constexpr long MOST_DIGITS = 800 << 10, MOST_BESIDE = 160 << 10;
 
 // All rows past all panels, or groups of G of them that lie together.
 template <int G, class Finish>
 static inline void by_digits(const float* x, const int8_t* panels, long M, long I, long O, int threads, Finish finish) {
-  long steps = digit_steps(I), size = digit_panel(I), group = G * size, number = (O + SIDE - 1) / SIDE;
-  long high = equal(M, SIDE, 1), tiles = (M + high - 1) / high;  // rows of a tile, and tiles
+  if (!M) return;
+  long steps = digit_steps(I), size = digit_panel(I), group = G * size;                          // bytes
+  long number = (O + SIDE - 1) / SIDE, high = equal(M, SIDE, 1), tiles = (M + high - 1) / high;  // of `high` rows each
   long of_tile = steps * ROW_DIGITS * DIGIT_TILE, together = equal(tiles, std::max(2L, MOST_DIGITS / of_tile), 1);
-  constexpr long PLACES = 8, LINES = DIGITS * DIGIT_TILE / LINE / PLACES;  // asked for at a step, as in `NextPanel`
+  constexpr long PLACES = InTurn::PLACES, LINES = DIGITS * DIGIT_TILE / LINE / PLACES;  // asked for at each step
   long beside = tiles > LINES ? std::clamp(MOST_BESIDE / group, 1L, 4L) : 1, shares = (number + beside - 1) / beside;
   Tasks tasks((tiles + together - 1) / together * shares, threads);
 #pragma omp parallel num_threads(threads) if (M * number * group > ALONE)
