@@ -2,15 +2,15 @@
 //
 // A number is a sum of digits of 8 bits, -128 to 127, each of which counts 2^8 times as much as the next one. The
 // highest counts a power of two such that the largest number of a row, or of an output's weights, is 63.5 to 127 of it.
-// Rows have four digits, so numbers keep their 24 bits down to 2^-7 of the largest, and weights, which vary less, three. Of
-// the twelve products of two numbers' digits the nine largest are added up, exactly: sums of up to 43,000 inputs fit 32
-// bits. So a row gives the same numbers whatever rows are beside it. They are off by what weights lose, at most half of
-// what their lowest digit counts: root mean square 2^-22.2 of |row| |weights| / sqrt(I) where weights are normal, their
-// largest some 4 times their root mean square, and as many times more as it is more. oneDNN's in fp32 are off by
-// 2^-21.4, sums of one product after another by 2^-20.9 to 2^-19.9. The lowest digit counts 2^-126 at least, so numbers
-// of an output or a row that are all below 1e-31 lose bits; where the largest of a row times that of an output's
-// weights is 2^140, a sum may be infinite. This is the Ozaki scheme on an integer unit (Ootomo, Ozaki, Yokota 2023,
-// arXiv:2306.11975), and takes 3 bytes a weight.
+// Rows have four digits, so numbers keep their 24 bits down to 2^-7 of the largest, and weights, which vary less,
+// three. Of the twelve products of two numbers' digits the nine largest are added up, exactly: sums of up to 43,000
+// inputs fit 32 bits. So a row gives the same numbers whatever rows are beside it. They are off by what weights lose,
+// at most half of what their lowest digit counts: root mean square 2^-22.2 of |row| |weights| / sqrt(I) where weights
+// are normal, their largest some 4 times their root mean square, and as many times more as it is more. oneDNN's in fp32
+// are off by 2^-21.4, sums of one product after another by 2^-20.9 to 2^-19.9. The lowest digit counts 2^-126 at least,
+// so numbers of an output or a row that are all below 1e-31 lose bits; where the largest of a row times that of an
+// output's weights is 2^140, a sum may be infinite. This is the Ozaki scheme on an integer unit (Ootomo, Ozaki, Yokota
+// 2023, arXiv:2306.11975), and takes 3 bytes a weight.
 #pragma once
 #include "products.h"
 
