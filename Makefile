@@ -64,9 +64,9 @@ SANITIZED = CXX="g++ -fsanitize=address -fno-omit-frame-pointer -g" INGOT_CACHE=
   LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
   ASAN_OPTIONS=detect_leaks=0 $(BIN)/python
 sanitize: $(VENV)/.dev
-	@$(SANITIZED) -c "from ingot.infer.native import _library; assert _library(), 'the sanitized build failed'"
+	@$(SANITIZED) -c "from ingot.kernels.cpu_decode import _library; assert _library(), 'the sanitized build failed'"
 	@$(SANITIZED) -m pytest -s -m "not timing and not long" -o timeout=0 \
-	  tests/train/test_blocks.py tests/train/test_head.py tests/infer
+	  tests/backends/test_cpu_blocks.py tests/backends/test_cpu_head.py tests/infer
 
 clean:
 	@rm -rf $(VENV) build dist .pytest_cache .ruff_cache

@@ -226,7 +226,7 @@ def main() -> None:
     (out / "manners.py").write_text((RECIPES / "manners.py").read_text())
     (out / "recipe.toml").write_text((RECIPES / f"{NAME}.toml").read_text() + ARMS)
     sets = [f'stage.base.path="{base}"', *arguments.set]
-    command = [sys.executable, "-c", "from ingot.cli import main; main()", "run", "recipe.toml"]
+    command = [sys.executable, "-c", "from ingot.cli.app import main; main()", "run", "recipe.toml"]
     command += [word for override in sets for word in ("--set", override)]
     if code := subprocess.run(command, cwd=out).returncode:
         sys.exit(code)

@@ -44,7 +44,7 @@ def overrides(experiment: str, text: Path, steps: int) -> list[str]:
 
 def main() -> None:
     """Run one experiment, which ends with its comparison."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("experiment", choices=EXPERIMENTS)
     parser.add_argument("text", type=Path, help="input.txt of tiny Shakespeare")
     parser.add_argument("--steps", type=int, default=500)
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--out", default="runs/compare_settings")
     arguments = parser.parse_args()
     sets = [*overrides(arguments.experiment, arguments.text, arguments.steps), *arguments.set]
-    command = [sys.executable, "-c", "from ingot.cli import main; main()", "run", str(RECIPE), "--only", "base"]
+    command = [sys.executable, "-c", "from ingot.cli.app import main; main()", "run", str(RECIPE), "--only", "base"]
     command += ["--out", arguments.out, *(word for override in sets for word in ("--set", override))]
     sys.exit(subprocess.run(command).returncode)
 

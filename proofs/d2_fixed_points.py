@@ -12,7 +12,7 @@ import torch
 from ingot.data.batches import Batch
 from ingot.objectives.preference import Preference, Unpaired
 from ingot.objectives.settings import PreferenceSettings, UnpairedSettings
-from ingot.train.api import Objective
+from ingot.train.objective import Objective
 from proofs.proof import Arm, Gate, Numbers, Proof
 from proofs.worlds import engine, frozen, logits, model, rows
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from ingot.model.adapter import AdapterSettings
+from ingot.model.adapter_config import AdapterSettings
 from ingot.model.lora import adapt, adapters_off, merge
 from ingot.model.transformer import Transformer
 from proofs.letters import LENGTH, REVERSE, SHOWN, SORT, STEPS, V, batch, learn, reverser, score

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from ingot.report.charts import Series, line_chart
+from ingot.report.html.charts import Series, line_chart
 
 Points = Mapping[str, Sequence[tuple[float, float]]]
 COLOURS = ("#888", "#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d")

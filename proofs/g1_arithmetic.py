@@ -21,8 +21,8 @@ from ingot.infer.sampling import Sampling
 from ingot.model.transformer import Transformer
 from ingot.objectives.grpo import GRPO
 from ingot.objectives.lm import LanguageModel
+from ingot.objectives.on_policy_settings import GRPOSettings
 from ingot.objectives.rollout import Rollout
-from ingot.objectives.sampled_settings import GRPOSettings
 from proofs.figures import chart
 from proofs.proof import Arm, Gate, Numbers, Proof
 from proofs.worlds import Letters, engine, logits, model, prompts, rows

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from ingot.model.transformer import Transformer
+from ingot.objectives.on_policy_settings import PPOSettings
 from ingot.objectives.ppo import PPO
 from ingot.objectives.reward import Reward, RewardModel
 from ingot.objectives.rollout import roll_out
-from ingot.objectives.sampled_settings import PPOSettings
 from ingot.objectives.settings import RewardSettings
 from proofs.proof import Arm, Gate, Numbers, Proof
 from proofs.worlds import Letters, chances, engine, frozen, model, prompts, rows

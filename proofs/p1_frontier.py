@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from ingot.objectives.on_policy_settings import PPOSettings
 from ingot.objectives.ppo import PPO
 from ingot.objectives.rollout import Rollout, roll_out
-from ingot.objectives.sampled_settings import PPOSettings
 from proofs.figures import chart
 from proofs.proof import Arm, Gate, Numbers, Proof
 from proofs.worlds import Letters, engine, frozen, logits, model, prompts

@@ -15,10 +15,10 @@ import numpy as np
 from ingot.evaluate.monitors import MANY, watch
 from ingot.model.transformer import Transformer
 from ingot.objectives.lm import LanguageModel
+from ingot.objectives.on_policy_settings import PPOSettings
 from ingot.objectives.ppo import PPO
 from ingot.objectives.reward import Reward, RewardModel
 from ingot.objectives.rollout import roll_out
-from ingot.objectives.sampled_settings import PPOSettings
 from ingot.objectives.settings import RewardSettings
 from proofs.figures import chart
 from proofs.proof import Arm, Gate, Numbers, Proof

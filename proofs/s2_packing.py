@@ -16,8 +16,8 @@ from ingot.data.batches import IGNORE, Batch, Source, all_rows
 from ingot.data.packing import BestFit, Whole
 from ingot.model.transformer import Transformer
 from ingot.objectives.lm import LanguageModel
-from ingot.text.store import Store
-from ingot.text.store_writer import IDENTITY, StoreWriter
+from ingot.store.reader import Store
+from ingot.store.writer import IDENTITY, StoreWriter
 from proofs.proof import Arm, Gate, Numbers, Proof
 from proofs.worlds import engine, logits, model
 

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 
 from ingot.data.batches import IGNORE, Batch, answered
-from ingot.dist.mesh import Mesh
-from ingot.model.settings import ModelSettings
+from ingot.distributed.mesh import Mesh
+from ingot.model.config import ModelSettings
 from ingot.model.transformer import Transformer, build
 from ingot.optim.grad_terms import Anchor
 from ingot.optim.schedule import Schedule
 from ingot.optim.settings import OptimSettings
-from ingot.text.base import Tokenizer
-from ingot.train.api import Objective
+from ingot.tokenizer.base import Tokenizer
 from ingot.train.engine import Engine, Plan
 from ingot.train.execution import Execution
+from ingot.train.objective import Objective
 from ingot.train.penalties import Penalties
 from ingot.train.settings import LoopSettings
 

@@ -55,8 +55,8 @@ def make_store(tmp_path: Path) -> Callable[..., object]:
     """documents (lists of ids), optional masks -> an opened store."""
     import pyarrow as pa
 
-    from ingot.text.store import Store
-    from ingot.text.store_writer import IDENTITY, ColumnSpec, StoreWriter
+    from ingot.store.reader import Store
+    from ingot.store.writer import IDENTITY, ColumnSpec, StoreWriter
 
     count = iter(range(1000))
 
@@ -84,12 +84,24 @@ def make_store(tmp_path: Path) -> Callable[..., object]:
 
 
 @pytest.fixture
+def bench() -> Callable[..., object]:
+    """Run the benchmarks in a process of their own: bench("train", "--shape", "tiny") -> CompletedProcess."""
+    import subprocess
+
+    def call(*arguments: object) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "benchmarks", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=Path(__file__).parents[1])
+
+    return call
+
+
+@pytest.fixture
 def ingot() -> Callable[..., object]:
     """Run the command line in a process of its own: ingot("run", recipe, cwd=...) -> CompletedProcess."""
     import subprocess
 
     def call(*arguments: object, **options: object) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-c", "from ingot.cli import main; main()", *map(str, arguments)]
+        command = [sys.executable, "-c", "from ingot.cli.app import main; main()", *map(str, arguments)]
         options.setdefault("timeout", 280)
         return subprocess.run(command, capture_output=True, text=True, **options)  # type: ignore[call-overload]
 

@@ -1,6 +1,6 @@
 """`python -m ingot`, the same as `ingot`."""
 
-from ingot.cli import main
+from ingot.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, overload
 
 from ingot.core.errors import UserError
 from ingot.pipeline.graph import load_graphs
-from ingot.pipeline.points import run_all
 from ingot.pipeline.run import require_files
+from ingot.pipeline.sweep import run_all
 from ingot.plan.memory import cache_bytes
 
 if TYPE_CHECKING:
     from ingot.infer.decoder import Decoder
-    from ingot.infer.text import Answer, TextRun
-    from ingot.stages.load import Loaded
-    from ingot.text.chat import Message
+    from ingot.infer.streaming import Answer, TextRun
+    from ingot.stages.models.load import Loaded
+    from ingot.tokenizer.chat import Message
 
 PRECISIONS = ("fp32", "bf16")
 ROWS, CACHE_BYTES = 64, 1 << 30
@@ -61,7 +61,7 @@ def load(stage: str | Path, *, device: str = "auto", best: bool = False, precisi
     """
     if precision not in PRECISIONS:
         raise UserError(f"precision: found '{precision}', expected fp32 or bf16")
-    from ingot.stages.load import load_model
+    from ingot.stages.models.load import load_model
 
     loaded = load_model(Path(stage), lambda text: print(text, file=sys.stderr), device=device, best=best)
     return LanguageModel(loaded, precision)
@@ -135,8 +135,8 @@ class LanguageModel:
 
     def stream(self, prompt: "str | Sequence[Message]", **options: Any) -> Stream:
         """The text that follows a prompt, or the answer to messages, piece by piece."""
-        from ingot.infer.text import prompt_ids
-        from ingot.text.chat import render
+        from ingot.infer.streaming import prompt_ids
+        from ingot.tokenizer.chat import render
 
         if isinstance(prompt, str):
             return Stream(self._run([prompt_ids(self.loaded.tokenizer, prompt)], options))
@@ -150,7 +150,7 @@ class LanguageModel:
         """
         from ingot.infer.generate import check_prompts
         from ingot.infer.sampling import Sampling
-        from ingot.infer.text import prompt_ids
+        from ingot.infer.streaming import prompt_ids
 
         if isinstance(prompts, str):
             raise UserError("prompts: found a text, expected a list of texts; `generate` goes on from one")
@@ -184,7 +184,7 @@ class LanguageModel:
         samples: int = 1,
         keys: Sequence[tuple[int, int]] | None = None,
     ) -> "TextRun":
-        from ingot.infer.text import TextRun, sampling_for
+        from ingot.infer.streaming import TextRun, sampling_for
 
         settings = {"temperature": 0.8, **options}
         run = {name: settings.pop(name) for name in ("stop", "seed", "step") if name in settings}

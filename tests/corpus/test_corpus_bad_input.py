@@ -18,8 +18,8 @@ from ingot.core.errors import UserError
 from ingot.core.recipe import canonical, dump_toml, load_recipe, settings_tree
 from ingot.corpus.documents import iter_texts, read_documents
 from ingot.corpus.filters import load_filters
+from ingot.corpus.readers.locate import source_digest
 from ingot.corpus.settings import CorpusSettings
-from ingot.corpus.sources import source_digest
 from tests.corpus.corpus_helpers import funnel, jsonl, make, quarantine, settings
 
 GOOD = [{"text": f"line number {i}"} for i in range(2000)]

@@ -10,9 +10,9 @@ import pytest
 
 from ingot.core.errors import UserError
 from ingot.core.events import Display
-from ingot.corpus import readers, sources
 from ingot.corpus.documents import SCHEMA, iter_texts, read_documents
-from ingot.corpus.python_sources import library_files
+from ingot.corpus.readers import locate, read
+from ingot.corpus.readers.python_library import library_files
 from ingot.corpus.settings import DOCS, STDLIB
 from tests.corpus.corpus_helpers import funnel, jsonl, make
 
@@ -76,10 +76,10 @@ def test_result_does_not_depend_on_workers_or_batches(tmp_path, mixed, monkeypat
         return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
     for by in ("document", "tail"):
-        monkeypatch.setattr(readers, "BATCH_DOCUMENTS", 1024)
+        monkeypatch.setattr(read, "BATCH_DOCUMENTS", 1024)
         one = digests("one", by, workers=1)
         assert digests("three", by, workers=3) == one
-        monkeypatch.setattr(readers, "BATCH_DOCUMENTS", 50)
+        monkeypatch.setattr(read, "BATCH_DOCUMENTS", 50)
         assert digests("fifty", by, workers=2) == one
 
 
@@ -173,7 +173,7 @@ def test_repeat_writes_training_documents_again_at_the_end(tmp_path):
 
 def test_the_library_as_code_prose_and_conversations_shares_its_holdout(tmp_path, monkeypatch):
     some = [pair for n, pair in enumerate(library_files()) if n % 3 == 0 or pair[0].startswith(("json/", "argparse"))]
-    monkeypatch.setattr(sources, "library_files", lambda: some)
+    monkeypatch.setattr(locate, "library_files", lambda: some)
     by_group = {"share": 0.05, "by": "group"}
     make(tmp_path / "code", STDLIB, quality="code", pii=True, holdout=by_group)
     make(tmp_path / "prose", DOCS, holdout=by_group)

@@ -19,11 +19,13 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from ingot.core.errors import UserError
-from ingot.corpus import files, read_json, read_tables, readers
 from ingot.corpus.documents import iter_texts, read_documents
 from ingot.corpus.funnel import Quarantined
+from ingot.corpus.readers import files, json_files
+from ingot.corpus.readers import read as reader
+from ingot.corpus.readers import tables as table_files
+from ingot.corpus.readers.locate import left_out
 from ingot.corpus.settings import Source
-from ingot.corpus.sources import left_out
 from tests.conftest import DATA
 from tests.corpus.corpus_helpers import funnel, make, quarantine, settings
 
@@ -78,8 +80,8 @@ WRITERS: dict[str, Callable[[list[dict[str, Any]]], bytes]] = {
 def read(sources: Any, **more: Any) -> tuple[list[tuple[str, int]], list[Quarantined]]:
     """([(text, offset)], quarantined) as read, before any cleaning."""
     bad: list[Quarantined] = []
-    tables = list(readers.read(settings(sources, **more), bad.append))
-    assert all(t.schema == readers.RAW for t in tables)
+    tables = list(reader.read(settings(sources, **more), bad.append))
+    assert all(t.schema == reader.RAW for t in tables)
     return [(r["text"], r["offset"]) for t in tables for r in t.to_pylist()], bad
 
 
@@ -109,9 +111,9 @@ def test_b8_text_jsonl_json_csv_parquet_and_compressed_give_the_same_documents(r
 
 def test_lines_under_the_name_of_json_are_lines_whatever_the_first_one_is(tmp_path):
     """A first line longer than what the kind is told by, and one that is malformed."""
-    (tmp_path / "long.json").write_bytes(lines([{"text": "a" * (read_json.HEAD + 9)}, {"text": "b"}]))
+    (tmp_path / "long.json").write_bytes(lines([{"text": "a" * (json_files.HEAD + 9)}, {"text": "b"}]))
     (tmp_path / "bad.json").write_bytes(b'{"text": "a\n' + lines([{"text": "b"}, {"text": "c"}]))
-    assert [len(text) for text, _ in read(tmp_path / "long.json")[0]] == [read_json.HEAD + 9, 1]
+    assert [len(text) for text, _ in read(tmp_path / "long.json")[0]] == [json_files.HEAD + 9, 1]
     found, bad = read(tmp_path / "bad.json")
     assert ([text for text, _ in found], len(bad)) == (["b", "c"], 1)
 
@@ -128,7 +130,7 @@ VALUES = st.recursive(
 def test_an_array_read_in_pieces_is_the_array(values, block, indent):
     with tempfile.TemporaryDirectory() as name, patch.object(files, "BLOCK", block):
         Path(name, "a.json").write_text(json.dumps(values, indent=indent, ensure_ascii=bool(indent)), encoding="utf-8")
-        assert [row.value for row in read_json.json_rows(Path(name, "a.json"), ())] == values
+        assert [row.value for row in json_files.json_rows(Path(name, "a.json"), ())] == values
 
 
 @pytest.mark.parametrize(
@@ -173,7 +175,7 @@ def test_rows_of_an_array_that_are_no_documents_are_named_by_row(tmp_path):
 
 def test_a_row_without_an_end_is_not_read_for_ever(tmp_path):
     (tmp_path / "a.json").write_bytes(b'[{"text": "a"}, {"text": "' + b"x" * 5000)
-    with patch.object(read_json, "MOST_ROW", 1000), patch.object(files, "BLOCK", 100):
+    with patch.object(json_files, "MOST_ROW", 1000), patch.object(files, "BLOCK", 100):
         found, (bad,) = read(tmp_path / "a.json")
     assert (len(found), bad.reason) == (
         1,
@@ -203,7 +205,7 @@ def test_configuration_is_text_and_one_row_is_a_row(tmp_path):
     assert not bad
     with pytest.raises(UserError, match=r"several lists of rows \(found 'a', 'b'\), expected an array"):
         read(top / "two.json", format="chat")
-    with patch.object(read_json, "MOST_OBJECT", 10), pytest.raises(UserError, match="save its list of rows as"):
+    with patch.object(json_files, "MOST_OBJECT", 10), pytest.raises(UserError, match="save its list of rows as"):
         read(top / "two.json", format="chat")
 
 
@@ -239,7 +241,7 @@ def test_a_quote_that_opens_by_mistake_costs_its_line_alone(tmp_path):
     texts[8] = 'in "two"\nlines'
     assert [text for text, _ in found] == texts
     assert [(b.line, b.reason.partition(":")[0]) for b in bad] == [(9, "malformed table in line 9")]
-    with patch.object(read_tables, "MOST_RETURNS", 0):
+    with patch.object(table_files, "MOST_RETURNS", 0):
         _, bad = read(tmp_path / "a.csv")
     assert bad[0].reason.startswith("malformed table in lines 9 to 11, which are lost")
 
@@ -340,15 +342,15 @@ def test_a_file_larger_than_the_allowance_is_streamed(tmp_path, monkeypatch, nam
     rows = [{"text": f"{i} " + "x" * 1000} for i in range(3000)]  # 3 MB
     data = parquet(rows, row_group_size=300) if name == "groups.parquet" else WRITERS[name](rows)
     (tmp_path / name).write_bytes(data)
-    monkeypatch.setattr(readers, "BATCH_CHARACTERS", 20_000)
+    monkeypatch.setattr(reader, "BATCH_CHARACTERS", 20_000)
     monkeypatch.setattr(files, "BLOCK", 10_000)
-    monkeypatch.setattr(read_json, "HEAD", 10_000)
+    monkeypatch.setattr(json_files, "HEAD", 10_000)
     taken = []
-    blocks, batches = files.blocks, read_tables.parquet_batches
-    for module in (files, read_json):
+    blocks, batches = files.blocks, table_files.parquet_batches
+    for module in (files, json_files):
         monkeypatch.setattr(module, "blocks", lambda file: (taken.append(1) or b for b in blocks(file)))
-    monkeypatch.setattr(read_tables, "parquet_batches", lambda *a: (taken.append(1) or b for b in batches(*a)))
-    found = readers.read(settings(tmp_path / name), lambda bad: None)
+    monkeypatch.setattr(table_files, "parquet_batches", lambda *a: (taken.append(1) or b for b in batches(*a)))
+    found = reader.read(settings(tmp_path / name), lambda bad: None)
     first = next(found)
     assert first["text"].nbytes < 50_000
     assert len(taken) < 10
@@ -361,7 +363,7 @@ def test_a_file_larger_than_the_allowance_is_streamed(tmp_path, monkeypatch, nam
 def test_parquet_batches_are_small_where_rows_are_large(tmp_path):
     """One row group holds everything, as some writers leave it."""
     pq.write_table(pa.table({"text": ["y" * 100_000 for _ in range(64)]}), tmp_path / "a.parquet", use_dictionary=False)
-    tables = [b for _, b in read_tables.parquet_batches(tmp_path / "a.parquet", ["text"], 1024, 400_000)]
+    tables = [b for _, b in table_files.parquet_batches(tmp_path / "a.parquet", ["text"], 1024, 400_000)]
     assert sum(t.num_rows for t in tables) == 64
     assert max(t.num_rows for t in tables) <= 4
 

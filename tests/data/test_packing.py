@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.core.errors import UserError
-from ingot.data.order import Order
 from ingot.data.packing import PAD, BestFit, Windows, make_row_plan
+from ingot.data.sampler import Order
 
 
 def _all(start: int, stop: int) -> np.ndarray:

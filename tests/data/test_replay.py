@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ingot.data.batches import Source, make_batch
-from ingot.data.order import Order
 from ingot.data.packing import BestFit, Windows
+from ingot.data.sampler import Order
 
 T = 24
 

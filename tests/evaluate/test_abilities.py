@@ -12,10 +12,10 @@ from ingot.core.statistics import wilson
 from ingot.evaluate.abilities import Examinee, rows, sit
 from ingot.evaluate.continuations import score
 from ingot.evaluate.tasks import load_task
-from ingot.model.head import Head
-from ingot.model.settings import ModelSettings
+from ingot.model.config import ModelSettings
+from ingot.model.lm_head import Head
 from ingot.model.transformer import ModelOut, build
-from ingot.text.tokenizer import Char
+from ingot.tokenizer.byte_bpe import Char
 
 
 class Rule(torch.nn.Module):
@@ -162,8 +162,8 @@ def test_F4_code_is_run(sums, tmp_path, monkeypatch):
 
 
 def test_questions_are_asked_of_models_that_converse():
-    from ingot.text.chat import render, stop_ids
-    from ingot.text.tokenizer import ByteBPE
+    from ingot.tokenizer.byte_bpe import ByteBPE
+    from ingot.tokenizer.chat import render, stop_ids
 
     bpe = ByteBPE([bytes([b]) for b in range(256)], r".+")
     examinee = Examinee(_tiny(bpe.vocab), bpe, chats=True)

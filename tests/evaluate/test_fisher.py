@@ -8,7 +8,7 @@ import torch
 
 from ingot.data.batches import IGNORE, Batch
 from ingot.evaluate.fisher import Fisher, Labels
-from ingot.model.settings import ModelSettings
+from ingot.model.config import ModelSettings
 from ingot.model.transformer import Transformer, build
 
 V, T = 7, 5

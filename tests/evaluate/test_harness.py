@@ -9,11 +9,11 @@ import torch
 
 from ingot.core.errors import UserError
 from ingot.evaluate.harness import adapter
-from ingot.infer.text import prompt_ids
-from ingot.model.settings import ModelSettings
+from ingot.infer.streaming import prompt_ids
+from ingot.model.config import ModelSettings
 from ingot.model.transformer import build
-from ingot.text.chat import render
-from ingot.text.tokenizer import ByteBPE
+from ingot.tokenizer.byte_bpe import ByteBPE
+from ingot.tokenizer.chat import render
 
 CONTEXT = 24
 

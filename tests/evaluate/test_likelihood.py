@@ -9,8 +9,8 @@ import torch
 
 from ingot.evaluate.bootstrap import ratio
 from ingot.evaluate.likelihood import Likelihood, divergence, likelihood
-from ingot.model.ops import cross_entropy
-from ingot.model.settings import ModelSettings
+from ingot.model.config import ModelSettings
+from ingot.model.losses import cross_entropy
 from ingot.model.transformer import build
 
 T, V = 12, 32

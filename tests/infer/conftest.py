@@ -7,11 +7,11 @@ import torch
 
 from ingot.api import LanguageModel
 from ingot.core.artifact import atomic_json
-from ingot.dist import checkpoint
-from ingot.model.settings import ModelSettings
+from ingot.distributed import checkpoint
+from ingot.model.config import ModelSettings
 from ingot.model.transformer import build
-from ingot.stages.load import Loaded, describe
-from ingot.text.tokenizer import ByteBPE
+from ingot.stages.models.load import Loaded, describe
+from ingot.tokenizer.byte_bpe import ByteBPE
 
 EURO = "€".encode()
 

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from ingot.infer import native
-from ingot.infer import product as products
+from ingot.infer import linear as products
 from ingot.infer.decoder import Decoder, Rows
 from ingot.infer.generate import generate
-from ingot.infer.product import Way, way
+from ingot.infer.linear import Way, way
 from ingot.infer.sampling import Sampling
+from ingot.kernels import cpu_decode
 from ingot.model import lora
-from ingot.model.adapter import AdapterSettings
-from ingot.model.settings import FAMILIES, ModelSettings
+from ingot.model.adapter_config import AdapterSettings
+from ingot.model.config import FAMILIES, ModelSettings
 from ingot.model.transformer import build
 
 VOCAB = 37
@@ -138,7 +138,7 @@ def test_autocast_and_the_models_own_precision_choose_the_products():
 
 
 def _possible(how, dtype):
-    own, packed = native.available(CPU, dtype, torch.float32), products._packs(CPU, dtype)
+    own, packed = cpu_decode.available(CPU, dtype, torch.float32), products._packs(CPU, dtype)
     return {Way.PANELS: own, Way.ONEDNN: packed, Way.TORCH: True}[how]
 
 
@@ -190,8 +190,8 @@ def test_every_way_gives_the_logits_of_the_full_forward(how, monkeypatch):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_with_a_compiler_and_without_one_the_logits_are_those_of_the_full_forward(compiled, family, monkeypatch):
     if not compiled:
-        monkeypatch.setattr(native, "_library", lambda: None)
-    elif native._library() is None:
+        monkeypatch.setattr(cpu_decode, "_library", lambda: None)
+    elif cpu_decode._library() is None:
         pytest.skip("no C++ compiler")
     model, ids_BT = _model(family), _ids(3, 12)
     expected_BTV = _logits(model, ids_BT)[:, 3:]

@@ -7,8 +7,8 @@ import torch
 from ingot.core.errors import UserError
 from ingot.infer.generate import Decoding, generate
 from ingot.infer.sampling import Sampling, uniforms
-from ingot.model.ops import token_logps
-from ingot.model.settings import FAMILIES, ModelSettings
+from ingot.model.config import FAMILIES, ModelSettings
+from ingot.model.losses import token_logps
 from ingot.model.transformer import build
 
 VOCAB = 37

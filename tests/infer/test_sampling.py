@@ -22,7 +22,7 @@ from ingot.infer.sampling import (
     truncate,
     uniforms,
 )
-from ingot.model.settings import ModelSettings
+from ingot.model.config import ModelSettings
 from ingot.model.transformer import build
 
 ROWS, VOCAB = 32, 50

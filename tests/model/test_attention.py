@@ -7,8 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ingot.model.attention import _Softmax, attend, attend_plain, bias, causal_mask, document_mask
-from ingot.model.rotary import rotate, rotation, stretch
-from ingot.model.settings import ModelSettings, RopeScaling
+from ingot.model.config import ModelSettings, RopeScaling
+from ingot.model.rope import rotate, rotation, stretch
 from ingot.model.transformer import build
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}

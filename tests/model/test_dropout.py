@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from ingot.backends.select import compiled
+from ingot.model.config import ModelSettings
 from ingot.model.dropout import dropout
-from ingot.model.settings import ModelSettings
 from ingot.model.transformer import build
-from ingot.train.compiling import compiled
 
 OPTIONS = {"fallback_random": True}
 """What `compiled` tells the compiler on a CPU."""

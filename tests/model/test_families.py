@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingot.model import attention
-from ingot.model.ops import cross_entropy
-from ingot.model.settings import ModelConfig, ModelSettings, RopeScaling
+from ingot.model.config import ModelConfig, ModelSettings, RopeScaling
+from ingot.model.losses import cross_entropy
 from ingot.model.transformer import Transformer, build
 from ingot.optim.groups import decays
 

@@ -8,10 +8,10 @@ from torch import nn
 
 from ingot.core.errors import UserError
 from ingot.model import lora
-from ingot.model.adapter import AdapterSettings, adapted_layers, adapter_parameters, linear_layers
+from ingot.model.adapter_config import AdapterSettings, adapted_layers, adapter_parameters, linear_layers
+from ingot.model.config import FAMILIES, ModelConfig, ModelSettings
 from ingot.model.dropout import dropout
-from ingot.model.ops import cross_entropy
-from ingot.model.settings import FAMILIES, ModelConfig, ModelSettings
+from ingot.model.losses import cross_entropy
 from ingot.model.transformer import Transformer, build
 from ingot.optim.grad_terms import Anchor
 from ingot.optim.groups import groups

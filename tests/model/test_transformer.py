@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from ingot.model.ops import IGNORE, cross_entropy
-from ingot.model.settings import ModelSettings
+from ingot.model.config import ModelSettings
+from ingot.model.losses import IGNORE, cross_entropy
 from ingot.model.transformer import Transformer, build
 
 SMALL = {"depth": 3, "width": 48, "heads": 6, "kv_heads": 2, "context": 64}

@@ -7,13 +7,13 @@ import numpy as np
 import torch
 
 from ingot.data.batches import IGNORE, Batch
-from ingot.dist.mesh import Mesh
-from ingot.model.settings import ModelSettings
+from ingot.distributed.mesh import Mesh
+from ingot.model.config import ModelSettings
 from ingot.model.transformer import Transformer, build
 from ingot.optim.settings import OptimSettings
-from ingot.train.api import Objective
 from ingot.train.engine import Engine, Plan
 from ingot.train.execution import Execution
+from ingot.train.objective import Objective
 from ingot.train.settings import LoopSettings
 
 V, T = 24, 16

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 
 from ingot.data.batches import Batch
-from ingot.dist.mesh import Mesh
-from ingot.model.settings import ModelSettings
+from ingot.distributed.mesh import Mesh
+from ingot.model.config import ModelSettings
 from ingot.model.transformer import Transformer, build
 from ingot.objectives.grpo import GRPO
+from ingot.objectives.on_policy import Sampled
+from ingot.objectives.on_policy_settings import GRPOSettings, PPOSettings
 from ingot.objectives.ppo import PPO
-from ingot.objectives.sampled import Sampled
-from ingot.objectives.sampled_settings import GRPOSettings, PPOSettings
 from ingot.optim.schedule import Schedule
 from ingot.optim.settings import OptimSettings
-from ingot.text.base import Tokenizer
+from ingot.tokenizer.base import Tokenizer
 from ingot.train.engine import Engine, Plan
 from ingot.train.execution import Execution
 from ingot.train.settings import LoopSettings

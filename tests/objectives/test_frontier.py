@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from ingot.objectives.grpo import GRPO
+from ingot.objectives.on_policy import Sampled
+from ingot.objectives.on_policy_settings import GRPOSettings, PPOSettings
 from ingot.objectives.ppo import PPO
 from ingot.objectives.rollout import roll_out
-from ingot.objectives.sampled import Sampled
-from ingot.objectives.sampled_settings import GRPOSettings, PPOSettings
 from tests.objectives.rl_helpers import Endless, count_a, play, policy, prompts
 
 LENGTH, BETA = 8, 0.5

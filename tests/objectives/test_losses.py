@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ingot.data.batches import IGNORE, Batch
-from ingot.model.head import Head
+from ingot.model.lm_head import Head
 from ingot.model.transformer import ModelOut
 from ingot.objectives.preference import LOSSES, Options, Preference, Unpaired, kto, log1mexp
 from ingot.objectives.reward import bradley_terry, judged

@@ -14,15 +14,15 @@ import torch.nn.functional as F
 from ingot.core.errors import UserError
 from ingot.core.recipe import Settings
 from ingot.data.batches import IGNORE, Batch
-from ingot.model.head import Head
-from ingot.model.ops import cross_entropy
-from ingot.model.settings import ModelSettings
+from ingot.model.config import ModelSettings
+from ingot.model.lm_head import Head
+from ingot.model.losses import cross_entropy
 from ingot.model.transformer import ModelOut, build
 from ingot.objectives.preference import Preference, Unpaired, answer_logps, mismatched
 from ingot.objectives.replay import Replay
 from ingot.objectives.reward import Reward, RewardHead, RewardModel, judged
 from ingot.objectives.settings import PreferenceSettings, RewardSettings, UnpairedSettings
-from ingot.train.api import Objective
+from ingot.train.objective import Objective
 from tests.objectives.helpers import T, V, engine, gradient, model, pairs, rows
 
 OBJECTIVES: dict[str, tuple[Any, Settings]] = {

@@ -9,8 +9,8 @@ import torch
 from ingot.data.batches import Batch
 from ingot.objectives.advantages import whiten
 from ingot.objectives.grpo import GRPO
+from ingot.objectives.on_policy_settings import GRPOSettings
 from ingot.objectives.policy import clipped, log_ratios, policy_loss, value_loss
-from ingot.objectives.sampled_settings import GRPOSettings
 
 GOLDEN = json.loads((Path(__file__).parent / "reinforce.json").read_text())
 MASK = torch.tensor(GOLDEN["mask"]).bool()

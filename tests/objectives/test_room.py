@@ -48,7 +48,7 @@ def test_no_objective_names_an_optimizer_a_rank_or_a_checkpoint(file: Path) -> N
 @pytest.mark.parametrize(
     ("code", "word"),
     [
-        ("from ingot.dist.mesh import Mesh", "mesh"),
+        ("from ingot.distributed.mesh import Mesh", "mesh"),
         ("import torch.distributed as d", "distributed"),
         ("def loss(self, ctx): return ctx.engine.optimizer", "optimizer"),
         ("ctx.step(save_checkpoint=True)", "checkpoint"),

@@ -17,8 +17,8 @@ from ingot.objectives.reward import RewardModel
 from ingot.pipeline.graph import Graph, load_graph
 from ingot.pipeline.run import job_of, link
 from ingot.stages import child
-from ingot.stages.load import load_frozen, load_model
-from ingot.text import store_writer
+from ingot.stages.models.load import load_frozen, load_model
+from ingot.store import writer
 from ingot.train.engine import Engine
 from tests.objectives.conftest import make_work
 
@@ -102,7 +102,7 @@ def test_2_2_a_reward_stage_keeps_its_scale_and_becomes_a_companion(work: Path) 
     assert not frozen.training
     assert not any(p.requires_grad for p in frozen.parameters())
     tokenizer = load_model(stage, print, "cpu").tokenizer
-    from ingot.text.chat import render
+    from ingot.tokenizer.chat import render
 
     def score(answer: str) -> float:
         talk = [{"role": "user", "content": "say cat 3"}, {"role": "assistant", "content": answer}]
@@ -118,7 +118,7 @@ def test_D12_a_killed_stage_goes_on_to_the_bit(work: Path, objective: str, monke
     """Killed while the reference is read, and again between two checkpoints."""
     graph = _of(objective, 'stage.tuned.duration="9 steps"')
     straight = _run(graph)
-    original, add, moments = Engine.step, store_writer.OverlayWriter.append, ["columns", "steps"]
+    original, add, moments = Engine.step, writer.OverlayWriter.append, ["columns", "steps"]
 
     def append(self: Any, **values: Any) -> None:
         if "columns" in moments:
@@ -132,7 +132,7 @@ def test_D12_a_killed_stage_goes_on_to_the_bit(work: Path, objective: str, monke
             raise InterruptedError
         return original(self, raw)
 
-    monkeypatch.setattr(store_writer.OverlayWriter, "append", append)
+    monkeypatch.setattr(writer.OverlayWriter, "append", append)
     monkeypatch.setattr(Engine, "step", step)
     for _ in range(1 if objective == '"reward"' else 2):
         with pytest.raises(InterruptedError):

@@ -216,7 +216,7 @@ def test_muons_update_is_orthogonal_with_the_root_mean_square_of_adams(shape: tu
 
 
 def test_muon_takes_the_matrices_inside_blocks_and_adamw_the_rest() -> None:
-    from ingot.model.settings import ModelSettings
+    from ingot.model.config import ModelSettings
     from ingot.model.transformer import build as build_model
 
     model = build_model(ModelSettings(depth=2, width=32, heads=2, context=8).resolve(40), seed=1)

@@ -140,7 +140,7 @@ def test_nothing_held_out(work: Path, ingot) -> None:
 def run_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small recipe run up to `base`; tests that damage it take a copy."""
     path = make_work(tmp_path_factory.mktemp("once"))
-    command = [sys.executable, "-c", "from ingot.cli import main; main()", "run", "tiny.toml", "--only", "base"]
+    command = [sys.executable, "-c", "from ingot.cli.app import main; main()", "run", "tiny.toml", "--only", "base"]
     subprocess.run(command, cwd=path, check=True, capture_output=True, timeout=240)
     return path
 

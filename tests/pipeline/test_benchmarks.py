@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ingot.core.statistics import paired_difference
+from ingot.kernels import cpu_train
 from ingot.pipeline.graph import load_graphs
-from ingot.train import native
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "compare_settings.py"))
 ALIGN = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "align_instructions.py"))
@@ -71,7 +71,7 @@ def test_the_fast_path_learns_what_fp32_learns(shakespeare: Path, tmp_path: Path
     """
     if not torch.cpu._is_avx512_bf16_supported():
         pytest.skip("the fast path of a CPU without bf16 instructions is fp32 itself")
-    built = native.available(torch.bfloat16)
+    built = cpu_train.available(torch.bfloat16)
     sets = ["stage.base.batch=32", "sweep.seeds=[1, 2, 3]", *([] if built else ["stage.base.loop.compile=true"])]
     sets = [*SCRIPT["overrides"]("precision", shakespeare, 500), "stage.base.evaluate.every=500", *sets]
     result = ingot(
@@ -88,7 +88,7 @@ def test_the_fast_path_learns_what_fp32_learns(shakespeare: Path, tmp_path: Path
         stage = run / point["label"] / "base"
         losses[of][seed] = json.loads((stage / "result.json").read_text())["val_loss_nats"]
         computed = json.loads((stage / "execution.json").read_text())["compile"]
-        assert computed == ("native" if native else "whole")
+        assert computed == ("native" if cpu_train else "whole")
     difference = paired_difference(losses["fp32"], losses["bf16"])
     assert difference is not None
     assert difference.high is not None

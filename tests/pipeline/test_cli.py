@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import ingot as package
-from ingot.cli_options import emit
-from ingot.pipeline.collect import orphans
+from ingot.cli.options import emit
+from ingot.pipeline.gc import orphans
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.pipeline.conftest import make_work
 
     path = make_work(tmp_path_factory.mktemp("finished"))
-    command = [sys.executable, "-c", "from ingot.cli import main; main()", "run", "tiny.toml"]
+    command = [sys.executable, "-c", "from ingot.cli.app import main; main()", "run", "tiny.toml"]
     result = subprocess.run(command, cwd=path, capture_output=True, text=True, timeout=240, check=False)
     assert result.returncode == 0, result.stderr
     return path
@@ -153,8 +153,9 @@ def test_trace_is_what_was_trained_on(finished: Path, monkeypatch: pytest.Monkey
     """Twenty random batches of both train stages, recorded where the loop takes them, against `trace`."""
     import numpy as np
 
-    from ingot.stages import child, train
-    from ingot.stages.trace import trace
+    from ingot.stages import child
+    from ingot.stages.training import build
+    from ingot.stages.training.trace import trace
     from ingot.train.engine import Engine
 
     rng = np.random.default_rng(4)
@@ -186,11 +187,11 @@ def test_trace_is_what_was_trained_on(finished: Path, monkeypatch: pytest.Monkey
                 assert trained[: len(ids) - 1] == ids[:-1]
                 assert set(trained[len(ids) :]) <= {trained[-1]}  # padding
                 assert all(p["path"] for p in traced.pieces)
-    assert train.run  # the builder that the child ran
+    assert build.run  # the builder that the child ran
 
 
 def test_trace_of_a_document_is_the_steps_that_hold_it(finished: Path, ingot) -> None:
-    from ingot.stages.trace import trace, trace_document
+    from ingot.stages.training.trace import trace, trace_document
 
     for name, steps in (("base", 60), ("chat", 20)):
         stage = finished / "runs" / "tiny" / name
@@ -252,7 +253,7 @@ def test_directories_may_be_links_to_other_places(finished: Path, tmp_path: Path
 
 
 def test_who_has_read_enough_and_places_of_other_signs(finished: Path) -> None:
-    command = f"{sys.executable} -c 'from ingot.cli import main; main()' plan tiny.toml"
+    command = f"{sys.executable} -c 'from ingot.cli.app import main; main()' plan tiny.toml"
     piped = f"set -o pipefail; {command} --json | head -c 1"
     assert subprocess.run(["bash", "-c", piped], cwd=finished, capture_output=True, check=False).returncode == 0
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
@@ -287,11 +288,11 @@ def test_damaged_and_missing_files_are_named(finished: Path, tmp_path: Path, ing
 def test_help_comes_without_torch() -> None:
     code = (
         "import sys; sys.argv = ['ingot', '--help']\n"
-        "from ingot.cli import main\n"
+        "from ingot.cli.app import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
         "assert 'torch' not in sys.modules and 'polars' not in sys.modules, 'heavy imports'\n"
-        "import ingot.pipeline.run, ingot.report.page, ingot.stages.kinds\n"
+        "import ingot.pipeline.run, ingot.report.html.page, ingot.stages.kinds\n"
         "assert 'torch' not in sys.modules, 'the parent process imports torch'\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -306,7 +307,7 @@ def test_help_is_quick() -> None:
     One and the same code took .19 to .33 s within ten minutes of a shared machine, the quickest of seven each time;
     beside importing what typer draws with it is 1.2 to 1.4 times as long. Importing pydantic too makes it 1.7 to 1.8.
     """
-    commands = ("from ingot.cli import main; main()", "import typer.main, typer.rich_utils")
+    commands = ("from ingot.cli.app import main; main()", "import typer.main, typer.rich_utils")
     times: list[list[float]] = [[], []]
     for _ in range(7):
         for command, taken in zip(commands, times, strict=True):

@@ -8,8 +8,8 @@ import pytest
 
 from ingot.core.errors import UserError
 from ingot.pipeline.graph import load_graph
-from ingot.report import inspect
-from ingot.report.inspect_mask import mask, print_mask
+from ingot.report.inspect import inspect
+from ingot.report.inspect.mask import mask, print_mask
 
 RECIPE = """
 [run]

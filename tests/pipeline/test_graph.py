@@ -12,12 +12,12 @@ from pydantic import BaseModel, ValidationError
 from ingot.core.artifact import digest_json
 from ingot.core.errors import UserError
 from ingot.core.recipe import Settings, _Execution, _models, canonical
-from ingot.model.adapter import AdapterSettings
+from ingot.model.adapter_config import AdapterSettings
 from ingot.objectives.settings import OBJECTIVES
 from ingot.pipeline.graph import Graph, load_graph
 from ingot.pipeline.status import _differences
 from ingot.stages.kinds import RECIPE_KINDS
-from ingot.text.files import has_template
+from ingot.tokenizer.files import has_template
 
 
 def _graph(work: Path, *overrides: str) -> Graph:

@@ -12,19 +12,20 @@ from safetensors.torch import load_file
 
 import ingot
 from ingot import api
+from ingot.convert import hf_weights
 from ingot.core.errors import UserError
-from ingot.model import hf
-from ingot.model.settings import ModelSettings
+from ingot.model.config import ModelSettings
 from ingot.model.transformer import build
 from ingot.pipeline.graph import import_graph, load_graph
 from ingot.pipeline.run import job_of, require_files
-from ingot.report import panels_model, reading
+from ingot.report import reading
+from ingot.report.html import panels_model
 from ingot.report.plan import plan_rows
 from ingot.stages import child
-from ingot.stages.foreign import export_hf, export_peft
-from ingot.text.hf_files import export_tokenizer, import_tokenizer
-from ingot.text.settings import SPECIALS, TokenizerSettings
-from ingot.text.tokenizer import ByteBPE
+from ingot.stages.models.export import export_hf, export_peft
+from ingot.tokenizer.byte_bpe import ByteBPE
+from ingot.tokenizer.hf_files import export_tokenizer, import_tokenizer
+from ingot.tokenizer.settings import SPECIALS, TokenizerSettings
 
 TUNE = """
 [run]
@@ -62,7 +63,7 @@ def start(work: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shape = ModelSettings(family="qwen3", depth=2, width=32, heads=2, context=64).resolve(256 + len(SPECIALS))
     model = build(shape, 7)
     export_tokenizer(tokenizer, work / "start")
-    hf.write(work / "start", shape, dict(model.named_parameters()), eos=tokenizer.eot)
+    hf_weights.write(work / "start", shape, dict(model.named_parameters()), eos=tokenizer.eot)
     (work / "tune.toml").write_text(TUNE)
     return work / "start"
 
@@ -83,7 +84,7 @@ def test_models_of_two_tokenizers_are_judged_beside_what_each_has_to_beat(start:
     words = ByteBPE([*(bytes([b]) for b in range(256)), b"th"], r"\s+|\S+")
     shape = ModelSettings(family="qwen3", depth=1, width=32, heads=2, context=64).resolve(257 + len(SPECIALS))
     export_tokenizer(words, work / "words")
-    hf.write(work / "words", shape, dict(build(shape, 8).named_parameters()), eos=words.eot)
+    hf_weights.write(work / "words", shape, dict(build(shape, 8).named_parameters()), eos=words.eot)
     (work / "text.jsonl").write_text("".join(f'{{"text": "the {i} paths that they went there"}}\n' for i in range(40)))
     (work / "judge.toml").write_text(
         """
@@ -136,7 +137,7 @@ def test_import_then_export_is_the_same_to_the_bit(start: Path, ingot: Callable[
     assert all(torch.equal(ours[n], theirs[n]) for n in ours)
     text = "the cat sät <|end|>\n"
     assert (import_tokenizer(work / "again").encode(text) == import_tokenizer(start).encode(text)).all()
-    assert hf.read_config(work / "again") == hf.read_config(start)
+    assert hf_weights.read_config(work / "again") == hf_weights.read_config(start)
     (answer,) = api.load(work / directory).complete(["the "], max_new=5)
     assert len(answer.completion.ids) <= 5
     with pytest.raises(UserError, match="exists already"):
@@ -162,7 +163,7 @@ def test_an_import_has_a_name_that_stays_in_its_run(start: Path, name: str) -> N
 
 def test_the_plan_knows_the_shape_before_the_import_has_run(start: Path) -> None:
     rows = {r["name"]: r for r in plan_rows(load_graph(Path("tune.toml"), [], Path("runs")))}
-    assert rows["tuned"]["forecast"]["parameters"]["total"] == hf.read_config(start).parameters
+    assert rows["tuned"]["forecast"]["parameters"]["total"] == hf_weights.read_config(start).parameters
 
 
 def test_what_was_made_from_files_that_are_gone_still_holds(start: Path, ingot: Callable[..., Any]) -> None:
@@ -210,20 +211,20 @@ def test_a_changed_weight_changes_the_key_of_what_starts_from_it(start: Path) ->
 
     before = keys()
     tokenizer = ByteBPE([bytes([b]) for b in range(256)], r"\s+|\S+")
-    config = hf.read_config(start)
+    config = hf_weights.read_config(start)
     (start / "config.json").unlink()
     (start / "model.safetensors").unlink()
-    hf.write(start, config, dict(build(config, 8).named_parameters()), eos=tokenizer.eot)
+    hf_weights.write(start, config, dict(build(config, 8).named_parameters()), eos=tokenizer.eot)
     changed = {n for n, key in keys().items() if key != before[n]}
     assert changed == {"hf:start", "tuned", "card"}
 
 
 def test_weights_that_are_no_numbers_are_refused(start: Path) -> None:
-    config, tensors = hf.read_config(start), dict(build(hf.read_config(start), 8).named_parameters())
+    config, tensors = hf_weights.read_config(start), dict(build(hf_weights.read_config(start), 8).named_parameters())
     tensors["layers.0.ffn.up.weight"].data[3, 5] = torch.nan
     for name in ("config.json", "model.safetensors"):
         (start / name).unlink()
-    hf.write(start, config, tensors)
+    hf_weights.write(start, config, tensors)
     graph = load_graph(Path("tune.toml"), [], Path("runs"))
     node = graph.nodes["hf:start"]
     vocabulary, jobs = (job_of(graph, n, quiet=True) for n in (node.inputs["tokenizer"], node))
@@ -240,7 +241,7 @@ def test_a_larger_tokenizer_makes_the_embeddings_grow(start: Path) -> None:
     Path("tune.toml").write_text(text + extra)
     done = ingot.run("tune.toml", only=["grown"])
     model = ingot.load(done["grown"]).loaded.model
-    old = hf.load(start)
+    old = hf_weights.load(start)
     V = old.config.vocab
     assert model.config.vocab == 300
     assert torch.equal(model.embedding.weight[:V], old.embedding.weight)

@@ -23,7 +23,7 @@ MOMENTS = ("clean", "bpe", "clean@bpe", "talk@bpe", "base", "saving", "chat", "c
 
 
 def _start(work: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", "from ingot.cli import main; main()", "run", "tiny.toml", "--json"]
+    command = [sys.executable, "-c", "from ingot.cli.app import main; main()", "run", "tiny.toml", "--json"]
     with (work / "log.txt").open("ab") as log:
         return subprocess.Popen(command, cwd=work, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True)
 

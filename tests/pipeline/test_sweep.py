@@ -15,12 +15,12 @@ import pytest
 
 import ingot as package
 from ingot.core.artifact import StageDir, atomic_json
+from ingot.core.dashboards import numbers_of
 from ingot.core.errors import StageFailed, UserError
 from ingot.core.events import read_events
-from ingot.core.sinks import numbers_of
 from ingot.core.statistics import mean_interval, paired_difference
-from ingot.pipeline import points
-from ingot.pipeline.collect import orphans
+from ingot.pipeline import sweep
+from ingot.pipeline.gc import orphans
 from ingot.pipeline.graph import Graph, load_graphs
 from ingot.report.plan import plan_rows
 from ingot.report.swept import print_any_plan, swept_rows, write_any_report
@@ -78,7 +78,7 @@ def _keys(graphs: list[Graph], stage: str) -> set[str]:
 
 def test_points_share_what_no_swept_setting_reaches(work: Path) -> None:
     graphs = _graphs()
-    assert [points.label(g) for g in graphs] == LABELS
+    assert [sweep.label(g) for g in graphs] == LABELS
     assert len(_keys(graphs, "base")) == 6
     assert {len(_keys(graphs, s)) for s in ("clean", "bpe", "clean@bpe")} == {1}
     both = _graphs("sweep.stage.bpe.vocab=[300, 310]")
@@ -99,7 +99,7 @@ def test_the_sweep_of_the_page_has_six_points(work: Path) -> None:
     (table,) = re.findall(r"```toml\n(.*?)```", page, re.S)
     (work / "sweep.toml").write_text(RECIPE.partition("[sweep]")[0] + table)
     graphs = _graphs()
-    assert [points.label(g) for g in graphs] == [f"lr={lr},seed={s}" for lr in ("0.001", "0.002") for s in (1, 2, 3)]
+    assert [sweep.label(g) for g in graphs] == [f"lr={lr},seed={s}" for lr in ("0.001", "0.002") for s in (1, 2, 3)]
     shapes = _graphs("sweep.stage.base.model=[{ depth = 2 }, { depth = 4 }]", "sweep.seeds=[1]")
     assert [g.nodes["base"].settings.model.depth for g in shapes] == [2, 4] * 2  # type: ignore[attr-defined]
 
@@ -112,13 +112,13 @@ def _pretend(monkeypatch: pytest.MonkeyPatch, fails: Any = lambda graph, node: F
         for node in graph.needed(only):
             out = graph.stage(node)
             if not out.is_done():
-                ran.append(f"{points.label(graph)}/{node.name}")
+                ran.append(f"{sweep.label(graph)}/{node.name}")
                 if code := fails(graph, node):
                     raise StageFailed(code)
                 atomic_json(out / "DONE", {"seconds": 2.0 if node.kind == "train" else 0.5})
         return {n.name: graph.stage(n).path for n in graph.needed(only)}
 
-    monkeypatch.setattr(points, "run", run)
+    monkeypatch.setattr(sweep, "run", run)
     return ran
 
 
@@ -127,17 +127,17 @@ def test_shared_stages_run_once_and_only_works(work: Path, monkeypatch: pytest.M
     announced: list[tuple[int, str, float | None]] = []
 
     def announce(number: int, graph: Graph, left: float | None) -> None:
-        announced.append((number, points.label(graph), left))
+        announced.append((number, sweep.label(graph), left))
 
-    done = points.run_all(_graphs(), ["bpe"], lambda *_: None)
+    done = sweep.run_all(_graphs(), ["bpe"], lambda *_: None)
     assert ran == [f"{LABELS[0]}/clean", f"{LABELS[0]}/bpe"]
     assert list(done)[:3] == [f"{LABELS[0]}/clean", f"{LABELS[0]}/bpe", f"{LABELS[1]}/clean"]
-    points.run_all(_graphs(), [], lambda *_: None, announce)
+    sweep.run_all(_graphs(), [], lambda *_: None, announce)
     assert ran[2:] == [f"{LABELS[0]}/clean@bpe", *(f"{label}/base" for label in LABELS)]
     assert [a[:2] for a in announced] == list(enumerate(LABELS, 1))
     assert [left for _, _, left in announced] == [None, 10.0, 8.0, 6.0, 4.0, 2.0]
     ran.clear()
-    points.run_all(_graphs("sweep.stage.base.optim.lr=[1e-2, 1e-1]"), [], lambda *_: None)
+    sweep.run_all(_graphs("sweep.stage.base.optim.lr=[1e-2, 1e-1]"), [], lambda *_: None)
     assert ran == [f"lr=0.1,seed={seed}/base" for seed in (1, 2, 3)]  # a wider grid runs what is new in it
 
 
@@ -146,7 +146,7 @@ def test_a_point_that_fails_stops_no_other(
 ) -> None:
     ran = _pretend(monkeypatch, lambda graph, node: 2 if node.name == "base" and graph.recipe.run.seed == 2 else 0)
     with pytest.raises(StageFailed) as error:
-        points.run_all(_graphs(), [], lambda *_: None)
+        sweep.run_all(_graphs(), [], lambda *_: None)
     assert error.value.code == 2
     assert capsys.readouterr().err == f"not done: {LABELS[1]}, {LABELS[4]}; the same command tries again\n"
     assert [r for r in ran if r.endswith("base")] == [f"{label}/base" for label in LABELS]
@@ -157,11 +157,11 @@ def test_a_shared_stage_that_fails_is_tried_once_and_an_interrupt_ends_all(
 ) -> None:
     ran = _pretend(monkeypatch, lambda graph, node: 1 if node.name == "bpe" else 0)
     with pytest.raises(StageFailed):
-        points.run_all(_graphs(), [], lambda *_: None)
+        sweep.run_all(_graphs(), [], lambda *_: None)
     assert ran == [f"{LABELS[0]}/clean", f"{LABELS[0]}/bpe"]
     ran = _pretend(monkeypatch, lambda graph, node: 130 if node.name == "bpe" else 0)
     with pytest.raises(StageFailed) as error:
-        points.run_all(_graphs(), [], lambda *_: None)
+        sweep.run_all(_graphs(), [], lambda *_: None)
     assert (error.value.code, len(ran)) == (130, 1)
 
 
@@ -175,7 +175,7 @@ def test_plan_and_status_name_each_stage_once(
     assert [(r["point"], r["name"]) for r in rows] == [*shared, *((label, f"{label}/base") for label in LABELS)]
     assert [r["name"] for r in swept_rows(graphs, status_rows)] == [r["name"] for r in rows]
     _pretend(monkeypatch)
-    points.run_all(graphs[:1], [], lambda *_: None)
+    sweep.run_all(graphs[:1], [], lambda *_: None)
     print_any_plan(graphs, swept_rows(graphs, plan_rows))
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["all", "clean", "HIT", "bpe", "HIT", "clean@bpe", "HIT"]
@@ -186,10 +186,10 @@ def test_plan_and_status_name_each_stage_once(
 
 def test_a_run_without_its_sweep_forgets_the_points(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _pretend(monkeypatch)
-    points.run_all(_graphs(), ["clean"], lambda *_: None)
+    sweep.run_all(_graphs(), ["clean"], lambda *_: None)
     assert [p["label"] for p in json.loads(Path("runs/lrs/sweep.json").read_text())["points"]] == LABELS
     (work / "sweep.toml").write_text(RECIPE.partition("[sweep]")[0])
-    points.run_all(_graphs(), ["clean"], lambda *_: None)
+    sweep.run_all(_graphs(), ["clean"], lambda *_: None)
     assert not Path("runs/lrs/sweep.json").exists()
 
 
@@ -200,13 +200,13 @@ def test_report_of_a_sweep_that_has_not_begun(work: Path) -> None:
 
 
 def _start(work: Path) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-c", "from ingot.cli import main; main()", "run", "sweep.toml"]
+    command = [sys.executable, "-c", "from ingot.cli.app import main; main()", "run", "sweep.toml"]
     with (work / "log.txt").open("ab") as log:
         return subprocess.Popen(command, cwd=work, stdout=log, stderr=log, start_new_session=True)
 
 
 def _base() -> dict[str, StageDir]:
-    return {points.label(g): g.stage(g.nodes["base"]) for g in _graphs()}
+    return {sweep.label(g): g.stage(g.nodes["base"]) for g in _graphs()}
 
 
 def _tensorboard(directory: Path) -> dict[tuple[str, int], float]:

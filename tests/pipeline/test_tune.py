@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from ingot.core.errors import UserError
-from ingot.pipeline.collect import orphans
+from ingot.pipeline.gc import orphans
 from ingot.pipeline.graph import load_graph
 from ingot.pipeline.run import run
 from ingot.pipeline.tune import Trial, _candidates, tune
-from ingot.stages.settings import TrainSettings
+from ingot.stages.training.settings import TrainSettings
 
 RECIPE = """
 [run]

@@ -5,13 +5,13 @@ import contextlib
 import pytest
 import torch
 
+from ingot.backends.select import compiled
+from ingot.kernels import cpu_train
 from ingot.model import lora
-from ingot.model.adapter import AdapterSettings, adapter_parameters, linear_layers
-from ingot.model.settings import LANES, MAX_LOGITS, ModelConfig, ModelSettings
+from ingot.model.adapter_config import AdapterSettings, adapter_parameters, linear_layers
+from ingot.model.config import LANES, MAX_LOGITS, ModelConfig, ModelSettings
 from ingot.model.transformer import build
 from ingot.plan.memory import adapter_activations, engine_activations, native_activations
-from ingot.train import native
-from ingot.train.compiling import compiled
 
 ROWS = 2
 SMALL = {"width": 64, "heads": 4, "ffn": 192}
@@ -85,7 +85,7 @@ def test_f2_e6_activations_under_an_adapter_are_at_most_what_the_plan_says(
 @pytest.mark.parametrize("name", ["llama", "grouped", "isolated"])
 def test_f2_activations_are_what_our_functions_keep(name: str, dtype: torch.dtype) -> None:
     """Of the blocks in C++: what each of them holds for its backward pass, and what the head does."""
-    if not native.available(dtype):
+    if not cpu_train.available(dtype):
         pytest.skip("no such vectors, or no C++ compiler")
     config = SHAPES[name].resolve(65)  # rows of logits are filled up
     ids, documents = torch.randint(65, (ROWS, config.context)), torch.arange(config.context).repeat(ROWS, 1) // 20

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ingot.model.settings import ModelSettings
+from ingot.model.config import ModelSettings
 from ingot.plan.flops import attention_flops, forward_flops, multiplied, training_flops, training_flops_per_token
 from ingot.plan.machine import GPUS, gpu_hours
 

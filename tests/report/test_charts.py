@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from ingot.report.axes import log_ticks, tick_labels, ticks
-from ingot.report.charts import BUCKETS, Series, line_chart, smoothed, thinned
+from ingot.report.html.axes import log_ticks, tick_labels, ticks
+from ingot.report.html.charts import BUCKETS, Series, line_chart, smoothed, thinned
 
 
 def chart(*series: Series, **more) -> str:

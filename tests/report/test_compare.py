@@ -12,9 +12,9 @@ from ingot.core.artifact import atomic_json, digest_json
 from ingot.core.errors import UserError
 from ingot.core.events import EventLog
 from ingot.core.statistics import mean_interval
-from ingot.report.compare import Comparison, compare
-from ingot.report.compare_page import write_comparison
-from ingot.report.compare_table import data, headings, print_comparison, rows
+from ingot.report.compare.compare import Comparison, compare
+from ingot.report.compare.page import write_comparison
+from ingot.report.compare.table import data, headings, print_comparison, rows
 from ingot.report.terminal import console
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-from ingot.report.graph_picture import BOX, Box, columns, draw, reduced
+from ingot.report.html.graph_picture import BOX, Box, columns, draw, reduced
 
 STAGES = {
     "clean": (),

@@ -7,7 +7,8 @@ import pytest
 
 from ingot.core.artifact import atomic_json, digest_file
 from ingot.core.errors import UserError
-from ingot.report import inspect, reading
+from ingot.report import reading
+from ingot.report.inspect import inspect
 
 
 def test_corpus(finished, capsys):

@@ -8,11 +8,11 @@ from rich.console import Console
 
 from ingot.core.artifact import atomic_json, atomic_write
 from ingot.core.errors import UserError
-from ingot.model.settings import ModelSettings
-from ingot.report import inspect_mask
-from ingot.report.inspect_mask import mask, print_mask
+from ingot.model.config import ModelSettings
+from ingot.report.inspect import mask as inspect_mask
+from ingot.report.inspect.mask import mask, print_mask
+from ingot.stages.corpus import TOKENIZER
 from ingot.stages.job import MODEL, open_stage
-from ingot.stages.text import TOKENIZER
 
 
 def _text(document, learned):
@@ -101,7 +101,7 @@ def test_other_stages_and_what_was_not_encoded_are_one_sentence(finished, empty)
 
 
 def test_a_character_in_two_tokens_comes_with_the_second(finished):
-    from ingot.text.tokenizer import load_tokenizer
+    from ingot.tokenizer.byte_bpe import load_tokenizer
 
     tokenizer = load_tokenizer(finished.dir("bpe").path / TOKENIZER)
     ids = tokenizer.encode("é漢")

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from ingot.core.errors import UserError
-from ingot.report.inspect_tokenizer import SENTENCE, merges, print_tokenizer, tokenizer
-from ingot.report.panels import panel
+from ingot.report.html.panels import panel
+from ingot.report.inspect.tokenizer import SENTENCE, merges, print_tokenizer, tokenizer
 
 
 def test_facts_and_pieces(finished, capsys):

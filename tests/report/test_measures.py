@@ -4,8 +4,8 @@ import contextlib
 import re
 
 from ingot.core.events import EventLog
-from ingot.report.measures import measures
-from ingot.report.panels_model import train
+from ingot.report.html.measures import measures
+from ingot.report.html.panels_model import train
 
 PAIRS = [
     {"step": s, "time": 0.0, "loss_nats": 0.5, "lr": 1.0, "tokens": 9}

@@ -11,8 +11,8 @@ import pytest
 from ingot.core.errors import UserError
 from ingot.report import figures, reading
 from ingot.report.figures import visible
-from ingot.report.page import headline, write_report
-from ingot.report.panels import PANELS, panel
+from ingot.report.html.page import headline, write_report
+from ingot.report.html.panels import PANELS, panel
 from ingot.stages.kinds import KINDS
 
 VOID = {"meta", "br", "line", "rect", "circle", "path"}

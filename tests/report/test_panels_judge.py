@@ -5,8 +5,8 @@ import json
 import pytest
 
 from ingot.core.artifact import atomic_json
-from ingot.report.panels import panel
-from ingot.report.panels_judge import alarms
+from ingot.report.html.panels import panel
+from ingot.report.html.panels_judge import alarms
 
 HOSTILE = "<script>alert(1)</script>"
 

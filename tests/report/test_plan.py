@@ -137,7 +137,7 @@ def test_sparkline() -> None:
 def test_no_torch(finished: Run) -> None:
     """The parent plans without loading torch, data or not."""
     code = (
-        "import sys; from ingot.cli import main; sys.argv = ['ingot', 'plan', *sys.argv[1:]]\n"
+        "import sys; from ingot.cli.app import main; sys.argv = ['ingot', 'plan', *sys.argv[1:]]\n"
         "try: main()\nexcept SystemExit as end: assert not end.code\n"
         "assert 'torch' not in sys.modules"
     )

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from ingot.pipeline.status import status
-from ingot.report import figures, panels_forgetting, terminal
-from ingot.report.page import write_report
+from ingot.report import figures, terminal
+from ingot.report.html import panels_forgetting
+from ingot.report.html.page import write_report
 from tests.imports import assert_not_imported
 
 
@@ -62,11 +63,11 @@ def test_trace(capsys):
 
 
 def test_no_torch():
-    assert_not_imported("import ingot.report.terminal, ingot.report.inspect", "torch")
+    assert_not_imported("import ingot.report.terminal, ingot.report.inspect.inspect", "torch")
 
 
 def test_d6_status_and_page_tell_a_changed_verdict(tmp_path):
-    from ingot.report.panels import panel
+    from ingot.report.html.panels import panel
     from ingot.report.terminal import _health
 
     assert _health(tmp_path) == "healthy"

@@ -11,19 +11,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ingot.convert import hf_weights, peft
 from ingot.core.errors import UserError
 from ingot.core.events import read_events
-from ingot.model import hf, lora, peft
-from ingot.model.settings import ModelSettings
-from ingot.pipeline.collect import orphans
+from ingot.model import lora
+from ingot.model.config import ModelSettings
+from ingot.pipeline.gc import orphans
 from ingot.pipeline.graph import import_graph, load_graph
 from ingot.pipeline.run import job_of, link, require_files
-from ingot.stages import child, train
-from ingot.stages.foreign import export_hf, export_peft
-from ingot.stages.layout import timeline
-from ingot.stages.load import load_adapted, load_model
-from ingot.stages.settings import TrainSettings
-from ingot.stages.timeline import assumed
+from ingot.stages import child
+from ingot.stages.models.export import export_hf, export_peft
+from ingot.stages.models.load import load_adapted, load_model
+from ingot.stages.training import build
+from ingot.stages.training.phases import timeline
+from ingot.stages.training.settings import TrainSettings
+from ingot.stages.training.timeline import assumed
 from ingot.train.engine import Engine
 
 TRAIN = """
@@ -228,7 +230,9 @@ def test_a_stage_upon_an_adapter_starts_from_merged_weights() -> None:
 
 def test_an_export_is_the_merged_model(tmp_path: Path) -> None:
     export_hf(_at("tuned"), tmp_path / "hf", "float32", False, print)
-    assert _same({n: p.detach() for n, p in hf.load(tmp_path / "hf").named_parameters()}, _weights(_at("tuned")))
+    assert _same(
+        {n: p.detach() for n, p in hf_weights.load(tmp_path / "hf").named_parameters()}, _weights(_at("tuned"))
+    )
 
 
 def test_an_adapter_goes_out_and_comes_back_upon_its_model(tmp_path: Path, ingot: Callable[..., Any]) -> None:
@@ -352,7 +356,7 @@ def test_the_frozen_model_is_not_loaded_a_second_time(work: Path, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "__init__", init)
         _run(work, "held", to="seen")
-        patch.setattr(train, "is_bare", lambda stage: False)
+        patch.setattr(build, "is_bare", lambda stage: False)
         apart = _run(work, "held", to="apart")
     shared, loaded = ({p.data_ptr() for c in e.companions.values() for p in c.parameters()} for e in seen)
     assert len(seen[0].companions) == 1

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.core import sinks
+from ingot.core import dashboards
 from ingot.core.artifact import StageDir
 from ingot.core.events import read_events
 from ingot.pipeline.graph import load_graph
@@ -24,7 +24,7 @@ holdout = { share = 0.5, by = "tail" }
 """
 
 
-def _broken(target: sinks.Target) -> sinks.Sink:
+def _broken(target: dashboards.Target) -> dashboards.Sink:
     raise ImportError("a package of another age")
 
 
@@ -36,7 +36,7 @@ def test_a_dashboard_that_fails_costs_a_warning(
     (tmp_path / "note.txt").write_text("the cat sat on the mat " * 20)
     (tmp_path / "r.toml").write_text(RECIPE)
     if not works:
-        monkeypatch.setitem(sinks.SINKS, "tensorboard", _broken)
+        monkeypatch.setitem(dashboards.SINKS, "tensorboard", _broken)
     graph = load_graph(Path("r.toml"), [], Path("runs"))
     job = json.loads(json.dumps(job_of(graph, graph.nodes["clean"], quiet=False)))
     child.run(job)

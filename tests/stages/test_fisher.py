@@ -17,10 +17,10 @@ from ingot.evaluate.likelihood import divergence
 from ingot.pipeline.graph import Graph, load_graph
 from ingot.pipeline.run import job_of, link
 from ingot.stages import child
-from ingot.stages.fisher import read_fisher
+from ingot.stages.evaluation.fisher import read_fisher
 from ingot.stages.kinds import RECIPE_KINDS
-from ingot.stages.load import load_model
-from ingot.text.store import Store
+from ingot.stages.models.load import load_model
+from ingot.store.reader import Store
 from ingot.train.engine import Engine
 
 RECIPE = """
@@ -150,7 +150,7 @@ def test_2_7_a_fisher_stage_keeps_f_and_theta(graph: Graph) -> None:
 
 def test_a_killed_fisher_stage_goes_on_to_the_bit(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     from ingot.evaluate.fisher import Fisher
-    from ingot.stages import fisher as stage
+    from ingot.stages.evaluation import fisher as stage
 
     original, done = Fisher.add, []
 
@@ -254,8 +254,8 @@ def test_decay_has_its_usual_default_without_an_anchor(graph: Graph) -> None:
 
 def test_2_7_a_chain_of_stages_has_a_forgetting_matrix(graph: Graph) -> None:
     """Noticed from the init edges; numbers, report and terminal agree, and what moved predictions is measured."""
-    from ingot.report.panels import panel
-    from ingot.report.panels_forgetting import chains, lines
+    from ingot.report.html.panels import panel
+    from ingot.report.html.panels_forgetting import chains, lines
 
     if not (_at(graph, "tuned") / "DONE").exists():
         _run(graph, "tuned")

@@ -10,8 +10,8 @@ import torch
 from ingot.core.errors import UserError
 from ingot.core.recipe import load_recipe
 from ingot.model import lora
-from ingot.model.adapter import AdapterSettings
-from ingot.model.settings import FAMILIES, ModelConfig, ModelSettings
+from ingot.model.adapter_config import AdapterSettings
+from ingot.model.config import FAMILIES, ModelConfig, ModelSettings
 from ingot.model.transformer import Transformer
 from ingot.optim.average import Average
 from ingot.optim.groups import counts
@@ -19,10 +19,10 @@ from ingot.optim.optimizers import build
 from ingot.optim.settings import OptimSettings
 from ingot.plan.flops import training_flops_per_token
 from ingot.plan.machine import GPUS, Device
-from ingot.stages.forecast import Known, forecast, moments, parameters
 from ingot.stages.kinds import RECIPE_KINDS
-from ingot.stages.settings import TrainSettings
-from ingot.stages.timeline import Assumed
+from ingot.stages.training.forecast import Known, forecast, moments, parameters
+from ingot.stages.training.settings import TrainSettings
+from ingot.stages.training.timeline import Assumed
 from ingot.train.execution import Execution
 
 CPU = Device("CPU", 16 * 10**9, half="bf16")

@@ -20,8 +20,8 @@ from ingot.objectives import rollout
 from ingot.pipeline.graph import load_graph
 from ingot.pipeline.run import child_environment, job_of
 from ingot.stages import child
-from ingot.stages.load import load_adapted, load_model
-from ingot.stages.trace import open_trained
+from ingot.stages.models.load import load_adapted, load_model
+from ingot.stages.training.trace import open_trained
 from ingot.train.engine import Engine
 from tests.stages.conftest import RUNS, STEPS
 

@@ -15,11 +15,12 @@ import torch
 from ingot.core.errors import UserError
 from ingot.pipeline.graph import Graph, load_graph
 from ingot.pipeline.run import job_of, link, require_files
-from ingot.stages import child, judge
+from ingot.stages import child
+from ingot.stages.evaluation import judge
+from ingot.stages.evaluation.settings import JudgeSettings
 from ingot.stages.job import Input
-from ingot.stages.load import load_frozen, load_model
-from ingot.stages.measure_settings import JudgeSettings
-from ingot.stages.rewards import RewardStage
+from ingot.stages.models.load import load_frozen, load_model
+from ingot.stages.models.reward_scores import RewardStage
 
 TRAIN = """
 kind = "train"

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from ingot.core.errors import UserError
-from ingot.model.settings import ModelSettings
-from ingot.stages.load import measured_context, read_config
+from ingot.model.config import ModelSettings
+from ingot.stages.models.load import measured_context, read_config
 
 
 def test_a_shape_is_read_back(tmp_path):

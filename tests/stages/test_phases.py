@@ -13,12 +13,13 @@ from safetensors.torch import load_file
 
 from ingot.core.errors import UserError
 from ingot.core.events import read_events, stable
-from ingot.dist import checkpoint
+from ingot.distributed import checkpoint
 from ingot.pipeline.graph import Graph, load_graph
 from ingot.pipeline.run import job_of, link
-from ingot.report import panels_model, terminal
+from ingot.report import terminal
+from ingot.report.html import panels_model
 from ingot.stages import child
-from ingot.stages.trace import trace
+from ingot.stages.training.trace import trace
 from ingot.train.engine import Engine
 
 RECIPE = """

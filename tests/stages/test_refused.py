@@ -13,9 +13,9 @@ from ingot.core.artifact import StageDir
 from ingot.pipeline.graph import load_graph
 from ingot.pipeline.run import job_of
 from ingot.stages import child
-from ingot.stages.text import TOKENIZER
-from ingot.text.hf_files import export_tokenizer
-from ingot.text.tokenizer import load_tokenizer
+from ingot.stages.corpus import TOKENIZER
+from ingot.tokenizer.byte_bpe import load_tokenizer
+from ingot.tokenizer.hf_files import export_tokenizer
 from tests.stages.conftest import RUNS
 
 pytestmark = pytest.mark.usefixtures("world")

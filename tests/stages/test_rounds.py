@@ -13,7 +13,7 @@ from ingot.pipeline.graph import load_graph, load_graphs
 from ingot.pipeline.run import job_of, link, require_files
 from ingot.pipeline.status import status
 from ingot.plan.machine import GPUS
-from ingot.report.page import write_report
+from ingot.report.html.page import write_report
 from ingot.report.plan import plan_rows
 from ingot.stages import child
 
@@ -198,7 +198,7 @@ def test_of_scored_answers_the_best_and_the_worst_make_a_pair() -> None:
 
 
 def test_sampling_goes_on_after_a_kill_to_the_byte(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ingot.stages import generate
+    from ingot.stages.synthesis import generate
 
     whole = _documents("sample-1")
     overrides = ("repeat.rounds=1", "stage.sample.seed=1")  # the run's own, under another key

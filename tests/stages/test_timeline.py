@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from ingot.core.errors import UserError
 from ingot.data.packing import BestFit, Windows
-from ingot.model.settings import ModelSettings
-from ingot.stages.layout import longest, timeline
-from ingot.stages.settings import TrainSettings
-from ingot.stages.timeline import Assumed, Timeline, assumed
+from ingot.model.config import ModelSettings
+from ingot.stages.training.phases import longest, timeline
+from ingot.stages.training.settings import TrainSettings
+from ingot.stages.training.timeline import Assumed, Timeline, assumed
 
 PHASES_OF_001 = [
     {"name": "foundation", "share": 0.4, "lr": 3e-4},

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ingot.model.settings import ModelSettings
+from ingot.model.config import ModelSettings
 from ingot.optim.schedule import schedule
-from ingot.stages.settings import TrainSettings
+from ingot.stages.training.settings import TrainSettings
 
 
 def _stage(**table):

@@ -12,11 +12,11 @@ import torch
 from ingot.core.errors import UserError
 from ingot.core.events import EventLog, read_events, stable
 from ingot.data.batches import IGNORE, Batch, Loader, Source, all_rows, make_batch
-from ingot.data.order import Order
 from ingot.data.packing import BestFit, Windows
-from ingot.dist import checkpoint
-from ingot.dist.mesh import Mesh
-from ingot.model.settings import ModelSettings
+from ingot.data.sampler import Order
+from ingot.distributed import checkpoint
+from ingot.distributed.mesh import Mesh
+from ingot.model.config import ModelSettings
 from ingot.model.transformer import build
 from ingot.objectives.lm import LanguageModel
 from ingot.optim.schedule import Schedule
@@ -85,7 +85,7 @@ class _Linear(torch.nn.Module):
 
 class _Sum(LanguageModel):
     def loss(self, out, batch):
-        from ingot.train.api import Term
+        from ingot.train.objective import Term
 
         return {"sum": Term(out.sum(), "sequence")}
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from ingot.data.batches import IGNORE, Batch
-from ingot.dist.mesh import Mesh
+from ingot.distributed.mesh import Mesh
 from ingot.evaluate.fisher import Fisher, Labels
-from ingot.model.settings import ModelSettings
+from ingot.model.config import ModelSettings
 from ingot.model.transformer import Transformer, build
 from ingot.objectives.lm import LanguageModel
 from ingot.optim.grad_terms import Anchor, mean_of, shaped

@@ -14,10 +14,10 @@ import torch
 from ingot.core.events import EventLog, read_events
 from ingot.data.batches import all_rows
 from ingot.objectives.lm import LanguageModel
-from ingot.train.api import Objective, Term
 from ingot.train.engine import Engine
 from ingot.train.loop import _Clock, train
 from ingot.train.metrics import StepMetrics, merged
+from ingot.train.objective import Objective, Term
 from tests.train.test_engine import _engine, _gradient, _ragged, _run, _text
 
 

@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 import torch
 
+from ingot.backends import select
 from ingot.core.errors import UserError
 from ingot.core.events import read_events, stable
 from ingot.data.batches import Batch
 from ingot.objectives.lm import LanguageModel
 from ingot.optim.groups import clip_, global_norm
 from ingot.optim.settings import OptimSettings
-from ingot.train import compiling, scaling
-from ingot.train.api import Term
+from ingot.train import loss_scaling
 from ingot.train.engine import Engine
 from ingot.train.execution import choose, remembered
+from ingot.train.objective import Term
 from ingot.train.settings import LoopSettings
 from tests.train.test_engine import _engine, _gradient, _ragged, _run, _text
 
@@ -229,12 +230,12 @@ def test_D7_a_scale_of_1024(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_D7_the_scale_halves_on_overflow_and_doubles_after_a_long_calm() -> None:
-    assert scaling.adjusted(1024.0, 7, finite=False) == (512.0, 0)
+    assert loss_scaling.adjusted(1024.0, 7, finite=False) == (512.0, 0)
     scale, steps = 1024.0, 0
-    for _ in range(scaling.GROWTH_STEPS - 1):
-        scale, steps = scaling.adjusted(scale, steps, finite=True)
+    for _ in range(loss_scaling.GROWTH_STEPS - 1):
+        scale, steps = loss_scaling.adjusted(scale, steps, finite=True)
     assert (scale, steps) == (1024.0, 1999)
-    assert scaling.adjusted(scale, steps, finite=True) == (2048.0, 0)
+    assert loss_scaling.adjusted(scale, steps, finite=True) == (2048.0, 0)
 
 
 def test_D7_an_overflow_skips_the_update_and_the_step_goes_on(tmp_path: Path) -> None:
@@ -362,9 +363,9 @@ def test_D10_a_compiled_step_is_the_same_step_and_sampling_stays_as_it_is(
         traced.append(getattr(module, method))
         return torch.compile(traced[-1], backend="eager", fullgraph=True, dynamic=False)
 
-    monkeypatch.setattr(compiling, "Ahead", eager)
+    monkeypatch.setattr(select, "Ahead", eager)
     # Products of one input stay apart, as in the plain model.
-    monkeypatch.setattr("ingot.model.joint._SMALL", 0)
+    monkeypatch.setattr("ingot.kernels.joint_linear._SMALL", 0)
     batch, plain = _ragged(), _engine(tmp_path, "fp32")
     shape = {"micro_batch": len(batch), "context": batch.context}
     execution = replace(plain.execution, compile=what, **shape)

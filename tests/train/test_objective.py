@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from ingot.core.events import read_events
 from ingot.data.batches import IGNORE, Source, all_rows, make_batch
 from ingot.data.packing import BestFit, Windows
-from ingot.model.head import Head
-from ingot.model.ops import cross_entropy
+from ingot.model.lm_head import Head
+from ingot.model.losses import cross_entropy
 from ingot.model.transformer import build
 from ingot.objectives.lm import LanguageModel
 from ingot.objectives.settings import LanguageModelSettings
-from ingot.stages.load import objective_of
-from ingot.stages.settings import TrainSettings
+from ingot.stages.models.load import objective_of
+from ingot.stages.training.settings import TrainSettings
 from ingot.train.engine import Engine
 from tests.train.test_engine import T, V, _engine, _gradient, _ragged, _run, _text
 

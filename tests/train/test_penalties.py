@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ingot.core.events import read_events, stable
-from ingot.dist import checkpoint
+from ingot.distributed import checkpoint
 from ingot.model.transformer import build
 from ingot.objectives.replay import Replay
 from ingot.optim.grad_terms import Anchor

@@ -8,11 +8,11 @@ import torch
 
 from ingot.core.events import EventLog
 from ingot.data.batches import Loader, Source, all_rows, make_batch
-from ingot.data.order import Order
 from ingot.data.packing import BestFit, Windows
-from ingot.dist import checkpoint
-from ingot.dist.mesh import Mesh
-from ingot.model.ops import token_logps
+from ingot.data.sampler import Order
+from ingot.distributed import checkpoint
+from ingot.distributed.mesh import Mesh
+from ingot.model.losses import token_logps
 from ingot.optim.settings import OptimSettings
 from ingot.train.loop import train
 from tests.imports import assert_not_imported
@@ -149,7 +149,7 @@ def test_E1_the_loss_is_that_of_the_responses_alone(tmp_path, make_store):
 def test_a_step_that_is_not_compiled_imports_no_compiler() -> None:
     """Nor what it brings along, nor what reads tables: seconds and 100 MB of every process that trains."""
     code = (
-        "import pathlib, ingot.stages.train; from tests.train.test_engine import _engine, _ragged\n"
+        "import pathlib, ingot.stages.training.build; from tests.train.test_engine import _engine, _ragged\n"
         "engine = _engine(pathlib.Path('nowhere'), 'fp32'); engine.step(_ragged()); engine.tensors()\n"
         "assert engine.state['step'] == 1"
     )

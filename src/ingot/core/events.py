@@ -11,29 +11,32 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TextIO, cast
+from typing import IO, Any, Protocol, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ingot.core.errors import UserError
 
-if TYPE_CHECKING:
-    from ingot.core.sinks import Sinks
-
 METRICS = "metrics.jsonl"
 VOLATILE = frozenset({"time", "attempt", "seconds", "tok_s", "peak_bytes"})
 """Fields that differ between two equal runs; everything else is equal to the bit on one CPU process."""
 
 
-class EventLog:
-    """Appends events to a stage's `metrics.jsonl`; a torn last line of a killed writer is cut off on opening."""
+class Listener(Protocol):
+    """Receives every event after it is written, such as a dashboard."""
 
-    sinks: "Sinks | None" = None
-    """Told of every event after it is written."""
+    def follow(self, record: Mapping[str, Any]) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+class EventLog:
+    """Appends events to a stage's `metrics.jsonl`; cuts off the torn last line of a killed writer on opening."""
 
     def __init__(self, path: Path):
         self.path = path
+        self.listeners: list[Listener] = []
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = _cut_torn_line(path)
         self.attempt = 1 + max((e.get("attempt", 0) for e in whole), default=0)
@@ -45,15 +48,15 @@ class EventLog:
         now = time.time()
         record = {"event": event, "time": round(now, 3), "attempt": self.attempt, **fields}
         self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        if self.sinks:
-            self.sinks.follow(record)
+        for listener in self.listeners:
+            listener.follow(record)
         if now - self._flushed > 0.5:
             self.flush()
 
     def flush(self) -> None:
         self._file.flush()
-        if self.sinks:
-            self.sinks.flush()
+        for listener in self.listeners:
+            listener.flush()
         self._flushed = time.time()
 
     def close(self) -> None:

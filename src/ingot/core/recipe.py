@@ -20,8 +20,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ingot.core.errors import UserError, nearest, shortened
-from ingot.core.repeat import unrolled
-from ingot.core.sinks import require
+from ingot.core.rounds import unrolled
 from ingot.core.sweep import SEED, SWEEP, Point, points, with_values
 
 
@@ -71,12 +70,6 @@ class RunSettings(Settings):
         if name in SHARED:
             raise ValueError(f"found '{name}', a directory that all runs share; choose another name")
         return name
-
-    @field_validator("sinks")
-    @classmethod
-    def _installed(cls, sinks: tuple[str, ...]) -> tuple[str, ...]:
-        require(sinks)
-        return sinks
 
 
 @dataclass(frozen=True)

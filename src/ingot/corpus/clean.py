@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import polars as pl
 
-from ingot.corpus.utf8 import flatten, followed_by, rows_at
+from ingot.corpus.readers.utf8 import flatten, followed_by, rows_at
 
 _BREAKS = r"\r\n|[\r\x0b\x0c\x{85}]"
 _CONTROLS = r"[\x00-\x08\x0e-\x1f\x7f-\x{84}\x{86}-\x{9f}]"

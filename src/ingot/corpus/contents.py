@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from ingot.corpus import clean, dedup, pii
 from ingot.corpus.documents import messages_of
+from ingot.corpus.readers.row_formats import dump_document, is_learned
 from ingot.corpus.settings import CorpusSettings
-from ingot.corpus.shapes import dump_document, is_learned
 
 PROBLEMS = {
     "empty": "found a question or an answer without a character, expected some",

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from ingot.corpus.utf8 import flatten, followed_by
+from ingot.corpus.readers.utf8 import flatten, followed_by
 
 EXACT_DUPLICATE = "exact_duplicate"
 """The reason of a document that is dropped for another one."""

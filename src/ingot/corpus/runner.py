@@ -25,11 +25,12 @@ import pyarrow.compute as pc
 
 from ingot.core.errors import UserError
 from ingot.core.events import Display, EventLog
-from ingot.corpus import contents, dedup, filters, holdout, readers
+from ingot.corpus import contents, dedup, filters, holdout
 from ingot.corpus.documents import SCHEMA, DocumentWriter, document_parts, read_documents
 from ingot.corpus.funnel import Funnel
+from ingot.corpus.readers.locate import left_out
+from ingot.corpus.readers.read import read
 from ingot.corpus.settings import CorpusSettings
-from ingot.corpus.sources import left_out
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -157,7 +158,7 @@ def _kept(
 ) -> Iterator[pa.Table]:
     """Documents that stay, in order, as tables of `SCHEMA` whose split is still open; everything is counted."""
     seen = dedup.Seen()
-    raw = readers.read(settings, funnel.quarantine)
+    raw = read(settings, funnel.quarantine)
     with display.bar("documents", unit="documents") as bar:
         for table in ordered_map(partial(prepare, settings=settings, judges=judges), raw, settings.workers):
             if settings.dedup.exact:

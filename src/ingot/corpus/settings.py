@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from ingot.core.errors import UserError, nearest
 from ingot.core.recipe import EXECUTION, Settings
-from ingot.corpus.shapes import NAMES, ROLES, Format, Role
+from ingot.corpus.readers.row_formats import NAMES, ROLES, Format, Role
 
 STDLIB = "python:stdlib"
 DOCS = "python:docs"

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ingot.data.packing import PAD, RowPlan, Whole
-from ingot.text.store import Store
+from ingot.store.reader import Store
 
 IGNORE = -100
 """Label of a target that counts for nothing, where no other is set."""

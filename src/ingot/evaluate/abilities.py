@@ -19,10 +19,10 @@ from ingot.evaluate.checks import right
 from ingot.evaluate.continuations import score
 from ingot.evaluate.sandbox import program_of, run_code
 from ingot.evaluate.tasks import Item, Task
-from ingot.infer.text import TextRun, prompt_ids, room_for_prompt, sampling_for
+from ingot.infer.streaming import TextRun, prompt_ids, room_for_prompt, sampling_for
 from ingot.model.transformer import Transformer
-from ingot.text.chat import render, stop_ids
-from ingot.text.tokenizer import Tokenizer
+from ingot.tokenizer.byte_bpe import Tokenizer
+from ingot.tokenizer.chat import render, stop_ids
 from ingot.train.settings import rows_per_pass
 
 RUNNERS = 2

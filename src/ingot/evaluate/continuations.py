@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ingot.backends.select import as_trained
 from ingot.core.errors import UserError
 from ingot.infer.sampling import likeliest
-from ingot.model.head import chunk
+from ingot.model.lm_head import chunk
 from ingot.model.transformer import Transformer
-from ingot.train.compiling import as_trained
 from ingot.train.settings import rows_per_pass
 
 Ids = np.ndarray | Sequence[int]

@@ -34,11 +34,11 @@ import torch
 from torch import Tensor, nn
 
 from ingot.data.batches import Batch
-from ingot.data.order import key_of
+from ingot.data.sampler import key_of
 from ingot.evaluate.bootstrap import ratio
 from ingot.infer.sampling import pick, uniforms
-from ingot.model.head import Head, chunk
-from ingot.model.ops import random_scores, token_logps
+from ingot.model.lm_head import Head, chunk
+from ingot.model.losses import random_scores, token_logps
 from ingot.model.transformer import Transformer
 
 Labels = Literal["mixed", "sampled", "exact", "empirical"]

@@ -16,10 +16,10 @@ from typing import Any
 
 from ingot.core.errors import UserError
 from ingot.evaluate.continuations import score
-from ingot.infer.text import TextRun, prompt_ids, room_for_prompt, sampling_for
+from ingot.infer.streaming import TextRun, prompt_ids, room_for_prompt, sampling_for
 from ingot.model.transformer import Transformer
-from ingot.text.chat import render
-from ingot.text.tokenizer import Tokenizer
+from ingot.tokenizer.byte_bpe import Tokenizer
+from ingot.tokenizer.chat import render
 from ingot.train.settings import rows_per_pass
 
 _CHAT = re.compile("\x01chat(.*?)\x02", re.DOTALL)

@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from ingot.backends.select import as_trained
 from ingot.data.batches import IGNORE, Batch, Source, all_rows
 from ingot.data.packing import BestFit, Windows
 from ingot.evaluate.bootstrap import ratio
-from ingot.model.ops import divergences, token_logps
+from ingot.model.losses import divergences, token_logps
 from ingot.model.transformer import Transformer
-from ingot.text.store import Store
-from ingot.text.tokenizer import Tokenizer
-from ingot.train.compiling import as_trained
+from ingot.store.reader import Store
+from ingot.tokenizer.byte_bpe import Tokenizer
 
 _MOST = 709.0
 """Nats whose exponential is a number still; tables have no infinity."""

@@ -26,16 +26,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ingot.infer import native
-from ingot.infer.cache import Cache
-from ingot.infer.graph import WORTH, Graph, slots_read
-from ingot.infer.product import Product, gated, gelu, head_product, product, way
-from ingot.infer.tape import Tape
+from ingot.infer.cuda_graph import WORTH, Graph, slots_read
+from ingot.infer.kv_cache import Cache
+from ingot.infer.linear import Product, gated, gelu, head_product, product, way
+from ingot.kernels import cpu_decode
+from ingot.kernels.precision import autocast_dtype
+from ingot.kernels.replay import Tape
 from ingot.model.attention import causal_mask
 from ingot.model.feedforward import GELU, SwiGLU
 from ingot.model.norms import LayerNorm, RMSNorm
-from ingot.model.precision import autocast_dtype
-from ingot.model.rotary import rotation
+from ingot.model.rope import rotation
 from ingot.model.transformer import Block, Transformer
 
 _PREFILL_TOKENS = 4096
@@ -76,7 +76,7 @@ class Decoder:
         self.pairs_D = features_D.view(2, -1).T.flatten() if self.config.positions == "rope" else features_D
         self.order_O = self._order()
         self.stream = torch.promote_types(stored, torch.float32)
-        self.native = native.available(self.device, self.dtype, self.stream)
+        self.native = cpu_decode.available(self.device, self.dtype, self.stream)
         self.way = way(self.device, self.dtype, self.native)
         with torch.autocast(self.device.type, enabled=False):
             self.embedding = model.embedding.weight.detach()
@@ -117,16 +117,16 @@ class Decoder:
         if isinstance(norm, LayerNorm):
             bias = None if norm.bias is None else norm.bias.detach().to(self.stream)[order]
             if self.native:
-                return partial(native.layer_norm, gain, bias, norm.eps, into)
+                return partial(cpu_decode.layer_norm, gain, bias, norm.eps, into)
             return partial(F.layer_norm, normalized_shape=gain.shape, weight=gain, bias=bias, eps=norm.eps)
         if self.native:
-            return partial(native.rms_norm, gain, norm.eps, into)
+            return partial(cpu_decode.rms_norm, gain, norm.eps, into)
         return partial(_rms, gain, torch.tensor(norm.eps, dtype=self.stream, device=self.device))
 
     def _head_norm(self, norm: RMSNorm | LayerNorm) -> Callable[[Tensor, slice], None]:
         if self.native and isinstance(norm, RMSNorm):
             gain = norm.weight.detach().to(self.stream)[self.pairs_D]
-            return partial(native.norm_heads, gain, norm.eps)
+            return partial(cpu_decode.norm_heads, gain, norm.eps)
         normed = self._norm(norm, self.stream, self.pairs_D)
 
         def in_place(qkv_BTND: Tensor, heads: slice) -> None:
@@ -231,7 +231,7 @@ class Rows:
                 self._tape.again(*self._inputs(ids_B, slot))
             elif self._tape is None and decoder.native and not moves:
                 inputs = self._inputs(ids_B, slot)
-                with native.recorded(*inputs) as self._tape:
+                with cpu_decode.recorded(*inputs) as self._tape:
                     self.logits_BV = self._logits(*inputs, self._bias(slot, slot + 1))
             else:
                 self.logits_BV = self._logits(*self._inputs(ids_B, slot), self._bias(slot, slot + 1))

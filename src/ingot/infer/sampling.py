@@ -30,8 +30,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ingot.core.errors import UserError
-from ingot.data.order import keys_of
-from ingot.infer import native
+from ingot.data.sampler import keys_of
+from ingot.kernels import cpu_decode
 
 _SMALL = 2048
 """Vocabulary up to which neither of the two below is worth its calls."""
@@ -95,8 +95,8 @@ def draw(
     """
     wide = torch.promote_types(logits_BV.dtype, torch.float32)
     plain = sampling.temperature == 0 and sampling.repetition_penalty == 1
-    if plain and native.available(logits_BV.device, logits_BV.dtype, wide):
-        return native.likeliest(logits_BV, min(sampling.vocab or logits_BV.shape[1], logits_BV.shape[1]))
+    if plain and cpu_decode.available(logits_BV.device, logits_BV.dtype, wide):
+        return cpu_decode.likeliest(logits_BV, min(sampling.vocab or logits_BV.shape[1], logits_BV.shape[1]))
     logits_BV = logits_BV.to(wide)
     temperature = max(sampling.temperature, _COLDEST) if sampling.temperature else 1.0
     scaled_BV = logits_BV if temperature == 1 else logits_BV / temperature

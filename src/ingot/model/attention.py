@@ -19,14 +19,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ingot.kernels.joint_linear import products
+from ingot.model.config import PLAIN_BF16_KEYS, ModelConfig
 from ingot.model.dropout import dropout
-from ingot.model.joint import products
 from ingot.model.norms import make_norm
-from ingot.model.rotary import Rotation, rotate
-from ingot.model.settings import PLAIN_BF16_KEYS, ModelConfig
+from ingot.model.rope import Rotation, rotate
 
 Path = Literal["sdpa", "plain", "native"]
-"""The last is training's own functions' (`train/blocks.py`), which read no mask but the first slot of every token."""
+"""The last reads no mask but the first slot of every token (`backends/cpu_blocks.py`)."""
 
 
 def causal_mask(T: int, window: int | None, device: torch.device | str) -> Tensor:

@@ -11,7 +11,7 @@ def dropout(x: Tensor, share: float, training: bool = True) -> Tensor:
     """`x` with about that share of its numbers put to zero, each by a coin of its own, and the others scaled up to fit.
 
     On a CPU torch takes a number of 64 bits for every coin, and its compiler draws them one by one. Here such a number
-    is good for four, so `share` is rounded to a multiple of 2^-16, and the scale goes with it. `train/compiler.py`
+    is good for four, so `share` is rounded to a multiple of 2^-16, and the scale goes with it. `backends/aot_worker.py`
     leaves the drawing to torch's generator.
     """
     if not (share and training):

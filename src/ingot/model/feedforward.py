@@ -3,9 +3,9 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ingot.model.gelu import gelu
-from ingot.model.joint import products
-from ingot.model.settings import ModelConfig
+from ingot.kernels.bias_gelu import gelu
+from ingot.kernels.joint_linear import products
+from ingot.model.config import ModelConfig
 
 
 class SwiGLU(nn.Module):

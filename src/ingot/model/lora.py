@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ingot.model.adapter import AdapterSettings, adapted_layers, linear_layers, whole_modules
+from ingot.model.adapter_config import AdapterSettings, adapted_layers, linear_layers, whole_modules
 from ingot.model.dropout import dropout
 from ingot.model.transformer import Transformer
 

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ingot.model.operators import SHORT, TRITON, operator
-from ingot.model.precision import autocast_dtype
-from ingot.model.settings import ModelConfig
+from ingot.kernels.operators import SHORT, TRITON, operator
+from ingot.kernels.precision import autocast_dtype
+from ingot.model.config import ModelConfig
 
 
 class RMSNorm(nn.Module):

@@ -20,14 +20,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ingot.kernels.precision import autocast_dtype, rounded
 from ingot.model.attention import Attention, Path, bias, causal_mask, document_mask, faster, first_seen
+from ingot.model.config import ModelConfig
 from ingot.model.dropout import dropout
 from ingot.model.feedforward import make_feedforward
-from ingot.model.head import Head
+from ingot.model.lm_head import Head
 from ingot.model.norms import branch, make_norm
-from ingot.model.precision import autocast_dtype, rounded
-from ingot.model.rotary import Rotation, rotation
-from ingot.model.settings import ModelConfig
+from ingot.model.rope import Rotation, rotation
 
 _LINEAR_STD = 0.02  # GPT-2's; 0.5 / sqrt(W) = 0.044 was worse at W 128 (5.58 against 5.25, see _tied_std)
 _UNTIED_EMBEDDING_STD = 0.1

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from ingot.data.batches import Batch
 from ingot.objectives.advantages import group_advantages, to_go
+from ingot.objectives.on_policy import Sampled, without
+from ingot.objectives.on_policy_settings import GRPOSettings
 from ingot.objectives.rollout import Rollout
-from ingot.objectives.sampled import Sampled, without
-from ingot.objectives.sampled_settings import GRPOSettings
-from ingot.train.api import Context, Term
+from ingot.train.objective import Context, Term
 
 
 class GRPO(Sampled[GRPOSettings]):

@@ -10,9 +10,9 @@ Label smoothing and the z-loss are penalties beside it, never part of the report
 from typing import Any
 
 from ingot.data.batches import Batch
-from ingot.model.ops import cross_entropy, cross_entropy_parts
+from ingot.model.losses import cross_entropy, cross_entropy_parts
 from ingot.objectives.settings import LanguageModelSettings
-from ingot.train.api import Objective, Term
+from ingot.train.objective import Objective, Term
 
 
 class LanguageModel(Objective):

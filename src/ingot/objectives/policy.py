@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ingot.train.api import Term
+from ingot.train.objective import Term
 
 MAX_LOG_RATIO = 20.0
 """Log ratios are cut here before they are exponentiated."""

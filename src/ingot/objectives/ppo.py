@@ -25,13 +25,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ingot.data.batches import Batch
-from ingot.model.ops import token_logps_and_entropies
+from ingot.model.losses import token_logps_and_entropies
 from ingot.objectives.advantages import adapted, explained_variance, gae, last_positions, token_rewards, whiten
+from ingot.objectives.on_policy import Sampled, without
+from ingot.objectives.on_policy_settings import PPOSettings
 from ingot.objectives.policy import per_row, value_loss
 from ingot.objectives.rollout import Rollout
-from ingot.objectives.sampled import Sampled, without
-from ingot.objectives.sampled_settings import PPOSettings
-from ingot.train.api import Context, Term
+from ingot.train.objective import Context, Term
 
 
 class ValueHead(nn.Module):

@@ -36,9 +36,9 @@ from torch import Tensor
 
 from ingot.core.errors import UserError
 from ingot.data.batches import Batch
-from ingot.model.ops import token_logps
+from ingot.model.losses import token_logps
 from ingot.objectives.settings import PreferenceSettings, UnpairedSettings
-from ingot.train.api import Context, Objective, Term
+from ingot.train.objective import Context, Objective, Term
 
 REFERENCE = "reference_logps"
 """The column of what the reference says of each answer."""

@@ -9,8 +9,8 @@ objective can be so held to what was learned before, and none knows of it.
 from typing import Any
 
 from ingot.data.batches import Batch
-from ingot.model.ops import cross_entropy
-from ingot.train.api import Objective, Term
+from ingot.model.losses import cross_entropy
+from ingot.train.objective import Objective, Term
 
 
 class Replay(Objective):

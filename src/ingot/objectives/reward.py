@@ -24,11 +24,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ingot.backends.select import as_trained
 from ingot.data.batches import Batch
 from ingot.objectives.preference import pair_term, wins
 from ingot.objectives.settings import RewardSettings
-from ingot.train.api import Context, Objective, Term
-from ingot.train.compiling import as_trained
+from ingot.train.objective import Context, Objective, Term
 
 BINS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Borders of the predicted probability that the preferred answer is the better one, for the calibration."""

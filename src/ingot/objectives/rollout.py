@@ -19,8 +19,8 @@ from ingot.data.batches import Batch, answered
 from ingot.infer.generate import Completion, generate
 from ingot.infer.sampling import Sampling
 from ingot.model.transformer import Transformer
-from ingot.text.chat import stop_ids
-from ingot.train.api import Context
+from ingot.tokenizer.chat import stop_ids
+from ingot.train.objective import Context
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, create_model, model_validator
 
-from ingot.objectives.method_settings import MethodSettings
-from ingot.objectives.sampled_settings import GRPOSettings, PPOSettings
+from ingot.objectives.base_settings import MethodSettings
+from ingot.objectives.on_policy_settings import GRPOSettings, PPOSettings
 
 
 class LanguageModelSettings(MethodSettings):

@@ -3,14 +3,15 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from ingot.core import dashboards
 from ingot.core.artifact import STAGES, FileHashes, StageDir
 from ingot.core.errors import UserError, nearest
 from ingot.core.recipe import Recipe, RunSettings, load_recipe, load_recipes, name_problem
-from ingot.pipeline.nodes import Builder, Node
-from ingot.stages.imports import imported_name, is_directory
+from ingot.pipeline.resolve import Builder, Node
 from ingot.stages.kinds import RECIPE_KINDS
-from ingot.stages.sample_settings import LabelSettings
-from ingot.stages.settings import ImportSettings
+from ingot.stages.models.imports import imported_name, is_directory
+from ingot.stages.synthesis.settings import LabelSettings
+from ingot.stages.training.settings import ImportSettings
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ def import_graph(source: str, root: Path, name: str | None = None, adapter: str 
 
 
 def _graphs(recipes: list[Recipe], root: Path) -> list[Graph]:
+    _require_dashboards(recipes[0].run)
     hashes = FileHashes(root / STAGES / "file-digests.json")
     graphs, errors = [], dict[str, None]()  # in order, each once: readers of a broken stage repeat its sentence
     for recipe in recipes:
@@ -114,6 +116,13 @@ def _graphs(recipes: list[Recipe], root: Path) -> list[Graph]:
     if errors:
         raise UserError("\n".join(errors))
     return graphs
+
+
+def _require_dashboards(run: RunSettings) -> None:
+    try:
+        dashboards.require(run.sinks)
+    except UserError as error:
+        raise UserError(f"run.sinks: {error}") from None
 
 
 def _refuse_equal_points(graphs: list[Graph]) -> None:

@@ -21,7 +21,7 @@ from ingot.core.process import busy, sleep_early
 from ingot.core.recipe import settings_tree
 from ingot.objectives.settings import OBJECTIVES
 from ingot.pipeline.graph import Graph
-from ingot.pipeline.nodes import Node
+from ingot.pipeline.resolve import Node
 from ingot.pipeline.status import Status, status
 from ingot.stages.kinds import KINDS
 

@@ -22,10 +22,10 @@ from ingot.core.artifact import CHECKPOINTS, atomic_json
 from ingot.core.errors import UserError
 from ingot.core.events import METRICS, read_events
 from ingot.pipeline.graph import Graph, load_graph
-from ingot.pipeline.nodes import Node
+from ingot.pipeline.resolve import Node
 from ingot.pipeline.run import job_of, run, start_child
 from ingot.stages.job import CHOICES
-from ingot.stages.settings import TrainSettings
+from ingot.stages.training.settings import TrainSettings
 
 PATIENCE = 300.0
 """Seconds after which a candidate that has not made its steps is given up."""

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from ingot.core.artifact import RECORD, STAGES
+from ingot.core.dashboards import Target, replay, require
 from ingot.core.errors import UserError
-from ingot.core.sinks import Target, replay, require
 from ingot.core.sweep import SWEEP
 from ingot.report import reading
 

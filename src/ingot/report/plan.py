@@ -1,8 +1,8 @@
 """`ingot plan`: what a run would do, stage by stage, and what every train stage will take.
 
-Rows are plain data first (`--json` prints those). Figures of a train stage come from `stages/forecast.py`; here is
-only what is known of its inputs: the vocabulary from the tokenizer's result (or its settings before that), the shape of
-a model to start from, the sizes of the corpora where they are encoded.
+Rows are plain data first (`--json` prints those). Figures of a train stage come from `stages/training/forecast.py`;
+here is only what is known of its inputs: the vocabulary from the tokenizer's result (or its settings before that), the
+shape of a model to start from, the sizes of the corpora where they are encoded.
 """
 
 from collections.abc import Iterator
@@ -12,24 +12,24 @@ from rich.text import Text
 
 from ingot.core.errors import UserError, nearest
 from ingot.corpus.settings import CorpusSettings
-from ingot.model.settings import ModelConfig
+from ingot.model.config import ModelConfig
 from ingot.pipeline.graph import Graph
-from ingot.pipeline.nodes import Node
+from ingot.pipeline.resolve import Node
 from ingot.pipeline.status import status
 from ingot.plan.machine import GPUS, Device, cpu, this_machine
 from ingot.report import figures, reading
 from ingot.report.terminal import console, state_text, table
-from ingot.stages.data import open_data
-from ingot.stages.forecast import UTILISATION, Known, forecast
-from ingot.stages.imports import read_shape
+from ingot.stages.evaluation.settings import EvaluateStageSettings, JudgeSettings
 from ingot.stages.job import MODEL, TOKENIZER, Input, in_role, read_config
-from ingot.stages.layout import longest
-from ingot.stages.measure_settings import EvaluateStageSettings, JudgeSettings
-from ingot.stages.sample_settings import GenerateSettings, LabelSettings
-from ingot.stages.settings import ImportSettings, TrainSettings
-from ingot.stages.timeline import Extents
-from ingot.text.settings import SMALLEST_VOCAB, TokenizerSettings
-from ingot.text.tokenizer import load_tokenizer
+from ingot.stages.models.imports import read_shape
+from ingot.stages.synthesis.settings import GenerateSettings, LabelSettings
+from ingot.stages.training.data import open_data
+from ingot.stages.training.forecast import UTILISATION, Known, forecast
+from ingot.stages.training.phases import longest
+from ingot.stages.training.settings import ImportSettings, TrainSettings
+from ingot.stages.training.timeline import Extents
+from ingot.tokenizer.byte_bpe import load_tokenizer
+from ingot.tokenizer.settings import SMALLEST_VOCAB, TokenizerSettings
 
 BARS = "▁▂▃▄▅▆▇█"
 

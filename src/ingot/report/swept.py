@@ -10,13 +10,13 @@ from rich.text import Text
 from ingot.core.errors import UserError
 from ingot.core.recipe import REPORT
 from ingot.pipeline.graph import Graph
-from ingot.pipeline.points import label, seconds_left
 from ingot.pipeline.status import status
+from ingot.pipeline.sweep import label, seconds_left
 from ingot.report import figures
-from ingot.report.compare import Comparison, compare
-from ingot.report.compare_page import write_comparison
-from ingot.report.compare_table import print_comparison
-from ingot.report.page import STATES, write_report
+from ingot.report.compare.compare import Comparison, compare
+from ingot.report.compare.page import write_comparison
+from ingot.report.compare.table import print_comparison
+from ingot.report.html.page import STATES, write_report
 from ingot.report.plan import print_plan
 from ingot.report.terminal import console, print_end, state_text, table
 

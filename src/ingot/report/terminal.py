@@ -6,7 +6,7 @@ first (`--json` prints those), and a table of them second.
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from rich.text import Text
 
 from ingot.core.errors import shortened
 from ingot.pipeline.graph import Graph
-from ingot.pipeline.nodes import Node
-from ingot.pipeline.points import label
+from ingot.pipeline.resolve import Node
 from ingot.pipeline.status import Status, status
-from ingot.report import figures, panels_forgetting, reading
+from ingot.pipeline.sweep import label
+from ingot.report import figures, reading
+from ingot.report.html import panels_forgetting
 
 COLOURS = {
     "HIT": "green",
@@ -44,6 +45,18 @@ def console(error: bool = False) -> Console:
     stream = sys.stderr if error else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
     return Console(stderr=error, width=width, highlight=False, markup=False, soft_wrap=False)
+
+
+def print_rows(rows: Sequence[Mapping[str, str]]) -> None:
+    """Print rows as a table on standard output; the keys of the first row are the columns."""
+    if not rows:
+        return
+    shown = Table(box=None, pad_edge=False)
+    for name in rows[0]:
+        shown.add_column(name)
+    for row in rows:
+        shown.add_row(*row.values())
+    console().print(shown)
 
 
 def stage_line(node: Node, now: Status, seconds: float | None) -> None:

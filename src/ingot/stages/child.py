@@ -17,11 +17,11 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # what is still being imported ends without a word
 
 from ingot.core.artifact import RECORD, RESULT, StageDir, atomic_json, atomic_write
+from ingot.core.dashboards import Sinks, Target
 from ingot.core.errors import UserError, no_memory, refused
 from ingot.core.events import METRICS, Display, EventLog, spent
 from ingot.core.process import die_with, on_ending
 from ingot.core.recipe import dump_toml
-from ingot.core.sinks import Sinks, Target
 from ingot.stages.job import Input, Job
 from ingot.stages.kinds import KINDS
 
@@ -69,7 +69,8 @@ def run(job: dict[str, Any]) -> None:
         atomic_write(out / "recipe.toml", dump_toml(job["recipe"]))
         log, display = EventLog(out / METRICS), Display(quiet=job["quiet"])
         before = spent(log.path)  # by attempts that were interrupted
-        log.sinks = sinks = _sinks(job, log, display)
+        sinks = _sinks(job, log, display)
+        log.listeners.append(sinks)
         log.write("start", pid=os.getpid(), python=sys.version.split()[0])
         module, function = kind.builder.split(":")
         began = time.monotonic()

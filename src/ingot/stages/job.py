@@ -11,7 +11,7 @@ from ingot.core.artifact import RECORD, RESULT, StageDir, read_json
 from ingot.core.errors import UserError
 from ingot.core.events import Display, EventLog
 from ingot.core.recipe import Settings
-from ingot.model.settings import ModelConfig
+from ingot.model.config import ModelConfig
 
 MODEL, TOKENIZER, CHOICES = "model.json", "tokenizer.json", "execution.json"
 """Of stages that make models and tokenizers: a shape, a vocabulary, and how the stage is computed here."""
@@ -54,7 +54,7 @@ class Job:
     name: str
     settings: Settings
     inputs: Mapping[str, Input]
-    """Role -> input, such as `tokenizer` or `data:NAME`; what a kind reads is in `pipeline/nodes.py`."""
+    """Role -> input, such as `tokenizer` or `data:NAME`; what a kind reads is in `pipeline/resolve.py`."""
     seed: int
     out: StageDir
     log: EventLog

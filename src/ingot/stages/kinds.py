@@ -12,16 +12,16 @@ from ingot.core.artifact import FileHashes, digest_json
 from ingot.core.errors import UserError
 from ingot.core.functions import is_function, require_file
 from ingot.core.recipe import Settings
+from ingot.corpus.readers.locate import source_digest
 from ingot.corpus.settings import CorpusSettings
-from ingot.corpus.sources import source_digest
 from ingot.evaluate.tasks import load_task, task_file
-from ingot.stages import people
-from ingot.stages.imports import import_digest
-from ingot.stages.measure_settings import EvaluateStageSettings, FisherSettings, JudgeSettings
-from ingot.stages.sample_settings import GenerateSettings, LabelSettings
-from ingot.stages.settings import ImportSettings, TrainSettings
-from ingot.text import files
-from ingot.text.settings import TokenizerSettings, TokensSettings
+from ingot.stages.evaluation.settings import EvaluateStageSettings, FisherSettings, JudgeSettings
+from ingot.stages.models.imports import import_digest
+from ingot.stages.synthesis import human_labels
+from ingot.stages.synthesis.settings import GenerateSettings, LabelSettings
+from ingot.stages.training.settings import ImportSettings, TrainSettings
+from ingot.tokenizer import files
+from ingot.tokenizer.settings import TokenizerSettings, TokensSettings
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,13 @@ def _label_digest(settings: Settings, hashes: FileHashes) -> str | None:
     """The judge's file: a function's, or what people have filled."""
     assert isinstance(settings, LabelSettings)
     if settings.people:
-        return people.digest(settings.people, hashes)
+        return human_labels.digest(settings.people, hashes)
     return hashes.digest(require_file(settings.by, "by")) if is_function(settings.by) else None
 
 
 def _label_waits(settings: Settings) -> str | None:
     assert isinstance(settings, LabelSettings)
-    return people.waits(settings.people) if settings.people else None
+    return human_labels.waits(settings.people) if settings.people else None
 
 
 def _of(room: str, *names: str) -> tuple[str, ...]:
@@ -96,66 +96,102 @@ def _of(room: str, *names: str) -> tuple[str, ...]:
     return tuple(f"{room}/{name}.py" for name in names)
 
 
-_MODEL = ("text", "model", "infer", "train/cpp", *_of("train", "blocks", "compiling", "head", "native"))
-_TRAINING = _of("stages", "columns", "fisher", "data", "held_out", "layout", "load", "penalties", "timeline", "train")
-_ASKING = _of("stages", "ancestry", "load")
+_TEXT = ("tokenizer", "store")
+_MODEL = (*_TEXT, "model", "infer", "kernels", "backends")
+_TRAINING = _of(
+    "stages/training", "build", "data", "evaluation", "penalties", "phases", "reference_columns", "timeline"
+)
+_LOADING = _of("stages/models", "lineage", "load")
 
 KINDS: dict[str, Kind] = {
-    "corpus": Kind(CorpusSettings, 7, "ingot.stages.text:corpus", ("corpus", "stages/text.py"), raw=_corpus_digest),
+    "corpus": Kind(CorpusSettings, 7, "ingot.stages.corpus:corpus", ("corpus", "stages/corpus.py"), raw=_corpus_digest),
     "tokenizer": Kind(
-        TokenizerSettings, 4, "ingot.stages.text:tokenizer", ("text", "stages/text.py"), raw=_tokenizer_digest
+        TokenizerSettings, 4, "ingot.stages.corpus:tokenizer", (*_TEXT, "stages/corpus.py"), raw=_tokenizer_digest
     ),
-    "tokens": Kind(TokensSettings, 5, "ingot.stages.text:tokens", ("text", "stages/text.py")),
+    "tokens": Kind(TokensSettings, 5, "ingot.stages.corpus:tokens", (*_TEXT, "stages/corpus.py")),
     "train": Kind(
         TrainSettings,
         15,
-        "ingot.stages.train:run",
-        (*_MODEL, "data", "optim", "dist", "train", "objectives", *_TRAINING),
+        "ingot.stages.training.build:run",
+        (
+            *_MODEL,
+            "data",
+            "optim",
+            "distributed",
+            "train",
+            "objectives",
+            *_TRAINING,
+            "stages/evaluation/fisher.py",
+            *_LOADING,
+        ),
         seeded=True,
         raw=_train_digest,
     ),
     "import": Kind(
         ImportSettings,
         3,
-        "ingot.stages.foreign:import_model",
-        ("text", "model", "dist", *_of("stages", "foreign", "load")),
+        "ingot.stages.models.export:import_model",
+        (*_TEXT, "model", "convert", "distributed", *_of("stages/models", "export", "load")),
         raw=import_digest,
     ),
     "evaluate": Kind(
         EvaluateStageSettings,
         8,
-        "ingot.stages.evaluate:run",
-        (*_MODEL, "data", "evaluate", *_ASKING, *_of("stages", "chains", "evaluate")),
+        "ingot.stages.evaluation.evaluate:run",
+        (*_MODEL, "data", "evaluate", *_LOADING, *_of("stages/evaluation", "forgetting", "evaluate")),
         seeded=True,
         raw=_evaluate_digest,
     ),
     "fisher": Kind(
         FisherSettings,
         1,
-        "ingot.stages.fisher:run",
-        (*_MODEL, "data", "dist", *_of("evaluate", "bootstrap", "fisher"), *_of("stages", "data", "fisher", "load")),
+        "ingot.stages.evaluation.fisher:run",
+        (
+            *_MODEL,
+            "data",
+            "distributed",
+            *_of("evaluate", "bootstrap", "fisher"),
+            "stages/evaluation/fisher.py",
+            "stages/training/data.py",
+            *_LOADING,
+        ),
         seeded=True,
     ),
     "judge": Kind(
         JudgeSettings,
         5,
-        "ingot.stages.judge:run",
-        (*_MODEL, "data", "evaluate", "objectives", *_ASKING, *_of("stages", "judge", "rewards")),
+        "ingot.stages.evaluation.judge:run",
+        (
+            *_MODEL,
+            "data",
+            "evaluate",
+            "objectives",
+            *_LOADING,
+            "stages/evaluation/judge.py",
+            "stages/models/reward_scores.py",
+        ),
         seeded=True,
         raw=_judge_digest,
     ),
     "generate": Kind(
         GenerateSettings,
         2,
-        "ingot.stages.generate:run",
-        (*_MODEL, "dist", "data/order.py", *_of("stages", "generate", "load")),
+        "ingot.stages.synthesis.generate:run",
+        (*_MODEL, "distributed", "data/sampler.py", *_LOADING, "stages/synthesis/generate.py"),
         seeded=True,
     ),
     "label": Kind(
         LabelSettings,
         4,
-        "ingot.stages.label:run",
-        (*_MODEL, "dist", "objectives", *_of("stages", "label", "load", "people", "rewards")),
+        "ingot.stages.synthesis.label:run",
+        (
+            *_MODEL,
+            "distributed",
+            "objectives",
+            *_LOADING,
+            "stages/models/reward_scores.py",
+            *_of("stages/synthesis", "label", "human_labels"),
+        ),
         raw=_label_digest,
         waits=_label_waits,
     ),

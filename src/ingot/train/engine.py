@@ -21,25 +21,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ingot.backends.cuda_graphs import Learned, Recorder
+from ingot.backends.select import as_trained, compiled
 from ingot.core.artifact import CHECKPOINTS, checkpoint_path
 from ingot.data.batches import Batch
-from ingot.data.order import key_of
-from ingot.dist import checkpoint
-from ingot.dist.mesh import Mesh
+from ingot.data.sampler import key_of
+from ingot.distributed import checkpoint
+from ingot.distributed.mesh import Mesh
 from ingot.optim import optimizers
 from ingot.optim.average import Average
 from ingot.optim.groups import global_norm
 from ingot.optim.settings import OptimSettings
-from ingot.text.tokenizer import Tokenizer
-from ingot.train import guard, scaling
-from ingot.train.api import Context, Mean, Objective, Term
-from ingot.train.compiling import as_trained, compiled
+from ingot.tokenizer.byte_bpe import Tokenizer
+from ingot.train import health, loss_scaling
 from ingot.train.execution import Execution
-from ingot.train.graphs import Learned, Recorder
-from ingot.train.interruptions import Interruptions
 from ingot.train.metrics import StepMetrics, merged, normalised, reported
+from ingot.train.objective import Context, Mean, Objective, Term
 from ingot.train.penalties import Penalties
 from ingot.train.settings import LoopSettings
+from ingot.train.signals import Interruptions
 
 FRESH: dict[str, Any] = {
     "step": 0,
@@ -50,7 +50,7 @@ FRESH: dict[str, Any] = {
     "best_step": 0,
     "best_val": None,
     "evaluated": 0,
-    "health": guard.FRESH,
+    "health": health.FRESH,
     "objective": {},
 }
 DECLARED = frozenset(FRESH)
@@ -115,7 +115,7 @@ class Engine:
         self.average = Average(self.trained, plan.optim.ema)
         self.state = {**copy.deepcopy(FRESH), "objective": dict(objective.fresh)}
         if execution.precision == "fp16":
-            self.state["loss_scale"] = scaling.START
+            self.state["loss_scale"] = loss_scaling.START
         self.saved_step = 0
         """The step of the newest checkpoint."""
         self.interruptions = Interruptions(lambda: self.unsaved)
@@ -241,7 +241,7 @@ class Engine:
         finite = math.isfinite(float(norm))
         overflowed = not finite and state["loss_scale"] > 1 and math.isfinite(float(loss))
         if finite or overflowed:
-            scale, steps = scaling.adjusted(state["loss_scale"], state["loss_scale_steps"], finite)
+            scale, steps = loss_scaling.adjusted(state["loss_scale"], state["loss_scale_steps"], finite)
             state["loss_scale"], state["loss_scale_steps"] = scale, steps
         state["skipped_steps"] += overflowed
         return overflowed

@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
+from ingot.backends.select import Compile
 from ingot.core.artifact import atomic_json, read_json
 from ingot.core.errors import UserError
-from ingot.train import native
-from ingot.train.compiling import Compile
+from ingot.kernels import cpu_train
 from ingot.train.settings import LoopSettings, Precision
 
 WHOLE_DEPTH = {"cpu": 8, "cuda": 24}
@@ -102,8 +102,8 @@ class Execution:
             torch.manual_seed(value)
 
     def line(self) -> str:
-        native = self.compile == "native"
-        compiled = ", blocks in C++" if native else f", {self.compile} compiled" if self.compile else ""
+        cpu_train = self.compile == "native"
+        compiled = ", blocks in C++" if cpu_train else f", {self.compile} compiled" if self.compile else ""
         replayed = ", replayed" if self.replay else ""
         how = f"{self.threads} threads, micro-batch {self.micro_batch}{compiled}{replayed}"
         return f"{self.device}, {self.precision} ({self.reason}), {how}"
@@ -171,7 +171,7 @@ def remembered(
 
 def _ours(execution: Execution, say: Callable[[str], None] | None = None) -> bool:
     """Whether functions of our own compute so here."""
-    return execution.device == "cpu" and native.available(execution.product_dtype, say)
+    return execution.device == "cpu" and cpu_train.available(execution.product_dtype, say)
 
 
 def _compile(settings: LoopSettings, execution: Execution, depth: int, flops: float) -> Compile:

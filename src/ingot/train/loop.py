@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from ingot.core.errors import UserError
 from ingot.core.events import EventLog
 from ingot.data.batches import Batch
-from ingot.train import guard
+from ingot.train import health
 from ingot.train.engine import Engine
 from ingot.train.metrics import StepMetrics
 
@@ -166,12 +166,12 @@ class _Journal:
     def _judge(self, step: int, norm: float) -> None:
         """Tell of a changed verdict, once: it is part of a checkpoint."""
         state, clip = self._engine.state, self._engine.plan.optim.clip
-        before, state["health"] = state["health"]["now"], guard.watch(state["health"], norm, clip)
-        now: guard.Health = state["health"]["now"]
+        before, state["health"] = state["health"]["now"], health.watch(state["health"], norm, clip)
+        now: health.Health = state["health"]["now"]
         if now != before:
             self._log.write("health", step=step, health=now)
             if now != "critical":  # the error says it
-                self._say(f"step {step:,}: {now}, was {before}: {guard.ADVICE[now]}")
+                self._say(f"step {step:,}: {now}, was {before}: {health.ADVICE[now]}")
 
     def _refuse(self, step: int, loss: float, norm: float) -> None:
         """Stop before broken weights are saved; the checkpoints on disk are from before the break."""

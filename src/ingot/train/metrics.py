@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ingot.train.api import Mean, Term
+from ingot.train.objective import Mean, Term
 
 
 @dataclass(frozen=True)

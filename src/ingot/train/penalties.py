@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ingot.data.batches import Batch
-from ingot.model.ops import divergences
+from ingot.model.losses import divergences
 from ingot.optim.grad_terms import Anchor
-from ingot.train.api import ForwardOf, Term
+from ingot.train.objective import ForwardOf, Term
 
 
 class LossPenalty(Protocol):

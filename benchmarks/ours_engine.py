@@ -1,0 +1,51 @@
+"""An engine as a stage makes it, for our side of a measurement."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from benchmarks.peers.common import BETAS, CLIP, EPS, LR, WEIGHT_DECAY
+from ingot.distributed.mesh import Mesh
+from ingot.model.config import ModelConfig
+from ingot.model.transformer import build
+from ingot.optim.schedule import Schedule
+from ingot.optim.settings import OptimSettings
+from ingot.tokenizer.byte_bpe import Tokenizer
+from ingot.train.engine import Engine, Plan
+from ingot.train.execution import choose
+from ingot.train.objective import Objective
+from ingot.train.settings import LoopSettings
+
+SEED = 1
+"""Of the weights that everybody starts with."""
+
+
+def engine_for(
+    job: dict[str, Any],
+    objective: Objective,
+    rows: int,
+    longest: int,
+    companions: Mapping[str, nn.Module] | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> Engine:
+    """An engine as a stage makes it, with the peers' optimizer and learning rate; it never ends and never evaluates.
+
+    Args:
+        rows: of an update.
+        longest: tokens of a row.
+        companions: frozen models by role, on any device.
+    """
+    config = ModelConfig.model_validate(job["config"])
+    loop = LoopSettings.model_validate(job.get("loop", {}))
+    optim = OptimSettings(betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, clip=CLIP)
+    plan = Plan(10**6, SEED, Schedule("constant", LR, 0, 0, 1), optim, loop, 10**6)
+    execution = choose(
+        loop, job["precision"], longest, rows, depth=config.depth, flops=math.inf, common=config.common_block
+    )
+    execution.prepare()
+    model = build(config, SEED, dtype=execution.parameter_dtype).to(execution.device)
+    beside = {name: companion.to(execution.device) for name, companion in (companions or {}).items()}
+    return Engine(model, objective, plan, execution, Mesh(), Path("."), beside, tokenizer=tokenizer)

@@ -1,0 +1,165 @@
+"""`ingot generate`, `chat`, `import` and `export`: what is done with a model, as commands."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ingot.cli.options import (
+    BestOption,
+    JsonOption,
+    MaxNewOption,
+    MinPOption,
+    OutOption,
+    PenaltyOption,
+    PrecisionOption,
+    SeedOption,
+    StageArg,
+    StopOption,
+    TemperatureOption,
+    TopKOption,
+    TopPOption,
+    emit,
+)
+from ingot.core.errors import UserError
+
+
+def generate(
+    stage: StageArg,
+    prompts: Annotated[list[str], typer.Argument(help="Texts to go on from; none: an empty one.")] = [],  # noqa: B006
+    file: Annotated[
+        Path | None,
+        typer.Option("--prompts", help='File of prompts: one a line, or .jsonl of {"prompt": "..."}.', metavar="FILE"),
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Texts for each prompt.", min=1)] = 1,
+    max_new: MaxNewOption = 200,
+    temperature: TemperatureOption = 0.8,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
+    min_p: MinPOption = 0.0,
+    repetition_penalty: PenaltyOption = 1.0,
+    stop: StopOption = [],  # noqa: B006
+    seed: SeedOption = 0,
+    best: BestOption = False,
+    precision: PrecisionOption = "fp32",
+    as_json: JsonOption = False,
+    as_jsonl: Annotated[bool, typer.Option("--jsonl", help="Print a line of JSON for each text.")] = False,
+) -> None:
+    """Continue texts with a trained model. A single text appears as it is made."""
+    from ingot.cli.chat import loaded, note_cut, read_prompts, records
+
+    texts = [*prompts, *(read_prompts(file) if file else [])] or [""]
+    model = loaded(stage, best, precision)
+    options: dict[str, Any] = {
+        "max_new": max_new,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "stop": stop,
+        "seed": seed,
+    }
+    if as_json or as_jsonl or len(texts) * samples > 1:
+        found = records(texts, samples, model.complete(texts, samples=samples, **options))
+        if as_json:
+            return emit(list(found), True, None)
+        for number, record in enumerate(found, 1):
+            if as_jsonl:
+                print(json.dumps(record, ensure_ascii=False), flush=True)
+            else:
+                print(f"--- {number} of {len(texts) * samples}\n{record['prompt']}{record['text']}", flush=True)
+                note_cut(record["stop_reason"], record["tokens"])
+    else:
+        stream = model.stream(texts[0], **options)
+        print(texts[0], end="", flush=True)
+        for piece in stream:
+            print(piece, end="", flush=True)
+        print()
+        note_cut(stream.answer.completion.stop_reason, len(stream.answer.completion.ids))
+
+
+def chat(
+    stage: StageArg,
+    system: Annotated[str, typer.Option(help="Instructions that come before the conversation.")] = "",
+    max_new: MaxNewOption = 512,
+    temperature: TemperatureOption = 0.7,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
+    min_p: MinPOption = 0.0,
+    repetition_penalty: PenaltyOption = 1.0,
+    stop: StopOption = [],  # noqa: B006
+    seed: SeedOption = 0,
+    best: BestOption = False,
+    precision: PrecisionOption = "fp32",
+) -> None:
+    """Talk to a model that was trained on conversations; /help lists what else it understands, Ctrl-D ends."""
+    from ingot.cli.chat import Dialogue, loaded, require_conversations
+
+    require_conversations(stage)
+    Dialogue(
+        loaded(stage, best, precision),
+        system,
+        max_new,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        stop=stop,
+        seed=seed,
+    ).run()
+
+
+def import_(
+    source: Annotated[str, typer.Argument(help="hf:DIR, a model in the Hugging Face layout.", show_default=False)],
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the stage, runs/imported/NAME; default: the directory's.")
+    ] = None,
+    adapter: Annotated[
+        str | None, typer.Option(help="Directory of an adapter in PEFT's format to merge into it.", metavar="DIR")
+    ] = None,
+    out: OutOption = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """Bring a model in as a stage: generate, chat and export work on it, and a recipe may start from it.
+
+    A recipe needs no import beforehand: init = "hf:DIR" does the same.
+    """
+    from ingot.pipeline.graph import import_graph
+    from ingot.pipeline.run import run as run_graph
+    from ingot.report.terminal import stage_line
+    from ingot.stages.job import read_result
+
+    graph = import_graph(source, out, name, adapter)
+    run_graph(graph, [], (lambda *_: None) if as_json else stage_line, quiet=as_json)
+    name = list(graph.nodes)[-1]
+    directory = graph.home / name
+    data = {"directory": str(directory), "result": read_result(directory)}
+    emit(data, as_json, lambda: print(f"{directory}: {data['result']['parameters']:,} parameters"))
+
+
+def export(
+    stage: StageArg,
+    directory: Annotated[Path, typer.Argument(help="New directory to write.", show_default=False)],
+    to: Annotated[
+        str, typer.Option("--to", help="hf: the whole model, for transformers; peft: its adapter alone.")
+    ] = "hf",
+    dtype: Annotated[str, typer.Option(help="Number format of the written weights: float32 or bfloat16.")] = "float32",
+    best: BestOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a trained model, its tokenizer and its chat template for other tools; or its adapter without the model."""
+    if to not in ("hf", "peft"):
+        raise UserError(f"--to: found '{to}', expected hf or peft; other layouts are not written")
+    if dtype not in ("float32", "bfloat16"):
+        raise UserError(f"--dtype: found '{dtype}', expected float32 or bfloat16")
+    from ingot.stages.models.export import export_hf, export_peft
+
+    files = (export_hf if to == "hf" else export_peft)(
+        stage, directory, dtype, best, lambda text: print(text, file=sys.stderr)
+    )
+    data = {"directory": str(directory), "files": {f.name: f.stat().st_size for f in files}}
+    emit(data, as_json, lambda: print("\n".join(f"{f.stat().st_size:>14,}  {f}" for f in files)))

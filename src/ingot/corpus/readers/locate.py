@@ -1,0 +1,242 @@
+"""From a source in the recipe to the files behind it, and to one digest of all their content.
+
+Directories are walked in sorted order, so the same files give the same corpus on every file system. Nothing is
+fetched from a network unless a recipe names `https://` together with the SHA-256 of what it expects; the digest needs
+no fetch then, because the recipe already holds it.
+"""
+
+import glob
+import hashlib
+import http.client
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ingot.core.artifact import FileHashes, atomic_open, cache, digest_json
+from ingot.core.errors import MissingFile, UserError, shortened
+from ingot.corpus.readers.python_library import TOPICS, library_files
+from ingot.corpus.settings import DOCS, STDLIB, CorpusSettings, Source
+
+Kind = Literal["text", "jsonl", "json", "csv", "tsv", "parquet"]
+
+_PROSE = ".txt .text .md .markdown .rst .tex .org .adoc .html .htm .xml"
+_CODE = (
+    ".py .pyi .c .h .cc .cpp .cxx .hpp .hh .cu .cuh .rs .go .java .kt .scala .js .jsx .mjs .ts .tsx .rb .php .pl .pm "
+    ".lua .r .jl .swift .m .mm .cs .fs .hs .ml .ex .exs .erl .clj .lisp .el .sh .bash .zsh .ps1 .sql .css .scss .vue "
+    ".toml .yaml .yml .ini .cfg .cmake .mk .proto .zig .nim .v .vhd .asm .s"
+)
+SUFFIXES = frozenset((_PROSE + " " + _CODE).split())
+"""Suffixes read as one document a file when a directory is walked; a file named in the recipe may have any."""
+ROWS: dict[str, Kind] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+}
+"""Suffixes of files that hold a document a row; every other file is one document."""
+_PACKED = (".gz", ".zst")
+_SKIPPED_DIRECTORIES = frozenset({"__pycache__", "node_modules"})
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """One file to read, and the identity its documents get."""
+
+    file: Path
+    path: str
+    group: str
+
+    @property
+    def kind(self) -> Kind:
+        return ROWS.get(_inner_suffix(self.file.name), "text")
+
+
+def _inner_suffix(name: str) -> str:
+    """The suffix below a compression suffix: `.jsonl` of `a.jsonl.zst`."""
+    stem, suffix = os.path.splitext(name.lower())
+    return os.path.splitext(stem)[1] if suffix in _PACKED else suffix
+
+
+def locate(source: Source) -> list[InputFile]:
+    """The files of a source, in the order in which they are read; an `https://` file is fetched if it is not here yet.
+
+    Raises:
+        UserError: nothing there, nothing in it, or not what its sha256 says.
+    """
+    if source.path in (STDLIB, DOCS):
+        kept = [(group, file) for group, file in library_files() if source.path == DOCS or group != TOPICS]
+        return [InputFile(file, group, group) for group, file in kept]
+    if source.path.startswith("python:"):
+        raise UserError(f"sources: unknown source '{source.path}'; known: {DOCS}, {STDLIB}")
+    if "://" in source.path:
+        return [_remote(source, fetch=True)]
+    files = _local(source.path)
+    if source.sha256 is not None:
+        _check_sha256(source, files)
+    if all(f.file.stat().st_size == 0 for f in files):
+        raise UserError(
+            f"sources: '{source.path}' is empty (0 bytes in {len(files)} file(s)); put text into it or remove it"
+        )
+    return files
+
+
+def source_digest(settings: CorpusSettings, hashes: FileHashes) -> str:
+    """One digest of all raw inputs: names and contents of the source files, and of the user's own filters.
+
+    Raises:
+        UserError: as `locate`; also for filters that do not load.
+    """
+    filters = []
+    if settings.filters:
+        from ingot.corpus.filters import load_filters, user_files  # reads polars, which takes a while
+
+        load_filters(settings.filters)
+        filters = [hashes.digest(file) for file in user_files(settings.filters)]
+    return digest_json([[_content(source, hashes) for source in settings.sources], filters])
+
+
+def _content(source: Source, hashes: FileHashes) -> object:
+    if "://" in source.path:
+        _remote(source, fetch=False)
+        return source.sha256
+    return [[f.path, f.group, hashes.digest(f.file)] for f in locate(source)]
+
+
+def _local(name: str) -> list[InputFile]:
+    try:
+        path = Path(name).expanduser()
+        path.is_file()
+    except (OSError, RuntimeError) as error:  # a name that no file can have; a user that is not there
+        raise UserError(f"sources: '{shortened(name)}' is no path ({error}); correct it") from None
+    if path.is_file():
+        return [InputFile(path, name, path.name)]
+    if path.is_dir():
+        return _nonempty(name, list(_walk(path, name.rstrip("/"), path)))
+    if not glob.has_magic(name):
+        raise MissingFile(
+            f"sources: '{name}' does not exist (looked from {Path.cwd()}), expected a file, a directory, a glob, "
+            f"{STDLIB}, {DOCS} or https://; check the path"
+        )
+    root = _fixed_part(path)
+    matches = [m for m in map(Path, sorted(glob.glob(str(path), recursive=True))) if m.exists()]  # no broken links
+    found = [f for m in matches for f in (_walk(m, str(m), root) if m.is_dir() else [_matched(m, root)])]
+    unique = {str(f.file): f for f in found}
+    return _nonempty(name, list(unique.values()))
+
+
+def _matched(match: Path, root: Path) -> InputFile:
+    return InputFile(match, str(match), match.relative_to(root).as_posix())
+
+
+def _fixed_part(pattern: Path) -> Path:
+    """The directory above the first wildcard: groups are named from there."""
+    fixed = []
+    for part in pattern.parts[:-1]:
+        if glob.has_magic(part):
+            break
+        fixed.append(part)
+    return Path(*fixed)
+
+
+def left_out(source: Source) -> list[Path]:
+    """Files of a source that is a directory whose suffix says nothing of text, so that they are not read."""
+    path = Path(source.path).expanduser()
+    return [file for file in _files(path) if not _is_readable(file.name)] if path.is_dir() else []
+
+
+def _walk(top: Path, name: str, root: Path) -> Iterator[InputFile]:
+    for full in _files(top):
+        if _is_readable(full.name):
+            yield InputFile(full, f"{name}/{full.relative_to(top).as_posix()}", full.relative_to(root).as_posix())
+
+
+def _files(top: Path) -> Iterator[Path]:
+    """All files below a directory that are not hidden, in sorted order."""
+    for directory, subdirectories, files in os.walk(top):
+        subdirectories[:] = sorted(d for d in subdirectories if d not in _SKIPPED_DIRECTORIES and not d.startswith("."))
+        for file in sorted(files):
+            if not file.startswith(".") and (full := Path(directory, file)).is_file():
+                yield full
+
+
+def _is_readable(file: str) -> bool:
+    suffix = _inner_suffix(file)
+    return suffix in SUFFIXES or suffix in ROWS
+
+
+def _nonempty(name: str, files: list[InputFile]) -> list[InputFile]:
+    for file in files:
+        try:
+            file.path.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"sources: the name {file.path!r} is not UTF-8, expected that; rename the file") from None
+    if not files:
+        raise MissingFile(
+            f"sources: '{name}' holds no readable file, expected at least one such as .txt, .md, .py, .jsonl, "
+            ".csv.gz or .parquet; check the path, or name a file of another suffix itself"
+        )
+    return files
+
+
+def _check_sha256(source: Source, files: list[InputFile]) -> None:
+    if len(files) != 1:
+        raise UserError(
+            f"sources: '{source.path}' has a sha256 but is {len(files)} files; give a sha256 to single files only"
+        )
+    if (found := _sha256(files[0].file)) != source.sha256:
+        raise UserError(
+            f"sources: '{source.path}' has sha256 {found}, expected {source.sha256}; it is another file "
+            "than the recipe means: correct the sha256 or the path"
+        )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _remote(source: Source, fetch: bool) -> InputFile:
+    try:
+        url = urllib.parse.urlsplit(source.path)
+    except ValueError as error:
+        raise UserError(f"sources: '{source.path}' is no address ({error}); correct it") from None
+    if url.scheme != "https":
+        raise UserError(
+            f"sources: '{source.path}' has scheme {url.scheme}://, expected https:// (or a local file); change it"
+        )
+    if source.sha256 is None:
+        raise UserError(
+            f"sources: '{source.path}' has no sha256, which a remote file needs to give the same result tomorrow; "
+            'write { path = "https://...", sha256 = "..." }'
+        )
+    name = url.path.rpartition("/")[2] or "download"
+    file = cache() / source.sha256 / name
+    found = InputFile(file, source.path, name)
+    if fetch and not (file.exists() and _sha256(file) == source.sha256):  # what was kept may have been damaged since
+        _download(source, file)
+    return found
+
+
+def _download(source: Source, file: Path) -> None:
+    instead = "put the file on this machine and use it with --set 'stage.NAME.sources=[\"FILE\"]'"
+    state = hashlib.sha256()
+    try:
+        with urllib.request.urlopen(source.path, timeout=30) as answer, atomic_open(file) as out:
+            while block := answer.read(1 << 20):
+                state.update(block)
+                out.write(block)
+            if state.hexdigest() != source.sha256:
+                raise UserError(
+                    f"sources: '{source.path}' came with sha256 {state.hexdigest()}, expected {source.sha256}; "
+                    f"the file there has changed: correct the recipe, or {instead}"
+                )
+    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+        reason = getattr(error, "reason", error)
+        raise UserError(f"sources: '{source.path}' could not be fetched ({reason}); {instead}") from None

@@ -1,0 +1,319 @@
+"""The shape of a model: one dial (depth, or a parameter count) in the recipe, concrete numbers in a checkpoint.
+
+`ModelSettings` is what a user writes; every width follows from the depth, every choice of style from a family, and each
+can be overridden. `ModelConfig` is what `resolve` makes of it once the vocabulary is known: every field required, so
+that a checkpoint never depends on the defaults of the version that reads it. Free of torch, because `ingot plan` prints
+shapes without loading it.
+
+A family is a row of defaults (`FAMILIES`), not a kind of model: there is one transformer, and any combination of the
+fields is legal that can be computed.
+
+Rejected: a table of named sizes (one more place to look, and every size in it is somebody else's), a class for each
+family (five near-copies of one file), and a size of heads that always follows from the width (Qwen3's does not).
+"""
+
+import re
+from typing import Literal, NamedTuple, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+
+from ingot.core.errors import UserError
+from ingot.core.recipe import Settings
+
+WIDTH_PER_LAYER = 64
+_HEAD_SIZES = (64, 32, 16, 8)
+_UNITS = {"K": 10**3, "M": 10**6, "B": 10**9}
+_MAX_DEPTH = 256
+DEEPEST = 10_000
+"""Blocks that anybody means; a misread number would otherwise be built until memory ends."""
+MAX_LOGITS = {"cpu": 1 << 26, "cuda": 1 << 30}
+"""Elements of logits held at once: 128 MiB in bf16, on a GPU 2 GiB."""
+LANES = 16
+"""Numbers of a CPU's register of 512 bits in fp32."""
+PLAIN_BF16_KEYS = 512
+"""Up to this many keys, attention in bf16 on a CPU writes its scores out (`attention.faster` has the measurements)."""
+
+Family = Literal["llama", "gpt2", "mistral", "qwen2", "qwen3"]
+Positions = Literal["rope", "learned"]
+Norm = Literal["rms", "layer"]
+Activation = Literal["swiglu", "gelu", "gelu-tanh"]
+Bias = Literal["none", "qkv", "all"]
+
+
+class RopeScaling(Settings):
+    """Llama 3's stretched rotary frequencies: slow ones divided by `factor`, fast ones kept, a ramp in between."""
+
+    factor: float = Field(ge=1)
+    """How many times longer than `original_context` the slow frequencies are made to reach."""
+    low_freq_factor: PositiveFloat
+    """Frequencies that turn fewer times than this within `original_context` are divided by `factor`."""
+    high_freq_factor: PositiveFloat
+    """Frequencies that turn more often than this within `original_context` are kept."""
+    original_context: PositiveInt
+    """Longest sequence of the model before it was stretched."""
+
+    @model_validator(mode="after")
+    def _ramp(self) -> Self:
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(
+                f"found low_freq_factor {self.low_freq_factor} and high_freq_factor {self.high_freq_factor}, expected "
+                "the first to be smaller; Llama 3 has 1 and 4"
+            )
+        return self
+
+
+class ModelConfig(Settings):
+    """A model's shape with nothing left to derive; saved in checkpoints."""
+
+    vocab: PositiveInt
+    """Number of ids the model can read and predict."""
+    depth: int = Field(ge=1, le=DEEPEST)
+    """Number of blocks."""
+    width: PositiveInt
+    """Size of the residual stream."""
+    heads: PositiveInt
+    """Query heads."""
+    kv_heads: PositiveInt
+    """Key and value heads, each shared by heads / kv_heads query heads."""
+    head_size: PositiveInt
+    """Features of one head; heads x head_size need not be the width."""
+    ffn: PositiveInt
+    """Inner size of the feed-forward."""
+    context: PositiveInt
+    """Longest sequence in tokens."""
+    tied: bool
+    """Whether the output head is the embedding matrix."""
+    positions: Positions
+    """Rotary angles, or a learned table of `context` rows added to the embedding."""
+    rope_theta: PositiveFloat
+    """Base of the rotary frequencies; unused with learned positions."""
+    rope_scaling: RopeScaling | None
+    """Rotary frequencies stretched to a longer context; None: as they are."""
+    window: PositiveInt | None
+    """How many tokens a token sees, itself included; None: all before it."""
+    norm: Norm
+    """RMSNorm or LayerNorm."""
+    norm_eps: PositiveFloat
+    """Added to the mean square (the variance of LayerNorm)."""
+    qk_norm: bool
+    """Whether queries and keys are normed per head, before the rotation."""
+    activation: Activation
+    """SwiGLU with three matrices, or GELU with two (exact, or with GPT-2's tanh approximation)."""
+    bias: Bias
+    """Biases of queries, keys and values only, or of every matrix in a block (and of LayerNorm), or none."""
+    dropout: float = Field(ge=0, lt=1)
+    """Share of the embedding, of attention and of each block's output that training leaves out."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.positions == "rope" and self.head_size % 2:
+            raise ValueError(
+                f"width {self.width} and heads {self.heads} give heads of {self.head_size}, and rotary positions "
+                "need an even number; change one of them, or head_size"
+            )
+        if self.positions == "learned" and self.rope_scaling is not None:
+            raise ValueError("rope_scaling stretches rotary positions, found learned ones; leave one of them out")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}; change one of them")
+        return self
+
+    @property
+    def common_block(self) -> bool:
+        """Whether its blocks are such as training's own functions compute (`backends/cpu_blocks.py`)."""
+        return (
+            (self.norm, self.activation, self.bias) == ("rms", "swiglu", "none")
+            and not (self.qk_norm or self.dropout)
+            and self.head_size <= 256
+            and all(width % LANES == 0 for width in (self.width, self.head_size, self.ffn))
+        )
+
+    @property
+    def parameters(self) -> int:
+        """Number of trainable numbers, a tied head counted once."""
+        return sum(self.parameters_by_part().values())
+
+    def parameters_by_part(self) -> dict[str, int]:
+        """Trainable numbers of each part: what `parameters` adds up, in the order of a forward pass."""
+        d, q, kv = self.width, self.heads * self.head_size, self.kv_heads * self.head_size
+        qkv_bias = q + 2 * kv if self.bias != "none" else 0
+        all_bias = self.bias == "all"
+        gated = self.activation == "swiglu"
+        gain = 2 if self.norm == "layer" and all_bias else 1  # and a bias beside it
+        ups = 2 if gated else 1
+        return {
+            "embedding": self.vocab * d,
+            "positions": self.context * d if self.positions == "learned" else 0,
+            "attention": self.depth * (2 * d * q + 2 * d * kv + qkv_bias + (d if all_bias else 0)),
+            "feed-forward": self.depth * ((ups + 1) * d * self.ffn + (ups * self.ffn + d if all_bias else 0)),
+            "norms": gain * (self.depth * (2 * d + (2 * self.head_size if self.qk_norm else 0)) + d),
+            "head": 0 if self.tied else self.vocab * d,
+        }
+
+
+class Style(NamedTuple):
+    """What a family decides and a size does not; the defaults are Llama's."""
+
+    positions: Positions = "rope"
+    rope_theta: float = 10_000.0
+    window: int | None = None
+    norm: Norm = "rms"
+    norm_eps: float = 1e-5
+    qk_norm: bool = False
+    activation: Activation = "swiglu"
+    bias: Bias = "none"
+    tied: bool = False
+
+
+FAMILIES: dict[Family, Style] = {
+    "llama": Style(),
+    "gpt2": Style(positions="learned", norm="layer", activation="gelu-tanh", bias="all", tied=True),
+    "mistral": Style(window=4096),
+    "qwen2": Style(rope_theta=1e6, norm_eps=1e-6, bias="qkv"),
+    "qwen3": Style(rope_theta=1e6, norm_eps=1e-6, qk_norm=True),
+}
+"""Styles as published: Touvron et al. 2023 (arXiv:2302.13971), Radford et al. 2019, Jiang et al. 2023 (2310.06825),
+Yang et al. 2024 (2407.10671) and 2025 (2505.09388)."""
+
+
+class ModelSettings(Settings):
+    """The `model` table of a training stage: exactly one of `depth` and `size`, and anything to override."""
+
+    depth: int | None = Field(default=None, ge=1, le=DEEPEST)
+    """Number of blocks; every width follows from it."""
+    size: str | None = None
+    """Number of parameters, "4M" or "1.5B", embedding included: the depth that comes closest for the vocabulary."""
+    family: Family = "llama"
+    """Whose style to take for what is not set below; sizes do not depend on it, but for the inner size with GELU."""
+    width: PositiveInt | None = None
+    """Size of the residual stream; default 64 x depth."""
+    heads: PositiveInt | None = None
+    """Query heads; default: heads of 64 features, or smaller ones where that would leave fewer than four."""
+    kv_heads: PositiveInt | None = None
+    """Key and value heads (grouped-query attention); default: as many as heads."""
+    head_size: PositiveInt | None = None
+    """Features of one head; default: width / heads."""
+    ffn: PositiveInt | None = None
+    """Inner size of the feed-forward; default 4 x width, with SwiGLU 8/3 x width, rounded up to a multiple of 64 (256
+    from width 1024 on)."""
+    context: int = Field(default=256, ge=2)
+    """Longest sequence in tokens."""
+    tied: bool | None = None
+    """Use the embedding matrix as the output head: fewer parameters, but a slower start; default: only for GPT-2."""
+    positions: Positions | None = None
+    """`rope` (angles; nothing to learn) or `learned` (a table); default: the family's."""
+    rope_theta: PositiveFloat | None = None
+    """Base of the rotary frequencies; default 10,000, for Qwen 1,000,000."""
+    rope_scaling: RopeScaling | None = None
+    """Rotary frequencies stretched to a longer context, as in Llama 3.1."""
+    window: PositiveInt | None = None
+    """How many tokens a token sees, itself included; default: all before it, for Mistral 4,096."""
+    norm: Norm | None = None
+    """`rms` or `layer`; default: the family's."""
+    norm_eps: PositiveFloat | None = None
+    """Added to the mean square; default 1e-5, for Qwen 1e-6."""
+    qk_norm: bool | None = None
+    """Norm queries and keys per head; default: only for Qwen3."""
+    activation: Activation | None = None
+    """`swiglu`, `gelu` or `gelu-tanh` (GPT-2's approximation of it); default: the family's."""
+    bias: Bias | None = None
+    """`none`, `qkv` (queries, keys, values) or `all` (each matrix of a block, LayerNorm); default: the family's."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the embedding, of attention and of each block's output left out in training."""
+
+    @model_validator(mode="after")
+    def _one_dial(self) -> Self:
+        if (self.depth is None) == (self.size is None):
+            found = "neither" if self.depth is None else f"depth = {self.depth} and size = '{self.size}'"
+            raise ValueError(f"found {found}, expected exactly one of depth and size; write model = {{ depth = 4 }}")
+        if self.size is not None:
+            _parse_size(self.size)
+        if self.depth is not None:
+            self._at(self.depth, vocab=1)
+        return self
+
+    def resolve(self, vocab: int) -> ModelConfig:
+        """The concrete shape for a vocabulary.
+
+        Raises:
+            UserError: the numbers do not fit together, or no depth comes near `size`.
+        """
+        try:
+            return self._at(self.depth if self.depth is not None else self._nearest_depth(vocab), vocab)
+        except ValidationError as error:
+            raise UserError(f"model: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+        except UserError:
+            raise
+        except ValueError as error:
+            raise UserError(f"model: {error}") from None
+
+    def _at(self, depth: int, vocab: int) -> ModelConfig:
+        width = self.width or WIDTH_PER_LAYER * depth
+        heads = self.heads or _default_heads(width, self.head_size)
+        if self.head_size is None and width % heads:
+            raise ValueError(f"width {width} is not a multiple of heads {heads}; change one of them, or set head_size")
+        style = {
+            name: default if getattr(self, name) is None else getattr(self, name)
+            for name, default in FAMILIES[self.family]._asdict().items()
+        }
+        return ModelConfig(
+            vocab=vocab,
+            depth=depth,
+            width=width,
+            heads=heads,
+            kv_heads=self.kv_heads or heads,
+            head_size=self.head_size or width // heads,
+            ffn=self.ffn or (_default_ffn(width) if style["activation"] == "swiglu" else 4 * width),
+            context=self.context,
+            rope_scaling=self.rope_scaling,
+            dropout=self.dropout,
+            **style,
+        )
+
+    def _nearest_depth(self, vocab: int) -> int:
+        """The depth whose parameter count is closest to `size`; counts grow with depth, so the first rise ends it."""
+        assert self.size is not None
+        target = _parse_size(self.size)
+        best, distance = 0, float("inf")
+        for depth in range(1, _MAX_DEPTH + 1):
+            try:
+                parameters = self._at(depth, vocab).parameters
+            except ValueError:  # overridden heads do not divide this depth's width; another depth may fit
+                continue
+            if depth == 1 and parameters > 2 * target:
+                raise UserError(
+                    f"model.size: found '{self.size}', but one layer with a vocabulary of {vocab} has "
+                    f"{parameters / 1e6:.2f}M parameters; take a larger size or a smaller vocabulary"
+                )
+            if abs(parameters - target) >= distance:
+                break
+            best, distance = depth, abs(parameters - target)
+        return best or 1
+
+
+def _parse_size(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB])", text)
+    if match is None or float(match[1]) == 0:
+        raise ValueError(f"found size = '{text}', expected a count with a unit K, M or B; write size = \"4M\"")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _default_heads(width: int, head_size: int | None) -> int:
+    """As many as fit the width; heads of 64 features as in GPT-2 and Llama, but four or more where the width allows."""
+    if head_size is not None:
+        return max(1, width // head_size)
+    for size in _HEAD_SIZES:
+        if width % size == 0 and width // size >= 4:
+            return width // size
+    for size in reversed(_HEAD_SIZES):
+        if width % size == 0:
+            return width // size
+    raise ValueError(f"width {width} is not a multiple of {_HEAD_SIZES[-1]}; set heads, or a width that is")
+
+
+def _default_ffn(width: int) -> int:
+    """8/3 x width gives SwiGLU's three matrices the parameters of a 4 x width pair (Shazeer 2020, arXiv:2002.05202).
+
+    From width 1024 on the multiple is 256, Llama's: 11,008 at 4,096, where multiples of 64 would start at 10,944.
+    """
+    multiple = 64 if width < 1024 else 256
+    return -(-8 * width // (3 * multiple)) * multiple

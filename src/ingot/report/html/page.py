@@ -1,0 +1,165 @@
+"""One run as one HTML file: nothing in it is fetched, so it can be mailed, archived and opened in ten years.
+
+It is written whenever `ingot run` ends and may be written while it runs; every part shows what there is by then.
+"""
+
+import os
+import platform
+from collections.abc import Mapping
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from ingot.core.artifact import DONE, atomic_write
+from ingot.core.recipe import REPORT, dump_toml, settings_tree
+from ingot.pipeline.graph import Graph
+from ingot.pipeline.resolve import Node
+from ingot.pipeline.status import status
+from ingot.report import figures, reading
+from ingot.report.html.graph_picture import Box, draw
+from ingot.report.html.panels import panel
+from ingot.report.html.rendering import render
+from ingot.stages.job import CHOICES
+from ingot.stages.kinds import KINDS
+
+STATES = {
+    "HIT": "done",
+    "RUNNING": "running",
+    "RESUME": "interrupted",
+    "FAILED": "failed",
+    "RUN": "not run",
+    "WAIT": "waiting",
+    "MISSING": "not run",
+}
+"""What a page calls the states that a stage can be in."""
+
+
+def write_report(graph: Graph, to: Path | None = None) -> Path:
+    """Write the page of a run, finished or not.
+
+    Args:
+        graph: the recipe's stages.
+        to: file to write; `report.html` beside the links of the run's stages when None.
+
+    Returns:
+        the file written.
+    """
+    run = graph.recipe.run
+    stages = [_stage(graph, node) for node in graph.nodes.values()]
+    done = [s for s in stages if s["state"] == "done"]
+    html = render(
+        "page.html",
+        name=graph.recipe.home,
+        recipe=graph.recipe.path.name,
+        seed=run.seed,
+        summary=f"{len(done)} of {len(stages)} stages done, {figures.duration(sum(s['seconds'] for s in done))} in all",
+        written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        style=Markup(files("ingot.report").joinpath("templates/style.css").read_text()),
+        headline=headline(graph),
+        picture=draw([_box(stage) for stage in stages]),
+        stages=stages,
+        environment=_environment(graph),
+    )
+    target = to or graph.home / REPORT
+    atomic_write(target, str(html))
+    return target
+
+
+def _stage(graph: Graph, node: Node) -> dict[str, Any]:
+    out, now = graph.stage(node), status(graph, node)
+    done = reading.read_json(out / DONE)
+    outputs = done.get("outputs", {}).values()
+    seconds = done.get("seconds", 0.0)
+    state = STATES[now.state]
+    return {
+        "name": node.name,
+        "kind": node.kind,
+        "version": KINDS[node.kind].version,
+        "state": state,
+        "css": state.replace(" ", "-"),
+        "seconds": seconds,
+        "note": figures.duration(seconds) if done else now.why,
+        "panel": panel(node.kind, out.path),
+        "toml": dump_toml({"stage": {node.name: {"kind": node.kind, **settings_tree(node.settings)}}}),
+        "key": node.key,
+        "seed": node.seed,
+        "raw": node.raw,
+        "inputs": [(role.split(":")[0], n.name, n.key) for role, n in node.inputs.items()],
+        "outputs": f"{len(outputs)} files, {figures.size(sum(o['bytes'] for o in outputs))}" if done else "–",
+        "reads": tuple(n.name for n in node.inputs.values()),
+    }
+
+
+def _box(stage: Mapping[str, Any]) -> Box:
+    seconds = stage["note"] if stage["state"] == "done" else ""
+    return Box(stage["name"], stage["kind"], stage["state"], seconds, stage["reads"])
+
+
+def headline(graph: Graph) -> list[dict[str, str]]:
+    """The run in a handful of numbers: {label, value, note}, each from the stages that are done."""
+    found: list[dict[str, str]] = []
+    for node in graph.nodes.values():
+        stage = graph.stage(node).path
+        result = reading.result(stage)
+        if node.kind == "corpus" and "documents" in result:
+            size = figures.size(result.get("bytes", 0))
+            found.append(
+                _number(f"{node.name}: documents", figures.count(result["documents"]), f"{size} of clean text")
+            )
+        if node.kind == "train" and "val_loss_nats" in result:
+            loss = result["val_loss_nats"]
+            note = f"{figures.meaning(result)}, {figures.short(result['parameters'])} parameters, "
+            note += f"{figures.short(result['tokens'])} tokens"
+            found.append(_number(f"{node.name}: validation loss, nats", figures.nats(loss), note))
+        if node.kind == "train" and "val_reward" in result:
+            note = f"mean of fresh samples on held-out prompts; {figures.short(result['tokens'])} tokens trained on"
+            found.append(_number(f"{node.name}: reward", figures.nats(result["val_reward"]), note))
+        if node.kind == "label" and "score" in result:
+            note = f"mean over the answers, {figures.count(result['documents'])} {node.settings.format} kept"  # pyright: ignore
+            found.append(_number(f"{node.name}: score", figures.nats(result["score"]), note))
+        if node.kind == "evaluate":
+            found += [_best(task, rows) for task, rows in reading.yardsticks(stage).items()]
+    return found
+
+
+def _best(task: str, rows: list[dict[str, Any]]) -> dict[str, str]:
+    """The model with the fewest bits per byte beside its references."""
+    models = [r for r in rows if not r["reference"]]
+    others = ", ".join(f"{r['model']} {r['value']:.2f}" for r in rows if r["reference"])
+    if not models:
+        return _number(f"bits per byte on {task}", "–", others)
+    best = min(models, key=lambda r: r["value"])
+    return _number(f"bits per byte on {task}: {best['model']}", figures.nats(best["value"]), others)
+
+
+def _number(label: str, value: str, note: str) -> dict[str, str]:
+    return {"label": label, "value": value, "note": note}
+
+
+def _environment(graph: Graph) -> list[tuple[str, str]]:
+    """This machine, and what each train stage recorded of its own."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    lines = [
+        ("ingot", _version("ingot")),
+        ("python", platform.python_version()),
+        *((name, _version(name)) for name in ("torch", "numpy", "polars", "pyarrow", "tiktoken")),
+        ("platform", platform.platform()),
+        ("cores", f"{cores} usable"),
+    ]
+    for node in graph.nodes.values():
+        execution = reading.read_json(graph.stage(node) / CHOICES)
+        if execution:
+            text = f"{figures.execution(execution)} ({execution.get('reason', 'as set')})"
+            lines.append((f"{node.name} ran with", text))
+    return lines
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

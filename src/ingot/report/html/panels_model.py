@@ -1,0 +1,231 @@
+"""The panels of the stages that make and judge models: curves, tables, samples."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from ingot.report import figures, reading
+from ingot.report.html.charts import Series, line_chart
+from ingot.report.html.measures import measures
+from ingot.report.html.panels_forgetting import chains, is_summary
+from ingot.report.html.panels_judge import alarms
+from ingot.report.html.rendering import render
+from ingot.stages.job import CHOICES
+from ingot.train.health import ADVICE, judge
+
+SHOWN = 12
+"""Rows of the loss table and samples by step."""
+_COLOURS = {"healthy": "good", "always clipped": "warn", "critical": "bad"}
+
+
+def train(stage: Path) -> Markup:
+    """Curves against references, health, losses in nats and perplexity, samples over time."""
+    steps, evaluations = reading.events(stage, "step"), reading.evaluations(stage)
+    facts, clip = reading.facts(stage), _clip(stage)
+    return render(
+        "train.html",
+        pairs=_facts(stage, facts, steps),
+        charts=_charts(steps, evaluations, facts, clip) if steps or evaluations else [],
+        alarms=[f"{alarm.sentence} (from step {alarm.step:,.0f})" for alarm in alarms(steps)],
+        verdict=_verdict(steps, reading.events(stage, "health"), clip) if steps else None,
+        rows=_loss_rows(evaluations),
+        sources=_sources(evaluations),
+        of_pairs=_of_pairs(evaluations),
+        samples=figures.spread(reading.samples(stage), SHOWN),
+    )
+
+
+def _clip(stage: Path) -> float:
+    return reading.record(stage).get("settings", {}).get("optim", {}).get("clip", 1.0)
+
+
+def _charts(
+    steps: list[dict[str, Any]], evaluations: list[dict[str, Any]], facts: dict[str, Any], clip: float
+) -> list[Markup]:
+    smooth = 1 - 1 / min(50, max(1, len(steps) / 50))  # over a fiftieth of the run, so that the mean does not lag
+
+    def curve(name: str, field: str, smooth: float = 0.0) -> Series:
+        return Series(name, [(s["step"], s[field]) for s in steps if field in s], smooth)
+
+    held_out = {"validation": "val_loss_nats"} | {
+        f"validation, {s}": f"val_loss_nats/{s}" for s in _sources(evaluations)[:4]
+    }
+    validation = [
+        Series(name, points, dots=True)
+        for name, field in held_out.items()
+        if (points := [(e["step"], e[field]) for e in evaluations if field in e])
+    ]
+    plain = [s for s in steps if "loss_nats" in s]
+    losses = [y for s in validation for _, y in s.points] + [s["loss_nats"] for s in plain]
+    guess = facts.get("ln_vocab_nats", math.inf)
+    near = max((y for y in losses if math.isfinite(y)), default=0.0) > 0.6 * guess
+    references = {"uniform guess, ln V": guess} if near else {}  # far above a tuned model's curve, it would flatten it
+    loss = "loss_nats" if plain or not steps else "loss"
+    unit = "nats per token" if loss == "loss_nats" and not _of_pairs(evaluations) else "loss"
+    shown = line_chart("Loss", [curve("train", loss, smooth), *validation], "step", unit, references)
+    return [
+        *([shown] if loss == "loss_nats" else []),
+        *measures(steps, evaluations, smooth),
+        *([shown] if loss == "loss" else []),  # of samples it says little: it is about 0 at every first update
+        line_chart("Learning rate", [curve("learning rate", "lr")], "step", "rate", from_zero=True),
+        line_chart(
+            "Gradient norm before clipping",
+            [curve("norm", "grad_norm", smooth)],
+            "step",
+            "norm",
+            {"clipped to": clip},
+            from_zero=True,
+        ),
+        line_chart("Throughput", [curve("training", "tok_s")], "step", "tokens per second", from_zero=True),
+    ]
+
+
+def _verdict(steps: list[dict[str, Any]], changes: list[dict[str, Any]], clip: float) -> dict[str, str]:
+    """Of all logged norms together, and when the verdict changed while training."""
+    norms = [s["grad_norm"] for s in steps]
+    health = judge(norms, clip)
+    above = figures.share(sum(n > clip for n in norms), len(norms))
+    sentence = f"{above} of logged gradient norms exceed {clip:g}; {ADVICE[health]}."
+    if changes:
+        sentence += " While training: " + ", ".join(f"{e['health']} at step {e['step']:,}" for e in changes) + "."
+    return {"health": health, "css": _COLOURS[health], "sentence": sentence}
+
+
+def _sources(evaluations: list[dict[str, Any]]) -> list[str]:
+    """Corpora whose validation loss is given one by one (where there are several)."""
+    prefix = "val_loss_nats/"
+    return list(dict.fromkeys(k.removeprefix(prefix) for e in evaluations for k in e if k.startswith(prefix)))
+
+
+def _of_pairs(evaluations: list[dict[str, Any]]) -> bool:
+    return any(figures.told_apart(e) is not None for e in evaluations)
+
+
+def _loss_rows(evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    measured = [e for e in evaluations if "val_loss_nats" in e]
+    if not measured:
+        return []
+    best = min(measured, key=lambda e: e["val_loss_nats"])
+    shown = figures.spread(measured, SHOWN)
+    if best not in shown:
+        shown = sorted([*shown, best], key=lambda e: e["step"])
+    return [
+        {
+            "step": e["step"],
+            "train": e.get("train_loss_nats"),
+            "val": e["val_loss_nats"],
+            "right": figures.told_apart(e),
+            "sources": [e.get(f"val_loss_nats/{s}") for s in _sources(evaluations)],
+            "best": e is best,
+        }
+        for e in shown
+    ]
+
+
+def _facts(stage: Path, facts: dict[str, Any], steps: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    if not facts:
+        return []
+    result, execution = reading.result(stage), reading.read_json(stage / CHOICES)
+    done, rows = steps[-1]["step"] if steps else 0, figures.count(facts["batch_rows"])
+    pairs = [
+        ("parameters", figures.count(facts["parameters"])),
+        ("decayed parameters", figures.count(facts["decayed_parameters"])),
+        ("undecayed parameters", figures.count(facts["undecayed_parameters"])),
+        ("steps", f"{figures.count(done)} of {figures.count(facts['steps'])}"),
+        ("tokens a step", f"{figures.count(facts['batch_tokens'])} in {rows} rows")
+        if "batch_tokens" in facts
+        else ("prompts a step", rows),
+        ("context", f"{figures.count(facts['context'])} tokens"),
+        ("vocabulary", f"{figures.count(facts['vocab'])}, ln V = {facts['ln_vocab_nats']:.4f} nats"),
+        ("peak learning rate", f"{facts['peak_lr']:.3g}, warmup {figures.count(facts['warmup_steps'])}"),
+        *_phases(stage),
+    ]
+    if result:
+        loss = result.get("val_loss_nats")
+        if "val_reward" in result:
+            pairs.append(("reward of fresh samples, held-out prompts", figures.nats(result["val_reward"])))
+        else:
+            spelled = f"{figures.nats(loss)} nats, {figures.meaning(result)}"
+            pairs.append(("validation loss, whole split", spelled))
+        pairs.append(("tokens trained on", figures.count(result.get("tokens", 0))))
+        pairs += [("best at step", figures.count(result["best_step"]))] if result.get("best_step") is not None else []
+        names = {"bits_per_byte": "bits per byte", "epochs": "epochs"}
+        for key, number in result.items():
+            stem, _, source = key.partition("/")
+            if stem in names:
+                pairs.append((f"{names[stem]}, {source}" if source else names[stem], figures.nats(number)))
+        if "peak_bytes" in result:
+            pairs.append(("peak memory", figures.size(result["peak_bytes"])))
+    if execution:
+        pairs.append(("computed with", figures.execution(execution)))
+    return pairs
+
+
+def _phases(stage: Path) -> list[tuple[str, str]]:
+    """Each phase in words, where there are several or the batch grows; of several attempts the newest."""
+    phases = {e["name"]: e for e in reading.events(stage, "phase")}
+    if len(phases) == 1 and all(p["rows"] == p["last_rows"] for p in phases.values()):
+        return []
+    return [(f"phase {name}", _phase(phase)) for name, phase in phases.items()]
+
+
+def _phase(phase: dict[str, Any]) -> str:
+    steps = f"steps {figures.count(phase['first_step'])} to {figures.count(phase['last_step'])}"
+    grows = f" to {figures.count(phase['last_rows'])}" if phase["last_rows"] != phase["rows"] else ""
+    rows = f"{figures.count(phase['rows'])}{grows} rows of {figures.count(phase['context'])} tokens"
+    mixture = " + ".join(n if share == 1 else f"{share:.3g} {n}" for n, share in phase["data"].items())
+    return f"{steps}: {rows}; {mixture}; learning rate {phase['first_lr']:.2e} to {phase['last_lr']:.2e}"
+
+
+def evaluate(stage: Path) -> Markup:
+    """Bits per byte against yardsticks, every metric with its interval, samples."""
+    models = reading.models(stage)
+    rows = [row for row in reading.table(stage) if row["model"] in models and not is_summary(row)]
+    bars = {task: _bars(found) for task, found in reading.yardsticks(stage).items()}
+    samples = [{**s, "shown": repr(s["prompt"])} for s in reading.samples(stage)]
+    return render("evaluate.html", yardsticks=bars, groups=_groups(rows), chains=chains(stage), samples=samples)
+
+
+def _bars(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    full = max(max(r["value"], r["high"]) for r in rows) or 1.0
+    return [
+        {
+            **row,
+            "width": 100 * row["value"] / full,
+            "from": 100 * row["low"] / full,
+            "to": 100 * row["high"] / full,
+            "note": f"{row['low']:.4f} to {row['high']:.4f}" if row["high"] > row["low"] else "",
+        }
+        for row in rows
+    ]
+
+
+def _groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows by task; a model's metrics side by side."""
+    groups = []
+    for task in dict.fromkeys(r["task"] for r in rows):
+        mine = [r for r in rows if r["task"] == task]
+        metrics = list(dict.fromkeys(r["metric"] for r in mine))
+        cells = {(r["model"], r["metric"]): r for r in mine}
+        lines = [
+            {
+                "model": model,
+                "cells": [_cell(cells.get((model, metric))) for metric in metrics],
+                "n": figures.count(max(r["n"] for r in mine if r["model"] == model)),
+            }
+            for model in dict.fromkeys(r["model"] for r in mine)
+        ]
+        what = "Task" if "accuracy" in metrics else "Every metric on held-out"
+        groups.append({"task": task, "what": what, "metrics": [figures.words(m) for m in metrics], "rows": lines})
+    return groups
+
+
+def _cell(row: dict[str, Any] | None) -> tuple[str, str]:
+    """A value and its interval in the precision of its metric."""
+    if row is None:
+        return "–", ""
+    decimals = 1 if row["metric"] == "perplexity" else 4
+    value, low, high = (f"{row[name]:,.{decimals}f}" for name in ("value", "low", "high"))
+    return value, f"{low} to {high}" if row["high"] > row["low"] else ""

@@ -1,0 +1,183 @@
+"""`ingot inspect`: what a stage made, as data (for `--json`) and as coloured text. Free of torch."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from ingot.core.artifact import CHECKPOINTS, STATE, damaged, manifest_problem
+from ingot.core.errors import UserError
+from ingot.corpus.funnel import place
+from ingot.report import figures, reading
+from ingot.report.terminal import console
+from ingot.stages.job import TOKENIZER, inputs_of, open_stage, read_result
+from ingot.store.reader import Store
+from ingot.tokenizer.byte_bpe import Tokenizer, load_tokenizer
+
+MOST_TOKENS = 1000
+"""Tokens of a document that are shown."""
+MOST_TENSORS = 24
+_EXAMPLES = {"corpus": "clean", "tokens": "questions@bpe", "train": "base"}
+
+
+def corpus(stage: Path) -> dict[str, Any]:
+    """A corpus stage's counts, samples of what was removed, and what could not be read.
+
+    Raises:
+        UserError: another kind of stage, or not finished.
+    """
+    told = _expect(stage, "corpus")
+    result = read_result(stage)
+    return {
+        "stage": told["name"],
+        "result": result,
+        "funnel": _funnel(stage / "funnel.json"),
+        "dropped": reading.dropped_samples(stage),
+        "quarantined": reading.quarantined(stage),
+    }
+
+
+def _funnel(path: Path) -> dict[str, Any]:
+    if found := reading.read_json(path):
+        return found
+    raise damaged(path)
+
+
+def print_corpus(data: dict[str, Any]) -> None:
+    """The funnel and the samples."""
+    out, funnel = console(), data["funnel"]
+    whole = funnel["in"]
+    fates = [("in", whole), *((f"- {name}", c) for name, c in funnel["dropped"].items())]
+    fates += [("- quarantined", funnel["quarantined"]), ("kept", funnel["kept"])]
+    for name, counts in fates:
+        style = "bold" if name in ("in", "kept") else ""
+        line = f"{name:<28}{counts['documents']:>12,} documents {figures.size(counts['bytes']):>14}"
+        out.print(Text(f"{line} {figures.share(counts['documents'], whole['documents']):>8}", style))
+    for name, counts in funnel["sources"].items():
+        out.print(f"  {name}: {counts['in']['documents']:,} in, {counts['kept']['documents']:,} kept", soft_wrap=True)
+    masked = ", ".join(f"{n:,} {kind}" for kind, n in funnel["pii"].items() if n)
+    out.print(f"personal data masked: {masked or 'none'}")
+    for sample in data["dropped"]:
+        out.print(
+            Text(f"\n{sample['reason']}: {sample['path']}, {figures.size(sample['bytes'])}", "yellow"), soft_wrap=True
+        )
+        out.print(Text(sample["text"], "dim"), soft_wrap=True)
+    for record in data["quarantined"]:
+        more = f" (and {record['alike'] - 1:,} like it in this file)" if record["alike"] > 1 else ""
+        out.print(Text(f"not read: {place(record)}: {record['reason']}{more}", "red"), soft_wrap=True)
+
+
+def store(stage: Path) -> dict[str, Any]:
+    """Both splits of a tokens stage: sizes, columns, first document.
+
+    Raises:
+        UserError: not a tokens stage, or a damaged store.
+    """
+    told = _expect(stage, "tokens")
+    tokenizer = tokenizer_of(stage)
+    splits = {}
+    for split in ("train", "val"):
+        opened = Store.open(stage / split, tokenizer=tokenizer.fingerprint)
+        manifest = {k: v for k, v in opened.manifest.items() if k not in ("files", "columns")}
+        columns = {name: f"{s['dtype']} a {s['per']}" for name, s in opened.manifest["columns"].items()}
+        splits[split] = {**manifest, "columns": columns, "first": _first(opened, tokenizer)}
+    return {"stage": told["name"], "splits": splits}
+
+
+def _first(opened: Store, tokenizer: Tokenizer) -> dict[str, Any] | None:
+    if not opened.documents:
+        return None
+    start, end = opened.span(0)
+    text = tokenizer.decode(opened.ids.read(start, min(end, start + MOST_TOKENS)))
+    return {**opened.identity(0), "tokens": end - start, "text": text}
+
+
+def print_store(data: dict[str, Any]) -> None:
+    """Both manifests and a look at the first document of each."""
+    out = console()
+    for split, numbers in data["splits"].items():
+        counts = ", ".join(f"{numbers[unit]:,} {unit}" for unit in ("documents", "tokens", "bytes"))
+        if numbers["content"] == "pairs":
+            counts = f"{numbers['documents'] // 2:,} pairs ({counts})"
+        out.print(Text(f"{data['stage']}/{split}: {counts}", "bold"), soft_wrap=True)
+        out.print(
+            f"  {numbers['content']}, tokenizer {numbers['tokenizer']}, vocabulary {numbers['vocab']:,}", soft_wrap=True
+        )
+        out.print(
+            "  columns " + ", ".join(f"{name} ({kind})" for name, kind in numbers["columns"].items()), soft_wrap=True
+        )
+        if numbers["first"]:
+            out.print(
+                f"  first document {numbers['first']['path']}, {numbers['first']['tokens']:,} tokens", soft_wrap=True
+            )
+            out.print(Text(numbers["first"]["text"][:400], "dim"), soft_wrap=True)
+
+
+def checkpoints(stage: Path) -> dict[str, Any]:
+    """Every checkpoint of a train stage: state, tensors, and whether its files match their digests.
+
+    Returns:
+        {stage, checkpoints: [{name, bytes, problem, state, tensors: [{name, shape, dtype}]}]}, newest last.
+
+    Raises:
+        UserError: not a train stage, or nothing saved yet.
+    """
+    told = _expect(stage, "train")
+    found = sorted(p for p in (stage / CHECKPOINTS).glob("*") if p.is_dir() and not p.name.startswith("."))
+    if not found:
+        raise UserError(f"{stage}: no checkpoint yet; `ingot run` trains it")
+    return {"stage": told["name"], "checkpoints": [_checkpoint(path) for path in found]}
+
+
+def _checkpoint(path: Path) -> dict[str, Any]:
+    problem = manifest_problem(path)
+    return {
+        "name": path.name,
+        "bytes": sum(f.stat().st_size for f in path.iterdir() if f.is_file()),
+        "problem": problem,
+        "state": {} if problem else reading.read_json(path / STATE),
+        "tensors": [] if problem else [t for f in sorted(path.glob("*.safetensors")) for t in _tensors(f)],
+    }
+
+
+def _tensors(path: Path) -> list[dict[str, Any]]:
+    """Names, shapes and types from the header of a safetensors file: a length (u64), then JSON."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+    return [{"name": n, "shape": t["shape"], "dtype": t["dtype"]} for n, t in header.items() if n != "__metadata__"]
+
+
+def print_checkpoints(data: dict[str, Any]) -> None:
+    """Each checkpoint with its state; the tensors of the newest good one."""
+    out = console()
+    for checkpoint in data["checkpoints"]:
+        good = Text("digests hold", "green") if checkpoint["problem"] is None else Text(checkpoint["problem"], "red")
+        out.print(Text.assemble((checkpoint["name"], "bold"), f"  {figures.size(checkpoint['bytes'])}  ", good))
+        for name, value in checkpoint["state"].items():
+            out.print(f"  {name} {figures.value(value)}", soft_wrap=True)
+    whole = [c for c in data["checkpoints"] if c["tensors"]]
+    if whole:
+        tensors = whole[-1]["tensors"]
+        out.print(f"\n{len(tensors)} tensors in {whole[-1]['name']}:")
+        for tensor in tensors[:MOST_TENSORS]:
+            shape = " x ".join(map(str, tensor["shape"])) or "scalar"
+            out.print(f"  {tensor['name']:<48} {tensor['dtype']:<5} {shape}", soft_wrap=True)
+        if len(tensors) > MOST_TENSORS:
+            out.print(f"  ... {len(tensors) - MOST_TENSORS} more; --json lists all")
+
+
+def _expect(stage: Path, kind: str) -> dict[str, Any]:
+    told = open_stage(stage)
+    if told["kind"] != kind:
+        article = "an" if told["kind"][0] in "aeiou" else "a"
+        example = f"runs/NAME/{_EXAMPLES[kind]}"
+        raise UserError(f"{stage}: is {article} {told['kind']} stage, expected a {kind} stage, such as {example}")
+    return told
+
+
+def tokenizer_of(stage: Path) -> Tokenizer:
+    """The tokenizer of a tokens stage."""
+    return load_tokenizer(inputs_of(stage)["tokenizer"].path / TOKENIZER)

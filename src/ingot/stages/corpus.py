@@ -1,0 +1,48 @@
+"""Builders of the stages before training: corpus, tokenizer, tokens."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from ingot.core.artifact import atomic_json
+from ingot.corpus import runner
+from ingot.corpus.settings import CorpusSettings
+from ingot.stages.job import TOKENIZER, Job
+from ingot.store.encode import build_tokens
+from ingot.tokenizer.byte_bpe import load_tokenizer
+from ingot.tokenizer.settings import TokenizerSettings, TokensSettings
+from ingot.tokenizer.train import train, training_texts
+
+
+def corpus(job: Job) -> dict[str, Any]:
+    """Sources to clean documents."""
+    assert isinstance(job.settings, CorpusSettings)
+    return runner.build(job.settings, job.out.path, job.display, job.log)
+
+
+def tokenizer(job: Job) -> dict[str, Any]:
+    """The training split of some corpora, or somebody's files, to a tokenizer; held-out text is never looked at."""
+    assert isinstance(job.settings, TokenizerSettings)
+
+    sources = list(job.roles("corpus").values())
+
+    def texts() -> Iterator[tuple[str, str]]:
+        total = sum(source.result()["train_bytes"] for source in sources)
+        with job.display.bar("taking text", total=total, unit="bytes") as bar:
+            for source in sources:
+                for name, text in training_texts(source.path, source.settings()["format"]):
+                    yield name, text
+                    bar.advance(len(text.encode()))
+
+    trained, report = train(job.settings, texts(), job.display, job.log)
+    trained.save(job.out / TOKENIZER)
+    atomic_json(job.out / "report.json", report)
+    return {"vocab": trained.vocab, **{k: v for k, v in report.items() if isinstance(v, int | float)}}
+
+
+def tokens(job: Job) -> dict[str, Any]:
+    """Documents and a tokenizer to a token store of two splits."""
+    assert isinstance(job.settings, TokensSettings)
+    source = job.inputs["corpus"]
+    encoder = load_tokenizer(job.inputs["tokenizer"].path / TOKENIZER)
+    form = source.settings()["format"]
+    return build_tokens(source.path, encoder, form, job.out.path, job.settings.workers, job.display, job.log)

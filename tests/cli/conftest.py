@@ -1,0 +1,1 @@
+from tests.infer.conftest import babbler, stage  # noqa: F401  (fixtures)

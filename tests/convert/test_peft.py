@@ -1,0 +1,205 @@
+"""PEFT's format: what it wrote is read, what we write it reads, to 1e-5 of its logits (its numbers are committed)."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ingot.convert import peft
+from ingot.core.errors import UserError
+from ingot.model import lora
+from ingot.model.adapter_config import AdapterSettings
+from ingot.model.transformer import Transformer
+from tests.convert.peft_golden import (
+    CASES,
+    GOLDEN,
+    IDS,
+    LOGITS,
+    adapted_by_peft,
+    fill,
+    frozen,
+    in_transformers,
+    logits_of,
+)
+
+OURS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lora": ("llama", {"rank": 3, "alpha": 5}),
+    "some layers": ("llama", {"rank": 3, "targets": ["attention.[qv]", "ffn.down"]}),
+    "rslora": ("qwen3", {"kind": "rslora", "rank": 4, "alpha": 3}),
+    "dora": ("qwen3", {"kind": "dora", "rank": 2}),
+    "gpt2": ("gpt2", {"rank": 2, "alpha": 3}),
+    "gpt2, queries and values": ("gpt2", {"rank": 2, "targets": ["q", "v", "ffn.down"]}),
+    "gpt2, rslora": ("gpt2", {"kind": "rslora", "rank": 2}),
+    "gpt2, dora": ("gpt2", {"kind": "dora", "rank": 2, "targets": ["q", "v", "o"]}),
+    "whole": ("mistral", {"rank": 2, "modules_to_save": ["embedding", "head"]}),
+    "whole head": ("mistral", {"rank": 2, "modules_to_save": ["head"]}),
+    "whole, tied": ("llama", {"rank": 2, "targets": ["q"], "modules_to_save": ["head"]}),
+    "gpt2, whole": ("gpt2", {"rank": 2, "alpha": 3, "modules_to_save": ["embedding"]}),
+}
+"""Adapters of ours: family, settings."""
+
+
+def _logits(model: Transformer) -> torch.Tensor:
+    with torch.no_grad():
+        out = model.eval()(IDS)
+        return out.head(out.hidden)
+
+
+def _adapted(name: str) -> tuple[Transformer, AdapterSettings]:
+    family, table = OURS[name]
+    settings = AdapterSettings.model_validate(table)
+    model = frozen(family)
+    lora.adapt(model, settings, 0)
+    fill({n: p for n, p in model.named_parameters() if p.requires_grad})
+    return model, settings
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_2_6_an_adapter_that_peft_wrote_gives_its_logits(case: str) -> None:
+    expected = torch.tensor(json.loads(LOGITS.read_text())[case])
+    model = frozen(CASES[case][0])
+    before = _logits(model)[:, -2:]
+    peft.merge(GOLDEN / case, model)
+    assert (_logits(model)[:, -2:] - expected).abs().max() < 1e-5
+    assert (before - expected).abs().max() > 0.1, "the control: without the adapter it is another model"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_2_6_what_is_written_is_read_as_the_merged_model(name: str, tmp_path: Path) -> None:
+    model, settings = _adapted(name)
+    peft.write(tmp_path, model, settings)
+    read = frozen(OURS[name][0])
+    assert (_logits(read) - _logits(model)).abs().max() > 0.01
+    peft.merge(tmp_path, read)
+    assert (_logits(read) - _logits(model)).abs().max() < 1e-5
+    lora.fold(model)
+    for n, p in model.named_parameters():
+        assert torch.allclose(p, read.get_parameter(n), rtol=0, atol=1e-6), n
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"), [("llama-rslora", "rslora"), ("qwen3-dora", "dora"), ("untied-whole", "lora")]
+)
+def test_2_6_the_files_are_those_that_peft_writes(case: str, kind: str, tmp_path: Path) -> None:
+    """The same adapter in our modules, written: names, numbers to the bit, and every field that both have."""
+    family, table = CASES[case]
+    theirs = load_file(GOLDEN / case / peft.WEIGHTS)
+    more = {"modules_to_save": ["embedding", "head"]} if "modules_to_save" in table else {}
+    settings = AdapterSettings.model_validate({"kind": kind, "rank": table["r"], "alpha": table["lora_alpha"], **more})
+    model = frozen(family)
+    lora.adapt(model, settings, 0)
+    names = {t.removeprefix("model.layers.0."): o for t, (o,) in peft.matrices(model.config).items()}
+    for stored, tensor in theirs.items():
+        if whole := peft.tables(model.config).get(stored.removeprefix("base_model.model.").removesuffix(".weight")):
+            model.get_parameter(f"{whole}.weight").data = tensor
+            continue
+        module, part = stored.removeprefix("base_model.model.model.layers.0.").split(".lora_")
+        part = part.removesuffix(".weight").removesuffix("_vector")
+        model.get_parameter(f"{names[module]}.lora_{part}").data = tensor
+    peft.write(tmp_path, model, settings, base="made")
+    ours = load_file(tmp_path / peft.WEIGHTS)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[n], theirs[n]) for n in theirs)
+    one, two = (json.loads((p / peft.CONFIG).read_text()) for p in (tmp_path, GOLDEN / case))
+    assert one == {field: two[field] for field in one}
+
+
+def test_the_configuration_says_which_modules_briefly(tmp_path: Path) -> None:
+    found, saved = {}, {}
+    for name in OURS:
+        peft.write(tmp_path / name, *_adapted(name))
+        config = json.loads((tmp_path / name / peft.CONFIG).read_text())
+        found[name] = (config["target_modules"], config["rank_pattern"], config["alpha_pattern"])
+        saved[name] = (config["modules_to_save"], config.get("ensure_weight_tying"))
+    fused = "transformer.h.0.attn.c_attn"
+    assert found["some layers"] == (["down_proj", "q_proj", "v_proj"], {}, {})
+    assert found["gpt2"] == (["c_attn", "c_fc", "c_proj"], {fused: 6}, {fused: 9})
+    assert found["gpt2, queries and values"] == ([fused, "transformer.h.0.mlp.c_proj"], {fused: 4}, {fused: 64})
+    assert found["gpt2, rslora"][1:] == ({fused: 6}, {fused: pytest.approx(32 * 3**0.5)})
+    assert saved["lora"] == (None, None)
+    assert saved["whole"] == (["embed_tokens", "lm_head"], None)
+    assert saved["whole head"] == (["lm_head"], None)
+    assert saved["whole, tied"] == (["embed_tokens", "lm_head"], True)
+    assert saved["gpt2, whole"] == (["lm_head", "wte"], True)
+
+
+def _changed(tmp_path: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor | None]) -> Path:
+    """The adapter of `llama-lora`, with fields and tensors changed (None: left out)."""
+    shutil.copytree(GOLDEN / "llama-lora", tmp_path / "changed")
+    file = tmp_path / "changed" / peft.CONFIG
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    held = {n: t for n, t in (load_file(file.with_name(peft.WEIGHTS)) | tensors).items() if t is not None}
+    save_file(held, file.with_name(peft.WEIGHTS))
+    return tmp_path / "changed"
+
+
+_BASE = "base_model.model"
+_Q = f"{_BASE}.model.layers.0.self_attn.q_proj"
+_HEAD = f"{_BASE}.lm_head.weight"
+_ELSEWHERE = f"{_BASE}.model.layers.1.mlp.up_proj.lora_A.weight"
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "says"),
+    [
+        ({"peft_type": "IA3"}, {}, r'peft_type = "IA3", expected an adapter of matrices alone .*merge it with PEFT'),
+        ({"bias": "all"}, {}, r'bias = "all"'),
+        ({"modules_to_save": ["lm_head", "norm"]}, {}, r'"norm" in modules_to_save, expected of .*tokens and lm_'),
+        ({"modules_to_save": ["lm_head"]}, {}, r"found no base_model\.model\.lm_head\.weight, expected it"),
+        ({"modules_to_save": ["lm_head"]}, {_HEAD: torch.zeros(20, 16)}, r"has shape \[20, 16\], expected \[24, 16\]"),
+        ({"modules_to_save": ["lm_head"]}, {_HEAD: torch.zeros(24, 16)}, r"found a head that is not the embedding"),
+        ({}, {_HEAD: torch.zeros(24, 16)}, r"found base_model\.model\.lm_head\.weight, expected"),
+        ({"init_lora_weights": "pissa_niter_16"}, {}, r'init_lora_weights = "pissa_niter_16"'),
+        ({"use_dora": True}, {}, r"without lora_magnitude_vector, expected it"),
+        ({"lora_alpha": "16"}, {}, r'found lora_alpha = "16", expected what PEFT writes there'),
+        ({"lora_alpha": None}, {}, r"found lora_alpha = null, expected what"),
+        ({"alpha_pattern": {"(": 1}}, {}, r"found alpha_pattern = .*, expected what"),
+        ({"alpha_pattern": ["a"]}, {}, r"found alpha_pattern = .*, expected what"),
+        ({"modules_to_save": 3}, {}, r"found modules_to_save = 3, expected what"),
+        ({}, {f"{_Q}.lora_A.weight": torch.tensor(1.0)}, r"lora_A\.weight has shape \[\], expected \[1, 16\]"),
+        ({}, {f"{_Q}.lora_A.weight": torch.zeros(0, 16)}, r"lora_A\.weight has shape \[0, 16\], expected \[1, 16\]"),
+        ({}, {f"{_Q}.lora_A.weight": torch.full((2, 16), torch.nan)}, r"lora_A\.weight holds numbers that are not"),
+        ({}, {f"{_Q}.lora_magnitude_vector": torch.ones(16)}, r"lora_magnitude_vector without use_dora, expected it"),
+        ({}, {f"{_Q}.lora_B.weight": None}, r"q_proj without lora_B\.weight, expected it"),
+        ({}, {f"{_Q}.lora_A.weight": torch.zeros(2, 8)}, r"lora_A\.weight has shape \[2, 8\], expected \[2, 16\]"),
+        ({}, {f"{_Q}.lora_B.weight": torch.zeros(16, 3)}, r"has shape \[16, 3\], expected \[16, 2\]"),
+        ({}, {f"{_BASE}.lm_head.lora_A.weight": torch.zeros(2, 16)}, r"lm_head\.lora_A\.weight, expected only"),
+        ({}, {_ELSEWHERE: torch.zeros(2, 16)}, r"expected only matrices"),
+        ({}, {"model.embed_tokens.lora_embedding_A": torch.zeros(2, 16)}, r"expected names such as base_model\."),
+    ],
+)  # fmt: skip
+def test_an_adapter_that_matrices_alone_do_not_make_is_refused(
+    tmp_path: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor | None], says: str
+) -> None:
+    model = frozen("llama")
+    with pytest.raises(UserError, match=says) as caught:
+        peft.merge(_changed(tmp_path, config, tensors), model)
+    assert "\n" not in str(caught.value)
+    assert torch.equal(_logits(model), _logits(frozen("llama")))
+
+
+# -- with PEFT itself, where it is installed ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_2_6_peft_loads_our_adapter(name: str, tmp_path: Path) -> None:
+    installed = pytest.importorskip("peft")
+    model, settings = _adapted(name)
+    peft.write(tmp_path, model, settings)
+    theirs = installed.PeftModel.from_pretrained(in_transformers(frozen(OURS[name][0])), tmp_path).eval()
+    assert (logits_of(theirs) - _logits(model)).abs().max() < 1e-5
+    assert (logits_of(theirs.merge_and_unload()) - _logits(model)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_2_6_we_load_pefts_adapter(case: str, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    theirs = adapted_by_peft(case)
+    theirs.save_pretrained(tmp_path)
+    model = frozen(CASES[case][0])
+    peft.merge(tmp_path, model)
+    assert (logits_of(theirs) - _logits(model)).abs().max() < 1e-5

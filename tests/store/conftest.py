@@ -1,0 +1,1 @@
+from tests.tokenizer.conftest import bpe, corpus, display, log  # noqa: F401  (fixtures)

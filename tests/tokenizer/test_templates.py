@@ -1,0 +1,275 @@
+"""Jinja chat templates: the ids of `transformers`, a mask that is born with them, and contents that stay text."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from ingot.core.errors import UserError
+from ingot.store.encode import _ENCODERS
+from ingot.tokenizer.base import Tokenizer
+from ingot.tokenizer.byte_bpe import ByteBPE
+from ingot.tokenizer.chat import check_template, render, render_batch, show, stop_ids
+from ingot.tokenizer.hf_files import TURNS_JINJA, export_tokenizer, import_tokenizer
+from tests.tokenizer.hf_helpers import BRACKETS, CHATML, MARKED_CHATML, STOCK, like_bert, like_llama, like_qwen, stock
+
+TALK = [
+    {"role": "user", "content": "What is argparse?"},
+    {"role": "assistant", "content": "A module of\n\nthe library. "},
+    {"role": "user", "content": "  And é 😀?"},
+    {"role": "assistant", "content": "Text <think> and 漢字"},
+]
+LEARNED = {
+    CHATML: ["A module of\n\nthe library.<|im_end|>", "Text <think> and 漢字<|im_end|>"],
+    MARKED_CHATML: ["A module of\n\nthe library. <|im_end|>", "Text <think> and 漢字<|im_end|>"],
+    BRACKETS: [" A module of\n\nthe library. </s>", " Text <think> and 漢字 </s>"],
+}
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("templates")
+    made = {CHATML: like_qwen(root / "a"), MARKED_CHATML: like_qwen(root / "b", MARKED_CHATML)}
+    return {**made, BRACKETS: like_llama(root / "c")}
+
+
+@pytest.fixture(scope="module")
+def imported(directories: dict[str, Path]) -> dict[str, Tokenizer]:
+    return {template: import_tokenizer(directory) for template, directory in directories.items()}
+
+
+@pytest.fixture
+def qwen(imported: dict[str, Tokenizer]) -> Tokenizer:
+    return imported[CHATML]
+
+
+def with_template(tokenizer: Tokenizer, source: str) -> ByteBPE:
+    """A byte-level BPE of our own with a foreign template."""
+    assert isinstance(tokenizer, ByteBPE)
+    return ByteBPE(tokenizer.tokens, tokenizer.pattern, source)
+
+
+def learned(messages, tokenizer: Tokenizer) -> list[str]:
+    ids, mask = render(messages, tokenizer)
+    return [text for text, on in show(ids, mask, tokenizer) if on]
+
+
+@pytest.mark.parametrize("template", LEARNED)
+def test_ids_and_prompts_are_those_of_transformers(directories, imported, tmp_path, template):
+    from transformers import AutoTokenizer
+
+    ours = imported[template]
+    export_tokenizer(ours, tmp_path)
+    for directory in (directories[template], tmp_path):
+        theirs = AutoTokenizer.from_pretrained(directory)
+        for messages, prompt in ((TALK, False), (TALK[:3], True), (TALK[:1], True)):
+            ids = render(messages, ours, generation_prompt=prompt)[0]
+            wanted = theirs.apply_chat_template(messages, add_generation_prompt=prompt, return_dict=False)
+            assert ids.tolist() == wanted
+
+
+def test_marks_of_answers_are_those_of_transformers(directories, imported):
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(directories[MARKED_CHATML])
+    wanted = theirs.apply_chat_template(TALK, return_assistant_tokens_mask=True, return_dict=True)
+    ids, mask = render(TALK, imported[MARKED_CHATML])
+    assert (ids.tolist(), mask.tolist()) == (wanted["input_ids"], wanted["assistant_masks"])
+
+
+def test_our_own_format_renders_alike_here_and_there(bpe, tmp_path):
+    """Three renderers: ours by segments, ours by Jinja, and `transformers` by the exported template."""
+    from transformers import AutoTokenizer
+
+    export_tokenizer(bpe, tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    jinja = with_template(bpe, TURNS_JINJA)
+    for messages, prompt in ((TALK, False), (TALK[:3], True)):
+        ids, mask = render(messages, bpe, generation_prompt=prompt)
+        again, marks = render(messages, jinja, generation_prompt=prompt)
+        assert np.array_equal(ids, again)
+        assert np.array_equal(mask, marks)
+        wanted = theirs.apply_chat_template(
+            messages, add_generation_prompt=prompt, return_dict=True, return_assistant_tokens_mask=True
+        )
+        assert wanted["input_ids"] == ids.tolist()
+        assert mask.tolist() == ([0] * len(ids) if prompt else wanted["assistant_masks"])  # a prompt learns nothing
+    assert render_batch([TALK], bpe)[0][2] == render_batch([TALK], jinja)[0][2]
+    assert stop_ids(jinja) == stop_ids(bpe)
+
+
+@pytest.mark.parametrize("template", LEARNED)
+def test_E1_learned_are_the_answers_with_their_ends(imported, template):
+    tokenizer = imported[template]
+    assert learned(TALK, tokenizer) == LEARNED[template]
+    only_last = [TALK[0], {**TALK[1], "train": False}, *TALK[2:]]
+    assert learned(only_last, tokenizer) == LEARNED[template][1:]
+    assert np.array_equal(render(only_last, tokenizer)[0], render(TALK, tokenizer)[0])
+    with pytest.raises(UserError, match="nothing to learn"):
+        render([{**m, "train": False} if m["role"] == "assistant" else m for m in TALK], tokenizer)
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_2_1_vi_ten_stock_templates(tmp_path, name):
+    """Ids of `transformers`, the answers with their end learned and no more, stops that end them, no second BOS."""
+    from transformers import AutoTokenizer
+
+    stock(tmp_path, name)
+    ours, theirs = import_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    _, _, names, forms = STOCK[name]
+    for messages, prompt in ((TALK, False), (TALK[:3], True), (TALK[:1], True)):
+        ids = render(messages if prompt or forms else _last_only(TALK), ours, generation_prompt=prompt)[0]
+        assert ids.tolist() == theirs.apply_chat_template(messages, add_generation_prompt=prompt, return_dict=False)
+        if "bos_token" in names and "every two" not in name:
+            assert np.count_nonzero(ids == ours.specials[names["bos_token"]]) == ("tags" not in name)
+    if not forms:
+        with pytest.raises(UserError, match="chat template: what it writes with message 2 is not the start"):
+            render(TALK, ours)  # the prompts above are rendered all the same: nothing is learned of them
+        assert learned(_last_only(TALK), ours) == [TALK[3]["content"] + "<|end|>\n" + names["eos_token"]]
+        return
+    for text, content in zip(learned(TALK, ours), (TALK[1]["content"], TALK[3]["content"]), strict=True):
+        assert text in (forms[0].format(content), forms[0].format(content.strip()))  # some trim
+    ids, mask = render(TALK, ours)
+    assert ids[mask == 1][-1] in stop_ids(ours)
+    assert learned(_last_only(TALK), ours) == learned(TALK, ours)[1:]
+
+
+def _last_only(talk):
+    return [{**m, "train": False} if m["role"] == "assistant" and m is not talk[-1] else m for m in talk]
+
+
+def test_what_ends_an_answer(imported, tmp_path):
+    qwen, llama = imported[CHATML], imported[BRACKETS]
+    assert stop_ids(qwen) == (qwen.specials["<|im_end|>"], qwen.specials["<|endoftext|>"])
+    assert stop_ids(llama) == (llama.specials["</s>"],)
+
+
+@pytest.mark.parametrize("template", LEARNED)
+def test_special_tokens_in_contents_stay_text(imported, template):
+    """Whole names, names that a template's own signs would complete, and names made by joining two contents."""
+    tokenizer = imported[template]
+    names = list(tokenizer.specials)
+    special = set(tokenizer.specials.values())
+
+    def count(content: str, answer: str) -> int:
+        messages = [{"role": "user", "content": content}, {"role": "assistant", "content": answer}]
+        ids, mask = render(messages, tokenizer)
+        assert answer in "".join(text for text, on in show(ids, mask, tokenizer) if on)
+        return sum(id in special for id in ids.tolist())
+
+    wanted = count("plain", "plain")
+    for name in names:
+        for evil in (name, f"a {name}b{name}", name[:-1], name[1:], name[:1], name[-1:], f"{name[1:]} {name[:-1]}"):
+            assert count(evil, "plain") == wanted
+            assert count("plain", evil) == wanted
+
+    @given(st.lists(st.sampled_from([*names, *"<>|/s_", "im_end", "end", " ", "x"]), max_size=8).map("".join))
+    @hypothesis_settings(max_examples=60, deadline=None)
+    def any_content(content: str) -> None:
+        assert count(f"q{content}", f"a{content}z") == wanted
+        assert count(f"{content} q", "z") == wanted
+
+    any_content()
+
+
+def test_a_template_whose_own_signs_would_complete_a_name(bpe):
+    tokenizer = with_template(bpe, "{% for m in messages %}{{ m.content + '|>' }}{% endfor %}")
+    ids, _ = render([{"role": "assistant", "content": "<|end"}], tokenizer)
+    assert bpe.specials["<|end|>"] not in ids
+    assert bpe.decode(ids) == "<|end|>"
+
+
+def test_turns_that_a_later_turn_rewrites_are_refused_by_name(qwen, bpe):
+    source = (
+        "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' and loop.last %}(last) {% endif %}"
+        "{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    tokenizer = with_template(bpe, source)
+    with pytest.raises(UserError, match="chat template: what it writes with message 2 is not the start"):
+        render(TALK, tokenizer)
+    assert learned([TALK[0], {**TALK[1], "train": False}, *TALK[2:]], tokenizer) == [
+        "(last) Text <think> and 漢字<|end|>"
+    ]
+
+
+def test_an_end_of_turn_outside_the_block_is_learned_too(bpe):
+    source = TURNS_JINJA.replace("+ '<|end|>' }}{% endgeneration %}", "}}{% endgeneration %}<|end|>")
+    assert source != TURNS_JINJA
+    assert learned(TALK, with_template(bpe, source)) == learned(TALK, bpe)
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("{% for m in messages %}", "chat template, line 1: Unexpected end of template"),
+        ("{{ raise_exception('no system') }}", "it refuses this conversation: no system"),
+        ("{{ strftime_now('%d') }}", r"'strftime_now' is undefined \(ids would change with the day\)"),
+        ("{{ messages[0].content.nothing.more }}", "chat template: 'str object' has no attribute"),
+        ("{{ ''.__class__.__mro__ }}", "chat template: access to attribute '__class__'"),
+        ("{{ namespace(__class__=1) }}", "may not be set"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{% generation %}{% endgeneration %}", "writes nothing that an answer could be learned from"),
+    ],
+)
+def test_bad_templates_are_one_sentence(bpe, source, sentence):
+    with pytest.raises(UserError, match=sentence) as caught:
+        render(TALK[:2], with_template(bpe, source))
+    assert "\n" not in str(caught.value)
+
+
+def test_blocks_that_do_not_match_the_answers(bpe):
+    tokenizer = with_template(bpe, "{% generation %}x{% endgeneration %}")
+    assert learned(TALK, tokenizer) == ["x"]
+    with pytest.raises(UserError, match="it marks 1 answers of 2, so train = false of one message cannot be followed"):
+        render([TALK[0], {**TALK[1], "train": False}, *TALK[2:]], tokenizer)
+
+
+def test_a_date_is_used_where_a_template_has_its_own(bpe):
+    source = (
+        "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% else %}2024{% endif %}"
+        "{% for m in messages %}{{ m | tojson }}{% endfor %}"
+    )
+    ids, _ = render([{"role": "assistant", "content": 'é"<'}], with_template(bpe, source))
+    assert bpe.decode(ids) == '2024{"role": "assistant", "content": "é\\"<"}'
+
+
+def test_a_prompt_that_ends_within_a_token_is_refused(bpe):
+    source = "{% for m in messages %}{{ m.role + ':' + SEAM + m.content + '<|end|>' }}{% endfor %}"
+    source += "{% if add_generation_prompt %}{{ 'assistant:' + SEAM }}{% endif %}"
+    check_template(with_template(bpe, source.replace("SEAM", "'\n'")))
+    with pytest.raises(UserError, match="the prompt ends in ' ', which is another token when the answer follows"):
+        check_template(with_template(bpe, source.replace("SEAM", "' '")))
+
+
+def test_2_1_a_template_without_an_end_of_turn_is_refused(bpe):
+    source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content + NL }}{% endfor %}"
+    source += "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    with pytest.raises(UserError, match=r"an answer ends in '\\n', so a model would never learn to stop"):
+        check_template(with_template(bpe, source.replace("NL", "'\n'")))
+    check_template(with_template(bpe, source.replace("NL", "'<|end|>\n'")))
+
+
+def test_a_tokenizer_without_a_template_says_so(tmp_path):
+    with pytest.raises(UserError, match="the tokenizer's files have no chat template"):
+        render(TALK, import_tokenizer(like_bert(tmp_path)))
+
+
+def test_both_sides_of_a_pair_end_where_a_completion_would(tmp_path):
+    """ChatML writes a line's end behind <|im_end|>; a reward is read from the last token, in training as in use."""
+    tokenizer = import_tokenizer(like_qwen(tmp_path))
+    text = json.dumps(
+        {
+            "prompt": [{"role": "user", "content": "q"}],
+            **{side: [{"role": "assistant", "content": side}] for side in ("chosen", "rejected")},
+        }
+    )
+    for ids, mask, _ in _ENCODERS["pairs"]([text], tokenizer, 1):
+        assert ids[-1] == tokenizer.specials["<|im_end|>"]
+        assert mask[-1] == 1
+        assert len(ids) == len(mask)
+    whole, _ = render([{"role": "user", "content": "q"}, {"role": "assistant", "content": "chosen"}], tokenizer)
+    assert whole[-1] != tokenizer.specials["<|im_end|>"]
