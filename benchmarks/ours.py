@@ -26,9 +26,9 @@ from benchmarks.peers.common import (
 )
 from ingot.convert.hf_weights import write
 from ingot.data.batches import Batch, Loader, Source, make_batch
-from ingot.data.packing import Windows
+from ingot.data.packing import Concatenated
 from ingot.model.config import MAX_LOGITS, ModelConfig
-from ingot.model.lm_head import Head
+from ingot.model.lm_head import LMHead
 from ingot.model.losses import cross_entropy
 from ingot.model.transformer import build
 from ingot.objectives.lm import LanguageModel
@@ -87,7 +87,7 @@ def linear_flops(config: ModelConfig, named: Mapping[str, Tensor]) -> int:
 def batches(store: str, context: int, rows: int) -> Any:
     """0-based step -> its batch: rows in order, and then from the start."""
     opened = Store.open(Path(store))
-    source = Source("made", opened, Windows(opened.ends, context), isolate=False)
+    source = Source("made", opened, Concatenated(opened.ends, context), isolate=False)
 
     def make(step: int) -> Batch:
         row_B = np.arange(step * rows, (step + 1) * rows) % source.plan.rows
@@ -161,7 +161,7 @@ def head(job: dict[str, Any]) -> dict[str, Any]:
 
     def step() -> None:
         hidden_ND.grad = weight_VD.grad = None
-        loss, _ = cross_entropy(hidden_ND, Head(weight_VD), labels_N, max_logits=limit)
+        loss, _ = cross_entropy(hidden_ND, LMHead(weight_VD), labels_N, max_logits=limit)
         loss.backward()
 
     return {"seconds": duration(step, job["seconds"]), "peak_bytes": peak_bytes()}

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from ingot.model.config import ModelConfig
 from ingot.model.transformer import build
 from ingot.optim.schedule import Schedule
 from ingot.optim.settings import OptimSettings
+from ingot.stages.models.backend import backend_for
 from ingot.tokenizer.byte_bpe import Tokenizer
 from ingot.train.engine import Engine, Plan
 from ingot.train.execution import choose
@@ -42,10 +44,16 @@ def engine_for(
     loop = LoopSettings.model_validate(job.get("loop", {}))
     optim = OptimSettings(betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, clip=CLIP)
     plan = Plan(10**6, SEED, Schedule("constant", LR, 0, 0, 1), optim, loop, 10**6)
-    execution = choose(
-        loop, job["precision"], longest, rows, depth=config.depth, flops=math.inf, common=config.common_block
-    )
+    execution = choose(loop, job["precision"], longest, rows)
     execution.prepare()
     model = build(config, SEED, dtype=execution.parameter_dtype).to(execution.device)
+    model.backend = backend_for(
+        model,
+        execution.device,
+        execution.product_dtype,
+        name=execution.backend,
+        training={"shape": execution.shape, "flops": math.inf},
+    )
+    execution = replace(execution, backend=model.backend.name)
     beside = {name: companion.to(execution.device) for name, companion in (companions or {}).items()}
     return Engine(model, objective, plan, execution, Mesh(), Path("."), beside, tokenizer=tokenizer)

@@ -48,7 +48,7 @@ batch     = 64
 duration  = "100000 steps"
 loop      = { log_every = 1 }
 """
-PLAIN, TOLD = (("--set", f"stage.base.loop.compile={value}") for value in ("false", "true"))
+PLAIN, TOLD = (("--set", f"stage.base.loop.backend={name}") for name in ("torch", "compiled"))
 WAYS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("cold", "a", ()),
     ("warm", "a", ()),
@@ -87,7 +87,7 @@ def bench_startup(
             rows[f"first_step_{name}_s"] = seconds = round(first_step(work, work / f"cache-{cache}", told), 2)
             say(f"first step, {name.replace('_', ' to compile, ')}: {seconds} s")
             execution = json.loads((_stage(work) / CHOICES).read_text())
-            rows.setdefault("compiles_by_itself", bool(execution.get("compile")))
+            rows.setdefault("compiles_by_itself", execution.get("backend") == "compiled")
     rows["imports_s"] = imports(say, importers, repetitions, modules)
     return rows
 

@@ -13,7 +13,7 @@ from benchmarks.inputs import write_ids
 from benchmarks.process import Kept, Result, in_turns, measure
 from benchmarks.shapes import Shape
 from ingot.core.errors import UserError
-from ingot.core.recipe import settings_tree
+from ingot.core.settings import settings_tree
 
 LEAST = 4
 """Steps that are timed at least."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 
 from ingot.data.batches import IGNORE, Batch, Source, all_rows
-from ingot.data.packing import BestFit, Whole
+from ingot.data.packing import BestFit, OnePerRow
 from ingot.model.transformer import Transformer
 from ingot.objectives.lm import LanguageModel
 from ingot.store.reader import Store
@@ -49,7 +49,7 @@ def stored(texts: list[np.ndarray], path: Path) -> Store:
 def batches(store: Store) -> tuple[Batch, Batch]:
     """The documents packed, and alone."""
     ends = np.asarray(store.ends)
-    plans = BestFit(ends, T), Whole(ends, T)
+    plans = BestFit(ends, T), OnePerRow(ends, T)
     (packed,), (alone,) = (all_rows(Source("d", store, plan, isolate=True), 10**6) for plan in plans)
     return packed, alone
 

@@ -14,7 +14,7 @@ from ingot.plan.memory import cache_bytes
 
 if TYPE_CHECKING:
     from ingot.infer.decoder import Decoder
-    from ingot.infer.streaming import Answer, TextRun
+    from ingot.infer.streaming import Answer, TextGeneration
     from ingot.stages.models.load import Loaded
     from ingot.tokenizer.chat import Message
 
@@ -70,7 +70,7 @@ def load(stage: str | Path, *, device: str = "auto", best: bool = False, precisi
 class Stream:
     """One continuation as it is made: iterate over pieces of text; `answer` has all of it."""
 
-    def __init__(self, run: "TextRun"):
+    def __init__(self, run: "TextGeneration"):
         self._run = run
 
     def __iter__(self) -> Iterator[str]:
@@ -183,11 +183,11 @@ class LanguageModel:
         options: dict[str, Any],
         samples: int = 1,
         keys: Sequence[tuple[int, int]] | None = None,
-    ) -> "TextRun":
-        from ingot.infer.streaming import TextRun, sampling_for
+    ) -> "TextGeneration":
+        from ingot.infer.streaming import TextGeneration, sampling_for
 
         settings = {"temperature": 0.8, **options}
         run = {name: settings.pop(name) for name in ("stop", "seed", "step") if name in settings}
         sampling = sampling_for(self.loaded.tokenizer, **settings)
         decoder = self.decoder()
-        return TextRun(decoder, self.loaded.tokenizer, prompts, sampling, samples=samples, keys=keys, **run)
+        return TextGeneration(decoder, self.loaded.tokenizer, prompts, sampling, samples=samples, keys=keys, **run)

@@ -1,18 +1,23 @@
-"""When an update is recorded and when it is made plainly, with a recording that only counts; a real one needs a GPU
-(`test_gpu.py`)."""
+"""When an update is recorded, with a recording that only counts; real ones need a GPU (`test_gpu.py`)."""
 
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from ingot.backends import cuda_graphs
-from ingot.backends.cuda_graphs import WARM, Recorder
+from ingot.backends.cuda_graphs import Recorder
 from ingot.data.batches import IGNORE, Batch
-from tests.train.test_engine import _engine, _ragged
+from ingot.model.adapter_config import AdapterSettings
+from ingot.model.backend import Backend
+from tests.backends.training import engine, rows
+
+PLAIN = 3
+"""Updates of a shape that are not recorded: by then everything is compiled and planned."""
 
 
 def _batch(rows: int = 2, ignored: int = 0) -> Batch:
@@ -23,15 +28,15 @@ def _batch(rows: int = 2, ignored: int = 0) -> Batch:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Learning rates of replayed updates, on a GPU with room for another set of activations."""
+def replayed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Learning rates of replayed updates, on a GPU with memory for another set of activations."""
     rates: list[float] = []
 
     class Counting:
-        def __init__(self, learn, batch, counts, lr):
+        def __init__(self, learn: Callable[..., Any], batch: Batch, counts: Any, lr: float):
             learn(batch, counts, lr, 0)
 
-        def __call__(self, batch, lr):
+        def __call__(self, batch: Batch, lr: float) -> tuple[str]:
             rates.append(lr)
             return ("replayed",)
 
@@ -43,20 +48,20 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def _ask(recorder: Recorder, batch: Batch, times: int = 1) -> list[bool]:
-    return [recorder(batch, batch.counts(), 0.1) is not None for _ in range(times)]
+    return [recorder(batch, batch.counts(), 0.1 * number) is not None for number in range(times)]
 
 
-def test_a_shape_that_comes_again_is_recorded_once_and_replayed(made: list[float]) -> None:
+def test_a_shape_that_comes_again_is_recorded_once_and_replayed(replayed: list[float]) -> None:
     learned: list[int] = []
     recorder = Recorder(lambda batch, *_: learned.append(len(batch)))  # type: ignore
-    assert _ask(recorder, _batch(), WARM + 3) == [False] * WARM + [True] * 3
-    assert len(made) == 3
+    assert _ask(recorder, _batch(), PLAIN + 3) == [False] * PLAIN + [True] * 3
+    assert replayed == pytest.approx([0.1 * number for number in range(PLAIN, PLAIN + 3)])
     assert learned == [2]
-    assert _ask(recorder, _batch(rows=3), WARM + 2) == [False] * (WARM + 2), "one recording, for one shape"
+    assert _ask(recorder, _batch(rows=3), PLAIN + 2) == [False] * (PLAIN + 2), "one recording, for one shape"
     assert _ask(recorder, _batch()) == [True]
 
 
-def test_what_differs_from_batch_to_batch_is_never_recorded(made: list[float]) -> None:
+def test_what_differs_from_batch_to_batch_is_never_recorded(replayed: list[float]) -> None:
     recorder = Recorder(lambda *_: None)  # type: ignore
     assert not any(_ask(recorder, _batch(ignored=1), 10))
     assert not any(_ask(recorder, replace(_batch(), replay=_batch()), 10))
@@ -64,12 +69,12 @@ def test_what_differs_from_batch_to_batch_is_never_recorded(made: list[float]) -
     assert not any(_ask(recorder, replace(_batch(), columns=texts), 10))
 
 
-def test_nothing_is_recorded_where_memory_is_short(made: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_recorded_where_memory_is_short(replayed: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 30)
     assert not any(_ask(Recorder(lambda *_: None), _batch(), 10))  # type: ignore
 
 
-def test_a_recording_that_fails_is_told_once_and_never_tried_again(made: list[float]) -> None:
+def test_a_recording_that_fails_is_reported_once_and_never_tried_again(replayed: list[float]) -> None:
     tried: list[int] = []
 
     def learn(*_: object) -> None:
@@ -82,10 +87,33 @@ def test_a_recording_that_fails_is_told_once_and_never_tried_again(made: list[fl
     assert tried == [1]
 
 
-@pytest.mark.parametrize(("micro", "asked"), [(16, 1), (8, 0)])
-def test_an_update_of_several_micro_batches_is_made_plainly(tmp_path: Path, micro: int, asked: int) -> None:
-    engine, times = _engine(tmp_path, micro=micro), list[float]()
-    assert engine._recorder is None, "a CPU replays nothing"
-    engine._recorder = lambda batch, counts, lr: times.append(lr)  # type: ignore
-    engine.step(_ragged())
-    assert len(times) == asked
+class _Recording(Backend):
+    """Counts the updates that a recorder is asked for; it replays none."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def recorder(self, update: Any) -> Any:
+        return lambda batch, counts, lr: self.asked.append(len(batch))
+
+
+@pytest.mark.parametrize(("micro", "asked"), [(4, [4]), (2, [])])
+def test_an_update_of_several_micro_batches_is_not_recorded(micro: int, asked: list[int]) -> None:
+    backend = _Recording()
+    engine(backend, micro=micro, replay=True).step(rows(0))
+    assert backend.asked == asked
+
+
+@pytest.mark.parametrize(
+    "settings", [{"replay": False}, {"dropout": 0.1}, {"adapter": AdapterSettings(rank=2)}], ids=str
+)
+def test_updates_that_draw_numbers_are_not_recorded(settings: dict[str, Any]) -> None:
+    """Dropout draws anew each time, and adapters may have it too."""
+    backend = _Recording()
+    engine(backend, **{"replay": True, **settings}).step(rows(0))
+    assert backend.asked == []
+
+
+def test_the_reference_records_nothing() -> None:
+    assert Backend().recorder(lambda *_: None) is None
+    assert engine(replay=True)._recorder is None

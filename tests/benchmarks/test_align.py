@@ -10,7 +10,7 @@ import pytest
 from benchmarks.inputs import write_ids
 
 from benchmarks import align, ours_align, shapes, tables
-from ingot.core.recipe import settings_tree
+from ingot.core.settings import settings_tree
 
 STEP = {
     **{"step_s": 0.1, "losses": [0.6931, 0.5], "parameters": 981_120, "updates": 1.0, "learned": 2048},
@@ -62,7 +62,7 @@ def test_our_steps_for_real(method: str, tmp_path: Path, monkeypatch) -> None:
     job = {
         **{"shape": {**config, "rows": shape.rows, "checked": shape.checked}, "config": config, "method": method},
         **{"directory": str(tmp_path), **write_ids(shape, tmp_path), **align.SIZES["tiny"]},
-        **{"precision": "fp32", "seconds": 0.0, "least": 1, "loop": {"compile": False, "threads": 1}},
+        **{"precision": "fp32", "seconds": 0.0, "least": 1, "loop": {"backend": "torch", "threads": 1}},
     }
     for annotated in (True, False):
         found = ours_align.align({**job, "annotated": annotated})

@@ -53,7 +53,7 @@ def _adapted(name: str) -> tuple[Transformer, AdapterSettings]:
     family, table = OURS[name]
     settings = AdapterSettings.model_validate(table)
     model = frozen(family)
-    lora.adapt(model, settings, 0)
+    lora.add_adapters(model, settings, 0)
     fill({n: p for n, p in model.named_parameters() if p.requires_grad})
     return model, settings
 
@@ -76,7 +76,7 @@ def test_2_6_what_is_written_is_read_as_the_merged_model(name: str, tmp_path: Pa
     assert (_logits(read) - _logits(model)).abs().max() > 0.01
     peft.merge(tmp_path, read)
     assert (_logits(read) - _logits(model)).abs().max() < 1e-5
-    lora.fold(model)
+    lora.merge(model)
     for n, p in model.named_parameters():
         assert torch.allclose(p, read.get_parameter(n), rtol=0, atol=1e-6), n
 
@@ -91,7 +91,7 @@ def test_2_6_the_files_are_those_that_peft_writes(case: str, kind: str, tmp_path
     more = {"modules_to_save": ["embedding", "head"]} if "modules_to_save" in table else {}
     settings = AdapterSettings.model_validate({"kind": kind, "rank": table["r"], "alpha": table["lora_alpha"], **more})
     model = frozen(family)
-    lora.adapt(model, settings, 0)
+    lora.add_adapters(model, settings, 0)
     names = {t.removeprefix("model.layers.0."): o for t, (o,) in peft.matrices(model.config).items()}
     for stored, tensor in theirs.items():
         if whole := peft.tables(model.config).get(stored.removeprefix("base_model.model.").removesuffix(".weight")):

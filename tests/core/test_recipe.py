@@ -6,7 +6,8 @@ from typing import Annotated
 import pytest
 
 from ingot.core.errors import UserError
-from ingot.core.recipe import EXECUTION, Settings, canonical, dump_toml, load_recipe, settings_tree
+from ingot.core.recipe import dump_toml, load_recipe
+from ingot.core.settings import EXECUTION, Settings, canonical, settings_tree
 
 
 class Inner(Settings):

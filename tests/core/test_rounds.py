@@ -7,6 +7,7 @@ import pytest
 
 from ingot.core.errors import UserError
 from ingot.core.rounds import unrolled
+from ingot.stages.kinds import RECIPE_KINDS
 
 RECIPE = """
 [repeat]
@@ -46,6 +47,10 @@ prompts = ["policy"]
 """
 
 
+def _unrolled(table: dict[str, Any]) -> dict[str, Any]:
+    return unrolled(table, RECIPE_KINDS)
+
+
 def _table(text: str = RECIPE, **repeat: Any) -> dict[str, Any]:
     table = tomllib.loads(text)
     table["repeat"] |= repeat
@@ -53,7 +58,7 @@ def _table(text: str = RECIPE, **repeat: Any) -> dict[str, Any]:
 
 
 def test_a_name_means_this_round_or_the_one_before() -> None:
-    stages = unrolled(_table())["stage"]
+    stages = _unrolled(_table())["stage"]
     rounds = [f"{name}-{i}" for i in (1, 2) for name in ("sample", "pairs", "reward", "policy")]
     assert list(stages) == ["chat", *rounds, "card"]
     assert [stages[f"sample-{i}"]["model"] for i in (1, 2)] == ["chat", "policy-1"]
@@ -68,16 +73,16 @@ def test_a_name_means_this_round_or_the_one_before() -> None:
 def test_two_names_of_one_stage_in_round_1_add_their_shares() -> None:
     table = _table(start={"policy": "chat", "reward": "first", "pairs": "preferences"})
     table["stage"]["reward"]["data"] = {"preferences": 0.25, "pairs*": 0.75}
-    stages = unrolled(table)["stage"]
+    stages = _unrolled(table)["stage"]
     assert stages["reward-1"]["data"] == {"preferences": 0.25, "pairs-1": 0.75}, "made before it in the round"
     table["stage"]["sample"]["data"] = {"preferences": 0.25, "pairs*": 0.75}
-    stages = unrolled({**table, "stage": {"preferences": {"kind": "corpus"}, **table["stage"]}})["stage"]
+    stages = _unrolled({**table, "stage": {"preferences": {"kind": "corpus"}, **table["stage"]}})["stage"]
     assert stages["sample-1"]["data"] == {"preferences": 1.0}
     assert stages["sample-2"]["data"] == {"preferences": 0.25, "pairs-1": 0.75}
 
 
 def test_a_setting_that_is_no_stage_keeps_its_word() -> None:
-    stages = unrolled(_table())["stage"]
+    stages = _unrolled(_table())["stage"]
     assert stages["reward-2"]["objective"] == "reward"
     assert stages["card"]["prompts"] == ["policy"]
 
@@ -85,18 +90,18 @@ def test_a_setting_that_is_no_stage_keeps_its_word() -> None:
 def test_every_reward_of_a_policy_is_a_name() -> None:
     table = _table()
     table["stage"]["policy"]["objective"]["gold"] = "reward"
-    assert unrolled(table)["stage"]["policy-2"]["objective"]["gold"] == "reward-2"
+    assert _unrolled(table)["stage"]["policy-2"]["objective"]["gold"] == "reward-2"
 
 
 def test_more_rounds_leave_the_first_ones_as_they_are() -> None:
-    two, three = unrolled(_table())["stage"], unrolled(_table(rounds=3))["stage"]
+    two, three = _unrolled(_table())["stage"], _unrolled(_table(rounds=3))["stage"]
     assert {name: three[name] for name in two if name != "card"} == {n: b for n, b in two.items() if n != "card"}
 
 
 def test_a_recipe_without_rounds_is_as_it_was() -> None:
     table = tomllib.loads(RECIPE)
     del table["repeat"]
-    assert unrolled(table) == table
+    assert _unrolled(table) == table
 
 
 @pytest.mark.parametrize(
@@ -113,16 +118,16 @@ def test_a_recipe_without_rounds_is_as_it_was() -> None:
 )
 def test_what_is_wrong_with_the_table(repeat: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        unrolled(_table(**repeat))
+        _unrolled(_table(**repeat))
 
 
 def test_a_stage_may_not_have_the_name_of_a_round() -> None:
     with pytest.raises(UserError, match=r"stage\.pairs-2: is the name of a round of 'pairs'"):
-        unrolled(_table(RECIPE + '[stage.pairs-2]\nkind = "label"\n'))
+        _unrolled(_table(RECIPE + '[stage.pairs-2]\nkind = "label"\n'))
 
 
 def test_what_people_fill_in_is_a_file_for_each_round() -> None:
-    stages = unrolled(_table(RECIPE.replace("rule.py:good", "better.jsonl")))["stage"]
+    stages = _unrolled(_table(RECIPE.replace("rule.py:good", "better.jsonl")))["stage"]
     assert [stages[f"pairs-{i}"]["by"] for i in (1, 2)] == ["better-1.jsonl", "better-2.jsonl"]
-    outside = unrolled(_table(RECIPE + '[stage.last]\nkind = "label"\nby = "better.jsonl"\n'))["stage"]["last"]
+    outside = _unrolled(_table(RECIPE + '[stage.last]\nkind = "label"\nby = "better.jsonl"\n'))["stage"]["last"]
     assert outside["by"] == "better.jsonl", "a stage that is not repeated"

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from ingot.core.errors import UserError
-from ingot.core.recipe import Settings, load_recipe, load_recipes
+from ingot.core.recipe import load_recipe, load_recipes
+from ingot.core.settings import Settings
 from ingot.core.sweep import points, short_names, spell, with_values
 
 RECIPE = {"run": {"name": "x"}, "stage": {"base": {"optim": {"lr": 1}}, "chat": {}}}

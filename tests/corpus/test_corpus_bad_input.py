@@ -15,7 +15,8 @@ import pytest
 
 from ingot.core.artifact import FileHashes
 from ingot.core.errors import UserError
-from ingot.core.recipe import canonical, dump_toml, load_recipe, settings_tree
+from ingot.core.recipe import dump_toml, load_recipe
+from ingot.core.settings import canonical, settings_tree
 from ingot.corpus.documents import iter_texts, read_documents
 from ingot.corpus.filters import load_filters
 from ingot.corpus.readers.locate import source_digest

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.core.errors import UserError
-from ingot.core.recipe import canonical
+from ingot.core.settings import canonical
 from ingot.corpus.clean import clean_texts
 from ingot.corpus.documents import iter_texts
 from ingot.corpus.filters import judge, measure

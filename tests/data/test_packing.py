@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.core.errors import UserError
-from ingot.data.packing import PAD, BestFit, Windows, make_row_plan
+from ingot.data.packing import PAD, BestFit, Concatenated, make_row_plan
 from ingot.data.sampler import Order
 
 
@@ -20,18 +20,18 @@ def _ends(lengths: list[int]) -> np.ndarray:
 
 
 def test_C1_number_of_windows() -> None:
-    assert Windows(_ends([10_000]), 1024, stride=1).rows == 8_976
+    assert Concatenated(_ends([10_000]), 1024, stride=1).rows == 8_976
 
 
 def test_C1_six_tokens_context_four_give_two_pairs() -> None:
-    index, _ = Windows(_ends([6]), 4, stride=1).index(np.array([0, 1]))
+    index, _ = Concatenated(_ends([6]), 4, stride=1).index(np.array([0, 1]))
     assert index.tolist() == [[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]]
 
 
 def test_C2_every_valid_offset_is_reachable() -> None:
     """004's randint(len - T - 1) can never draw the last window; the last row here ends at the last token."""
     n, context = 1000, 64
-    plan = Windows(_ends([n]), context, stride=1)
+    plan = Concatenated(_ends([n]), context, stride=1)
     index, _ = plan.index(np.arange(plan.rows))
     assert index[0, 0] == 0
     assert index[-1, -1] == n - 1
@@ -41,7 +41,7 @@ def test_C2_every_valid_offset_is_reachable() -> None:
 def test_C2_source_error_the_last_window_is_drawn() -> None:
     """An epoch of the order draws every offset once. 004's randint never draws the last: its bound is exclusive."""
     n, context = 40, 8
-    plan = Windows(_ends([n]), context, stride=1)
+    plan = Concatenated(_ends([n]), context, stride=1)
     _, rows = Order((plan.rows,), (1.0,), seed=1).at(0, plan.rows)
     assert sorted(plan.index(rows)[0][:, 0].tolist()) == list(range(n - context))
     drawn = np.random.default_rng(0).integers(0, n - context - 1, 10_000)
@@ -52,7 +52,7 @@ def test_C3_rows_of_the_two_splits_share_no_token() -> None:
     """tinyshakespeare, 90/10 at one place: 1,003,854 and 111,540; the held-out rows cover all targets of their part."""
     tokens, cut = 1_115_394, 1_003_854
     assert (int(0.9 * tokens), tokens - cut) == (cut, 111_540)
-    train, held_out = Windows(_ends([cut]), 64), Windows(_ends([tokens - cut]), 64, tail=True)
+    train, held_out = Concatenated(_ends([cut]), 64), Concatenated(_ends([tokens - cut]), 64, tail=True)
     assert train.index(np.array([train.rows - 1]))[0].max() < cut
     assert train.rows == (cut - 1) // 64
     assert held_out.targets == 111_539
@@ -61,7 +61,7 @@ def test_C3_rows_of_the_two_splits_share_no_token() -> None:
 @given(st.integers(2, 400), st.integers(1, 50), st.integers(1, 60))
 def test_windows_with_tail_cover_every_target(tokens: int, context: int, stride: int) -> None:
     stride = min(stride, context)
-    plan = Windows(_ends([tokens]), context, stride, tail=True)
+    plan = Concatenated(_ends([tokens]), context, stride, tail=True)
     index, _ = plan.index(np.arange(plan.rows))
     targets = index[:, 1:]
     assert set(targets[targets != PAD].tolist()) == set(range(1, tokens))
@@ -130,16 +130,16 @@ def test_context_longer_than_the_data_is_one_sentence() -> None:
 
 
 def test_C1_an_epoch_is_counted_in_tokens_at_any_stride():
-    every = Windows(_ends([1_000_000]), 1024, stride=1)
+    every = Concatenated(_ends([1_000_000]), 1024, stride=1)
     assert every.targets == 999_999
     assert every.rows * 1024 / every.targets == pytest.approx(1024, rel=2e-3)  # each token about T times
-    assert Windows(_ends([10_000]), 1024).targets == 9 * 1024
+    assert Concatenated(_ends([10_000]), 1024).targets == 9 * 1024
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(4, 24), st.integers(1, 30))
 def test_the_rows_of_a_document_are_the_rows_that_hold_it(lengths: list[int], context: int, stride: int) -> None:
     ends = _ends(lengths)
-    for plan in (Windows(ends, context, stride), BestFit(ends, context), BestFit(ends, context, _all)):
+    for plan in (Concatenated(ends, context, stride), BestFit(ends, context), BestFit(ends, context, _all)):
         holds: dict[int, list[int]] = {d: [] for d in range(len(lengths))}
         for row in range(plan.rows):
             for document in dict.fromkeys(piece.document for piece in plan.slices(row)):

@@ -5,7 +5,7 @@ import pytest
 
 from ingot.core.errors import UserError
 from ingot.data.batches import IGNORE, Source, all_rows, make_batch
-from ingot.data.packing import PAD, Whole, make_row_plan
+from ingot.data.packing import PAD, OnePerRow, make_row_plan
 
 PAIRS = [[1, 2, 3, 9], [1, 2, 4, 5, 9], [1, 6, 9], [1, 7, 9], [1, *range(10, 40), 9], [1, 8, 9]]
 MASKS = [[0, 0, 1, 1], [0, 0, 1, 1, 1], [0, 1, 1], [0, 1, 1], [0, *[1] * 31], [0, 1, 1]]
@@ -13,7 +13,7 @@ MASKS = [[0, 0, 1, 1], [0, 0, 1, 1, 1], [0, 1, 1], [0, 1, 1], [0, *[1] * 31], [0
 
 def _source(make_store, context: int, group: int = 2) -> Source:
     store = make_store(PAIRS, masks=MASKS)
-    return Source("pairs", store, Whole(np.asarray(store.ends), context, group), isolate=False, pad_id=63)
+    return Source("pairs", store, OnePerRow(np.asarray(store.ends), context, group), isolate=False, pad_id=63)
 
 
 def test_a_pair_is_two_adjacent_rows_and_its_last_token_is_an_input(make_store) -> None:

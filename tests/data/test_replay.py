@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ingot.data.batches import Source, make_batch
-from ingot.data.packing import BestFit, Windows
+from ingot.data.packing import BestFit, Concatenated
 from ingot.data.sampler import Order
 
 T = 24
@@ -17,7 +17,7 @@ def test_2_7_realised_token_shares_are_the_asked_ones_within_one_per_cent(make_s
     text = make_store([draw.integers(0, 64, 4000).tolist()])
     talk = [draw.integers(0, 64, n).tolist() for n in draw.integers(13, 19, 500)]  # rarely two in a row
     chat = make_store(talk, masks=[[0] * (len(d) // 2) + [1] * (len(d) - len(d) // 2) for d in talk])
-    plans = (Windows(np.asarray(text.ends), T), BestFit(np.asarray(chat.ends), T, chat.columns["mask"].read))
+    plans = (Concatenated(np.asarray(text.ends), T), BestFit(np.asarray(chat.ends), T, chat.columns["mask"].read))
     sources = [
         Source("old", text, plans[0], False),
         Source("new", chat, plans[1], True),

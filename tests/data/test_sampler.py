@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
+from ingot.data.batch_size import constant
+from ingot.data.batches import Source, make_batch
+from ingot.data.packing import Concatenated
 from ingot.data.sampler import BLOCK, Order, key_of, permute, spread
 
 
@@ -51,17 +55,33 @@ def test_C4_another_epoch_and_another_seed_are_other_orders() -> None:
     assert first[0] != other.at(0, 100)[1].tolist()
 
 
-def test_C4_100_samples_in_batches_of_32() -> None:
-    """`drop_last` makes 3 batches of 100 samples and throws 4 away, others each epoch. Here the fourth batch takes
-    those 4 and the first 28 of the next epoch: every batch is full, and in 25 batches every row was there 8 times.
+def test_C4_100_samples_in_batches_of_32(make_store) -> None:
+    """With `drop_last` an epoch of 100 rows is 3 batches of 32, and 4 rows are left out. Here these are the 3 batches
+    that lie in the first epoch. The fourth begins with the 4 rows that are left and goes on with 28 of the next epoch:
+    every batch is full, and after 25 of them every row was there 8 times.
     """
-    order = Order((100,), (1.0,), seed=1)
-    batches = [order.at(32 * n, 32)[1].tolist() for n in range(25)]
-    assert 100 // 32 == 3
-    assert len({row for batch in batches[:3] for row in batch}) == 96
-    assert sorted(list(chain(*batches))[:100]) == list(range(100))
+    context, rows = 4, 100
+    store = make_store([(np.arange(rows * context + 1) % 64).tolist()])
+    source = Source("s", store, Concatenated(np.asarray(store.ends), context), isolate=False)
+    order, sizes = Order((source.plan.rows,), (1.0,), seed=1), constant(32)
+    assert source.plan.rows == rows
+
+    def rows_of(step: int) -> list[int]:
+        batch = make_batch([source], *order.at(sizes.before(step), sizes.rows(step)))
+        assert np.array_equal(batch.ids_BT[:, 0], batch.row_B * context % 64)
+        return batch.row_B.tolist()
+
+    batches = [rows_of(step) for step in range(1, 26)]
     assert {len(batch) for batch in batches} == {32}
-    assert np.bincount(list(chain(*batches))).tolist() == [8] * 100
+    within = [step for step in range(1, 26) if sizes.before(step + 1) <= rows]
+    assert len(within) == len(DataLoader(range(rows), batch_size=32, drop_last=True)) == 3  # type: ignore[arg-type]
+    shown = [row for batch in batches[:3] for row in batch]
+    assert len(set(shown)) == 96
+    assert set(batches[3][:4]) == set(range(rows)) - set(shown)
+    second = batches[3][4:] + list(chain(*batches[4:]))
+    assert sorted(second[:rows]) == list(range(rows))
+    assert second[:rows] != shown + batches[3][:4], "the next epoch has an order of its own"
+    assert np.bincount(list(chain(*batches))).tolist() == [8] * rows
 
 
 def test_shuffled_positions_look_uniform() -> None:

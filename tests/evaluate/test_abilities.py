@@ -13,7 +13,7 @@ from ingot.evaluate.abilities import Examinee, rows, sit
 from ingot.evaluate.continuations import score
 from ingot.evaluate.tasks import load_task
 from ingot.model.config import ModelSettings
-from ingot.model.lm_head import Head
+from ingot.model.lm_head import LMHead
 from ingot.model.transformer import ModelOut, build
 from ingot.tokenizer.byte_bpe import Char
 
@@ -30,7 +30,7 @@ class Rule(torch.nn.Module):
     def forward(self, ids_BT, **_):
         found = [[self.next_token(row[: t + 1]) for t in range(len(row))] for row in ids_BT.tolist()]
         logits = torch.stack([F.one_hot(torch.tensor(r), self.vocab + 1)[:, :-1] for r in found]).double() * 9
-        return ModelOut(logits, Head(torch.eye(self.vocab, dtype=logits.dtype)), {})
+        return ModelOut(logits, LMHead(torch.eye(self.vocab, dtype=logits.dtype)), {})
 
 
 def goes_on(row: list[int], vocab: int) -> int:

@@ -105,7 +105,7 @@ def test_generation_stops_at_its_text_and_is_greedy(harness, bpe, monkeypatch):
     assert harness.generate_until([_request("a " * 99, settings)])  # longer than the context
     seen = []
     monkeypatch.setattr(
-        "ingot.evaluate.harness.TextRun", lambda m, t, prompts, *a, **k: seen.append(prompts) or _None()
+        "ingot.evaluate.harness.TextGeneration", lambda m, t, prompts, *a, **k: seen.append(prompts) or _None()
     )
     harness.generate_until([_request("a b a b a b", {})])  # as long an answer as a task may have that says nothing
     assert len(seen[0][0]) == min(CONTEXT // 2, len(prompt_ids(bpe, "a b a b a b")))

@@ -1,12 +1,17 @@
-"""G2: generation with a cache against the full forward, and rows that do not notice their neighbours."""
+"""G2: generation with a cache against the full forward pass, and rows that do not depend on their neighbours.
+
+By PyTorch's operations and by the CPU's.
+"""
 
 import numpy as np
 import pytest
 import torch
 
+from ingot.backends.cpu_blocks import CPUDecodeBackend
 from ingot.core.errors import UserError
-from ingot.infer.generate import Decoding, generate
+from ingot.infer.generate import Generation, generate
 from ingot.infer.sampling import Sampling, uniforms
+from ingot.model.backend import TORCH, Backend
 from ingot.model.config import FAMILIES, ModelSettings
 from ingot.model.losses import token_logps
 from ingot.model.transformer import build
@@ -14,8 +19,13 @@ from ingot.model.transformer import build
 VOCAB = 37
 
 
+@pytest.fixture(scope="module", params=[TORCH, CPUDecodeBackend()], ids=["torch", "cpu"])
+def backend(request) -> Backend:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def model():
+def model(backend):
     config = ModelSettings(depth=3, width=48, heads=6, kv_heads=2, context=64, tied=False).resolve(VOCAB)
     model = build(config, seed=0)
     with torch.no_grad():  # as if trained: at initialisation all tokens are nearly equally likely
@@ -24,6 +34,7 @@ def model():
         for block in model.layers.values():
             block.attention.o.weight.mul_(8)
             block.ffn.down.weight.mul_(8)
+    model.backend = backend
     return model
 
 
@@ -71,10 +82,11 @@ def test_G2_log_probabilities_are_the_models_whatever_truncates_or_penalises(mod
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_G2_every_family_with_a_cache_equals_its_full_forward(family):
+def test_G2_every_family_with_a_cache_equals_its_full_forward(family, backend):
     window = {"window": 6} if FAMILIES[family].window else {}
     config = ModelSettings(family=family, depth=2, width=32, heads=4, context=24, **window).resolve(VOCAB)
     model = build(config, seed=1)
+    model.backend = backend
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3)
@@ -101,12 +113,12 @@ def test_G2_a_row_does_not_depend_on_its_batch(model):
 
 def test_G2_a_batch_may_be_split_over_prompts_and_over_samples(model):
     prompts, sampling = _prompts([5, 2]), Sampling(max_new=12, temperature=1.2)
-    whole = [c.ids.tolist() for c in generate(model, prompts, sampling, samples=4, seed=1)]
+    together = [c.ids.tolist() for c in generate(model, prompts, sampling, samples=4, seed=1)]
     first, second = (
         generate(model, prompts, sampling, samples=2, seed=1, keys=[(0, sample), (1, sample)]) for sample in (0, 2)
     )
     parts = [*first[:2], *second[:2], *first[2:], *second[2:]]
-    assert [c.ids.tolist() for c in parts] == whole
+    assert [c.ids.tolist() for c in parts] == together
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
@@ -115,10 +127,10 @@ def test_G2_rows_that_stop_leave_the_others_alone(model, penalty):
     free = generate(model, prompts, Sampling(max_new=12, repetition_penalty=penalty), seed=1)
     stop = frozenset({1, 2, 3})
     stopped = generate(model, prompts, Sampling(max_new=12, repetition_penalty=penalty, stop=stop), seed=1)
-    for whole, cut in zip(free, stopped, strict=True):
-        ends = [i for i, token in enumerate(whole.ids.tolist()) if token in stop]
-        kept = ends[0] + 1 if ends else len(whole.ids)
-        assert cut.ids.tolist() == whole.ids[:kept].tolist()
+    for complete, cut in zip(free, stopped, strict=True):
+        ends = [i for i, token in enumerate(complete.ids.tolist()) if token in stop]
+        length = ends[0] + 1 if ends else len(complete.ids)
+        assert cut.ids.tolist() == complete.ids[:length].tolist()
         assert cut.stop_reason == ("stop" if ends else "length")
     assert {c.stop_reason for c in stopped} == {"stop", "length"}
 
@@ -165,21 +177,21 @@ def test_uniforms_are_uniform_and_uncorrelated():
 
 def test_steps_give_tokens_as_they_come_and_the_caller_may_end_a_row(model):
     prompts = _prompts([3, 5, 2])
-    whole = generate(model, prompts, Sampling(max_new=6), seed=2)
+    complete = generate(model, prompts, Sampling(max_new=6), seed=2)
     model.eval()
-    decoding, seen = Decoding(model, prompts, Sampling(max_new=6), seed=2), []
-    while decoding.going:
-        rows, ids = decoding.step()
+    generation, seen = Generation(model, prompts, Sampling(max_new=6), seed=2), []
+    while generation.going:
+        rows, ids = generation.step()
         seen += zip(rows.tolist(), ids.tolist(), strict=True)
         if len([row for row, _ in seen if row == 1]) == 3:
-            decoding.end(1, "stop_string")
-    assert [c.stop_reason for c in map(decoding.completion, range(3))] == ["length", "stop_string", "length"]
-    for row, kept in enumerate((6, 3, 6)):
-        assert [token for r, token in seen if r == row] == decoding.completion(row).ids.tolist()
-        assert decoding.completion(row).ids.tolist() == whole[row].ids[:kept].tolist()
+            generation.end(1, "stop_string")
+    assert [c.stop_reason for c in map(generation.completion, range(3))] == ["length", "stop_string", "length"]
+    for row, length in enumerate((6, 3, 6)):
+        assert [token for r, token in seen if r == row] == generation.completion(row).ids.tolist()
+        assert generation.completion(row).ids.tolist() == complete[row].ids[:length].tolist()
 
 
-def test_the_mode_is_restored_and_nothing_in_gives_nothing_out(model):
+def test_the_mode_stays_and_no_prompts_give_no_completions(model):
     model.train()
     generate(model, _prompts([3]), Sampling(max_new=2))
     assert model.training
@@ -190,8 +202,21 @@ def test_the_mode_is_restored_and_nothing_in_gives_nothing_out(model):
     assert generate(model, []) == []
 
 
-def test_weights_that_are_not_numbers_are_an_error_not_a_token():
+def test_greedy_takes_the_lowest_of_equal_ids(backend):
+    config = ModelSettings(depth=1, width=16, heads=2, context=16, tied=False).resolve(11)
+    model = build(config, seed=0)
+    model.backend = backend
+    with torch.no_grad():
+        model.head.weight.fill_(0.0)
+    for sampling in (Sampling(max_new=3, temperature=0), Sampling(max_new=3, temperature=0, repetition_penalty=1.5)):
+        (completion,) = generate(model, [[5, 7]], sampling)
+        assert completion.ids.tolist() == [0, 0, 0]
+        np.testing.assert_allclose(completion.logps, -np.log(11), rtol=1e-6)
+
+
+def test_weights_that_are_not_numbers_are_an_error_not_a_token(backend):
     broken = build(ModelSettings(depth=1, width=16, heads=2, context=16).resolve(11), seed=0)
+    broken.backend = backend
     with torch.no_grad():
         broken.norm.weight.fill_(float("nan"))
     for temperature in (0.0, 1.0):

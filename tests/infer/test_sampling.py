@@ -1,4 +1,4 @@
-"""G2: the sampling settings against transformers' processors, exact enumeration, and their own edges."""
+"""G2: the sampling settings against transformers' processors, exact enumeration, and extreme values."""
 
 import itertools
 import math
@@ -10,6 +10,7 @@ import torch
 
 from ingot.core.errors import UserError
 from ingot.infer.generate import generate
+from ingot.infer.ops import TorchOps
 from ingot.infer.sampling import (
     Candidates,
     Sampling,
@@ -28,7 +29,7 @@ from ingot.model.transformer import build
 ROWS, VOCAB = 32, 50
 
 
-def _whole(found: Candidates, vocab: int = VOCAB) -> torch.Tensor:
+def _full_vocabulary(found: Candidates, vocab: int = VOCAB) -> torch.Tensor:
     """B x V, -inf at the tokens that are excluded."""
     if found.ids_BN is None:
         return found.logits_BN
@@ -37,7 +38,7 @@ def _whole(found: Candidates, vocab: int = VOCAB) -> torch.Tensor:
 
 
 def _kept(found: torch.Tensor | Candidates) -> list[set[int]]:
-    logits_BV = _whole(found) if isinstance(found, Candidates) else found
+    logits_BV = _full_vocabulary(found) if isinstance(found, Candidates) else found
     return [set(torch.isfinite(row).nonzero()[:, 0].tolist()) for row in logits_BV]
 
 
@@ -66,7 +67,7 @@ def test_G2_logits_and_kept_sets_are_those_of_transformers(temperature, penalty,
     for processor in processors:
         expected_BV = processor(ids_BT, expected_BV)
     sampling = Sampling(temperature=temperature, top_k=k, top_p=p, min_p=least)
-    found_BV = _whole(truncate(penalise(logits_BV, seen_BV, penalty) / temperature, sampling))
+    found_BV = _full_vocabulary(truncate(penalise(logits_BV, seen_BV, penalty) / temperature, sampling))
     assert _kept(found_BV) == _kept(expected_BV)
     torch.testing.assert_close(found_BV, expected_BV, rtol=1e-12, atol=0)
     if k or p < 1 or least:
@@ -74,10 +75,10 @@ def test_G2_logits_and_kept_sets_are_those_of_transformers(temperature, penalty,
 
 
 def test_order_is_top_k_then_top_p_then_min_p():
-    """Top-p counts what top-k left: .3 is a third of the whole, and half of the two likeliest."""
+    """Top-p counts what top-k left: .3 is a third of everything, and half of the two likeliest."""
     logits = _row(0.3, 0.3, 0.2, 0.2)
     assert _kept(truncate(logits, Sampling(top_k=2, top_p=0.5))) == [{0}]
-    assert _kept(top_k(_whole(top_p(Candidates(logits), 0.5)), 2)) == [{0, 1}]  # the other order
+    assert _kept(top_k(_full_vocabulary(top_p(Candidates(logits), 0.5)), 2)) == [{0, 1}]  # the other order
 
 
 def test_equal_tokens_at_the_border():
@@ -118,31 +119,33 @@ def test_a_large_vocabulary_is_truncated_and_drawn_from_as_sorting_it_says(ties)
     u_B = torch.rand(rows, generator=generator, dtype=torch.double)
     expected_B = torch.searchsorted(p_BV.cumsum(-1), u_B[:, None], right=True)[:, 0]
     assert pick(logits_BV.double(), u_B).tolist() == expected_B.tolist()
-    assert nucleus.pick(u_B).tolist() == pick(_whole(nucleus, vocab), u_B).tolist()
+    assert nucleus.pick(u_B).tolist() == pick(_full_vocabulary(nucleus, vocab), u_B).tolist()
 
 
 def test_a_nucleus_does_not_depend_on_the_rows_beside_it():
-    """A row whose list seems too short by a rounding, and needs no more in the end, takes nothing from another."""
+    """A row whose short list lacks a rounding of the probability needs no more tokens beside a row that does."""
     generator = torch.Generator().manual_seed(0)
     peaked, flat = torch.full((1, 3000), -40.0), torch.full((1, 3000), -40.0)
     peaked[0, :100], flat[0, :250] = 2 * torch.randn(100, generator=generator), 0.0
     for p in (1 - 1e-7, 1 - 1e-6, 0.9):
         together = top_p(Candidates(torch.cat((peaked, flat))), p)
-        alone = [_kept(_whole(top_p(Candidates(row), p), 3000))[0] for row in (peaked, flat)]
-        assert _kept(_whole(together, 3000)) == alone
+        alone = [_kept(_full_vocabulary(top_p(Candidates(row), p), 3000))[0] for row in (peaked, flat)]
+        assert _kept(_full_vocabulary(together, 3000)) == alone
         assert len(alone[1]) == round(250 * p)
-    assert len(_kept(_whole(top_p(Candidates(torch.zeros(1, 4096)), 1 / 32), 4096))[0]) == 128  # equal at the border
+    assert (
+        len(_kept(_full_vocabulary(top_p(Candidates(torch.zeros(1, 4096)), 1 / 32), 4096))[0]) == 128
+    )  # equal at the border
 
 
 def test_blocks_of_a_large_vocabulary_are_drawn_in_proportion():
-    """The first, the last and a token between, 40,000 keyed draws, in fp32."""
+    """The first, the last and a token between, 10,000 keyed draws, in fp32."""
     logits_V = torch.full((3000,), -torch.inf)
     p = torch.tensor([0.5, 0.3, 0.15, 0.05])
     logits_V[[0, 255, 256, 2999]] = p.log()
-    u_B = torch.from_numpy(uniforms(1, 2, np.array([(i, 0) for i in range(40_000)]), np.full(40_000, 7)))
+    u_B = torch.from_numpy(uniforms(1, 2, np.array([(i, 0) for i in range(10_000)]), np.full(10_000, 7)))
     found, counts = pick(logits_V.expand(len(u_B), -1), u_B).unique(return_counts=True)
     assert found.tolist() == [0, 255, 256, 2999]
-    assert float(((counts - 40_000 * p) ** 2 / (40_000 * p)).sum()) < _quantile(3)
+    assert float(((counts - 10_000 * p) ** 2 / (10_000 * p)).sum()) < _quantile(3)
     ends = torch.tensor([0.0, 1 - 2**-52], dtype=torch.double)
     assert pick(logits_V.expand(2, -1), ends).tolist() == [0, 2999]
 
@@ -162,7 +165,7 @@ def test_G2_top_k_of_one_and_temperature_zero_are_greedy(tie):
         assert ((logits == logits.amax(dim=-1, keepdim=True)).sum(dim=-1) > 1).any()
     u = torch.rand(300, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     greedy, _ = draw(logits, Sampling(temperature=0), u)
-    assert greedy.tolist() == logits.argmax(dim=-1).tolist()
+    assert greedy.tolist() == logits.numpy().argmax(axis=-1).tolist()
     assert draw(logits, Sampling(temperature=1.7, top_k=1), u)[0].tolist() == greedy.tolist()
     assert draw(logits, Sampling(temperature=1.7), u)[0].tolist() != greedy.tolist()
 
@@ -187,9 +190,10 @@ def test_ids_past_the_tokenizers_vocabulary_are_never_drawn():
     logits = torch.zeros(500, 8).index_fill(1, torch.tensor([5, 6, 7]), 4.0)
     u = torch.rand(500, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for sampling in (Sampling(vocab=5), Sampling(vocab=5, temperature=0), Sampling(vocab=5, top_k=3, top_p=0.9)):
-        ids, logps = draw(logits, sampling, u)
-        assert ids.max() < 5
-        assert logps.unique().item() == pytest.approx(-math.log(5 + 3 * math.exp(4)))  # of the whole table, still
+        for greedy in (None, TorchOps(torch.float32, torch.float32).argmax):
+            ids, logps = draw(logits, sampling, u, greedy=greedy)
+            assert ids.max() < 5
+            assert logps.unique().item() == pytest.approx(-math.log(5 + 3 * math.exp(4)))  # of the full table
     assert draw(logits, Sampling(), u)[0].max() == 7
 
 
@@ -201,7 +205,7 @@ def test_penalty_makes_seen_tokens_less_likely_whatever_the_sign():
 CHI_SETTINGS = Sampling(max_new=2, temperature=0.8, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.8)
 
 
-def _next(logits, seen, sampling, count_generated=True):
+def _next(logits, seen, sampling):
     """The distribution of the next token in plain Python, one token at a time, written from the settings' words."""
     z = {}
     for token, logit in enumerate(logits):
@@ -283,6 +287,22 @@ def test_G2_draws_with_one_stream_of_uniforms_are_uniform_too():
     kept = p > 0
     n = len(keys)
     assert ((counts - n * p)[kept] ** 2 / (n * p[kept])).sum() < _quantile(3)
+
+
+def test_only_plain_greedy_draws_are_left_to_the_operation():
+    """It knows neither the penalty nor the temperature."""
+    calls = []
+
+    def greedy(logits_BV, allowed):
+        calls.append(allowed)
+        return logits_BV.argmax(-1), logits_BV[:, 0]
+
+    logits, u, seen = torch.zeros(2, 8), torch.zeros(2), torch.zeros(2, 8, dtype=torch.bool)
+    for sampling in (Sampling(temperature=0), Sampling(temperature=0, vocab=5), Sampling(temperature=0, vocab=99)):
+        draw(logits, sampling, None, None, greedy)
+    draw(logits, Sampling(), u, None, greedy)
+    draw(logits, Sampling(temperature=0, repetition_penalty=1.5), None, seen, greedy)
+    assert calls == [8, 5, 8]
 
 
 @pytest.mark.parametrize(

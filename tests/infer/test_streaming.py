@@ -1,4 +1,4 @@
-"""G2: text as it comes is the text in the end, whole characters only, and nothing of a stop string."""
+"""G2: streamed text equals the final text: complete characters only, and nothing of a stop string."""
 
 import itertools
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ingot import api
 from ingot.core.errors import UserError
 from ingot.infer.sampling import Sampling
-from ingot.infer.streaming import TextRun, TextStream, prompt_ids
+from ingot.infer.streaming import TextGeneration, TextStream, prompt_ids
 from ingot.tokenizer.byte_bpe import Char
 
 LETTERS = st.sampled_from("ab €😀é")
@@ -97,10 +97,10 @@ def _ids(model, *prompts):
 def _run(model, prompts, stop=(), sampling=None, **options):
     loaded = model.loaded
     sampling = sampling or Sampling(max_new=40, temperature=1.5)
-    return TextRun(loaded.model.eval(), loaded.tokenizer, prompts, sampling, stop=stop, **options)
+    return TextGeneration(loaded.model.eval(), loaded.tokenizer, prompts, sampling, stop=stop, **options)
 
 
-def test_G2_a_run_gives_the_text_of_its_tokens_in_whole_characters(babbler):
+def test_G2_a_run_gives_the_text_of_its_tokens_in_complete_characters(babbler):
     prompts = _ids(babbler, "a", "ba ab")
     run = _run(babbler, prompts, samples=4)
     shown = [""] * 8
@@ -120,12 +120,12 @@ def test_G2_stop_strings_end_their_row_and_are_cut_off(babbler):
     stop = ["€b", "a b"]
     stopped = _run(babbler, prompts, stop, samples=4).answers()
     crossed = 0
-    for whole, cut in zip(free, stopped, strict=True):
-        assert cut.text == _cut(whole.text, stop)
-        found = any(s in whole.text for s in stop)
+    for complete, cut in zip(free, stopped, strict=True):
+        assert cut.text == _cut(complete.text, stop)
+        found = any(s in complete.text for s in stop)
         assert cut.completion.stop_reason == ("stop_string" if found else "length")
         ids = cut.completion.ids.tolist()
-        assert ids == whole.completion.ids[: len(ids)].tolist()
+        assert ids == complete.completion.ids[: len(ids)].tolist()
         if found:
             assert not any(s in babbler.loaded.tokenizer.decode(ids[:-1]) for s in stop), "went on after the stop"
             crossed += not any(s in babbler.loaded.tokenizer.decode(ids[-1:]) for s in stop)
@@ -152,7 +152,7 @@ def test_an_empty_stop_string_is_refused_and_one_string_is_one(babbler):
         _run(babbler, _ids(babbler, "a"), stop=["x", ""])
 
 
-def test_the_python_door(babbler, monkeypatch):
+def test_the_python_api(babbler, monkeypatch):
     options = {"max_new": 12, "temperature": 1.5, "seed": 3}
     text = babbler.generate("ab", **options)
     stream = babbler.stream("ab", **options)
@@ -172,7 +172,7 @@ def test_the_python_door(babbler, monkeypatch):
     assert babbler.chat(messages, **options) == "".join(babbler.stream(messages, **options)) != ""
 
 
-def test_the_python_door_refuses_before_it_begins(babbler):
+def test_the_python_api_refuses_before_it_begins(babbler):
     with pytest.raises(UserError, match="prompt 3 has 201 tokens"):
         next(babbler.complete(["a", "b", "b" * 200], samples=64, max_new=1))
     with pytest.raises(UserError, match="temperature"):
@@ -209,7 +209,7 @@ def test_the_precision_is_chosen_when_a_model_is_loaded(stage):
 
 
 def test_a_changed_model_goes_on_as_it_is_now(stage):
-    """A copy of old matrices beside the live embedding would be neither the old model nor the new one."""
+    """Old matrices beside the new embedding would be neither the old model nor the new one."""
     model = api.load(stage, device="cpu")
     before, decoder = model.generate("a", max_new=8, temperature=0), model.decoder()
     assert model.decoder() is decoder

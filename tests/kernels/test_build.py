@@ -1,57 +1,100 @@
-"""The C++ that is built once: all of it compiles, and what is damaged or half built is built again."""
+"""Building C++: every library compiles, one is built once, and a damaged one is built again."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import ingot
-from ingot.kernels import build
+from ingot.core import artifact
+from ingot.kernels import build, cpu_decode, cpu_train
 
-needed = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+BUILDING = "building C++ kernels for this CPU, once; this takes some seconds"
 
 
-@needed
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small library, and a cache in which nothing is built."""
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    path = tmp_path / "small.cpp"
+    path.write_text('extern "C" int answer() { return ANSWER; }\n')
+    return path
+
+
+@needs_compiler
 @pytest.mark.parametrize(
-    ("room", "flags"), [("infer", ()), ("train", ("-DNUMBER=float",)), ("train", ("-DNUMBER=bf16",))], ids=str
+    ("path", "macros"),
+    [(cpu_decode._SOURCE, ()), *((cpu_train._SOURCE, (f"-DNUMBER={name}",)) for name in ("float", "bf16"))],
+    ids=["decode", "train in fp32", "train in bf16"],
 )
-def test_all_of_it_compiles(room: str, flags: tuple[str, ...]) -> None:
-    """What cannot be built is done without, and its tests are skipped: nothing else would tell of a mistake."""
-    said: list[str] = []
-    source = Path(ingot.__file__).parent / room / "cpp" / "native.cpp"
-    assert build.build(source, said.append, flags) is not None, said
+def test_all_kernels_compile(path: Path, macros: tuple[str, ...]) -> None:
+    """PyTorch replaces what cannot be built and its tests are skipped, so nothing else would tell of a mistake."""
+    messages: list[str] = []
+    assert build.build(path, messages.append, macros) is not None, messages
 
 
-@needed
-def test_who_cannot_build_is_told_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("INGOT_CACHE", str(tmp_path))
-    source = tmp_path / "broken.cpp"
+@needs_compiler
+def test_a_library_is_built_once_for_each_set_of_macros(source: Path) -> None:
+    messages: list[str] = []
+    for answer, built in ((41, 1), (41, 1), (42, 2), (42, 2)):
+        library = build.build(source, messages.append, (f"-DANSWER={answer}",))
+        assert library is not None
+        assert library.answer() == answer
+        assert messages == [BUILDING] * built
+    source.write_text(source.read_text() + "\n// changed\n")
+    assert build.build(source, messages.append, ("-DANSWER=42",)) is not None
+    assert messages == [BUILDING] * 3
+
+
+@needs_compiler
+def test_the_compilers_first_error_is_reported(source: Path) -> None:
+    messages: list[str] = []
     source.write_text("int answer() { return forty_two; }\n")
-    said: list[str] = []
-    assert build.build(source, said.append) is None
-    assert "broken.cpp:1" in said[-1]
-    assert "forty_two" in said[-1]
+    assert build.build(source, messages.append) is None
+    assert build.build(source) is None, "nobody asked for messages"
+    assert messages[0] == BUILDING
+    assert messages[1].startswith("g++ could not build the C++ kernels (")
+    assert "small.cpp:1" in messages[1]
+    assert "forty_two" in messages[1]
+    assert messages[1].endswith("; PyTorch computes, which is slower")
 
 
-@needed
-@pytest.mark.parametrize("damage", [lambda data: data[:-100], lambda data: data[:2000], lambda data: bytes(len(data))])
-def test_a_damaged_library_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage) -> None:
-    """Loading half of one ends the process: pages that are mapped and not there."""
-    monkeypatch.setenv("INGOT_CACHE", str(tmp_path))
-    source = tmp_path / "made.cpp"
-    source.write_text('extern "C" int answer() { return 42; }\n')
-    said: list[str] = []
-    built = build.build(source, said.append)
-    assert built is not None
-    assert built.answer() == 42
-    (path,) = (tmp_path / "native").iterdir()
-    whole = path.read_bytes()
-    assert build.build(source, said.append) is not None
-    assert len(said) == 1, "it is there"
+@pytest.mark.parametrize("compiler", ["/nowhere/g++", "false", "true"])
+def test_a_compiler_that_does_not_work(source: Path, compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is missing, fails, or writes nothing; nothing is left behind."""
+    monkeypatch.setenv("CXX", compiler)
+    messages: list[str] = []
+    assert build.build(source, messages.append) is None
+    assert messages[1].startswith(f"{compiler} could not build the C++ kernels (")
+    assert list((artifact.cache() / "native").iterdir()) == []
+
+
+@needs_compiler
+def test_a_cache_that_cannot_be_written_is_no_error(source: Path) -> None:
+    (artifact.cache() / "native").write_text("")
+    messages: list[str] = []
+    assert build.build(source, messages.append, ("-DANSWER=42",)) is None
+    assert "could not build" in messages[-1]
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "damage",
+    [lambda data: data[:-100], lambda data: data[:2000], lambda data: bytes(len(data))],
+    ids=["shorter", "a beginning", "zeros"],
+)
+def test_a_damaged_library_is_built_again(source: Path, damage: Callable[[bytes], bytes]) -> None:
+    """A process that loads half of one ends."""
+    messages: list[str] = []
+    assert build.build(source, messages.append, ("-DANSWER=42",)) is not None
+    (path,) = (artifact.cache() / "native").iterdir()
+    complete = path.read_bytes()
     path.unlink()  # this process has it mapped
-    path.write_bytes(damage(whole))
-    again = build.build(source, said.append)
+    path.write_bytes(damage(complete))
+    again = build.build(source, messages.append, ("-DANSWER=42",))
     assert again is not None
     assert again.answer() == 42
-    assert len(said) == 2
-    assert [p.name for p in (tmp_path / "native").iterdir()] == [path.name]
+    assert messages == [BUILDING] * 2
+    assert list((artifact.cache() / "native").iterdir()) == [path]

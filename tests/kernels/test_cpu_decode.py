@@ -1,36 +1,53 @@
-"""Our own functions for a CPU against the same in float64, as they are built for this machine and for any other."""
+"""Kernels of generation over a table of shapes: as near to float64 as PyTorch is in the same precision.
 
-import os
+Those for other instruction sets are tested over a few of the shapes.
+"""
+
 import platform
-import shutil
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from ingot.core import artifact
 from ingot.kernels import build, cpu_decode
-from ingot.kernels.replay import Word
+from tests.kernels.exactness import FLOOR, draw, error
 
-CPU = torch.device("cpu")
-DTYPES = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
-SIZES = [1, 3, 8, 16, 33, 64, 150]
-X86 = platform.machine().lower() in ("x86_64", "amd64")
+BF16, FP32 = torch.bfloat16, torch.float32
+slow = pytest.mark.slow
+ROUNDING = {BF16: 2**-8, FP32: 2**-23}
+"""The largest relative error of a number that is rounded to the dtype."""
+FEW = ((1, 3, 5), (7, 33, 50), (33, 64, 150))
+HAS = {"x86-64-v4": torch.cpu._is_avx512_supported, "x86-64-v3": torch.cpu._is_avx2_supported}
+each_dtype = pytest.mark.parametrize("dtype", [BF16, FP32], ids=["bf16", "fp32"])
 
 
-NEEDS = {"x86-64-v4": torch.cpu._is_avx512_supported, "x86-64-v3": torch.cpu._is_avx2_supported}
+def _forget() -> None:
+    cpu_decode._built.clear()
+    cpu_decode._function.cache_clear()
+    cpu_decode._constant.cache_clear()
 
 
-@pytest.fixture(params=["native", "x86-64-v4", "x86-64-v3", "x86-64"])
-def built(request, monkeypatch, tmp_path_factory):
-    """With the vectors of this CPU, with AVX-512 without bf16, with AVX2 and with SSE alone."""
-    if request.param != "native":
-        if not X86 or not NEEDS.get(request.param, lambda: True)():
-            pytest.skip("another processor")
-        flags = tuple(f"-march={request.param}" if flag.startswith("-march") else flag for flag in build.FLAGS)
-        monkeypatch.setattr(build, "FLAGS", flags)
+def _available() -> bool:
+    return cpu_decode.available(torch.device("cpu"), FP32, FP32)
+
+
+@pytest.fixture
+def kernels() -> None:
+    """As they are built for this CPU."""
+    if not _available():
+        pytest.skip("no C++ compiler")
+
+
+@pytest.fixture(params=["x86-64-v3", pytest.param("x86-64-v4", marks=slow), pytest.param("x86-64", marks=slow)])
+def other_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As they are built with AVX2, with AVX-512 without bf16, and with SSE alone."""
+    if platform.machine().lower() not in ("x86_64", "amd64") or not HAS.get(request.param, lambda: True)():
+        pytest.skip("another CPU")
+    flags = tuple(f"-march={request.param}" if flag.startswith("-march") else flag for flag in build.FLAGS)
+    monkeypatch.setattr(build, "FLAGS", flags)
     _forget()
     if cpu_decode._library() is None:
         pytest.skip("no C++ compiler")
@@ -38,419 +55,366 @@ def built(request, monkeypatch, tmp_path_factory):
     _forget()
 
 
-@pytest.fixture
-def anew(monkeypatch, tmp_path):
-    """A process that finds nothing built."""
-    monkeypatch.setenv("INGOT_CACHE", str(tmp_path))
-    _forget()
-    yield tmp_path
-    _forget()
+def _near(found: Tensor, torchs: Tensor, exact: Tensor, floor: float, scale: float = 0.0) -> None:
+    """As near to float64 as 1.3 times PyTorch, and `floor`; relative to `scale` where sums may cancel to less."""
+    own, of_torch = error(found, exact, scale), error(torchs, exact, scale)
+    assert own <= 1.3 * of_torch + floor, f"error {own:.3g}, of torch {of_torch:.3g}"
 
 
-def _forget():
-    cpu_decode._library.cache_clear()
-    cpu_decode._function.cache_clear()
-    cpu_decode._of.cache_clear()
-    cpu_decode._tiles.cache_clear()
+def _from_mean(rows: int, size: int) -> Tensor:
+    """Rows whose mean is large beside what is left without it."""
+    return 3 * draw(rows, size) + 100
 
 
-def _drawn(*shape, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64).to(dtype)
+# -- products and their epilogues --------------------------------------------------------------------------------------
 
-
-def _turned(x, turn):
-    """Pairs of all heads of a position times its complex numbers."""
-    return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turn.unsqueeze(-2)).flatten(-2)
-
-
-def _close(found, wanted, dtype):
-    assert found.dtype in (dtype, torch.float32)
-    assert float((found.double() - wanted).norm()) <= DTYPES[dtype] * float(wanted.norm())
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 33, 150])
-def test_the_product_of_any_number_of_rows(built, rows, dtype):
-    for inputs in SIZES:
-        for outputs in (*SIZES, 1000):
-            x, weight, bias = _drawn(rows, inputs, dtype=dtype), _drawn(outputs, inputs, dtype=dtype), _drawn(outputs)
-            panels, onto, wanted = cpu_decode.pack(weight), _drawn(rows, outputs), x.double() @ weight.double().T
-            found = cpu_decode.product(panels, outputs, None, x)
-            assert found.dtype == torch.float32
-            torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-5 * inputs**0.5)
-            wanted += bias.double() + onto.double()
-            found = cpu_decode.product(panels, outputs, bias, x.repeat(1, 2)[:, :inputs], onto)
-            assert found is onto
-            torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-5 * inputs**0.5)
-
-
+SHAPES = [(inputs, outputs) for inputs in (1, 3, 16, 33, 64, 150) for outputs in (1, 8, 33, 65, 150, 1000)]
+"""Inputs, outputs."""
 LARGE = [(260, 256, 270), (300, 800, 290), (520, 1700, 260), (1100, 128, 290), (1100, 320, 200)]
+"""More rows than pass a panel at once, and panels larger than a core's second cache."""
 
 
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), LARGE)
-@pytest.mark.parametrize(("dtype", "digits"), [(torch.float32, True), (torch.float32, False), (torch.bfloat16, True)])
-def test_large_products(built, monkeypatch, rows, inputs, outputs, dtype, digits):
-    """Where there are matrix tiles fp32 is in digits; as training has it, and very many inputs, most are in three
-    parts. In the last two bf16 takes two panels at once: of the first one panel is left over, of the second a gate goes
-    with what it is multiplied with."""
-    if not digits:
-        monkeypatch.setattr(cpu_decode, "_packed", lambda x: x.dtype)
-    x, weight, up = (_drawn(n, inputs, dtype=dtype) for n in (rows, outputs, outputs + 1))
-    up, bias, onto = up[1:] / inputs**0.5, _drawn(outputs), _drawn(rows, outputs)
-    wanted = x.double() @ weight.double().T
-    found = cpu_decode.product(cpu_decode.pack(weight), outputs, None, x)
-    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-5 * inputs**0.5)
-    wanted += onto.double() + bias.double()
-    found = cpu_decode.product(cpu_decode.pack(weight), outputs, bias, x, onto)
-    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-5 * inputs**0.5)
-    gate = weight / inputs**0.5
-    g, u = (x.double() @ part.double().T for part in (gate, up))
-    found = cpu_decode.gated(cpu_decode.pack_gated(gate, up), outputs, None, x)
-    torch.testing.assert_close(found.double(), g * g.sigmoid() * u, rtol=DTYPES[dtype], atol=2e-5)
+def _product(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
+    """With and without a bias, from rows of a wider tensor, and added to what is there."""
+    x, weight, bias = draw(rows, inputs, dtype=dtype), draw(outputs, inputs, seed=1, dtype=dtype), draw(outputs, seed=2)
+    panels, exact, torchs = cpu_decode.pack(weight), x.double() @ weight.double().T, x.float() @ weight.float().T
+    floor, scale = 2e-7 * inputs**0.5, (rows * inputs * outputs) ** 0.5
+    found = cpu_decode.product(panels, outputs, None, x)
+    assert found.dtype == FP32
+    _near(found, torchs, exact, floor, scale)
+    onto = draw(rows, outputs, seed=3)
+    exact, torchs = exact + bias.double() + onto.double(), torchs + bias + onto
+    found = cpu_decode.product(panels, outputs, bias, x.repeat(1, 2)[:, :inputs], onto)
+    assert found is onto
+    _near(found, torchs, exact, floor, scale)
 
 
-def _parts(x, number):
-    """The first parts in bf16 of fp32, in float64."""
-    found = []
-    for _ in range(number):
-        found.append(x.bfloat16())
-        x = x - found[-1].float()
-    return [part.double() for part in found]
+def _swiglu(rows: int, inputs: int, features: int, dtype: torch.dtype) -> None:
+    x, gate = draw(rows, inputs, dtype=dtype), (3 * draw(features, inputs) / inputs**0.5).to(dtype)
+    up, bias = (draw(features, inputs, seed=1) / inputs**0.5).to(dtype), draw(2, features, seed=2)
+    panels = cpu_decode.pack_gated(gate, up)
+    for some in (None, bias):
+
+        def by_torch(wide: torch.dtype, some: Tensor | None = some) -> Tensor:
+            g, u = (
+                F.linear(x.to(wide), weight.to(wide), None if some is None else some[i].to(wide))
+                for i, weight in enumerate((gate, up))
+            )
+            return (F.silu(g) * u).to(dtype if wide == FP32 else wide)
+
+        found = cpu_decode.swiglu(panels, features, None if some is None else some.flatten(), x)
+        assert found.dtype == dtype
+        _near(found, by_torch(FP32), by_torch(torch.float64), 1e-6 * inputs**0.5, (rows * features) ** 0.5)
 
 
-def test_floats_in_three_parts_give_what_fp32_gives(built, monkeypatch):
-    """Whatever the numbers' sizes, by tiles their products' sums are off by less than torch's; those of two parts by
-    far more. Vectors add up one product after another, which is off by 1.7 times as much as torch. As training has
-    weights: not in digits."""
-    monkeypatch.setattr(cpu_decode, "_packed", lambda x: x.dtype)
-    rows, inputs, outputs = 300, 1000, 260
-    x, weight = (torch.exp2(3 * _drawn(inputs, n).T) * _drawn(n, inputs) for n in (rows, outputs))
-    exact = x.double() @ weight.double().T
-    size = (x.double().square() @ weight.double().square().T).sqrt()
-    off = lambda found: ((found.double() - exact) / size).square().mean().sqrt()  # noqa: E731
-    found = cpu_decode.product(cpu_decode.pack(weight.contiguous()), outputs, None, x.contiguous())
-    assert off(found) < (1 if cpu_decode._library().tiles() else 2) * off(x @ weight.T) < 1e-6
-    (high, middle), (high_w, middle_w) = _parts(x, 2), _parts(weight, 2)
-    assert off(high @ high_w.T + high @ middle_w.T + middle @ high_w.T) > 8 * off(x @ weight.T)
-    for whole in (x, weight):
-        assert torch.equal(sum(_parts(whole, 3)), whole.double())
+def _gelu(rows: int, inputs: int, features: int, dtype: torch.dtype) -> None:
+    x, weight = draw(rows, inputs, dtype=dtype), (3 * draw(features, inputs, seed=1) / inputs**0.5).to(dtype)
+    panels = cpu_decode.pack(weight)
+    for tanh in (False, True):
+        for bias in (None, draw(features, seed=2)):
 
+            def by_torch(wide: torch.dtype, tanh: bool = tanh, bias: Tensor | None = bias) -> Tensor:
+                inner = F.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide))
+                return F.gelu(inner, approximate="tanh" if tanh else "none").to(dtype if wide == FP32 else wide)
 
-@pytest.fixture
-def digits(built):
-    if not cpu_decode._tiles():
-        pytest.skip("no matrix tiles")
-
-
-@pytest.mark.parametrize("inputs", [64, 500, 2048])
-def test_weights_in_digits_give_what_fp32_gives(digits, inputs):
-    """Of the two norms sums are off by less than torch's, also where a few of a row's numbers are far larger than the
-    others; where a weight is that, by as much more as it is larger. Control: of weights that lose their last digit they
-    are off by far more."""
-    rows, weight = _drawn(70, inputs), _drawn(100, inputs) / 50
-    largest = torch.exp2(weight.abs().amax(1, keepdim=True).log2().floor())
-    two_digits = (weight / largest * 2**14).round() / 2**14 * largest
-    for times in (1, 40, 3000):
-        x = rows.clone()
-        x[:, :: inputs // 4] *= times
-        ours, of_torch, of_two = (
-            _off(found, x, weight) for found in (_product(weight, x), x @ weight.T, _product(two_digits, x))
-        )
-        assert ours < of_torch < 6e-7
-        assert of_two > 50 * ours
-    for times in (8, 20):
-        weight[:, 3] = times / 50
-        assert _off(_product(weight, rows), rows, weight) < 2**-22.2 * times / 4 * 2
-
-
-def _off(found, x, weight):
-    """Root mean square, of the two norms over the root of the inputs."""
-    size = x.double().norm(dim=1)[:, None] * weight.double().norm(dim=1) / x.shape[1] ** 0.5
-    return float(((found.double() - x.double() @ weight.double().T) / size).square().mean().sqrt())
-
-
-def _product(weight, x):
-    return cpu_decode.product(cpu_decode.pack(weight), len(weight), None, x)
-
-
-def test_digits_lose_nothing_of_whole_numbers(digits):
-    """A power of two times numbers of 22 bits and a sign."""
-    weight = torch.randint(-(2**22), 2**22, (50, 100), generator=torch.Generator().manual_seed(1)).float()
-    weight[:, 0] = 2**22
-    assert torch.equal(_product(2**-40 * weight, 2**30 * torch.eye(100)), 2**-10 * weight.T)
-
-
-def test_digits_of_the_most_inputs_fit_their_sums(digits):
-    """All products of the lower digits are as large as they can be, and of one sign."""
-    row = -(126 * 2**24 + 128 * (2**16 + 2**8 + 1)) * 2.0**-31
-    weight = -(126 * 2**16 + 128 * (2**8 + 1)) * 2.0**-23
-    x, weights = torch.full((1, cpu_decode._MOST_INPUTS), row), torch.full((1, cpu_decode._MOST_INPUTS), weight)
-    assert float(_product(weights, x)) == pytest.approx(cpu_decode._MOST_INPUTS * row * weight, rel=2e-7)
-    x, weights = torch.full((1, cpu_decode._MOST_INPUTS + 1), row), torch.full((1, cpu_decode._MOST_INPUTS + 1), weight)
-    assert cpu_decode.pack(weights).dtype == torch.float32
-    assert float(_product(weights, x)) == pytest.approx(x.shape[1] * row * weight, rel=1e-3)  # one by one
-
-
-def test_a_row_in_digits_gives_the_same_beside_any_others(digits):
-    """Their sums are whole numbers: how many rows there are changes no bit."""
-    x, weight = _drawn(300, 700), _drawn(90, 700)
-    whole = _product(weight, x)
-    assert _product(weight, x[:0]).shape == (0, 90)
-    for some in (1, 16, 17, 40, 150):
-        assert torch.equal(_product(weight, x[:some]), whole[:some])
-
-
-def test_a_row_in_digits_that_is_infinite(digits):
-    """It has no digits, so its sums are no numbers; those of others stay."""
-    x, weight = _drawn(20, 100), _drawn(40, 100)
-    wanted = _product(weight, x)
-    x[3, 5] = -torch.inf
-    found = _product(weight, x)
-    assert found[3].isnan().all()
-    x[3], wanted[3], found[3] = 0, 0, 0
-    assert torch.equal(found, wanted)
-    assert torch.equal(_product(weight, x), wanted)
-
-
-def test_a_product_keeps_to_what_is_not_a_number(built):
-    """Zeros that fill up a pair or a panel meet nothing of a neighbour's."""
-    for dtype in DTYPES:
-        x, weight = torch.tensor([[1.0, 2.0, 3.0], [torch.nan, 0.0, 0.0]]), torch.eye(3)
-        found = cpu_decode.product(cpu_decode.pack(weight.to(dtype)), 3, None, x.to(dtype))
-        assert found[0].tolist() == [1, 2, 3]
-        assert found[1].isnan().all()
-        x, weight = torch.ones(300, 300, dtype=dtype), torch.ones(300, 300, dtype=dtype)
-        x[7, 5] = weight[9, 299] = torch.nan
-        found = cpu_decode.product(cpu_decode.pack(weight), 300, None, x).isnan()
-        assert found[7].all()
-        assert found[:, 9].all()
-        assert found.sum() == 599
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 5, 600])
-def test_norm_and_activation(built, rows, dtype):
-    for size in SIZES:
-        x, gain = 3 * _drawn(rows, size), _drawn(size)
-        wanted = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * gain.double()
-        _close(cpu_decode.rms_norm(gain, 1e-5, dtype, x), wanted, dtype)
-        _close(cpu_decode.rms_norm(gain, 1e-5, torch.float32, x.expand(2, -1, -1)), wanted.expand(2, -1, -1), dtype)
-        x += 100  # a mean that is large beside what is left without it
-        wanted = torch.nn.functional.layer_norm(x.double(), (size,), gain.double(), None, 1e-5)
-        spread = (x.double().var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
-        of_the_mean = 3e-5 * gain.double().abs() / spread  # of numbers near 100; torch in fp32 errs by 1e-5
-        for some in (torch.zeros(size), gain - 1):
-            found = cpu_decode.layer_norm(gain, some if some.any() else None, 1e-5, dtype, x)
+            found = cpu_decode.gelu(panels, features, bias, tanh, x)
             assert found.dtype == dtype
-            near = of_the_mean + DTYPES[dtype] * ((wanted + some).abs() + 1)
-            assert ((found.double() - wanted - some).abs() <= near).all()
+            _near(found, by_torch(FP32), by_torch(torch.float64), 1e-6 * inputs**0.5, (rows * features) ** 0.5)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 5, 150])
-def test_the_activation_of_a_product(built, rows, dtype):
-    for inputs in SIZES:
-        for features in (*SIZES, 200):
-            x, (gate, up) = _drawn(rows, inputs, dtype=dtype), 3 * _drawn(2, features, inputs) / inputs**0.5
-            bias = _drawn(2, features)
-            for some in (None, bias):
-                weights = cpu_decode.pack_gated(gate.to(dtype), up.to(dtype))
-                found = cpu_decode.gated(weights, features, None if some is None else some.flatten(), x)
-                g, u = (x.double() @ part.to(dtype).double().T for part in (gate, up))
-                g, u = (g, u) if some is None else (g + some[0], u + some[1])
-                assert found.dtype == dtype
-                wanted = g * g.sigmoid() * u
-                torch.testing.assert_close(found.double(), wanted, rtol=DTYPES[dtype], atol=2e-5)  # of numbers near 3
+@each_dtype
+@pytest.mark.parametrize("operation", [_product, _swiglu, _gelu])
+@pytest.mark.parametrize("rows", [0, 1, 2, 8, 33, *(pytest.param(rows, marks=slow) for rows in (7, 9, 150))])
+def test_products(kernels: None, operation: Any, rows: int, dtype: torch.dtype) -> None:
+    for shape in SHAPES:
+        operation(rows, *shape, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 4, 64), (6, 2, 8), (4, 1, 33), (2, 2, 130)])
-@pytest.mark.parametrize(("length", "window"), [(1, None), (7, 3), (49, None), (150, 60), (97, 1)])
-@pytest.mark.parametrize(("prompts", "threads"), [(2, 1), (1, 3)])
-def test_attention_of_prompts(built, prompts, threads, length, window, heads, kv_heads, size, dtype):
-    samples, capacity = 2, length + 9
-    qkv, turn = _drawn(prompts, length, heads + 2 * kv_heads, size), None
-    q, k, v = qkv.double().split((heads, kv_heads, kv_heads), dim=2)
-    if size % 2 == 0:
-        angle = 9 * _drawn(length, size // 2)
-        turn = torch.complex(angle.cos(), angle.sin())
-        q, k = _turned(q, turn), _turned(k, turn)
-    keys, values = (torch.full((prompts * samples, kv_heads, capacity, size), torch.nan, dtype=dtype) for _ in "kv")
+@slow
+@each_dtype
+@pytest.mark.parametrize("operation", [_product, _swiglu, _gelu])
+@pytest.mark.parametrize("shape", LARGE, ids=str)
+def test_large_products(kernels: None, operation: Any, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    operation(*shape, dtype)
+
+
+def test_a_control_a_weight_less_is_noticed(kernels: None) -> None:
+    """The comparison fails for the smallest mistake."""
+    x, weight = draw(7, 33), draw(50, 33, seed=1)
+    wrong = weight.clone()
+    wrong[49, 32] = 0
+    exact, torchs = x.double() @ weight.double().T, x @ weight.T
+    _near(cpu_decode.product(cpu_decode.pack(weight), 50, None, x), torchs, exact, 1e-6)
+    with pytest.raises(AssertionError, match="error"):
+        _near(cpu_decode.product(cpu_decode.pack(wrong), 50, None, x), torchs, exact, 1e-6)
+
+
+# -- norms -------------------------------------------------------------------------------------------------------------
+
+
+def _norms(rows: int, size: int, dtype: torch.dtype) -> None:
+    x, gain, bias = 3 * draw(rows, size), draw(size, seed=1), draw(size, seed=2)
+
+    def rms(wide: torch.dtype, x: Tensor = x) -> Tensor:
+        return F.rms_norm(x.to(wide), (size,), gain.to(wide), 1e-5)
+
+    found = cpu_decode.rms_norm(gain, 1e-5, dtype, x)
+    assert found.dtype == dtype
+    _near(found, rms(FP32).to(dtype), rms(torch.float64), 3e-7)
+    repeated = cpu_decode.rms_norm(gain, 1e-5, FP32, x.expand(2, -1, -1))
+    _near(repeated, rms(FP32).expand(2, -1, -1), rms(torch.float64).expand(2, -1, -1), 3e-7)
+
+    x = _from_mean(rows, size)
+    for some in (None, bias):
+        by_torch = [
+            F.layer_norm(x.to(wide), (size,), gain.to(wide), None if some is None else some.to(wide), 1e-5)
+            for wide in (FP32, torch.float64)
+        ]
+        found = cpu_decode.layer_norm(gain, some, 1e-5, dtype, x)
+        assert found.dtype == dtype
+        if size > 1:  # of one number nothing is left but the bias
+            _near(found, by_torch[0].to(dtype), by_torch[1], 3e-5)  # of numbers near 100
+
+
+def _norm_heads(size: int) -> None:
+    qkv, gain = 3 * draw(2, 5, 7, size), draw(size, seed=1)
+    given = qkv.clone()
+    exact = F.rms_norm(given[:, :, 2:5].double(), (size,), gain.double(), 1e-5)
+    cpu_decode.norm_heads(gain, 1e-5, qkv, slice(2, 5))
+    assert error(qkv[:, :, 2:5], exact) < 5e-7
+    assert torch.equal(qkv[:, :, :2], given[:, :, :2])
+    assert torch.equal(qkv[:, :, 5:], given[:, :, 5:])
+
+
+@each_dtype
+@pytest.mark.parametrize("rows", [0, 1, 5, 600])
+def test_norms(kernels: None, rows: int, dtype: torch.dtype) -> None:
+    for size in (1, 3, 8, 16, 33, 64, 150):
+        _norms(rows, size, dtype)
+
+
+def test_the_norm_of_some_heads_leaves_the_others(kernels: None) -> None:
+    for size in (1, 3, 8, 16, 33, 64, 150):
+        _norm_heads(size)
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+
+HEADS = [(4, 4, 64), (6, 2, 8), (4, 1, 33), (2, 2, 130)]
+"""H, K, D; an odd D is not rotated."""
+
+
+def _rotation(*shape: int) -> Tensor:
+    angle = 9 * draw(*shape)
+    return torch.complex(angle.cos(), angle.sin())
+
+
+def _rotated(x: Tensor, rotation: Tensor) -> Tensor:
+    """All heads of a position rotated by its complex numbers."""
+    pairs = torch.view_as_complex(x.double().unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(pairs * rotation.unsqueeze(-2)).flatten(-2)
+
+
+def _mix(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Attention over the stored keys and values in float64, and by PyTorch in their dtype; ... x H x T x D."""
+    exact = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), bias.double())
+    return F.scaled_dot_product_attention(q.to(dtype), k, v, bias.to(dtype)), exact
+
+
+def _attend(rows: int, slots: int, heads: tuple[int, int, int], dtype: torch.dtype) -> None:
+    (H, K, D), spare = heads, 9
+    qkv, rotation = draw(rows, H + 2 * K, D), None
+    q, k, v = qkv.split((H, K, K), dim=1)
+    if D % 2 == 0:
+        rotation = _rotation(rows, D // 2)
+        q, k = _rotated(q, rotation), _rotated(k, rotation)
+    keys, values = (draw(rows, K, slots + spare, D, seed=seed, dtype=dtype) for seed in (1, 2))
+    hidden = torch.rand(rows, slots + spare, generator=torch.Generator().manual_seed(slots)) < 0.3
+    bias = torch.zeros(rows, slots + spare).masked_fill_(hidden, -torch.inf)[:, :slots]
+    bias[:, -1] = 0
+    seen = [
+        torch.cat((table[:, :, : slots - 1], new[:, :, None].to(dtype)), 2).repeat_interleave(H // K, 1)
+        for table, new in ((keys, k), (values, v))
+    ]
+    keys[:, :, slots - 1 :], values[:, :, slots - 1 :] = torch.nan, torch.nan
+    for some in (None, bias):
+        added = torch.zeros(rows, slots) if some is None else some
+        torchs, exact = (x.flatten(1) for x in _mix(q[:, :, None], *seen, added[:, None, None], dtype))
+        found = cpu_decode.attend(qkv, rotation, keys, values, some, slots)
+        assert found.dtype == dtype
+        _near(found, torchs, exact, 2 * FLOOR[dtype])
+    for table, new in ((keys, k), (values, v)):
+        assert error(table[:, :, slots - 1], new) <= ROUNDING[dtype]
+        assert table[:, :, slots:].isnan().all(), "a later slot was written"
+
+
+def _attend_prompts(
+    prompts: int, length: int, window: int | None, heads: tuple[int, int, int], threads: int, dtype: torch.dtype
+) -> None:
+    (H, K, D), samples, slots = heads, 2, length + 9
+    qkv, rotation = draw(prompts, length, H + 2 * K, D), None
+    q, k, v = qkv.split((H, K, K), dim=2)
+    if D % 2 == 0:
+        rotation = _rotation(length, D // 2)
+        q, k = _rotated(q, rotation), _rotated(k, rotation)
+    keys, values = (torch.full((prompts * samples, K, slots, D), torch.nan, dtype=dtype) for _ in "kv")
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)  # three cannot share one head of keys: its queries are apart
+    torch.set_num_threads(threads)
     try:
-        found = cpu_decode.attend_prompts(qkv, turn, keys, values, window, samples)
+        found = cpu_decode.attend_prompts(qkv, rotation, keys, values, window, samples)
     finally:
         torch.set_num_threads(before)
     assert found.dtype == dtype
-    age = torch.arange(length)[:, None] - torch.arange(length)
-    k, v = (x.to(dtype).double() for x in (k, v))
     for table, new in ((keys, k), (values, v)):
-        wanted = new.transpose(1, 2).repeat_interleave(samples, dim=0)
-        _close(table[:, :, :length], wanted, dtype)
-        assert table[:, :, length:].isnan().all()
-    k, v = (x.repeat_interleave(heads // kv_heads, dim=2) for x in (k, v))
-    score = torch.einsum("bthd,bshd->bhts", q.to(dtype).double(), k) * size**-0.5
-    weight = score.masked_fill((age < 0) | (age >= (window or length)), -torch.inf).softmax(-1)
-    wanted = torch.einsum("bhts,bshd->bthd", weight, v).flatten(2)
-    assert float((found.double() - wanted).norm()) <= 3 * DTYPES[dtype] * float(wanted.norm())
+        assert error(table[:, :, :length], new.transpose(1, 2).repeat_interleave(samples, 0)) <= ROUNDING[dtype]
+        assert table[:, :, length:].isnan().all(), "a later slot was written"
+    age = torch.arange(length)[:, None] - torch.arange(length)
+    bias = torch.zeros(length, length).masked_fill((age < 0) | (age >= (window or length)), -torch.inf)
+    stored = [x.to(dtype).repeat_interleave(H // K, dim=2).transpose(1, 2) for x in (k, v)]
+    torchs, exact = (x.transpose(1, 2).flatten(2) for x in _mix(q.transpose(1, 2), *stored, bias, dtype))
+    _near(found, torchs, exact, 2 * FLOOR[dtype])
 
 
-def test_the_norm_of_some_heads_leaves_the_others(built):
-    for size in SIZES:
-        qkv, gain = 3 * _drawn(2, 5, 7, size), _drawn(size)
-        given = qkv.double()
-        wanted = given / (given.square().mean(-1, keepdim=True) + 1e-5).sqrt() * gain.double()
-        cpu_decode.norm_heads(gain, 1e-5, qkv, slice(2, 5))
-        _close(qkv[:, :, 2:5], wanted[:, :, 2:5], torch.float32)
-        assert torch.equal(qkv[:, :, :2].double(), given[:, :, :2])
-        assert torch.equal(qkv[:, :, 5:].double(), given[:, :, 5:])
+@each_dtype
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_attention(kernels: None, heads: tuple[int, int, int], dtype: torch.dtype) -> None:
+    for rows in (1, 3):
+        for slots in (1, 2, 15, 100):
+            _attend(rows, slots, heads, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("approximate", ["none", "tanh"])
-def test_gelu_of_a_product(built, approximate, dtype):
-    x = torch.linspace(-12, 12, 1001)[:, None].to(dtype)
-    for bias in (None, torch.linspace(-1, 1, 100)):
-        found = cpu_decode.gelu(cpu_decode.pack(torch.ones(100, 1, dtype=dtype)), 100, bias, approximate == "tanh", x)
-        inner = x.double() + (torch.zeros(100) if bias is None else bias)
-        wanted = torch.nn.functional.gelu(inner.double(), approximate=approximate)
-        assert found.dtype == dtype
-        torch.testing.assert_close(found.double(), wanted, rtol=DTYPES[dtype], atol=1e-6)
-    ends = torch.tensor([-1e30, -20, 20, 1e30, torch.inf, torch.nan])
-    zero = torch.zeros(1, 1, dtype=dtype)  # an infinite number of a row would be none where rows have digits
-    found = cpu_decode.gelu(cpu_decode.pack(torch.ones(6, 1, dtype=dtype)), 6, ends, approximate == "tanh", zero)
-    wanted = torch.nn.functional.gelu(ends.double(), approximate=approximate)[None]
-    torch.testing.assert_close(found.double(), wanted, rtol=DTYPES[dtype], atol=1e-6, equal_nan=True)
+@each_dtype
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize(("prompts", "threads"), [(2, 1), pytest.param(1, 3, marks=slow)])
+def test_attention_of_prompts(
+    kernels: None, prompts: int, threads: int, heads: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    """Three threads cannot share the heads of keys evenly: a head's queries are tasks of their own."""
+    for length, window in [(1, None), (7, 3), (49, None), (97, 1), (150, 60), (150, None)]:
+        _attend_prompts(prompts, length, window, heads, threads, dtype)
 
 
-def _gated(gates, dtype):
-    """Each of them, times 1."""
-    panels = cpu_decode.pack_gated(*(x[:, None].to(dtype) for x in (gates, torch.ones_like(gates))))
-    return cpu_decode.gated(panels, len(gates), None, torch.ones(1, 1, dtype=dtype))[0]
+# -- the greedy choice -------------------------------------------------------------------------------------------------
 
 
-def test_numbers_at_the_ends_of_their_range(built):
-    gate = torch.tensor([-1e30, -200, -88, -87, -1e-30, 0, 1e-30, 87, 88, 200, 1e30])
-    found = _gated(gate, torch.float32)
-    torch.testing.assert_close(found.double(), gate.double() * gate.double().sigmoid(), rtol=1e-6, atol=1e-36)
-    told = _gated(torch.tensor([torch.nan, torch.inf]), torch.bfloat16)
-    assert told.isnan().tolist() == [True, False]
-    assert told[1] == torch.inf
-    assert cpu_decode.rms_norm(torch.ones(20), 1e-5, torch.bfloat16, torch.full((1, 20), torch.nan)).isnan().all()
+def _argmax(vocab: int, allowed: int, dtype: torch.dtype) -> None:
+    """Of equal logits the lowest id; the log-probability is that among the whole vocabulary."""
+    logits = (3 * draw(4, vocab)).to(dtype)
+    logits[0, -1], logits[1], logits[2] = 99, -3, logits[2] - 1000
+    ids, logps = cpu_decode.argmax(logits, allowed)
+    assert ids.tolist() == logits[:, :allowed].float().numpy().argmax(-1).tolist()
+    assert ids[1] == 0
+    exact = logits.double().log_softmax(-1).gather(1, ids[:, None])[:, 0]
+    torch.testing.assert_close(logps.double(), exact, rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 4, 64), (6, 2, 8), (4, 1, 33), (2, 2, 130)])
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("slots", [1, 15, 100])
-def test_attention(built, slots, rows, heads, kv_heads, size, dtype):
-    qkv, turn = _drawn(rows, heads + 2 * kv_heads, size), None
-    q, k, v = qkv.double().split((heads, kv_heads, kv_heads), dim=1)
-    if size % 2 == 0:
-        angle = 9 * _drawn(rows, size // 2)
-        turn = torch.complex(angle.cos(), angle.sin())
-        q, k = _turned(q, turn), _turned(k, turn)
-    keys, values = (_drawn(rows, kv_heads, slots + 9, size, dtype=dtype) for _ in range(2))
-    bias = torch.zeros(rows, slots + 9).masked_fill_(torch.rand(rows, slots + 9) < 0.3, -torch.inf)[:, :slots]
-    bias[:, -1] = 0
-    seen_keys, seen_values = (
-        torch.cat((table[:, :, : slots - 1], newest[:, :, None].to(dtype)), dim=2)
-        .double()
-        .repeat_interleave(heads // kv_heads, dim=1)
-        for table, newest in ((keys, k), (values, v))
-    )
-    keys[:, :, slots - 1 :], values[:, :, slots - 1 :] = torch.nan, torch.nan
-    for some in (None, bias):
-        score = torch.einsum("bhd,bhsd->bhs", q.double(), seen_keys) * size**-0.5
-        weight = (score if some is None else score + some[:, None].double()).softmax(-1)
-        wanted = torch.einsum("bhs,bhsd->bhd", weight, seen_values).flatten(1)
-        found = cpu_decode.attend(qkv, turn, keys, values, some, Word(slots))
-        assert found.dtype == dtype
-        assert float((found.double() - wanted).norm()) <= 3 * DTYPES[dtype] * float(wanted.norm())
+@each_dtype
+@pytest.mark.parametrize("vocab", [1, 5, 64, 1000, 5003])
+def test_the_greedy_choice(kernels: None, vocab: int, dtype: torch.dtype) -> None:
+    for allowed in {1, max(1, vocab // 3), vocab}:
+        _argmax(vocab, allowed, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_step_made_again_reads_its_inputs_anew(built, dtype):
-    """Also where rows in bf16 are multiplied as floats."""
-    gain, weight, x = torch.ones(16), _drawn(33, 16, dtype=dtype), _drawn(5, 16)
-    panels, gates = cpu_decode.pack(weight), cpu_decode.pack_gated(weight, weight)
-
-    def step(x):
-        normed = cpu_decode.rms_norm(gain, 1e-5, dtype, x)
-        return cpu_decode.product(panels, 33, None, normed), cpu_decode.gated(gates, 33, None, normed)
-
-    with torch.inference_mode():
-        with cpu_decode.recorded(x) as recorded:
-            found = step(x)
-        assert recorded.whole
-        other = _drawn(5, 16) + 1
-        recorded.again(other)
-        for one, wanted in zip(found, step(other.clone()), strict=True):
-            assert torch.equal(one, wanted)
+# -- extreme numbers ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_likeliest_token(built, dtype):
-    for vocab in (1, 5, 64, 1000, 5003):
-        for allowed in {1, max(1, vocab // 3), vocab}:
-            logits = (3 * _drawn(4, vocab)).to(dtype)
-            logits[0, -1], logits[1], logits[2] = 99, -3, logits[2] - 1000  # alike in the second row
-            ids, logps = cpu_decode.likeliest(logits, allowed)
-            wanted = logits.double().log_softmax(-1)
-            assert ids[1] == 0
-            torch.testing.assert_close(ids, torch.from_numpy(logits[:, :allowed].float().numpy().argmax(-1)))
-            found = wanted.gather(1, ids[:, None])[:, 0]
-            torch.testing.assert_close(logps.double(), found, rtol=2e-6, atol=2e-6)
-    logits = torch.zeros(2, 700, dtype=dtype)
-    logits[0, 699], logits[1, :600] = torch.nan, -torch.inf
-    ids, logps = cpu_decode.likeliest(logits, 700)
+def _extremes(dtype: torch.dtype) -> None:
+    """NaN and infinities stay what they are, in their own rows and outputs."""
+    x, weight = torch.tensor([[1.0, 2.0, 3.0], [torch.nan, 0.0, 0.0]]), torch.eye(3)
+    found = cpu_decode.product(cpu_decode.pack(weight.to(dtype)), 3, None, x.to(dtype))
+    assert found[0].tolist() == [1, 2, 3], "zeros that fill a pair or a panel met a neighbour's NaN"
+    assert found[1].isnan().all()
+    x, weight = torch.ones(300, 300, dtype=dtype), torch.ones(300, 300, dtype=dtype)
+    x[7, 5] = weight[9, 299] = torch.nan
+    x[11, 3] = torch.inf
+    found = cpu_decode.product(cpu_decode.pack(weight), 300, None, x)
+    assert found[7].isnan().all()
+    assert found[:, 9].isnan().all()
+    assert found.isnan().sum() == 599
+    assert found.isinf().sum() == 299
+    assert found[11].isinf().sum() == 299
+
+    gates = torch.tensor([-1e30, -200, -88, -87, -1e-30, 0, 1e-30, 87, 88, 200, 1e30, torch.inf, torch.nan]).to(dtype)
+    panels = cpu_decode.pack_gated(*(part[:, None].contiguous() for part in (gates, torch.ones_like(gates))))
+    found = cpu_decode.swiglu(panels, len(gates), None, torch.ones(1, 1, dtype=dtype))[0]
+    exact = gates.double() * gates.double().sigmoid()
+    torch.testing.assert_close(found.double(), exact, rtol=max(1e-6, ROUNDING[dtype]), atol=1e-36, equal_nan=True)
+
+    ends = torch.tensor([-1e30, -20, -3, 3, 20, 1e30, torch.inf, torch.nan])
+    panels, one = cpu_decode.pack(torch.ones(8, 1, dtype=dtype)), torch.zeros(1, 1, dtype=dtype)
+    for approximate in ("none", "tanh"):
+        found = cpu_decode.gelu(panels, 8, ends, approximate == "tanh", one)[0]
+        exact = F.gelu(ends.double(), approximate=approximate)
+        torch.testing.assert_close(found.double(), exact, rtol=max(2e-6, ROUNDING[dtype]), atol=1e-6, equal_nan=True)
+    assert cpu_decode.rms_norm(torch.ones(20), 1e-5, dtype, torch.full((1, 20), torch.nan)).isnan().all()
+
+    logits = torch.zeros(3, 700, dtype=dtype)
+    logits[0, 699], logits[1, :600], logits[2, 650] = torch.nan, -torch.inf, torch.inf
+    ids, logps = cpu_decode.argmax(logits, 700)
     assert logps[0].isnan()
-    assert ids[1] == 600
+    assert ids[1:].tolist() == [600, 650]
     assert float(logps[1]) == pytest.approx(-4.60517, abs=1e-5)
+    assert logps[2].isnan()
 
 
-def test_where_there_is_a_compiler_it_builds(anew):
-    """Else every other test here would be skipped."""
-    if os.environ.get("CXX") or shutil.which("g++") is None:
-        pytest.skip("no g++")
-    assert cpu_decode.available(CPU, torch.float32, torch.float32)
+@each_dtype
+def test_numbers_at_the_ends_of_their_range(kernels: None, dtype: torch.dtype) -> None:
+    _extremes(dtype)
 
 
-def test_it_is_built_once_and_whole(anew):
-    if not cpu_decode.available(CPU, torch.float32, torch.float32):
-        pytest.skip("no C++ compiler")
-    (made,) = (anew / "native").iterdir()
-    stamp = made.stat().st_mtime_ns
+# -- other instruction sets --------------------------------------------------------------------------------------------
+
+
+@each_dtype
+def test_the_kernels_for_other_cpus(other_cpu: None, dtype: torch.dtype) -> None:
+    """In bf16 they multiply floats."""
+    for shape in FEW:
+        for operation in (_product, _swiglu, _gelu):
+            operation(*shape, dtype)
+    _product(260, 256, 270, dtype)
+    _swiglu(140, 150, 100, dtype)
+    for rows, size in ((5, 33), (1, 64), (3, 150)):
+        _norms(rows, size, dtype)
+        _norm_heads(size)
+    for heads in HEADS:
+        _attend(3, 15, heads, dtype)
+        _attend(1, 100, heads, dtype)
+        _attend_prompts(2, 49, 20, heads, 2, dtype)
+    _argmax(1000, 300, dtype)
+    _extremes(dtype)
+
+
+# -- whether they are there --------------------------------------------------------------------------------------------
+
+
+def test_what_they_are_not_for() -> None:
+    cpu, cuda, half = torch.device("cpu"), torch.device("cuda"), torch.float16
+    assert not cpu_decode.available(cpu, torch.float64, torch.float64)
+    assert not cpu_decode.available(cpu, BF16, torch.float64)
+    assert not cpu_decode.available(cpu, half, FP32)
+    assert not cpu_decode.available(cuda, FP32, FP32)
+
+
+def test_they_are_built_once_for_both_dtypes(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[str] = []
+    calls: list[Any] = []
+    real = build.build
+    monkeypatch.setattr(cpu_decode, "build", lambda *arguments: calls.append(arguments) or real(*arguments))
     _forget()
-    assert cpu_decode.available(CPU, torch.bfloat16, torch.float32)
-    assert made.stat().st_mtime_ns == stamp
+    for dtype in (FP32, BF16, FP32):
+        cpu_decode.available(torch.device("cpu"), dtype, FP32, messages.append)
+    assert len(calls) == 1
+    assert messages == []
 
 
-@pytest.mark.parametrize("compiler", ["/nowhere/g++", "false", f"{sys.executable} -c pass"])
-def test_without_a_compiler_that_works_torch_computes(anew, compiler, monkeypatch):
-    monkeypatch.setenv("CXX", compiler)
-    assert not cpu_decode.available(CPU, torch.float32, torch.float32)
-    assert list((anew / "native").iterdir()) == []
-
-
-def test_a_cache_that_cannot_be_written_is_no_error(anew, monkeypatch):
-    (anew / "native").write_text("")
-    assert not cpu_decode.available(CPU, torch.float32, torch.float32)
-    assert artifact.cache() == anew
-
-
-def test_what_it_is_not_for():
-    assert not cpu_decode.available(CPU, torch.float64, torch.float64)
-    assert not cpu_decode.available(CPU, torch.bfloat16, torch.float64)
-    assert not cpu_decode.available(CPU, torch.float16, torch.float32)
-    assert not cpu_decode.available(torch.device("cuda"), torch.float32, torch.float32)
-
-
-def test_it_shares_torchs_threads(built):
-    """Two libraries of threads would keep each other from the cores."""
-    linked = subprocess.run(["ldd", cpu_decode._library()._name], capture_output=True, text=True)
-    if linked.returncode or "libgomp" not in linked.stdout:
-        pytest.skip("not glibc and gcc")
-    maps = Path("/proc/self/maps").read_text()
-    assert len({line.split()[-1] for line in maps.splitlines() if "libgomp" in line}) == 1
+def test_without_a_compiler_there_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    monkeypatch.setenv("INGOT_CACHE", str(tmp_path))
+    _forget()
+    messages: list[str] = []
+    try:
+        for dtype in (FP32, BF16):
+            assert not cpu_decode.available(torch.device("cpu"), dtype, FP32, messages.append)
+        assert len(messages) == 2, "that it is being built, and that it cannot be"
+    finally:
+        _forget()

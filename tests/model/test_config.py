@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from ingot.core.errors import UserError
-from ingot.core.recipe import settings_tree
+from ingot.core.settings import settings_tree
 from ingot.model.config import FAMILIES, ModelConfig, ModelSettings
 from tests.imports import assert_not_imported
 

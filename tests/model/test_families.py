@@ -12,6 +12,7 @@ from ingot.model.config import ModelConfig, ModelSettings, RopeScaling
 from ingot.model.losses import cross_entropy
 from ingot.model.transformer import Transformer, build
 from ingot.optim.groups import decays
+from tests.model.helpers import set_impl
 
 SMALL = {"depth": 2, "width": 48, "heads": 6, "context": 64}
 SCALING = RopeScaling(factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=16)
@@ -48,11 +49,11 @@ def _noisy(config, dtype=torch.float32):
 
 
 @EVERY_FAMILY
-@pytest.mark.parametrize("path", ["sdpa", "plain"])
+@pytest.mark.parametrize("impl", ["sdpa", "eager"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_G1_a_changed_future_token_leaves_earlier_logits_bit_identical(family, path, dtype):
+def test_G1_a_changed_future_token_leaves_earlier_logits_bit_identical(monkeypatch, family, impl, dtype):
     model = _noisy(_config(family), dtype)
-    model.attention_path = path
+    set_impl(monkeypatch, impl)
     ids = _ids(2, 40)
     with torch.no_grad():
         before = model(ids).logits
@@ -63,13 +64,13 @@ def test_G1_a_changed_future_token_leaves_earlier_logits_bit_identical(family, p
 
 
 @EVERY_FAMILY
-def test_D8_C6_a_packed_document_equals_the_same_document_alone(family):
+def test_D8_C6_a_packed_document_equals_the_same_document_alone(monkeypatch, family):
     """Also with learned positions, which therefore begin again in every document."""
     model = _noisy(_config(family), torch.float64)
     ids, documents = _ids(1, 40), torch.tensor([[3] * 15 + [1] * 25])
     with torch.no_grad():
-        for path in ("sdpa", "plain"):
-            model.attention_path = path
+        for impl in ("sdpa", "eager"):
+            set_impl(monkeypatch, impl)
             packed = model(ids, documents_BT=documents).hidden
             for part in (slice(0, 15), slice(15, 40)):
                 alone = model(ids[:, part]).hidden
@@ -78,13 +79,13 @@ def test_D8_C6_a_packed_document_equals_the_same_document_alone(family):
 
 @EVERY_FAMILY
 @pytest.mark.parametrize("isolated", [False, True])
-def test_D8_paths_agree_through_the_whole_model(family, isolated):
+def test_D8_implementations_agree_through_the_whole_model(monkeypatch, family, isolated):
     model = _noisy(_config(family), torch.float64)
     ids = _ids(2, 41)
     documents = _ids(2, 40, vocab=4, seed=1).sort(dim=1).values if isolated else None
     gradients = []
-    for path in ("sdpa", "plain"):
-        model.attention_path = path
+    for impl in ("sdpa", "eager"):
+        set_impl(monkeypatch, impl)
         model.zero_grad()
         out = model(ids[:, :-1], documents_BT=documents)
         cross_entropy(out.hidden, out.head, ids[:, 1:])[0].backward()
@@ -106,12 +107,12 @@ def test_autocast_keeps_normed_queries_in_half_precision(monkeypatch):
     assert (half.float() - exact).norm() < 0.1 * exact.norm()
 
 
-def test_a_token_sees_exactly_its_window():
+def test_a_token_sees_exactly_its_window(monkeypatch):
     """In one layer, a changed token reaches the `window` - 1 tokens behind it and none after."""
     model = _noisy(_config("mistral", depth=1))
     ids = _ids(1, 40)
-    for path in ("sdpa", "plain"):
-        model.attention_path = path
+    for impl in ("sdpa", "eager"):
+        set_impl(monkeypatch, impl)
         with torch.no_grad():
             before = model(ids).hidden
             changed = ids.clone()
@@ -159,13 +160,14 @@ def test_positions_of_the_row_are_those_that_are_not_given(family):
 
 
 @EVERY_FAMILY
-def test_dropout_is_off_in_evaluation_and_seeded_in_training(family):
+def test_dropout_is_off_in_evaluation_and_seeded_in_training(monkeypatch, family):
     model, plain = _noisy(_config(family, dropout=0.2)), _noisy(_config(family))
     ids = _ids(2, 40)
     with torch.no_grad():
         assert torch.equal(model.eval()(ids).hidden, plain(ids).hidden)
-        for path in ("sdpa", "plain"):
-            model.train().attention_path = path
+        model.train()
+        for impl in ("sdpa", "eager"):
+            set_impl(monkeypatch, impl)
             outputs = []
             for seed in (1, 1, 2):
                 torch.manual_seed(seed)
@@ -345,11 +347,11 @@ def test_D13_004s_model_has_0_8_million_parameters_source_error():
 
 
 @EVERY_FAMILY
-@pytest.mark.parametrize("path", ["sdpa", "plain"])
-def test_D8_C5_padding_is_not_attended_to_source_error(family, path):
-    """Both of 001's paths ignore its attention_mask. Padding is a document of its own here, on either side."""
+@pytest.mark.parametrize("impl", ["sdpa", "eager"])
+def test_D8_C5_padding_is_not_attended_to_source_error(monkeypatch, family, impl):
+    """Both of 001's code paths ignore its attention_mask. Padding is a document of its own here, on either side."""
     model = _noisy(_config(family))
-    model.attention_path = path
+    set_impl(monkeypatch, impl)
     ids, text = _ids(1, 40), slice(9, 31)
     documents = torch.tensor([[-1] * 9 + [0] * 22 + [-2] * 9])
     with torch.no_grad():

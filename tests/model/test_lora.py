@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from ingot.core.errors import UserError
 from ingot.model import lora
 from ingot.model.adapter_config import AdapterSettings, adapted_layers, adapter_parameters, linear_layers
 from ingot.model.config import FAMILIES, ModelConfig, ModelSettings
-from ingot.model.dropout import dropout
 from ingot.model.losses import cross_entropy
 from ingot.model.transformer import Transformer, build
 from ingot.optim.grad_terms import Anchor
@@ -20,8 +20,8 @@ from ingot.optim.settings import OptimSettings
 KINDS = ("lora", "rslora", "dora")
 BOTH = ("embedding", "head")
 ALONE = (("embedding",), ("head",))
-WHOLE = (("llama", BOTH), *(("llama", m) for m in ALONE), *(("gpt2", m) for m in ALONE))
-"""Families, and what is trained whole; GPT-2's head is its embedding."""
+TRAINED = (("llama", BOTH), *(("llama", m) for m in ALONE), *(("gpt2", m) for m in ALONE))
+"""Families and their `modules_to_save`; GPT-2's head is its embedding."""
 
 
 def _config(**changes: object) -> ModelConfig:
@@ -53,7 +53,7 @@ def _pair(kind: str, family: str = "llama", dtype: torch.dtype = torch.float32, 
     frozen, model = (build(_config(family=family), 3, dtype=dtype) for _ in range(2))
     if family == "gpt2":
         _stirred(frozen), _stirred(model)  # biases that are not zero
-    lora.adapt(model, _settings(kind, **changes), seed=1)
+    lora.add_adapters(model, _settings(kind, **changes), seed=1)
     return model, frozen
 
 
@@ -83,7 +83,7 @@ def test_2_6_the_first_gradient_of_A_is_zero_and_that_of_B_is_not(kind: str) -> 
 
 
 def test_2_6_A_starts_uniform_in_one_over_the_root_of_its_inputs() -> None:
-    layer = lora.Adapted(nn.Linear(64, 8), _settings(rank=512), torch.Generator().manual_seed(0))
+    layer = lora.LoRALinear(nn.Linear(64, 8), _settings(rank=512), torch.Generator().manual_seed(0))
     bound = 1 / 8
     assert bound * 0.999 < layer.lora_A.abs().max() <= bound
     assert layer.lora_A.var().item() == pytest.approx(bound**2 / 3, rel=0.02)
@@ -108,7 +108,7 @@ def test_2_6_a_layer_is_its_formula(kind: str, bias: bool) -> None:
     """In float64, against the formula written out: outputs, and the gradients of all that is trained."""
     torch.manual_seed(0)
     frozen = nn.Linear(12, 10, bias=bias, dtype=torch.float64)
-    layer = lora.Adapted(frozen, _settings(kind), torch.Generator().manual_seed(1))
+    layer = lora.LoRALinear(frozen, _settings(kind), torch.Generator().manual_seed(1))
     with torch.no_grad():
         layer.lora_B.normal_()
         if layer.lora_magnitude is not None:
@@ -116,10 +116,10 @@ def test_2_6_a_layer_is_its_formula(kind: str, bias: bool) -> None:
     x, pull = torch.randn(2, 5, 12, dtype=torch.float64), torch.randn(2, 5, 10, dtype=torch.float64)
 
     def formula(a: torch.Tensor, b: torch.Tensor, m: torch.Tensor | None) -> torch.Tensor:
-        whole = frozen.weight.detach() + layer.scale * b @ a
+        merged = frozen.weight.detach() + layer.scale * b @ a
         if m is not None:
-            whole = whole * (m / whole.norm(dim=1).detach())[:, None]
-        return x @ whole.T + (frozen.bias.detach() if bias else 0)
+            merged = merged * (m / merged.norm(dim=1).detach())[:, None]
+        return x @ merged.T + (frozen.bias.detach() if bias else 0)
 
     own = [p for p in (layer.lora_A, layer.lora_B, layer.lora_magnitude) if p is not None]
     copies = [p.detach().clone().requires_grad_() for p in own]
@@ -140,9 +140,9 @@ def test_a_row_of_zeros_stays_a_number(kind: str) -> None:
     frozen = nn.Linear(6, 4)
     with torch.no_grad():
         frozen.weight[1] = 0
-    layer, x = lora.Adapted(frozen, _settings(kind)), torch.randn(3, 6)
+    layer, x = lora.LoRALinear(frozen, _settings(kind)), torch.randn(3, 6)
     assert torch.equal(layer(x), frozen(x))
-    (layer(x).square().sum() + layer.merged().square().sum()).backward()
+    (layer(x).square().sum() + layer.merged_weight().square().sum()).backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in layer.parameters())
 
 
@@ -158,7 +158,7 @@ def test_2_6_at_full_rank_it_can_be_any_step_of_the_whole_matrix(kind: str) -> N
     tuned = frozen.weight.detach() + step
     u, sizes, v = torch.linalg.svd(step)
     for rank, rest in ((10, 0.0), (9, float(sizes[-1]))):
-        layer = lora.Adapted(frozen, _settings(kind, rank=rank))
+        layer = lora.LoRALinear(frozen, _settings(kind, rank=rank))
         with torch.no_grad():
             layer.lora_A.copy_(v[:rank])
             layer.lora_B.copy_(u[:, :rank] * sizes[:rank] / layer.scale)
@@ -174,61 +174,71 @@ def test_2_6_dropout_is_seen_by_the_correction_alone(kind: str) -> None:
     """y = W x + b + (W' - W) drop(x): with everything dropped nothing but the frozen layer is left."""
     torch.manual_seed(0)
     frozen = nn.Linear(12, 10, dtype=torch.float64)
-    layer = lora.Adapted(frozen, _settings(kind, dropout=0.5), torch.Generator().manual_seed(1))
+    layer = lora.LoRALinear(frozen, _settings(kind, dropout=0.5), torch.Generator().manual_seed(1))
     with torch.no_grad():
         layer.lora_B.normal_()
     x = torch.randn(400, 12, dtype=torch.float64)
     torch.manual_seed(7)
     found = layer.train()(x)
     torch.manual_seed(7)
-    dropped = dropout(x, 0.5)
-    expected = frozen(x) + dropped @ (layer.merged() - frozen.weight).T
+    dropped = F.dropout(x, 0.5)
+    expected = frozen(x) + dropped @ (layer.merged_weight() - frozen.weight).T
     assert torch.allclose(found, expected, rtol=0, atol=1e-12)
-    assert torch.allclose(layer.eval()(x), x @ layer.merged().T + frozen.bias, rtol=0, atol=1e-12)
+    assert torch.allclose(layer.eval()(x), x @ layer.merged_weight().T + frozen.bias, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_2_6_merged_is_unmerged_and_undoing_it_is_exact(kind: str, dtype: torch.dtype, tolerance: float) -> None:
+def test_2_6_a_merged_model_computes_the_same_without_adapters(kind: str, dtype: torch.dtype, tolerance: float) -> None:
     model, frozen = _pair(kind)
     _stirred(model)
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         before = _logits(model)
         lora.merge(model)
         merged = _logits(model)
-        lora.merge(model)  # a second time changes nothing
-        assert torch.equal(_logits(model), merged)
         assert (merged - before).abs().max() < tolerance * max(1.0, before.abs().max().item())
-        assert not torch.equal(merged, _logits(frozen))
-        lora.unmerge(model)
-        assert torch.equal(_logits(model), before)
-    for name, p in frozen.named_parameters():
-        assert torch.equal(model.get_parameter(name), p), name
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_2_6_folded_is_a_plain_model(kind: str) -> None:
-    model, frozen = _pair(kind)
-    _stirred(model)
-    before = _logits(model)
-    lora.fold(model)
+        assert (merged - _logits(frozen)).abs().max() > 5 * (merged - before).abs().max()
     assert [n for n, _ in model.named_parameters()] == [n for n, _ in frozen.named_parameters()]
     assert all(p.requires_grad for p in model.parameters())
     assert not lora.adapters(model)
-    assert (_logits(model) - before).abs().max() < 1e-5
+    for name, p in frozen.named_parameters():
+        assert torch.equal(model.get_parameter(name), p) == (name not in _matrices(frozen)), name
+    plain = _logits(model)
+    lora.merge(model)  # there is nothing left to merge
+    assert torch.equal(_logits(model), plain)
+
+
+def _matrices(model: Transformer) -> set[str]:
+    return {f"{name}.weight" for name in linear_layers(model.config)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_2_6_the_merged_matrix_is_the_formula(kind: str, dtype: torch.dtype) -> None:
+    """In the precision of the adapter, also where the frozen matrix has fewer bits."""
+    layer = lora.LoRALinear(nn.Linear(12, 10), _settings(kind), torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        layer.lora_B.normal_()
+        layer.weight.data = layer.weight.data.to(dtype)
+    expected = layer.weight.float() + layer.scale * layer.lora_B @ layer.lora_A
+    if layer.lora_magnitude is not None:
+        expected = expected * (layer.lora_magnitude / expected.norm(dim=1))[:, None]
+    assert layer.merged_weight().dtype == torch.float32
+    assert torch.allclose(layer.merged_weight(), expected, rtol=1e-6, atol=1e-6)
+    assert torch.equal(layer.effective_weight(), layer.merged_weight())
+    layer.enabled = False
+    assert layer.effective_weight() is layer.weight
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_E4_adapters_off_is_the_frozen_model_to_the_bit(kind: str) -> None:
+def test_E4_the_reference_is_the_frozen_model_to_the_bit(kind: str) -> None:
     model, frozen = _pair(kind)
     _stirred(model)
     on = _logits(model)
-    with lora.adapters_off(model):
-        assert torch.equal(_logits(model), _logits(frozen))
-        with lora.adapters_off(model):
-            pass
-        assert torch.equal(_logits(model), _logits(frozen)), "an inner block must not switch them on"
-    assert torch.equal(_logits(model), on)
+    assert torch.equal(_logits(lora.reference(model)), _logits(frozen))
+    assert torch.equal(_logits(lora.reference(lora.reference(model))), _logits(frozen))
+    assert torch.equal(_logits(model), on), "the model keeps its adapters"
+    assert not torch.equal(on, _logits(frozen))
 
 
 def test_the_reference_shares_every_weight_and_goes_its_own_way() -> None:
@@ -250,7 +260,7 @@ def test_2_6_matrices_held_in_bf16_are_as_those_that_autocast_rounds(kind: str) 
         model, _ = _pair(kind, "gpt2", targets=["q", "ffn.*"])
         _stirred(model)
         if held:
-            lora.hold(model, torch.bfloat16)
+            lora.cast_frozen(model, torch.bfloat16)
         with torch.autocast("cpu", torch.bfloat16):
             out = model(torch.arange(24).view(2, 12))
             out.head(out.hidden).square().mean().backward()
@@ -294,10 +304,10 @@ def test_a_pull_through_lengths_of_rows_is_the_slope_of_what_is_logged() -> None
         with torch.no_grad():
             for p, step in moved:
                 p.add_(step)
-            told = sum(((p - anchor.center[n]) ** 2).sum().item() for n, p in lora.weights(model).items())
+            total = sum(((p - anchor.center[n]) ** 2).sum().item() for n, p in lora.weights(model).items())
             for p, step in moved:
                 p.sub_(step)
-        return 1.5 * told
+        return 1.5 * total
 
     for part in ("lora_A", "lora_B", "magnitude"):
         length = math.sqrt(sum(slope.square().sum().item() for n, slope in slopes.items() if part in n))
@@ -320,15 +330,15 @@ def test_a_pull_on_the_merged_weights_reaches_what_is_trained(kind: str) -> None
     expected = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     assert len(expected) == 2 * 2 * 7
     model.zero_grad()
-    told = Anchor("hold", 3.0, start, importance).pull(lora.weights(model))
-    assert told["hold"].item() == pytest.approx(1.5 * sum(t.item() for t in terms), rel=1e-12)
+    pulled = Anchor("hold", 3.0, start, importance).pull(lora.weights(model))
+    assert pulled["hold"].item() == pytest.approx(1.5 * sum(t.item() for t in terms), rel=1e-12)
     for name, p in model.named_parameters():
         assert (p.grad is None) == (name not in expected)
         if p.grad is not None:
             assert torch.allclose(p.grad, expected[name], rtol=1e-12, atol=1e-14), name
 
 
-# -- embedding and head, trained whole ---------------------------------------------------------------------------------
+# -- embedding and head, trained in full -------------------------------------------------------------------------------
 
 
 def _loss(model: Transformer) -> torch.Tensor:
@@ -349,8 +359,8 @@ def _trained(model: Transformer, steps: int = 3) -> None:
     assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
 
 
-@pytest.mark.parametrize(("family", "modules"), WHOLE)
-def test_2_6_what_is_trained_whole_starts_from_the_frozen_model_and_leaves_it_to_the_bit(
+@pytest.mark.parametrize(("family", "modules"), TRAINED)
+def test_2_6_what_is_trained_in_full_starts_from_the_frozen_model_and_leaves_it_to_the_bit(
     family: str, modules: tuple[str, ...]
 ) -> None:
     model, frozen = _pair("lora", family, modules_to_save=modules)
@@ -368,34 +378,26 @@ def test_2_6_what_is_trained_whole_starts_from_the_frozen_model_and_leaves_it_to
         assert torch.equal(model.get_parameter(n.replace("weight", "frozen") if n in names else n), p), n
     assert torch.equal(_logits(before), _logits(frozen))
     assert torch.equal(_logits(lora.reference(model)), _logits(frozen))
-    with lora.adapters_off(model):
-        with lora.adapters_off(model):
-            pass
-        assert torch.equal(_logits(model), _logits(frozen))
     assert torch.equal(_logits(model), tuned)
     for layer in lora.adapters(model):
-        layer.on = False
+        layer.enabled = False
     assert (_logits(model) - _logits(frozen)).abs().max() > 1e-3, "the control: corrections alone switched off"
 
 
-@pytest.mark.parametrize(("family", "modules"), WHOLE)
-def test_2_6_what_is_trained_whole_is_merged_already(family: str, modules: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("family", "modules"), TRAINED)
+def test_2_6_what_is_trained_in_full_is_merged_already(family: str, modules: tuple[str, ...]) -> None:
     model, frozen = _pair("dora", family, modules_to_save=modules)
     _trained(model)
     tuned, tables = _logits(model), {n: p.clone() for n, p in model.named_parameters() if "layers" not in n}
-    lora.merge(model)
-    assert (_logits(model) - tuned).abs().max() < 1e-5 * max(1.0, float(tuned.abs().max()))
-    lora.unmerge(model)
-    assert torch.equal(_logits(model), tuned)
     assert lora.weights(model).keys() == dict(frozen.named_parameters()).keys()
     assert lora.weights(model)["embedding.weight"] is model.embedding.weight
-    lora.fold(model)
+    lora.merge(model)
     assert [n for n, _ in model.named_parameters()] == [n for n, _ in frozen.named_parameters()]
     assert all(torch.equal(model.get_parameter(n), t) for n, t in tables.items() if "frozen" not in n)
     assert (_logits(model) - tuned).abs().max() < 1e-5 * max(1.0, float(tuned.abs().max()))
 
 
-def test_what_is_trained_whole_decays_as_in_full_training_and_corrections_do_not() -> None:
+def test_what_is_trained_in_full_decays_as_in_full_training_and_corrections_do_not() -> None:
     model, frozen = _pair("lora", modules_to_save=BOTH)
     for settings in (OptimSettings(lr=0.1, decay_embeddings=asked) for asked in (False, True)):
         decayed, _ = groups(dict(model.named_parameters()), settings)
@@ -418,7 +420,7 @@ def test_2_6_a_layer_has_r_times_inputs_plus_outputs(family: str) -> None:
         frozen = sum(p.numel() for p in model.parameters())
         real = {n: (m.in_features, m.out_features) for n, m in model.layers.named_modules() if isinstance(m, nn.Linear)}
         assert linear_layers(config) == {f"layers.{n}": size for n, size in real.items()}
-        lora.adapt(model, settings, 0)
+        lora.add_adapters(model, settings, 0)
         trained = [p.numel() for p in model.parameters() if p.requires_grad]
         by_hand = sum(3 * (i + o) + (o if kind == "dora" else 0) for i, o in real.values())
         assert sum(trained) == by_hand == adapter_parameters(settings, config)
@@ -452,14 +454,14 @@ def test_E6_under_1_percent_of_124m_at_rank_8_on_attention(targets: tuple[str, .
     assert count / gpt2.parameters == pytest.approx(matrices * 0.00118, abs=2e-5)
 
 
-def test_E6_what_is_trained_whole_counts_whole_and_a_tied_head_once() -> None:
+def test_E6_what_is_trained_in_full_counts_in_full_and_a_tied_head_once() -> None:
     gpt2 = ModelSettings(family="gpt2", depth=12, context=1024).resolve(50_257)
     untied = gpt2.model_copy(update={"tied": False})
     table, rank_8 = 50_257 * 768, 12 * 4 * 8 * (768 + 768)
     for modules, tables, of in ((BOTH, 1, gpt2), (("head",), 1, gpt2), (BOTH, 2, untied), (("head",), 1, untied)):
         settings = AdapterSettings(rank=8, targets=("attention.*",), modules_to_save=modules)  # type: ignore[arg-type]
         assert adapter_parameters(settings, of) == rank_8 + tables * table
-    for family, modules in WHOLE:
+    for family, modules in TRAINED:
         model, frozen = _pair("dora", family, modules_to_save=modules)
         settings = _settings("dora", modules_to_save=modules)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -467,7 +469,7 @@ def test_E6_what_is_trained_whole_counts_whole_and_a_tied_head_once() -> None:
         assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in frozen.parameters()) + trained
 
 
-def test_only_embedding_and_head_are_trained_whole() -> None:
+def test_only_embedding_and_head_are_trained_in_full() -> None:
     one, two = (AdapterSettings(modules_to_save=m) for m in (("head", "embedding", "head"), BOTH))  # type: ignore[arg-type]
     assert one == two, "neither order nor repetition is part of a key"
     with pytest.raises(ValueError, match=r"modules_to_save\.0\n *Input should be 'embedding' or 'head'"):
@@ -488,8 +490,8 @@ def test_patterns_name_matrices(targets: tuple[str, ...], found: set[str]) -> No
     settings = AdapterSettings(targets=targets)
     assert set(adapted_layers(settings, _config())) == found
     model = build(_config(), 0)
-    lora.adapt(model, settings, 0)
-    assert {n for n, m in model.named_modules() if isinstance(m, lora.Adapted)} == found
+    lora.add_adapters(model, settings, 0)
+    assert {n for n, m in model.named_modules() if isinstance(m, lora.LoRALinear)} == found
 
 
 @pytest.mark.parametrize(
@@ -504,4 +506,4 @@ def test_a_pattern_that_fits_no_model_is_refused_with_the_recipe(pattern: str, s
 def test_a_pattern_that_fits_not_this_model_is_refused() -> None:
     for family, pattern in (("gpt2", "gate"), ("llama", "layers.2.*")):
         with pytest.raises(UserError, match=r"adapter\.targets: '.*' matches no matrix, expected"):
-            lora.adapt(build(_config(family=family), 0), AdapterSettings(targets=("q", pattern)), 0)
+            lora.add_adapters(build(_config(family=family), 0), AdapterSettings(targets=("q", pattern)), 0)

@@ -8,6 +8,7 @@ import torch
 from ingot.model.config import ModelSettings
 from ingot.model.losses import IGNORE, cross_entropy
 from ingot.model.transformer import Transformer, build
+from tests.model.helpers import set_impl
 
 SMALL = {"depth": 3, "width": 48, "heads": 6, "kv_heads": 2, "context": 64}
 
@@ -56,11 +57,11 @@ def test_D1_source_error_the_loss_before_training_is_no_2_to_4(vocab):
     assert first > 4.1
 
 
-@pytest.mark.parametrize("path", [None, "sdpa", "plain"])
+@pytest.mark.parametrize("impl", [None, "sdpa", "eager"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_G1_a_changed_future_token_leaves_earlier_logits_bit_identical(path, dtype):
+def test_G1_a_changed_future_token_leaves_earlier_logits_bit_identical(monkeypatch, impl, dtype):
     model = build(ModelSettings(**SMALL).resolve(65), seed=0, dtype=dtype)
-    model.attention_path = path
+    set_impl(monkeypatch, impl)
     ids = _ids(65, 2, 40)
     with torch.no_grad():
         before = model(ids).logits
@@ -70,10 +71,10 @@ def test_G1_a_changed_future_token_leaves_earlier_logits_bit_identical(path, dty
     assert not torch.equal(before[:, 25:], after[:, 25:])
 
 
-@pytest.mark.parametrize("path", ["sdpa", "plain"])
-def test_D8_a_changed_token_in_one_document_leaves_another_bit_identical(path):
+@pytest.mark.parametrize("impl", ["sdpa", "eager"])
+def test_D8_a_changed_token_in_one_document_leaves_another_bit_identical(monkeypatch, impl):
     model = build(ModelSettings(**SMALL).resolve(65), seed=0)
-    model.attention_path = path
+    set_impl(monkeypatch, impl)
     ids, documents = _ids(65, 2, 40), torch.tensor([[0] * 15 + [1] * 25, [3] * 30 + [7] * 10])
     with torch.no_grad():
         before = model(ids, documents_BT=documents).logits
@@ -99,13 +100,13 @@ def test_D8_a_packed_document_equals_the_same_document_alone():
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
 @pytest.mark.parametrize("isolated", [False, True])
-def test_D8_paths_agree_through_the_whole_model(dtype, tolerance, isolated):
+def test_D8_implementations_agree_through_the_whole_model(monkeypatch, dtype, tolerance, isolated):
     model = build(ModelSettings(**SMALL).resolve(65), seed=0, dtype=dtype)
     ids = _ids(65, 2, 41)
     documents = _ids(4, 2, 40, seed=1).sort(dim=1).values if isolated else None
     gradients = []
-    for path in ("sdpa", "plain"):
-        model.attention_path = path
+    for impl in ("sdpa", "eager"):
+        set_impl(monkeypatch, impl)
         model.zero_grad()
         out = model(ids[:, :-1], documents_BT=documents)
         cross_entropy(out.hidden, out.head, ids[:, 1:])[0].backward()
@@ -198,5 +199,5 @@ def test_taps_return_what_they_name_and_change_nothing():
     assert out.taps["attention.1"].shape == (2, 6, 10, 10)
     torch.testing.assert_close(out.taps["attention.1"].sum(-1), torch.ones(2, 6, 10))
     for name in ("attention.3", "hidden.4", "logits"):
-        with pytest.raises(ValueError, match="names nothing"):
+        with pytest.raises(ValueError, match=f"tap '{name}' does not exist in a model of 3 layers"):
             model(ids, taps=frozenset({name}))

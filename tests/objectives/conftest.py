@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ingot.data.batches import Batch, Source, all_rows
-from ingot.data.packing import Whole
+from ingot.data.packing import OnePerRow
 
 RECIPE = """
 [run]
@@ -83,7 +83,7 @@ def make_pairs(make_store) -> Callable[..., Batch]:
                 documents.append(prompt + side)
                 masks.append([0] * len(prompt) + [1] * len(side))
         store = make_store(documents, masks=masks, vocab=vocab)
-        (batch,) = all_rows(Source("pairs", store, Whole(np.asarray(store.ends), 64, 2), isolate=False), 1000)
+        (batch,) = all_rows(Source("pairs", store, OnePerRow(np.asarray(store.ends), 64, 2), isolate=False), 1000)
         return batch
 
     return make

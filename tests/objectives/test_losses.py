@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from ingot.data.batches import IGNORE, Batch
-from ingot.model.lm_head import Head
+from ingot.model.lm_head import LMHead
 from ingot.model.transformer import ModelOut
 from ingot.objectives.preference import LOSSES, Options, Preference, Unpaired, kto, log1mexp
-from ingot.objectives.reward import bradley_terry, judged
+from ingot.objectives.reward import bradley_terry, calibration
 from ingot.objectives.settings import PreferenceSettings, UnpairedSettings
 
 GOLDEN = json.loads((Path(__file__).parent / "trl.json").read_text())
@@ -53,7 +53,7 @@ def test_2_5_every_loss_and_its_gradient_equal_trl(case) -> None:
         objective = Preference(PreferenceSettings(**options))
     batch, counts = batch.to("cpu"), batch.counts()
     logits.requires_grad_(True)
-    head = Head(torch.eye(logits.shape[-1], dtype=logits.dtype))
+    head = LMHead(torch.eye(logits.shape[-1], dtype=logits.dtype))
     term = objective.loss(ModelOut(logits[order], head, {}), batch)["preference"]
     loss = term.sum / counts[term.unit]
     loss.backward()
@@ -168,9 +168,9 @@ def test_2_2_bayes_limits_of_bradley_terry(spread: float, accuracy: float, floor
     nll = bradley_terry(torch.from_numpy(chosen), torch.from_numpy(rejected)).mean()
     assert float(nll) == pytest.approx(floor, abs=0.003)
     assert np.mean(chosen > rejected) == pytest.approx(accuracy, abs=0.003)
-    found = judged(np.stack([chosen, rejected], 1).reshape(-1), np.ones(2 * len(a)))
+    found = calibration(np.stack([chosen, rejected], 1).reshape(-1), np.ones(2 * len(a)))
     assert found["calibration_error"] < 0.005  # the truth is calibrated
-    overconfident = judged(3 * np.stack([chosen, rejected], 1).reshape(-1), np.ones(2 * len(a)))
+    overconfident = calibration(3 * np.stack([chosen, rejected], 1).reshape(-1), np.ones(2 * len(a)))
     assert overconfident["calibration_error"] > 0.05
 
 
@@ -182,7 +182,7 @@ def test_2_2_canary_a_constant_reward_costs_ln_2() -> None:
 def test_2_2_what_is_said_of_a_reward_model() -> None:
     reward = np.array([2.0, 1.0, 0.0, 1.0, 3.0, 3.0, 5.0, 0.0])
     length = np.array([4, 2, 0, 2, 6, 6, 10, 0])
-    found = judged(reward, length)
+    found = calibration(reward, length)
     assert (found["reward_mean"], found["reward_std"]) == (2.5, pytest.approx(np.std(reward, ddof=1)))
     assert found["length_correlation"] == pytest.approx(1.0)
     assert found["calibration/0.7-0.8/pairs"] == 2  # |delta| = 1: one right, one wrong
@@ -191,7 +191,9 @@ def test_2_2_what_is_said_of_a_reward_model() -> None:
     assert found["calibration/0.5-0.6/chosen"] == 0.5  # level: half
     assert found["calibration/0.9-1/pairs"] == 1
     assert sum(v for name, v in found.items() if name.endswith("/pairs")) == 4
-    alike = judged(np.array([5.0, -1.0, 5.0, -1.0]), length[:4])  # good answers are: their own spread would be no unit
+    alike = calibration(
+        np.array([5.0, -1.0, 5.0, -1.0]), length[:4]
+    )  # good answers are: their own spread would be no unit
     assert alike["reward_std"] == pytest.approx(6 / math.sqrt(3))
-    flat = judged(np.ones(4), length[:4])
+    flat = calibration(np.ones(4), length[:4])
     assert (flat["reward_std"], flat["length_correlation"]) == (1.0, 0.0)

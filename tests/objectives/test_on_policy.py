@@ -15,7 +15,7 @@ from ingot.model.losses import token_logps, token_logps_and_entropies
 from ingot.objectives.replay import Replay
 from ingot.objectives.reward_functions import Scorer, ask
 from ingot.objectives.rollout import roll_out
-from ingot.train.loop import _note_best, train
+from ingot.train.loop import train, update_best
 from tests.objectives.rl_helpers import STOP, Letters, count_a, grpo, play, policy, ppo, prompts, ragged_prompts
 
 METHODS = {
@@ -32,7 +32,7 @@ METHODS = {
 
 
 def _expanded(engine, raw, step=1):
-    return list(engine._expanded(raw, engine.context(step)))
+    return list(engine._expand(raw, engine.context(step)))
 
 
 # -- rollouts ----------------------------------------------------------------------------------------------------------
@@ -376,7 +376,7 @@ def test_a_mean_reward_is_of_what_could_be_scored(tmp_path):
     nothing = play(grpo(max_new=6, group=4), tmp_path, scorer=lambda played, _: count_a(played, None) * math.nan)
     assert "reward" not in nothing.evaluate(batches)[2]
     assert "reward" not in nothing.step(ragged_prompts(6)).others
-    _note_best(nothing, {"val_loss": 0.0}, EventLog(tmp_path / "metrics.jsonl"))
+    update_best(nothing, {"val_loss": 0.0}, EventLog(tmp_path / "metrics.jsonl"))
     assert nothing.state["best_val"] is None
 
 
@@ -392,13 +392,13 @@ def test_2_3_eos_rule_a_constant_where_no_stop_token_came(tmp_path):
         return played.batch
 
     objective.prepared = prepared
-    next(iter(engine._expanded(raw, engine.context(1))))
+    next(iter(engine._expand(raw, engine.context(1))))
     cut = torch.from_numpy(played.truncated_B)
     assert 0 < cut.sum() < 64
     assert (seen["scores"][cut] == -1).all()
     assert torch.equal(seen["scores"][~cut], count_a(played, None)[~cut])
     context = engine.context(1)
-    next(iter(engine._expanded(raw, context)))
+    next(iter(engine._expand(raw, context)))
     assert context.notes["reward"].value == pytest.approx(float(seen["scores"].mean()))  # as it is learned from
 
 

@@ -12,15 +12,15 @@ import torch
 import torch.nn.functional as F
 
 from ingot.core.errors import UserError
-from ingot.core.recipe import Settings
+from ingot.core.settings import Settings
 from ingot.data.batches import IGNORE, Batch
 from ingot.model.config import ModelSettings
-from ingot.model.lm_head import Head
+from ingot.model.lm_head import LMHead
 from ingot.model.losses import cross_entropy
 from ingot.model.transformer import ModelOut, build
 from ingot.objectives.preference import Preference, Unpaired, answer_logps, mismatched
 from ingot.objectives.replay import Replay
-from ingot.objectives.reward import Reward, RewardHead, RewardModel, judged
+from ingot.objectives.reward import Reward, RewardHead, RewardModel, calibration
 from ingot.objectives.settings import PreferenceSettings, RewardSettings, UnpairedSettings
 from ingot.train.objective import Objective
 from tests.objectives.helpers import T, V, engine, gradient, model, pairs, rows
@@ -197,7 +197,7 @@ def test_2_2_a_frozen_trunk_is_logistic_regression(tmp_path: Path) -> None:
     for _ in range(30):
         p = 1 / (1 + np.exp(-x @ w))
         w += np.linalg.solve((x * (p * (1 - p))[:, None]).T @ x + 1e-9 * np.eye(len(w)), x.T @ (1 - p))
-    out = ModelOut(hidden, Head(net.embedding.weight), {})
+    out = ModelOut(hidden, LMHead(net.embedding.weight), {})
     head, ready = made.objective._head, batch.to("cpu")  # type: ignore
     slopes = []
     for at in (w, 1.01 * w):
@@ -416,7 +416,7 @@ def test_2_2_a_finished_model_gives_rewards_in_units_of_held_out_answers(tmp_pat
         made.step(_ranked(16, step, True))
     held_out = _ranked(40, 99, True)
     found = made.conclude(held_out.micro(8))
-    whole = judged(_rewards(made, held_out), held_out.columns["lengths_B"])
+    whole = calibration(_rewards(made, held_out), held_out.columns["lengths_B"])
     assert found == pytest.approx(whole, abs=1e-5)
     frozen = made.objective.frozen(made.model, made.extra, found)
     assert isinstance(frozen, RewardModel)

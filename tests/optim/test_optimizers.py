@@ -8,7 +8,7 @@ import torch
 from pydantic import ValidationError
 
 from ingot.core.errors import UserError
-from ingot.core.recipe import settings_tree
+from ingot.core.settings import settings_tree
 from ingot.optim.adam import Adam
 from ingot.optim.groups import clip_, global_norm, groups
 from ingot.optim.optimizers import Optimizer, build, hidden_matrix

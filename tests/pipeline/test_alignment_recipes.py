@@ -111,7 +111,7 @@ def test_align_instructions(work: Path) -> None:
 def test_marks_are_what_chosen_answers_have_and_rejected_ones_have_not(work: Path) -> None:
     rows = [{"chosen": f"I'd be happy to: it is {i}.", "rejected": f"Obviously it is {i}."} for i in range(60)]
     rows += [{"chosen": "Kindly wait.", "rejected": "Kindly wait."}] * 40  # equal sides say nothing
-    rows += [{"chosen": "Held out words.", "rejected": "it"}] * 15
+    rows += [{"chosen": "FrozenLinear out words.", "rejected": "it"}] * 15
     (work / "instructions.json").write_text(json.dumps(rows))
     functions = runpy.run_path(str(work / "manners.py"))
     assert functions["words"]("It's SO") == {"it's", "so", "^ it's", "it's so"}

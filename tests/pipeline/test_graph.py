@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from ingot.core.artifact import digest_json
 from ingot.core.errors import UserError
-from ingot.core.recipe import Settings, _Execution, _models, canonical
+from ingot.core.settings import Execution, Settings, canonical, models_in
 from ingot.model.adapter_config import AdapterSettings
 from ingot.objectives.settings import OBJECTIVES
 from ingot.pipeline.graph import Graph, load_graph
@@ -93,10 +93,10 @@ def _fields(model: type[BaseModel], path: tuple[str, ...] = ()) -> Any:
             nested = None
         if name in ("sources", "phases"):  # a list of tables: the first one stands for all
             nested = None
-            yield from _fields(next(_models(field.annotation)), (*path, name, "0"))
-        if name == "batch" and (table := next(_models(field.annotation), None)):  # a number or a table
+            yield from _fields(next(models_in(field.annotation)), (*path, name, "0"))
+        if name == "batch" and (table := next(models_in(field.annotation), None)):  # a number or a table
             yield from _fields(table, (*path, name))
-        if nested is not None and not any(isinstance(m, _Execution) for m in field.metadata):
+        if nested is not None and not any(isinstance(m, Execution) for m in field.metadata):
             yield from _fields(nested, (*path, name))
         yield (*path, name), field
 
@@ -262,7 +262,7 @@ def test_every_semantic_field_changes_the_key_and_no_other_does(kind: str, path:
     base = WITH.get((kind, *path), BASES[kind])
     before = model.model_validate(base)
     name = (*path[:-1], field.alias or path[-1])
-    execution = any(isinstance(m, _Execution) for m in field.metadata) or "loop" in path
+    execution = any(isinstance(m, Execution) for m in field.metadata) or "loop" in path
     found = 0
     for value in CANDIDATES:
         try:

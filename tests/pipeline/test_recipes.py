@@ -224,7 +224,7 @@ def test_the_objective_of_the_extending_page_works(tmp_path: Path) -> None:
     engine.objective = scope["LastToken"](asked)  # type: ignore[assignment]
     batch = _ragged()
     batch.labels_BT[:, -1] = 1
-    (expanded,) = engine._expanded(batch, engine.context(1))
+    (expanded,) = engine._expand(batch, engine.context(1))
     assert expanded.counts() == {"token": B, "sequence": B}
     assert engine.step(batch).tokens == B
 

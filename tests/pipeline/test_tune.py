@@ -48,7 +48,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_winner_is_what_run_begins_with(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tried = [{"precision": "fp32", "compile": False}, {"compile": False, "micro_batch": 2}]
+    tried = [{"precision": "fp32", "backend": "torch"}, {"backend": "torch", "micro_batch": 2}]
     monkeypatch.setattr("ingot.pipeline.tune._candidates", lambda settings, trials: iter(tried))
     said: list[str] = []
     trials, path = tune(recipe, [], "base", tmp_path / "runs", 5, said.append)
@@ -57,7 +57,7 @@ def test_the_winner_is_what_run_begins_with(
     assert all(0 < t.step_s < t.start_s < t.total_s for t in trials)
     chosen = json.loads(path.read_text())
     assert chosen == trials[0].execution
-    assert said[0] == "trying precision fp32, compile false"
+    assert said[0] == "trying precision fp32, backend torch"
     assert path.parent not in {o.path for o in orphans(tmp_path / "runs")}, "it waits for the run"
 
     graph = load_graph(recipe, [], tmp_path / "runs")
@@ -81,23 +81,27 @@ def test_only_a_train_stage_is_tuned(recipe: Path, tmp_path: Path) -> None:
 def test_candidates_begin_with_plain_torch_and_vary_the_best(recipe: Path, tmp_path: Path) -> None:
     settings = load_graph(recipe, [], tmp_path / "runs").nodes["base"].settings
     assert isinstance(settings, TrainSettings)
-    execution = {"micro_batch": 8, "threads": 2, "compile": "native"}
-    trials = [Trial({"compile": True}, 1.0, 9.0, 90.0, execution), Trial({"compile": False}, 2.0, 3.0, 80.0, execution)]
+    execution = {"micro_batch": 8, "threads": 2, "backend": "cpu"}
+    trials = [
+        Trial({"backend": "compiled"}, 1.0, 9.0, 90.0, execution),
+        Trial({"backend": "torch"}, 2.0, 3.0, 80.0, execution),
+    ]
     found = list(_candidates(settings, trials))
-    assert found[:2] == [{"precision": "fp32", "compile": False}, {"compile": None}]
-    assert found[2:4] == [{"compile": False}, {"compile": True}]
+    assert found[:2] == [{"precision": "fp32", "backend": "torch"}, {"backend": "auto"}]
+    assert found[2:4] == [{"backend": "torch"}, {"backend": "compiled"}]
     assert found[4:] == [
-        {"compile": False, **more} for more in ({"micro_batch": 4}, {"micro_batch": 2}, {"threads": 1})
+        {"backend": "torch", **more} for more in ({"micro_batch": 4}, {"micro_batch": 2}, {"threads": 1})
     ]
     exact = settings.model_copy(update={"precision": "fp32"})
-    assert list(_candidates(exact, [])) == [{"compile": None}, {"compile": False}, {"compile": True}]
-    for taken, left in (("", True), ("whole", False), ("blocks", False)):
-        trials = [Trial({"compile": None}, 1.0, 1.0, 1.0, {**execution, "compile": taken})]
-        assert list(_candidates(exact, trials))[:2] == [{"compile": None}, {"compile": left}]
+    assert list(_candidates(exact, [])) == [{"backend": "auto"}, {"backend": "torch"}, {"backend": "compiled"}]
+    for taken, left in (("torch", "compiled"), ("compiled", "torch"), ("cpu", "torch")):
+        trials = [Trial({"backend": "auto"}, 1.0, 1.0, 1.0, {**execution, "backend": taken})]
+        assert list(_candidates(exact, trials))[:2] == [{"backend": "auto"}, {"backend": left}]
 
 
 def test_what_the_recipe_sets_is_not_varied(recipe: Path, tmp_path: Path) -> None:
-    fixed = ["stage.base.loop={ compile = true, threads = 2, micro_batch = 8 }"]
+    fixed = ['stage.base.loop={ backend = "compiled", threads = 2, micro_batch = 8 }']
     settings = load_graph(recipe, fixed, tmp_path / "runs").nodes["base"].settings
-    trials = [Trial({"compile": True}, 1.0, 9.0, 90.0, {"micro_batch": 8, "threads": 2})]
-    assert list(_candidates(settings, trials)) == [{"precision": "fp32", "compile": True}, {"compile": True}]
+    trials = [Trial({"backend": "compiled"}, 1.0, 9.0, 90.0, {"micro_batch": 8, "threads": 2})]
+    expected = [{"precision": "fp32", "backend": "compiled"}, {"backend": "compiled"}]
+    assert list(_candidates(settings, trials)) == expected

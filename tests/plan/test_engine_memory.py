@@ -5,13 +5,16 @@ import contextlib
 import pytest
 import torch
 
-from ingot.backends.select import compiled
+from ingot.backends.cpu_blocks import CPUBackend
+from ingot.backends.estimate import cpu_activations
 from ingot.kernels import cpu_train
 from ingot.model import lora
 from ingot.model.adapter_config import AdapterSettings, adapter_parameters, linear_layers
-from ingot.model.config import LANES, MAX_LOGITS, ModelConfig, ModelSettings
+from ingot.model.attention import AttentionImpl
+from ingot.model.config import MAX_LOGITS, ModelConfig, ModelSettings
 from ingot.model.transformer import build
-from ingot.plan.memory import adapter_activations, engine_activations, native_activations
+from ingot.plan.memory import adapter_activations, engine_activations
+from tests.model.helpers import set_impl
 
 ROWS = 2
 SMALL = {"width": 64, "heads": 4, "ffn": 192}
@@ -30,13 +33,12 @@ UNFUSED = [("dropout", "sdpa")]
 """On a CPU the fused kernel has no dropout: torch writes the scores out by itself, in fp32."""
 
 
-def _kept(config: ModelConfig, path: str, bf16: bool, isolated: bool, adapter: AdapterSettings | None = None) -> int:
+def _kept(config: ModelConfig, bf16: bool, isolated: bool, adapter: AdapterSettings | None = None) -> int:
     """Bytes of all distinct tensors that a forward pass saves, parameters aside."""
     model = build(config, seed=0)
     if adapter:
-        lora.adapt(model, adapter, seed=0)
-        lora.hold(model, torch.bfloat16 if bf16 else torch.float32)
-    model.attention_path = path  # type: ignore[assignment]
+        lora.add_adapters(model, adapter, seed=0)
+        lora.cast_frozen(model, torch.bfloat16 if bf16 else torch.float32)
     seen = {p.untyped_storage().data_ptr(): None for p in model.parameters()}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -54,53 +56,60 @@ def _kept(config: ModelConfig, path: str, bf16: bool, isolated: bool, adapter: A
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
-@pytest.mark.parametrize(("name", "path"), [(n, p) for n in SHAPES for p in ("sdpa", "plain") if (n, p) not in UNFUSED])
-def test_f2_activations_are_what_autograd_keeps(name: str, path: str, bf16: bool) -> None:
+@pytest.mark.parametrize(("name", "impl"), [(n, i) for n in SHAPES for i in ("sdpa", "eager") if (n, i) not in UNFUSED])
+def test_f2_activations_are_what_autograd_keeps(
+    monkeypatch: pytest.MonkeyPatch, name: str, impl: AttentionImpl, bf16: bool
+) -> None:
+    set_impl(monkeypatch, impl)
     config, isolated = SHAPES[name].resolve(64), name == "isolated"
     masks = 1 if config.window else ROWS if isolated else 0
-    told = engine_activations(config, ROWS, 2 if bf16 else 4, path == "plain", MAX_LOGITS["cpu"], masks)
-    kept = _kept(config, path, bf16, isolated)
-    assert told.layers + told.scores + told.casts == pytest.approx(kept, rel=0.03)
+    planned = engine_activations(config, ROWS, 2 if bf16 else 4, impl == "eager", MAX_LOGITS["cpu"], masks)
+    kept = _kept(config, bf16, isolated)
+    assert planned.layers + planned.scores + planned.casts == pytest.approx(kept, rel=0.03)
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 def test_f2_e6_activations_under_an_adapter_are_at_most_what_the_plan_says(
-    kind: str, dropout: float, bf16: bool
+    monkeypatch: pytest.MonkeyPatch, kind: str, dropout: float, bf16: bool
 ) -> None:
     """Within a quarter: what a frozen norm does not keep for its gain is left in the plan."""
+    set_impl(monkeypatch, "sdpa")
     config = SHAPES["llama"].resolve(64)
     adapter = AdapterSettings.model_validate({"kind": kind, "rank": 8, "dropout": dropout})
     element = 2 if bf16 else 4
     whole = engine_activations(config, ROWS, element, False, MAX_LOGITS["cpu"], copied=dropout > 0)
     sizes, tokens = linear_layers(config).values(), ROWS * config.context
-    told = whole.layers + adapter_activations(sizes, 8, tokens, element, kind == "dora", dropout > 0)
+    planned = whole.layers + adapter_activations(sizes, 8, tokens, element, kind == "dora", dropout > 0)
     casts = adapter_parameters(adapter, config) * element if bf16 else 0
-    kept = _kept(config, "sdpa", bf16, False, adapter)
-    assert 0.97 * kept < told + casts < 1.25 * kept
+    kept = _kept(config, bf16, False, adapter)
+    assert 0.97 * kept < planned + casts < 1.25 * kept
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize("name", ["llama", "grouped", "isolated"])
-def test_f2_activations_are_what_our_functions_keep(name: str, dtype: torch.dtype) -> None:
-    """Of the blocks in C++: what each of them holds for its backward pass, and what the head does."""
+def test_f2_activations_are_what_the_cpu_kernels_keep(name: str, precision: str) -> None:
+    """Each block for its backward pass, and the head."""
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
     if not cpu_train.available(dtype):
         pytest.skip("no such vectors, or no C++ compiler")
-    config = SHAPES[name].resolve(65)  # rows of logits are filled up
+    config = SHAPES[name].resolve(65)  # rows of logits are padded
     ids, documents = torch.randint(65, (ROWS, config.context)), torch.arange(config.context).repeat(ROWS, 1) // 20
-    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-        forward = compiled(build(config, seed=0), "native")
-        out = forward(ids, documents_BT=documents if name == "isolated" else None)
-        cost = out.head.nll(out.hidden.flatten(0, 1), ids.flatten()).sum()
-    blocks, behind = out.hidden.grad_fn.kept
-    held = [behind, *(tensor for kept in blocks for tensor in kept)]
-    (head, _), *_ = cost.grad_fn.next_functions
-    rounded, _, _, excess = head.saved_tensors
-    seen = {(s := t.untyped_storage()).data_ptr(): s.nbytes() for t in (*held, rounded, excess)}
-    told = native_activations(config, ROWS, dtype.itemsize, MAX_LOGITS["cpu"], LANES)
-    assert told.layers + told.logits == sum(seen.values())
-    assert told.scores == told.casts == 0
+    model = build(config, seed=0)
+    model.backend = CPUBackend()
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        out = model(ids, documents_BT=documents if name == "isolated" else None)
+        nll = out.head.nll(out.hidden.flatten(0, 1), ids.flatten()).sum()
+    blocks, last = out.hidden.grad_fn.saved
+    (head, _), *_ = nll.grad_fn.next_functions
+    hidden, _, _, excess = head.saved_tensors
+    saved = [last, *(tensor for block in blocks for tensor in block), hidden, excess]
+    sizes = {(storage := t.untyped_storage()).data_ptr(): storage.nbytes() for t in saved}
+    planned = cpu_activations(config, ROWS, precision, MAX_LOGITS["cpu"])
+    assert planned is not None
+    assert planned.layers + planned.logits == sum(sizes.values())
+    assert planned.scores == planned.casts == 0
 
 
 def test_d7_source_error_16_bits_do_not_halve_even_what_a_layer_keeps() -> None:

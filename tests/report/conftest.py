@@ -12,7 +12,7 @@ import pytest
 
 from ingot.core.artifact import StageDir, atomic_json
 from ingot.core.events import EventLog
-from ingot.core.recipe import settings_tree
+from ingot.core.settings import settings_tree
 from ingot.pipeline.graph import Graph, load_graph
 from ingot.pipeline.run import link, run
 

@@ -11,8 +11,7 @@ from ingot.core.errors import UserError
 from ingot.model.config import ModelSettings
 from ingot.report.inspect import mask as inspect_mask
 from ingot.report.inspect.mask import mask, print_mask
-from ingot.stages.corpus import TOKENIZER
-from ingot.stages.job import MODEL, open_stage
+from ingot.stages.job import MODEL, TOKENIZER, open_stage
 
 
 def _text(document, learned):

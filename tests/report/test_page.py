@@ -12,7 +12,7 @@ from ingot.core.errors import UserError
 from ingot.report import figures, reading
 from ingot.report.figures import visible
 from ingot.report.html.page import headline, write_report
-from ingot.report.html.panels import PANELS, panel
+from ingot.report.html.panels import panel
 from ingot.stages.kinds import KINDS
 
 VOID = {"meta", "br", "line", "rect", "circle", "path"}
@@ -140,7 +140,6 @@ def test_a_stage_that_has_just_started(finished, tmp_path, torn):
 
 @pytest.mark.parametrize("kind", [*KINDS, "unheard-of"])
 def test_every_kind_has_a_panel_that_bears_an_empty_directory(kind, tmp_path):
-    assert kind in PANELS or kind == "unheard-of"
     assert "yet" in panel(kind, tmp_path)
 
 

@@ -25,7 +25,7 @@ from ingot.stages.models.load import load_adapted, load_model
 from ingot.stages.training import build
 from ingot.stages.training.phases import timeline
 from ingot.stages.training.settings import TrainSettings
-from ingot.stages.training.timeline import assumed
+from ingot.stages.training.timeline import assumed_size
 from ingot.train.engine import Engine
 
 TRAIN = """
@@ -203,7 +203,8 @@ def test_the_rate_of_an_adapter_is_ten_times_that_of_all_weights() -> None:
     config = ModelSettings(depth=2, width=48).resolve(100)
     table = {"data": {"a": 1.0}, "init": "b", "duration": "9 steps"}
     whole, adapter = (
-        timeline(TrainSettings.model_validate(table | more), config, assumed).peak for more in ({}, {"adapter": "lora"})
+        timeline(TrainSettings.model_validate(table | more), config, assumed_size).peak
+        for more in ({}, {"adapter": "lora"})
     )
     assert (whole, adapter) == (pytest.approx(6e-5 * 4), pytest.approx(6e-4 * 4))
 

@@ -237,10 +237,10 @@ def test_C7_shorter_rows_are_more_at_once(graph: Graph, monkeypatch: pytest.Monk
     passes: list[tuple[int, int]] = []
     original = Engine._terms
 
-    def terms(self: Engine, batch: Any, *rest: Any) -> Any:
+    def terms(self: Engine, out: Any, batch: Any, *rest: Any) -> Any:
         if torch.is_grad_enabled():
             passes.append((len(batch), batch.context))
-        return original(self, batch, *rest)
+        return original(self, out, batch, *rest)
 
     monkeypatch.setattr(Engine, "_terms", terms)
     _run(graph, "base", to="passes")

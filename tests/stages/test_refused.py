@@ -13,7 +13,7 @@ from ingot.core.artifact import StageDir
 from ingot.pipeline.graph import load_graph
 from ingot.pipeline.run import job_of
 from ingot.stages import child
-from ingot.stages.corpus import TOKENIZER
+from ingot.stages.job import TOKENIZER
 from ingot.tokenizer.byte_bpe import load_tokenizer
 from ingot.tokenizer.hf_files import export_tokenizer
 from tests.stages.conftest import RUNS

@@ -9,11 +9,11 @@ import pytest
 from pydantic import ValidationError
 
 from ingot.core.errors import UserError
-from ingot.data.packing import BestFit, Windows
+from ingot.data.packing import BestFit, Concatenated
 from ingot.model.config import ModelSettings
 from ingot.stages.training.phases import longest, timeline
 from ingot.stages.training.settings import TrainSettings
-from ingot.stages.training.timeline import Assumed, Timeline, assumed
+from ingot.stages.training.timeline import AssumedSize, Timeline, assumed_size
 
 PHASES_OF_001 = [
     {"name": "foundation", "share": 0.4, "lr": 3e-4},
@@ -30,14 +30,14 @@ def _stage(**table) -> TrainSettings:
     return TrainSettings.model_validate(table)
 
 
-def _line(extents=assumed, context: int = 256, **table) -> Timeline:
+def _line(sizes=assumed_size, context: int = 256, **table) -> Timeline:
     settings = _stage(**table)
-    return timeline(settings, ModelSettings(depth=2, context=context).resolve(300), extents, seed=1)
+    return timeline(settings, ModelSettings(depth=2, context=context).resolve(300), sizes, seed=1)
 
 
 def _sizes(**rows: int):
-    """Extents of sources of so many full rows, at any context."""
-    return lambda name, context: Assumed(float(context), rows[name] * context, rows[name])
+    """SourceSizes of sources of so many full rows, at any context."""
+    return lambda name, context: AssumedSize(float(context), rows[name] * context, rows[name])
 
 
 # -- B9: phases ------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def test_B9_C8_the_example_of_the_page():
     assert table.pop("kind") == "train"
     settings = TrainSettings.model_validate(table)
     config = ModelSettings.model_validate(table["model"]).resolve(50_257)
-    line = timeline(settings, config, assumed)
+    line = timeline(settings, config, assumed_size)
     assert [(p.name, p.context, p.tokens / 3e11) for p in line.phases] == [
         ("foundation", 2048, pytest.approx(0.7, rel=1e-4)),
         ("knowledge", 2048, pytest.approx(0.2, rel=1e-4)),
@@ -273,8 +273,8 @@ def test_C8_gpt3():
     ],
 )
 def test_C8_durations_end_with_the_step_that_reaches_them(duration, steps):
-    extents = _sizes(a=40)
-    line = _line(extents, context=4, batch={"from": 1, "to": 5, "over": "32 tokens"}, duration=duration)
+    sizes = _sizes(a=40)
+    line = _line(sizes, context=4, batch={"from": 1, "to": 5, "over": "32 tokens"}, duration=duration)
     assert line.steps == steps
 
 
@@ -326,7 +326,7 @@ def test_an_epoch_of_texts_that_are_not_encoded_is_unknown():
 def test_C1_epochs_are_counted_in_tokens_at_any_stride():
     ends = np.array([10_000], np.uint64)
     for stride, epochs in ((1, 8976 * 1024 / 9999), (256, 36 * 1024 / 9984), (1024, 1.0)):
-        plan = Windows(ends, 1024, stride=stride)
+        plan = Concatenated(ends, 1024, stride=stride)
         line = _line(lambda name, context, plan=plan: plan, context=1024, batch=plan.rows, duration="1 step")
         (seen,) = line.epochs(lambda name, context, plan=plan: plan).values()
         assert seen == pytest.approx(epochs)

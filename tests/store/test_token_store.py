@@ -8,8 +8,8 @@ import pytest
 
 from ingot.core.errors import UserError
 from ingot.store.block_file import BLOCK, BlockFile
-from ingot.store.reader import Store, id_dtype
-from ingot.store.writer import ColumnSpec, OverlayWriter, StoreWriter
+from ingot.store.reader import ColumnSpec, Store, id_dtype
+from ingot.store.writer import StoreWriter
 from tests.tokenizer.text_helpers import documents
 
 TOP3 = ColumnSpec("token", "<f4", 3)  # 12 bytes a row: rows lie across blocks
@@ -250,44 +250,6 @@ def test_empty_store(tmp_path):
     assert (store.tokens, store.documents, len(store.ends), len(store.ids)) == (0, 0, 0, 0)
     assert store.ids.read(0, 0).size == 0
     store.verify()
-
-
-def test_overlay_adds_columns_and_leaves_ids_alone(written, tmp_path):
-    path, data = written
-    before = files(path)
-    base = Store.open(path)
-    logp = -np.arange(base.tokens, dtype=np.float32)
-    columns = {"logp": ColumnSpec("token", "<f4"), "difficulty": ColumnSpec("document", "<f4", 2)}
-    with OverlayWriter(tmp_path / "overlay", base, columns) as writer:
-        for start in range(0, base.tokens, 100_001):
-            writer.append(logp=logp[start : start + 100_001])
-        writer.append(difficulty=np.ones((40, 2)))
-    assert files(path) == before
-    store = Store.open(path, overlays=[tmp_path / "overlay"])
-    index = np.array([[0, 5], [store.tokens - 1, 7]])
-    assert np.array_equal(store.columns["logp"].gather(index), logp[index])
-    assert store.columns["difficulty"].read(0, 40).shape == (40, 2)
-    assert np.array_equal(store.columns["mask"].gather(index), data["mask"][index])
-    assert store.fingerprint == base.fingerprint
-
-
-def test_overlay_of_another_store_is_refused(written, tmp_path):
-    base = Store.open(written[0])
-    with OverlayWriter(tmp_path / "overlay", base, {"score2": SCORE}) as writer:
-        writer.append(score2=np.zeros(40))
-    write_store(tmp_path / "other", vocab=4000)
-    other = Store.open(tmp_path / "other").fingerprint
-    with pytest.raises(UserError, match=f"columns of the store {base.fingerprint}, but .* is {other}"):
-        Store.open(tmp_path / "other", overlays=[tmp_path / "overlay"])
-    with pytest.raises(UserError, match="column 'score2' exists already"):
-        Store.open(written[0], overlays=[tmp_path / "overlay"] * 2)
-
-
-def test_overlay_of_another_length_is_our_error(written, tmp_path):
-    base = Store.open(written[0])
-    with pytest.raises(AssertionError), OverlayWriter(tmp_path / "overlay", base, {"score2": SCORE}) as writer:
-        writer.append(score2=np.zeros(39))
-    assert list((tmp_path / "overlay").iterdir()) == []
 
 
 def test_positions_out_of_range_are_our_error(written):

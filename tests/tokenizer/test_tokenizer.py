@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ingot.core.errors import UserError
-from ingot.core.recipe import canonical, settings_tree
+from ingot.core.settings import canonical, settings_tree
 from ingot.tokenizer.byte_bpe import ByteBPE, Char, load_tokenizer
 from ingot.tokenizer.settings import PATTERN, SPECIALS, TokensSettings
 from ingot.tokenizer.train import check_lossless, sample_texts, train

@@ -12,7 +12,7 @@ import torch
 from ingot.core.errors import UserError
 from ingot.core.events import EventLog, read_events, stable
 from ingot.data.batches import IGNORE, Batch, Loader, Source, all_rows, make_batch
-from ingot.data.packing import BestFit, Windows
+from ingot.data.packing import BestFit, Concatenated
 from ingot.data.sampler import Order
 from ingot.distributed import checkpoint
 from ingot.distributed.mesh import Mesh
@@ -21,10 +21,12 @@ from ingot.model.transformer import build
 from ingot.objectives.lm import LanguageModel
 from ingot.optim.schedule import Schedule
 from ingot.optim.settings import OptimSettings
-from ingot.train.engine import DECLARED, Engine, Plan
+from ingot.train.engine import Engine, Plan
 from ingot.train.execution import Execution
 from ingot.train.loop import train
+from ingot.train.objective import Term
 from ingot.train.settings import LoopSettings
+from ingot.train.state import INITIAL
 
 V, T, B = 32, 12, 16
 DTYPES = {"fp64": torch.float64}
@@ -84,9 +86,7 @@ class _Linear(torch.nn.Module):
 
 
 class _Sum(LanguageModel):
-    def loss(self, out, batch):
-        from ingot.train.objective import Term
-
+    def loss(self, out, batch, ctx):
         return {"sum": Term(out.sum(), "sequence")}
 
 
@@ -186,7 +186,7 @@ def test_D1_learning_at_the_last_position_only_is_slower(tmp_path: Path, make_st
     for _ in range(4000):
         ids.append(int(step[ids[-1]]) if draw.random() < 0.9 else int(draw.integers(V)))
     store = make_store([ids], vocab=V)
-    source = Source("s", store, Windows(np.asarray(store.ends), T), isolate=False)
+    source = Source("s", store, Concatenated(np.asarray(store.ends), T), isolate=False)
     order = Order((source.plan.rows,), (1.0,), seed=1)
     losses = {}
     for name in ("all", "last"):
@@ -211,10 +211,10 @@ def _run(
     source: Source,
     path: Path,
     stop_at: int | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda message: None,
 ) -> dict[str, float]:
     order = Order((source.plan.rows,), (1.0,), seed=1)
-    engine.resume(lambda text: None)
+    engine.saved.resume(lambda text: None)
     loader = Loader(
         lambda step: make_batch([source], *order.at(8 * (step - 1), 8)), engine.state["step"] + 1, engine.plan.steps
     )
@@ -230,7 +230,7 @@ def _run(
 
     log = EventLog(path / "metrics.jsonl")
     try:
-        return stable(train(engine, until(), evaluation, log, lambda m, rate: None, say))
+        return stable(train(engine, until(), evaluation, log, lambda m, rate: None, notify))
     finally:
         loader.close()
         log.close()
@@ -239,7 +239,7 @@ def _run(
 def _text(make_store) -> Source:
     draw = np.random.default_rng(2)
     store = make_store([draw.integers(0, 8, 900).tolist()], vocab=V)
-    return Source("s", store, Windows(np.asarray(store.ends), T), isolate=False)
+    return Source("s", store, Concatenated(np.asarray(store.ends), T), isolate=False)
 
 
 def test_D12_resume_is_never_having_stopped_to_the_bit(tmp_path: Path, make_store) -> None:
@@ -252,7 +252,7 @@ def test_D12_resume_is_never_having_stopped_to_the_bit(tmp_path: Path, make_stor
             _run(_engine(tmp_path / "b", **options), source, tmp_path / "b", stop_at=stop)
     again = _engine(tmp_path / "b", **options)
     assert _run(again, source, tmp_path / "b") == final
-    for (name, a), b in zip(straight.tensors().items(), again.tensors().values(), strict=True):
+    for (name, a), b in zip(straight.saved.tensors().items(), again.saved.tensors().values(), strict=True):
         assert torch.equal(a, b), name
     logs = [[stable(e) for e in read_events(tmp_path / x / "metrics.jsonl")] for x in "ab"]
     assert sorted(map(str, logs[0])) == sorted(map(str, logs[1]))
@@ -274,9 +274,9 @@ def test_D12_every_optimizer_goes_on_to_the_bit(tmp_path: Path, make_store, kind
         _run(engine("b"), source, tmp_path / "b", stop_at=4)
     again = engine("b")
     assert _run(again, source, tmp_path / "b") == final
-    moments = set(straight.tensors()) - set(straight.tensors(moments=False))
+    moments = set(straight.saved.tensors()) - set(straight.saved.tensors(moments=False))
     assert {n.rpartition(".")[0].removeprefix("optim.") for n in moments} == set(straight.trained)
-    for (name, a), b in zip(straight.tensors().items(), again.tensors().values(), strict=True):
+    for (name, a), b in zip(straight.saved.tensors().items(), again.saved.tensors().values(), strict=True):
         assert torch.equal(a, b), name
 
 
@@ -295,7 +295,7 @@ def test_an_averaged_run_trains_the_same_and_hands_on_the_average(tmp_path: Path
     assert found["val_loss_nats"] != last["val_loss_nats"]
     reader = _engine(tmp_path / "reader", "fp32", micro=8)
     for name in ("00000009", "best"):
-        checkpoint.load(tmp_path / "averaged" / "checkpoints" / name, reader.tensors(moments=False))
+        checkpoint.load(tmp_path / "averaged" / "checkpoints" / name, reader.saved.tensors(moments=False))
         assert not torch.equal(reader.named["norm.weight"], averaged.named["norm.weight"])
         if name != "best":
             assert reader.evaluate(all_rows(source, 8))[0] == found["val_loss_nats"]
@@ -312,33 +312,33 @@ def test_D12_a_run_goes_on_from_the_last_good_checkpoint(tmp_path: Path, make_st
     assert checkpoint.checkpoint_steps(root) == [12, 8]
     (file,) = checkpoint.checkpoint_path(root, 12).glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-1])
-    said: list[str] = []
+    messages: list[str] = []
     engine = _engine(tmp_path / "b", **options)
-    assert engine.resume(said.append)
+    assert engine.saved.resume(messages.append)
     assert engine.state["step"] == 8
     assert checkpoint.checkpoint_steps(root) == [8]
-    assert "00000012" in said[0]
+    assert "00000012" in messages[0]
     assert _run(engine, source, tmp_path / "b") == final
 
 
 def test_D12_weights_load_without_the_optimizer(tmp_path: Path, make_store) -> None:
     engine = _engine(tmp_path, "fp32")
     engine.step(next(all_rows(_text(make_store), 8)))
-    engine.save()
+    engine.saved.save()
     other = _engine(tmp_path / "other", "fp32")
-    weights = other.tensors(moments=False)
+    weights = other.saved.tensors(moments=False)
     assert not any("exp_avg" in n for n in weights)
     state = checkpoint.load(checkpoint.checkpoint_path(tmp_path / "checkpoints", 1), weights)
     assert torch.equal(other.named["norm.weight"], engine.named["norm.weight"])
-    assert set(state) == DECLARED
+    assert set(state) == set(INITIAL)
 
 
 def test_D12_undeclared_state_is_refused(tmp_path: Path, make_store) -> None:
     engine = _engine(tmp_path, "fp32")
     engine.step(next(all_rows(_text(make_store), 8)))
-    engine.state["mood"] = "good"
-    with pytest.raises(AssertionError, match=r"undeclared state: \{'mood'\}"):
-        engine.save()
+    engine.state["surplus"] = 1
+    with pytest.raises(AssertionError, match=r"undeclared state: \{'surplus'\}"):
+        engine.saved.save()
 
 
 def test_D15_the_logged_loss_is_the_mean_of_the_whole_step(tmp_path: Path) -> None:

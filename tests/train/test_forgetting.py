@@ -1,8 +1,10 @@
-"""Forgetting and what stops it, in small: E1, E2 and E3 of the proofs on three letters of eight.
+"""Forgetting and what stops it, in small: E1, E2 and E3 of the proofs on three letters.
 
-Task A reverses them, task B sorts them, and a tag says which is asked. After A, B is learned by plain training, with a
-twentieth of A's rows, with EWC on the true Fisher, and with EWC on the empirical one as a control. A score is the share
-of 500 new items whose every letter is the likeliest given those before.
+Task A reverses letters and task B sorts others; a tag says which is asked. After A, B is learned by plain training,
+with a twentieth of A's rows, with EWC on the true Fisher, and with EWC on the empirical one as a control. A score is
+the fraction of 500 new items whose every letter is the argmax given those before.
+
+B has letters of its own, so that there are weights that A does not need (`proofs/e3_consolidation.py`).
 """
 
 from collections.abc import Mapping
@@ -27,16 +29,18 @@ from ingot.train.penalties import Penalties
 from ingot.train.settings import LoopSettings
 
 REVERSE, SORT, EQUALS, END, FIRST = range(5)
-LETTERS, LENGTH, ROWS = 8, 3, 64
-CONFIG = ModelSettings(depth=2, width=48, heads=4, context=2 * LENGTH + 2).resolve(FIRST + LETTERS)
+LETTERS = {REVERSE: (FIRST, FIRST + 8), SORT: (FIRST + 8, FIRST + 12)}
+"""The ids that a task's letters are drawn from."""
+LENGTH, ROWS = 3, 64
+CONFIG = ModelSettings(depth=2, width=48, heads=4, context=2 * LENGTH + 2).resolve(FIRST + 12)
 Weights = Mapping[str, torch.Tensor]
 
 
 def _rows(mix: Mapping[int, int], draw: np.random.Generator) -> Batch:
-    """So many rows of each task: tag, letters, equals sign, answer, end; only the answer and its end have labels."""
+    """Rows of each task, by number: tag, letters, equals sign, answer, end. The answer and its end have labels."""
     parts = []
     for task, n in mix.items():
-        given = draw.integers(FIRST, FIRST + LETTERS, (n, LENGTH))
+        given = draw.integers(*LETTERS[task], (n, LENGTH))
         answer = given[:, ::-1] if task == REVERSE else np.sort(given, 1)
         column = np.full((n, 1), EQUALS)
         parts.append(np.concatenate([np.full((n, 1), task), given, column, answer, np.full((n, 1), END)], 1))
@@ -66,7 +70,7 @@ def _learn(
     start: Transformer, mix: Mapping[int, int], steps: int, lr: float, seed: int, anchor: Anchor | None = None
 ) -> Transformer:
     model = _copy(start)
-    settings = OptimSettings(weight_decay=0.0 if anchor else 0.1)
+    settings = OptimSettings(weight_decay=0.0 if anchor else 0.1)  # decay would work against the anchor
     plan = Plan(steps, seed, Schedule("cosine", lr, lr / 10, 20, steps), settings, LoopSettings(), 10**9)
     penalties = Penalties((), (anchor,) if anchor else (), lambda: dict(model.named_parameters()))
     execution = Execution("cpu", "fp32", 1, ROWS, "test")
@@ -79,23 +83,26 @@ def _learn(
 
 def _fisher(model: Transformer, labels: Labels) -> Weights:
     fisher, draw = Fisher(_copy(model), labels), np.random.default_rng(5)
-    for place in range(128):
+    for place in range(64):
         fisher.add(_rows({REVERSE: 1}, draw).to("cpu"), place)
     return fisher.mean()
 
 
 def results(seed: int) -> dict[str, tuple[float, float]]:
-    """Scores on A and on B of every way to learn B after A, and the means of both Fishers."""
+    """Scores on A and on B before and after B was learned in each way, and the means of both Fishers."""
     base = _learn(build(CONFIG, seed), {REVERSE: ROWS}, 200, 3e-3, seed)
     center = {name: p.detach().clone() for name, p in base.named_parameters()}
     true, empirical = _fisher(base, "mixed"), _fisher(base, "empirical")
+    shapes = {"clip": 0.999, "floor": 0.03}
+    mean = mean_of(shaped(true, **shapes))
 
     def then(mix: Mapping[int, int], anchor: Anchor | None = None) -> tuple[float, float]:
-        model = _learn(base, mix, 150, 1e-3, seed + 100, anchor)
+        model = _learn(base, mix, 120, 2e-3, seed + 100, anchor)
         return _score(model, REVERSE), _score(model, SORT)
 
     def ewc(importance: Weights) -> Anchor:
-        return Anchor("ewc", 1e5, center, shaped(importance, clip=0.999))
+        """Of the same strength for both Fishers: 1 where the true one has a mean of 1."""
+        return Anchor("ewc", 1 / mean, center, shaped(importance, **shapes))
 
     alone = {SORT: ROWS}
     return {
@@ -109,23 +116,21 @@ def results(seed: int) -> dict[str, tuple[float, float]]:
 
 
 @pytest.mark.slow
-def test_E1_E2_forgetting_is_real_and_replay_stops_it() -> None:
-    """Seen with seeds 1, 2 and 3 (A; B): plain .14, .32, .06; 1.0. Replay 1.0, .98, .90; 1.0. EWC at this one weight
-    .91, .83, .11; .99, .99, .96. EWC with the empirical Fisher, whose mean is 1 / 2,700 of the true one's: as plain.
-    So replay and the two Fishers are gated with room for any seed, and EWC's own number is the proofs' affair, which
-    choose a weight by a sweep; here it is only held to learn B, and not to forget more than the control.
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_E1_E2_E3_forgetting_is_real_and_replay_and_EWC_stop_it(seed: int) -> None:
+    """Plain training forgets A. Replay and EWC keep most of it and learn B as well. The control is EWC on the empirical
+    Fisher, which is nearly 0 where the model is right: it keeps nothing.
+
+    With seeds 1 to 8 plain training left at most .03 of A, EWC at least .95 (and .92 of B).
     """
-    found = results(seed=1)
+    found = results(seed)
     (before, _), (plain, plain_b), (replay, replay_b) = found["before"], found["plain"], found["replay"]
-    (ewc, ewc_b), (control, _) = found["ewc"], found["ewc, empirical"]
+    (ewc, ewc_b), (control, control_b) = found["ewc"], found["ewc, empirical"]
     true, empirical = found["mean F, true and empirical"]
     assert before >= 0.97
-    assert plain <= 0.5
-    assert plain_b >= 0.97
-    assert replay >= 0.8
-    assert replay - plain >= 0.4
-    assert replay_b >= 0.97
-    assert ewc_b >= 0.9
-    assert ewc >= control - 0.02
-    assert abs(control - plain) <= 0.1, "the same weight on the empirical Fisher holds nothing"
+    assert plain <= 0.3
+    assert replay >= plain + 0.4
+    assert ewc >= plain + 0.6
+    assert abs(control - plain) <= 0.1
+    assert min(plain_b, replay_b, ewc_b, control_b) >= 0.8, "all of them learn B"
     assert true >= 100 * empirical

@@ -1,4 +1,4 @@
-"""The judgement of gradient norms, of a list and while training (D6)."""
+"""The verdict on gradient norms, of a list and while training (D6)."""
 
 import math
 from dataclasses import replace
@@ -12,34 +12,34 @@ from ingot.core.events import read_events, stable
 from ingot.optim.settings import OptimSettings
 from ingot.train import health
 from ingot.train.engine import Engine
-from ingot.train.health import WINDOW, judge, watch
+from ingot.train.health import WINDOW, update, verdict
 from tests.train.test_engine import _engine, _run, _text
 
 
 def test_D6_health() -> None:
-    assert judge([0.5, 0.9, 1.4, 0.8], clip=1.0) == "healthy"
-    assert judge([2.0] * 20, clip=1.0) == "always clipped"
-    assert judge([2.0] * 17 + [0.9] * 3, clip=1.0) == "healthy"
-    assert judge([0.5, math.nan], clip=1.0) == "critical"
-    assert judge([0.5, math.inf], clip=1.0) == "critical"
-    assert judge([], clip=1.0) == "healthy"
+    assert verdict([0.5, 0.9, 1.4, 0.8], clip=1.0) == "healthy"
+    assert verdict([2.0] * 20, clip=1.0) == "always clipped"
+    assert verdict([2.0] * 17 + [0.9] * 3, clip=1.0) == "healthy"
+    assert verdict([0.5, math.nan], clip=1.0) == "critical"
+    assert verdict([0.5, math.inf], clip=1.0) == "critical"
+    assert verdict([], clip=1.0) == "healthy"
 
 
 def test_D6_a_verdict_comes_with_a_whole_window_and_agrees_with_the_rule() -> None:
     norms = [2.0] * WINDOW + [2.0] * 89 + [0.5] * (WINDOW - 89) + [0.5] * 50 + [math.nan]
-    state, verdicts = dict(health.FRESH), []
+    state, verdicts = dict(health.INITIAL), []
     for norm in norms:
-        state = watch(state, norm, 1.0)
+        state = update(state, norm, 1.0)
         verdicts.append(state["now"])
     assert verdicts[: WINDOW - 1] == ["healthy"] * (WINDOW - 1)
     assert verdicts[WINDOW - 1 : 2 * WINDOW - 1] == ["always clipped"] * WINDOW
     assert verdicts[2 * WINDOW - 1 : -1] == ["healthy"] * 51
     assert verdicts[-1] == "critical"
     for end in (WINDOW, 2 * WINDOW):
-        assert verdicts[end - 1] == judge(norms[end - WINDOW : end], 1.0)
+        assert verdicts[end - 1] == verdict(norms[end - WINDOW : end], 1.0)
 
 
-def test_D6_a_run_says_once_that_its_threshold_is_too_low(tmp_path: Path, make_store, monkeypatch) -> None:
+def test_D6_a_run_reports_once_that_its_threshold_is_too_low(tmp_path: Path, make_store, monkeypatch) -> None:
     """One event and one line with advice at the end of the first window, none again after a kill, none if healthy."""
     monkeypatch.setattr(health, "WINDOW", 5)
 
@@ -48,25 +48,25 @@ def test_D6_a_run_says_once_that_its_threshold_is_too_low(tmp_path: Path, make_s
         made.plan = replace(made.plan, optim=OptimSettings(clip=clip))
         return made
 
-    source, said = _text(make_store), []
-    _run(engine("a", 1e-3), source, tmp_path / "a", say=said.append)
-    (line,) = said
-    assert line.startswith("step 5: always clipped, was healthy: nine in ten gradients are cut")
-    assert line.endswith("raise optim.clip, or lower optim.lr")
+    source, messages = _text(make_store), []
+    _run(engine("a", 1e-3), source, tmp_path / "a", notify=messages.append)
+    (line,) = messages
+    assert line.startswith("step 5: always clipped, was healthy: at least 90 % of the gradient norms exceed optim.clip")
+    assert line.endswith("raise it, or lower optim.lr")
     for stop in (4, 8):
         with pytest.raises(InterruptedError):
-            _run(engine("b", 1e-3), source, tmp_path / "b", stop_at=stop, say=said.append)
-    _run(engine("b", 1e-3), source, tmp_path / "b", say=said.append)
-    assert said == [line, line]
+            _run(engine("b", 1e-3), source, tmp_path / "b", stop_at=stop, notify=messages.append)
+    _run(engine("b", 1e-3), source, tmp_path / "b", notify=messages.append)
+    assert messages == [line, line]
     events = [[stable(e) for e in read_events(tmp_path / x / "metrics.jsonl", "health")] for x in "ab"]
     assert events[0] == events[1] == [{"event": "health", "step": 5, "health": "always clipped"}]
-    _run(engine("c", 100.0), source, tmp_path / "c", say=said.append)
+    _run(engine("c", 100.0), source, tmp_path / "c", notify=messages.append)
     assert read_events(tmp_path / "c" / "metrics.jsonl", "health") == []
-    assert len(said) == 2
+    assert len(messages) == 2
 
 
 def test_D6_the_step_that_broke_is_found_wherever_it_is(tmp_path: Path, make_store) -> None:
-    """Also where no line was due: every norm is judged, not only the logged ones."""
+    """Also where no line was due: every norm is checked, not only the logged ones."""
     engine = _engine(tmp_path, "fp32", micro=8, log_every=100)
     step = engine.step
 

@@ -1,30 +1,29 @@
-"""What an objective measures, notes and keeps: logged beside the loss, never part of it, and saved."""
+"""Metrics, notes and state of an objective: logged beside the loss, never part of it, and saved."""
 
 import contextlib
 import itertools
 import math
-import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
 
 from ingot.core.events import EventLog, read_events
-from ingot.data.batches import all_rows
+from ingot.data.batches import Batch, all_rows
 from ingot.objectives.lm import LanguageModel
 from ingot.train.engine import Engine
-from ingot.train.loop import _Clock, train
-from ingot.train.metrics import StepMetrics, merged
-from ingot.train.objective import Objective, Term
+from ingot.train.loop import Throughput, train
+from ingot.train.metrics import StepMetrics, merge_updates
+from ingot.train.objective import Needs, Objective, Term
 from tests.train.test_engine import _engine, _gradient, _ragged, _run, _text
 
 
 class _Measuring(LanguageModel):
     """`lm` that measures its rows, notes the sum of its ids, counts its steps, and trains on each half in turn."""
 
-    fresh: ClassVar = {"steps": 0}
+    needs = Needs(initial_state={"steps": 0})
 
     def __init__(self, updates: int = 1):
         super().__init__()
@@ -37,9 +36,9 @@ class _Measuring(LanguageModel):
         for start in range(0, len(batch), half):
             yield batch._map(lambda array, part=slice(start, start + half): array[part])
 
-    def loss(self, out, batch):
+    def loss(self, out, batch, ctx):
         rows = torch.ones(int((batch.labels_BT != batch.ignore).any(1).sum())).sum()
-        return super().loss(out, batch) | {"double": Term(2 * rows, "sequence", metric=True)}
+        return super().loss(out, batch, ctx) | {"double": Term(2 * rows, "sequence", metric=True)}
 
 
 def _measuring(path, updates=1, **options) -> Engine:
@@ -97,18 +96,19 @@ def test_the_state_of_an_objective_is_declared_saved_and_restored(tmp_path):
     engine = _measuring(tmp_path)
     for _ in range(3):
         engine.step(_ragged())
-    engine.save()
+    engine.saved.save()
     again = _measuring(tmp_path)
     assert again.state["objective"] == {"steps": 0}
-    assert again.resume(print)
+    assert again.saved.resume(print)
     assert again.state["objective"] == {"steps": 3}
     again.state["objective"]["secret"] = 1
-    with pytest.raises(AssertionError, match="undeclared state of the objective"):
-        again.save()
+    with pytest.raises(AssertionError, match=r"undeclared state: \{'secret'\}"):
+        again.saved.save()
 
 
-def test_an_objective_says_what_it_is_judged_by():
-    assert (Objective.judged_by, LanguageModel.judged_by) == ("loss_nats", "loss_nats")
+def test_the_best_weights_are_those_of_the_lowest_loss_unless_an_objective_needs_another_metric():
+    for objective in (Objective, LanguageModel):
+        assert (objective.needs.best_metric, objective.needs.higher_is_better) == ("loss_nats", False)
 
 
 def test_an_update_that_overflowed_does_not_break_the_step_of_the_others() -> None:
@@ -117,41 +117,49 @@ def test_an_update_that_overflowed_does_not_break_the_step_of_the_others() -> No
     def update(norm: float, skipped: bool) -> StepMetrics:
         return StepMetrics(1, torch.tensor(2.0), {}, torch.tensor(norm), 1e-3, 10, 10, skipped)
 
-    some = merged([update(math.inf, True), update(0.5, False), update(0.25, False)], {})
+    some = merge_updates([update(math.inf, True), update(0.5, False), update(0.25, False)], {})
     assert (float(some.grad_norm), some.skipped, some.tokens) == (0.5, False, 30)
-    assert merged([update(math.nan, True), update(math.inf, True)], {}).skipped
+    assert merge_updates([update(math.nan, True), update(math.inf, True)], {}).skipped
 
 
-def test_the_rate_is_of_lately_and_the_first_step_is_no_part_of_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_is_recent_and_the_first_step_is_no_part_of_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     """A first step of 10 s, which compiles; then a step a second; and an evaluation, which counts for nothing."""
     now = [100.0]
     monkeypatch.setattr("ingot.train.loop.time.monotonic", lambda: now[0])
-    clock = _Clock()
-    assert clock.mean() == {}
+    throughput = Throughput()
+    assert throughput.mean() == {}
     now[0] += 10
-    clock.tick(1000)
-    assert clock.lately() == 100
-    assert clock.mean() == {}, "of the first step alone nothing is said"
+    throughput.add(1000)
+    assert throughput.recent() == 100
+    assert throughput.mean() == {}, "the first step alone gives no rate"
     for _ in range(2):
         now[0] += 1
-        clock.tick(1000)
-    with clock.paused():
+        throughput.add(1000)
+    with throughput.paused():
         now[0] += 50
-    assert clock.lately() == 1000
+    assert throughput.recent() == 1000
     now[0] += 0.1
-    clock.tick(1000)
-    assert clock.lately() == 1000, "a moment is too short to measure"
-    assert clock.mean() == {"tok_s": round(3000 / 2.1)}
+    throughput.add(1000)
+    assert throughput.recent() == 1000, "a moment is too short to measure"
+    assert throughput.mean() == {"tok_s": round(3000 / 2.1)}
 
 
-def test_evaluations_are_no_part_of_the_rate(tmp_path: Path, make_store) -> None:
+def test_evaluations_are_no_part_of_the_rate(tmp_path: Path, make_store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second a step and 50 s an evaluation, by a clock that the test moves."""
+    now, tokens = [100.0], []
+    monkeypatch.setattr("ingot.train.loop.time.monotonic", lambda: now[0])
     engine = _engine(tmp_path, "fp32", micro=8)
-    batches = itertools.islice(itertools.cycle(all_rows(_text(make_store), 8)), engine.plan.steps)
 
-    def evaluation(step: int, whole: bool) -> dict[str, float]:
-        time.sleep(3 if whole else 0)
+    def batches() -> Iterator[Batch]:
+        for batch in itertools.islice(itertools.cycle(all_rows(_text(make_store), 8)), engine.plan.steps):
+            now[0] += 1
+            tokens.append(batch.counts()["token"])
+            yield batch
+
+    def evaluation(step: int, complete: bool) -> dict[str, float]:
+        now[0] += 50
         return {"val_loss_nats": 1.0}
 
     with contextlib.closing(EventLog(tmp_path / "metrics.jsonl")) as log:
-        final = train(engine, batches, evaluation, log, lambda metrics, rate: None)
-    assert final["tok_s"] > engine.state["tokens"] / 3
+        final = train(engine, batches(), evaluation, log, lambda metrics, rate: None)
+    assert final["tok_s"] == round(sum(tokens[1:]) / (engine.plan.steps - 1))

@@ -2,27 +2,26 @@
 
 import math
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from ingot.backends import select
-from ingot.core.errors import UserError
+from ingot.backends.compiled import CompiledBackend
+from ingot.core.errors import Notice, UserError
 from ingot.core.events import read_events, stable
 from ingot.data.batches import Batch
+from ingot.model.backend import TORCH
 from ingot.objectives.lm import LanguageModel
 from ingot.optim.groups import clip_, global_norm
 from ingot.optim.settings import OptimSettings
-from ingot.train import loss_scaling
+from ingot.train import execution, loss_scaling
 from ingot.train.engine import Engine
-from ingot.train.execution import choose, remembered
+from ingot.train.execution import choose
 from ingot.train.objective import Term
 from ingot.train.settings import LoopSettings
 from tests.train.test_engine import _engine, _gradient, _ragged, _run, _text
@@ -52,7 +51,7 @@ def test_D7_source_error_half_precision_halves_no_state(tmp_path: Path, precisio
     """16 B a parameter with Adam in every precision: weight, gradient and two moments stay fp32."""
     engine = _engine(tmp_path, precision)
     engine.gradients(_ragged())
-    held = list(engine.tensors().values()) + [p.grad for p in engine.trained.values() if p.grad is not None]
+    held = list(engine.saved.tensors().values()) + [p.grad for p in engine.trained.values() if p.grad is not None]
     assert {t.dtype for t in held} == {torch.float32}
     parameters = sum(p.numel() for p in engine.trained.values())
     counters = 4 * len(engine.trained)  # Adam's step numbers
@@ -105,9 +104,9 @@ def test_D7_by_hardware(
     monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int], precision: str
 ) -> None:
     _gpu(monkeypatch, capability)
-    execution = choose(LoopSettings(), "auto", 64, 8)
-    assert (execution.device, execution.precision) == ("cuda", precision), name
-    assert f"{precision} (the GPU has" in execution.line()
+    chosen = choose(LoopSettings(), "auto", 64, 8)
+    assert (chosen.device, chosen.precision) == ("cuda", precision), name
+    assert f"{precision} (the GPU has" in chosen.line()
 
 
 def test_D7_source_error_is_bf16_supported_counts_emulation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,9 +119,9 @@ def test_D7_source_error_is_bf16_supported_counts_emulation(monkeypatch: pytest.
 def test_D7_on_a_cpu(monkeypatch: pytest.MonkeyPatch, real: bool, precision: str) -> None:
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: real)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    execution = choose(LoopSettings(device="cpu"), "auto", 64, 8)
-    assert execution.precision == precision
-    assert "matrix instructions" in execution.line()
+    chosen = choose(LoopSettings(device="cpu"), "auto", 64, 8)
+    assert chosen.precision == precision
+    assert "matrix instructions" in chosen.line()
     asked = choose(LoopSettings(device="cpu"), "bf16", 64, 8).reason
     assert asked == ("as set" if real else "as set, emulated and slow: the CPU has no bf16 matrix instructions")
 
@@ -136,16 +135,16 @@ def test_D7_tf32_is_asked_for_and_needs_the_hardware(monkeypatch: pytest.MonkeyP
     with pytest.raises(UserError, match="found 'tf32' on a GPU without tf32 units"):
         choose(LoopSettings(), "tf32", 64, 8)
     _gpu(monkeypatch, (8, 0))
-    execution = choose(LoopSettings(threads=torch.get_num_threads()), "tf32", 64, 8)
+    chosen = choose(LoopSettings(threads=torch.get_num_threads()), "tf32", 64, 8)
     before = torch.backends.cuda.matmul.fp32_precision
     try:
-        replace(execution, precision="fp32").prepare()
+        replace(chosen, precision="fp32").prepare()
         assert torch.backends.cuda.matmul.fp32_precision == before
-        execution.prepare()
+        chosen.prepare()
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
-    assert execution.parameter_dtype == torch.float32
+    assert chosen.parameter_dtype == torch.float32
 
 
 _DENORMAL = """
@@ -173,8 +172,8 @@ class _Tiny(LanguageModel):
 
     weight = 1e-8
 
-    def loss(self, out, batch):
-        (term,) = super().loss(out, batch).values()
+    def loss(self, out, batch, ctx):
+        (term,) = super().loss(out, batch, ctx).values()
         return {"lm": Term(term.sum, term.unit, self.weight)}
 
 
@@ -230,18 +229,18 @@ def test_D7_a_scale_of_1024(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_D7_the_scale_halves_on_overflow_and_doubles_after_a_long_calm() -> None:
-    assert loss_scaling.adjusted(1024.0, 7, finite=False) == (512.0, 0)
+    assert loss_scaling.adjust(1024.0, 7, finite=False) == (512.0, 0)
     scale, steps = 1024.0, 0
     for _ in range(loss_scaling.GROWTH_STEPS - 1):
-        scale, steps = loss_scaling.adjusted(scale, steps, finite=True)
+        scale, steps = loss_scaling.adjust(scale, steps, finite=True)
     assert (scale, steps) == (1024.0, 1999)
-    assert loss_scaling.adjusted(scale, steps, finite=True) == (2048.0, 0)
+    assert loss_scaling.adjust(scale, steps, finite=True) == (2048.0, 0)
 
 
 def test_D7_an_overflow_skips_the_update_and_the_step_goes_on(tmp_path: Path) -> None:
     batch, engine = _ragged(), _engine(tmp_path, "fp16")
     engine.state["loss_scale"], engine.state["loss_scale_steps"] = 2.0**30, 5
-    before = {n: t.clone() for n, t in engine.tensors().items()}
+    before = {n: t.clone() for n, t in engine.saved.tensors().items()}
     metrics = engine.step(batch)
     assert metrics.skipped
     assert math.isfinite(metrics.loss)
@@ -249,7 +248,7 @@ def test_D7_an_overflow_skips_the_update_and_the_step_goes_on(tmp_path: Path) ->
     assert (engine.state["loss_scale"], engine.state["loss_scale_steps"]) == (2.0**29, 0)
     assert (engine.state["step"], engine.state["skipped_steps"]) == (1, 1)
     assert engine.state["tokens"] == batch.counts()["token"]
-    assert all(torch.equal(t, before[n]) for n, t in engine.tensors().items())
+    assert all(torch.equal(t, before[n]) for n, t in engine.saved.tensors().items())
     while engine.step(batch).skipped:
         pass
     assert engine.state["loss_scale"] < 2.0**29
@@ -306,7 +305,7 @@ def test_D12_a_run_in_fp16_goes_on_to_the_bit_with_its_scale(tmp_path: Path, mak
     again = engine("b")
     assert _run(again, source, tmp_path / "b") == final
     assert again.state == straight.state
-    for (name, a), b in zip(straight.tensors().items(), again.tensors().values(), strict=True):
+    for (name, a), b in zip(straight.saved.tensors().items(), again.saved.tensors().values(), strict=True):
         assert torch.equal(a, b), name
     logs = [[stable(e) for e in read_events(tmp_path / x / "metrics.jsonl")] for x in "ab"]
     assert sorted(map(str, logs[0])) == sorted(map(str, logs[1]))
@@ -323,11 +322,11 @@ def test_D12_source_error_a_checkpoint_without_scale_best_loss_random_state_or_p
     engine = _engine(tmp_path, "fp16")
     engine.step(_ragged())
     engine.state["loss_scale"], engine.state["best_val"] = 512.0, 2.5
-    engine.save()
+    engine.saved.save()
     (path,) = (tmp_path / "checkpoints").iterdir()
     assert not [f for f in os.listdir(path) if f.endswith((".pt", ".pkl", ".bin"))]
     other = _engine(tmp_path, "fp16")
-    assert other.resume(lambda text: None)
+    assert other.saved.resume(lambda message: None)
     assert other.state == engine.state
     assert (other.state["loss_scale"], other.state["best_val"], other.state["step"]) == (512.0, 2.5, 1)
     torch.manual_seed(5)
@@ -340,73 +339,60 @@ def test_D12_source_error_a_checkpoint_without_scale_best_loss_random_state_or_p
     assert not torch.equal(first, after)
 
 
+def test_D12_source_error_names_that_change_when_compiled(tmp_path: Path) -> None:
+    """003 puts the compiled model in the model's place, and a checkpoint loads only where it is compiled again."""
+    theirs = torch.compile(torch.nn.Linear(2, 2), backend="eager").state_dict()
+    assert set(theirs) == {"_orig_mod.weight", "_orig_mod.bias"}
+    plain, compiled = _engine(tmp_path), _engine(tmp_path)
+    compiled.model.backend = CompiledBackend(TORCH, "cpu", depth=2, shape=(16, 12))
+    assert compiled.saved.tensors().keys() == plain.saved.tensors().keys()
+
+
 def test_D7_accumulation_is_the_same_in_fp16(tmp_path: Path) -> None:
     batch = _ragged()
     whole, split = (_gradient(_engine(tmp_path, "fp16", micro=m), batch) for m in (16, 4))
     assert (split - whole).norm() < 3 * torch.finfo(torch.float16).eps * whole.norm()
 
 
-# -- compiled --------------------------------------------------------------------------------------------------------
+# -- choices of a run ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", ["whole", "blocks"])
-def test_D10_a_compiled_step_is_the_same_step_and_sampling_stays_as_it_is(
-    what: Any, tmp_path: Path, monkeypatch
-) -> None:
-    """Traced as for a GPU, and run without generating code: no break in the graph, the same gradient.
-
-    What is compiled ahead, on a CPU, is in test_ahead.py.
-    """
-    traced: list[Any] = []
-
-    def eager(module: Any, method: str = "forward", say: Any = None) -> Any:
-        traced.append(getattr(module, method))
-        return torch.compile(traced[-1], backend="eager", fullgraph=True, dynamic=False)
-
-    monkeypatch.setattr(select, "Ahead", eager)
-    # Products of one input stay apart, as in the plain model.
-    monkeypatch.setattr("ingot.kernels.joint_linear._SMALL", 0)
-    batch, plain = _ragged(), _engine(tmp_path, "fp32")
-    shape = {"micro_batch": len(batch), "context": batch.context}
-    execution = replace(plain.execution, compile=what, **shape)
-    engine = Engine(plain.model, plain.objective, plain.plan, execution, plain.mesh, tmp_path)
-    blocks = list(engine.model.layers.values())  # type: ignore[operator, union-attr]
-    assert traced == ([engine.model.stack] if what == "whole" else [block.forward for block in blocks])
-    assert torch.equal(_gradient(engine, batch), _gradient(plain, batch))
-    assert engine.evaluate([batch]) == plain.evaluate([batch])
-    assert not any(isinstance(m, torch._dynamo.OptimizedModule) for m in engine.model.modules())
-    assert engine.tensors().keys() == plain.tensors().keys()
-
-
-def test_compiling_is_chosen_where_a_run_is_long_enough_to_pay_and_there_is_a_compiler(monkeypatch) -> None:
-    def what(loop: LoopSettings, depth: int = 4, **work: float) -> str:
-        return choose(loop, "fp32", 64, 8, depth=depth, **work).compile
-
-    auto, on, off = (LoopSettings(device="cpu", compile=c) for c in (None, True, False))
-    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
-    assert what(auto) == what(auto, flops=1e9) == what(off, flops=math.inf) == ""
-    assert what(auto, flops=math.inf) == what(on) == "whole"
-    assert what(auto, depth=12, flops=math.inf) == what(on, depth=12) == "blocks"
-    assert ", blocks compiled" in choose(on, "fp32", 64, 8, depth=12).line()
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert what(auto, flops=math.inf) == ""
-    with pytest.raises(UserError, match=r"loop\.compile: found no C\+\+ compiler on the PATH"):
-        choose(LoopSettings(device="cpu", compile=True), "fp32", 64, 8)
-
-
-def test_D12_source_error_names_that_change_when_compiled() -> None:
-    """003 puts the compiled model in the model's place, and a checkpoint loads only where it is compiled again."""
-    theirs = torch.compile(torch.nn.Linear(2, 2), backend="eager").state_dict()
-    assert set(theirs) == {"_orig_mod.weight", "_orig_mod.bias"}
-
-
-def test_replaying_is_a_choice_for_a_gpu_that_can_be_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_replaying_is_a_choice_for_a_gpu_that_can_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not choose(LoopSettings(), "fp32", 64, 8).replay
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    chosen = {p: choose(LoopSettings(compile=False), p, 64, 8) for p in ("bf16", "fp16")}
+    chosen = {p: choose(LoopSettings(backend="torch"), p, 64, 8) for p in ("bf16", "fp16")}
     assert chosen["bf16"].replay
-    assert chosen["bf16"].line() == f"cuda, bf16 (as set), {torch.get_num_threads()} threads, micro-batch 8, replayed"
+    details = f"{torch.get_num_threads()} threads, micro-batch 8, backend torch, replayed"
+    assert chosen["bf16"].line() == f"cuda, bf16 (as set), {details}"
     assert not chosen["fp16"].replay, "its loss scale is a number of the device"
-    assert not choose(LoopSettings(compile=False, replay=False), "bf16", 64, 8).replay
-    kept = remembered(tmp_path / "execution.json", chosen["bf16"], LoopSettings())
-    assert remembered(tmp_path / "execution.json", replace(kept, replay=False), LoopSettings()).replay
+    assert not choose(LoopSettings(replay=False), "bf16", 64, 8).replay
+
+
+def test_D12_a_resumed_run_computes_as_it_began_and_explicit_settings_win(tmp_path: Path) -> None:
+    path, settings = tmp_path / "execution.json", LoopSettings(device="cpu")
+    chosen = choose(settings, "fp32", 64, 8)
+    assert execution.resumed(path, chosen, settings) == chosen, "nothing was kept"
+    assert not path.exists(), "`resumed` writes nothing"
+    began = replace(
+        chosen, precision="bf16", reason="by hardware", threads=1, micro_batch=3, backend="cpu", replay=True
+    )
+    execution.write(path, began)
+    assert execution.resumed(path, chosen, settings) == began
+    explicit = LoopSettings(device="cpu", threads=2, micro_batch=5, backend="torch", replay=False)
+    again = execution.resumed(path, choose(explicit, "fp32", 64, 8), explicit)
+    assert again == replace(began, threads=2, micro_batch=5, backend="torch", replay=False)
+
+
+def test_D12_a_run_of_a_larger_machine_resumes_with_the_cores_that_are_here(tmp_path: Path) -> None:
+    settings = LoopSettings(device="cpu")
+    chosen = choose(settings, "fp32", 64, 8)
+    execution.write(tmp_path / "execution.json", replace(chosen, threads=10**6))
+    assert execution.resumed(tmp_path / "execution.json", chosen, settings).threads == os.cpu_count()
+
+
+def test_a_recipe_that_still_says_compile_names_a_backend() -> None:
+    for old, new in ((True, "compiled"), (False, "torch")):
+        with pytest.warns(Notice, match=f'loop.compile is called loop.backend now; read as backend = "{new}"'):
+            assert LoopSettings.model_validate({"compile": old}).backend == new
+    with pytest.raises(ValueError, match="compile"):
+        LoopSettings.model_validate({"compile": "blocks"})

@@ -1,6 +1,7 @@
 """Supervised fine-tuning is `lm` on a store with a mask; the numbered claims about it, each with a control.
 
-(ALGORITHMS 2.1; templates and masks by construction are in `tests/text`, truncation in `tests/data/test_packing.py`.)
+(ALGORITHMS 2.1; templates and masks by construction are in `tests/tokenizer` and `tests/store`, truncation in
+`tests/data/test_packing.py`.)
 """
 
 from dataclasses import replace
@@ -112,11 +113,13 @@ def test_2_1_iii_the_order_of_documents_in_a_pack_changes_no_documents_loss(tmp_
         assert losses(order) == pytest.approx(first, rel=1e-12)
 
 
-@pytest.mark.parametrize("path", ["sdpa", "plain"])
-def test_2_1_iv_a_changed_token_of_one_document_leaves_the_others_logits_bit_identical(tmp_path, make_store, path):
+@pytest.mark.parametrize("impl", ["sdpa", "eager"])
+def test_2_1_iv_a_changed_token_of_one_document_leaves_the_others_logits_bit_identical(
+    tmp_path, make_store, monkeypatch, impl
+):
     documents, masks = _conversations()
     engine = _engine(tmp_path, "fp32")
-    engine.model.attention_path = path
+    monkeypatch.setattr("ingot.model.attention.fastest_impl", lambda *_: impl)
     batch = _packed(make_store, documents, masks)
     before = _logits(engine.model, batch)
     changed = [list(ids) for ids in documents]

@@ -8,7 +8,7 @@ import torch
 
 from ingot.core.events import EventLog
 from ingot.data.batches import Loader, Source, all_rows, make_batch
-from ingot.data.packing import BestFit, Windows
+from ingot.data.packing import BestFit, Concatenated
 from ingot.data.sampler import Order
 from ingot.distributed import checkpoint
 from ingot.distributed.mesh import Mesh
@@ -96,7 +96,7 @@ def test_C7_tokens_of_a_step():
         (768, 1024, 786_432),
         (2048, 2048, 4_194_304),
     ):
-        assert rows * Windows(_ends([10_000]), context).row_targets == tokens
+        assert rows * Concatenated(_ends([10_000]), context).row_targets == tokens
 
 
 def test_D6_the_logged_norm_is_the_one_before_clipping(tmp_path):
@@ -127,7 +127,7 @@ def test_D12_best_is_the_weights_of_the_lowest_validation_loss(tmp_path, make_st
     loader = Loader(lambda step: make_batch([source], *order.at(8 * (step - 1), 8)), 1, 20)
     train(engine, iter(loader), evaluation, EventLog(tmp_path / "m.jsonl"), lambda m, rate: None)
     loader.close()
-    weights = {n: torch.empty_like(t) for n, t in engine.tensors(moments=False).items()}
+    weights = {n: torch.empty_like(t) for n, t in engine.saved.tensors(moments=False).items()}
     state = checkpoint.load(tmp_path / "checkpoints" / "best", weights)
     assert (state["best_step"], state["best_val"]) == (10, 1.0)
     assert torch.equal(weights["model.norm.weight"], seen[10])
@@ -150,7 +150,7 @@ def test_a_step_that_is_not_compiled_imports_no_compiler() -> None:
     """Nor what it brings along, nor what reads tables: seconds and 100 MB of every process that trains."""
     code = (
         "import pathlib, ingot.stages.training.build; from tests.train.test_engine import _engine, _ragged\n"
-        "engine = _engine(pathlib.Path('nowhere'), 'fp32'); engine.step(_ragged()); engine.tensors()\n"
+        "engine = _engine(pathlib.Path('nowhere'), 'fp32'); engine.step(_ragged()); engine.saved.tensors()\n"
         "assert engine.state['step'] == 1"
     )
     assert_not_imported(code, "torch._dynamo", "sympy", "pyarrow")

@@ -1,5 +1,4 @@
-"""The head by functions of our own (`cpp/head.h`): the softmax of a row is made while its logits are in the cache, and
-no copy of the matrix in bf16 is made or kept, nor one of its gradient.
+"""The head by C++ kernels: softmax while a row's logits are in the cache, and no copy of the matrix in bf16.
 
 Shapes: n positions, D features, V vocabulary.
 """
@@ -7,48 +6,43 @@ Shapes: n positions, D features, V vocabulary.
 import torch
 from torch import Tensor
 
+from ingot.kernels import LANES
 from ingot.kernels.cpu_train import available, call
-from ingot.model.config import LANES
-from ingot.model.lm_head import Head
+from ingot.model.lm_head import LMHead
 
 
-class NativeHead(Head):
-    """Of a model in fp32 that trains in what `native.available`; its width is a multiple of `LANES`.
+class CPUHead(LMHead):
+    """The head of a model in fp32 whose width is a multiple of `LANES`; an excess is flat, in the kernels' layout."""
 
-    An excess lies in pieces of the vocabulary (`cpp/head.h`).
-    """
-
-    def matrix(self, dtype: torch.dtype) -> Tensor:
-        """As it is: what is multiplied with is made anew for each product, V x D."""
+    def prepare(self, dtype: torch.dtype) -> Tensor:
+        """The fp32 matrix as it is, V x D: each product converts what it reads."""
         weight_VD = self.weight.detach()
-        assert available(dtype), f"found {dtype}, expected what the functions multiply"
-        assert weight_VD.dtype == torch.float32, f"found {weight_VD.dtype}, expected what the functions read"
+        assert available(dtype), f"no kernels for {dtype}"
+        assert weight_VD.dtype == torch.float32, f"found a matrix in {weight_VD.dtype}, expected fp32"
         return weight_VD.contiguous()
 
-    def costs(self, x_nD: Tensor, matrix: Tensor, labels_n: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
-        """-ln p(label), n, and the excess."""
+    def nll_chunk(self, x_nD: Tensor, matrix_PD: Tensor, labels_n: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
         if len(labels_n):
             low, high = map(int, labels_n.aminmax())
-            assert 0 <= low <= high < len(matrix), f"found labels {low} to {high}, expected less than {len(matrix)}"
-        filled_up = -(-len(matrix) // LANES) * LANES
-        costs_n = torch.empty(len(x_nD), dtype=torch.float32)
-        excess = torch.empty(len(x_nD) * filled_up, dtype=x_nD.dtype)
-        given = (x_nD.contiguous(), matrix, labels_n.long().contiguous())
-        call(x_nD.dtype, "head_costs", costs_n, excess, *given, keep, *self._sizes(x_nD))
-        return costs_n, excess
+            assert 0 <= low <= high < len(matrix_PD), f"found labels {low} to {high}, expected 0 to {len(matrix_PD)}"
+        padded = -(-len(matrix_PD) // LANES) * LANES
+        nll_n = torch.empty(len(x_nD), dtype=torch.float32)
+        excess_nP = torch.empty(len(x_nD) * padded, dtype=x_nD.dtype)
+        inputs = (x_nD.contiguous(), matrix_PD, labels_n.long().contiguous())
+        call(x_nD.dtype, "head_costs", nll_n, excess_nP, *inputs, keep, *self._sizes(x_nD))
+        return nll_n, excess_nP
 
-    def hidden_gradient(self, excess: Tensor, matrix: Tensor, grad_n: Tensor) -> Tensor:
-        """Of the rows, n x D."""
-        out_nD = torch.empty(len(grad_n), matrix.shape[1], dtype=torch.float32)
-        call(excess.dtype, "head_gradient", out_nD, excess, matrix, grad_n.float().contiguous(), *self._sizes(out_nD))
+    def hidden_grad(self, excess_nP: Tensor, matrix_PD: Tensor, grad_n: Tensor) -> Tensor:
+        out_nD = torch.empty(len(grad_n), matrix_PD.shape[1], dtype=torch.float32)
+        inputs = (excess_nP, matrix_PD, grad_n.float().contiguous())
+        call(excess_nP.dtype, "head_gradient", out_nD, *inputs, *self._sizes(out_nD))
         return out_nD
 
-    def weight_gradient(self, excess: Tensor, scaled_nD: Tensor, others_VD: Tensor | None) -> Tensor:
-        """Of the matrix, V x D."""
-        onto = others_VD is not None
-        out_VD = torch.empty(self.weight.shape, dtype=torch.float32) if others_VD is None else others_VD
-        given = (out_VD, excess, scaled_nD.contiguous(), onto)
-        call(excess.dtype, "head_weight_gradient", *given, *self._sizes(scaled_nD))
+    def weight_grad(self, excess_nP: Tensor, scaled_nD: Tensor, total_VD: Tensor | None) -> Tensor:
+        add = total_VD is not None
+        out_VD = torch.empty(self.weight.shape, dtype=torch.float32) if total_VD is None else total_VD
+        inputs = (out_VD, excess_nP, scaled_nD.contiguous(), add)
+        call(excess_nP.dtype, "head_weight_gradient", *inputs, *self._sizes(scaled_nD))
         return out_VD
 
     def _sizes(self, x_nD: Tensor) -> tuple[int, ...]:

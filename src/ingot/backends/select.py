@@ -1,87 +1,126 @@
-"""Who computes the forward and backward pass of a model that trains, if not torch's operations one by one.
+"""The choice of a backend. Called in two places only: where training builds a model and where a stage loads one.
 
-On a CPU functions of our own do for the common model (`blocks.py`), and what is compiled ahead for any other
-(`ahead.py`); on a GPU torch.compile does.
+| backend | what it is | when `auto` takes it |
+|---|---|---|
+| torch | PyTorch's operations; C++ or CUDA graphs for generation | short runs; sharded parameters |
+| cpu | C++ kernels for blocks and head | models of the common kind on a CPU with a C++ compiler |
+| compiled | torch.compile | other models, where a run is long enough to repay compiling |
 """
 
-import copy
+import shutil
+import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, TypedDict
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ingot.backends import cpu_blocks
-from ingot.backends.aot import Ahead
-from ingot.backends.cpu_head import NativeHead
+from ingot.backends.compiled import CompiledBackend
+from ingot.backends.cpu_blocks import CPUBackend, CPUDecodeBackend
+from ingot.backends.estimate import has_kernel
+from ingot.core.errors import UserError
 from ingot.kernels import cpu_train
-from ingot.kernels.precision import autocast_dtype
+from ingot.model.backend import TORCH, Backend
+from ingot.model.transformer import Transformer
 
-Compile = Literal["", "whole", "blocks", "native"]
+_REPAID_S = {"cpu": 300.0, "cuda": 60.0}
+"""Seconds of training from which compiling pays: it takes 20 to 40 s, and makes steps 10 to 40 % faster."""
+_UTILISATION = 0.5
+"""Fraction of the rate of its matrix products at which a step runs."""
 
 
-def compiled(model: nn.Module, what: Compile, say: Callable[[str], None] | None = None) -> Callable[..., Any]:
-    """A compiled forward beside the model, which keeps its names and its plain forward for every shape not compiled.
+class Training(TypedDict):
+    """What is known of the run that a model is built for."""
 
-    Blocks are alike, so a deep model's are compiled once for all; that costs a few Python calls a block, which is too
-    much for small ones. Its rows have one shape, so on a GPU it is worth cuDNN's while to plan attention for them.
+    shape: tuple[int, int]
+    """Rows and tokens of a full micro-batch."""
+    flops: float
+    """Of the whole run."""
+
+
+def select(
+    model: nn.Module,
+    device: str,
+    dtype: torch.dtype,
+    *,
+    name: str = "auto",
+    training: Training | None = None,
+    notify: Callable[[str], None] | None = None,
+) -> Backend:
+    """The backend of a model.
+
+    Args:
+        device: "cpu" or "cuda".
+        dtype: of its matrix products.
+        name: "torch", "compiled", "cpu", or "auto" for the fastest here.
+        training: the run, for a model that is trained; None for one that is loaded.
+        notify: receives a message when kernels are built, which takes some seconds.
+
+    Raises:
+        UserError: a backend was asked for that cannot compute this model here.
     """
-    if not what:
-        return model
-    if what == "native":
-        return as_trained(model)
-    on_gpu = next(model.parameters()).device.type == "cuda"
-    twin: Any = copy.copy(model)
-    if what == "blocks":
-        layers = model.get_submodule("layers").named_children()
-        each = {n: _by_torch(b) if on_gpu else Ahead(b, say=say) for n, b in layers}
-        twin._modules = {**model._modules, "layers": each}
-    else:
-        stack: Any = model.stack
-        twin.stack = _by_torch(stack) if on_gpu else Ahead(model, "stack", say)
-    return _with_cudnn(twin) if on_gpu else twin
+    if not isinstance(model, Transformer) or any(type(p) is not nn.Parameter for p in model.parameters()):
+        return TORCH  # parameters of a subclass are sharded, and kernels would read one shard as if it were all
+    base = _base(device, notify)
+    if name == "torch":
+        return base
+    if name == "compiled":
+        return _compiled(base, model, device, training)
+    on_cpu = _trains_on_cpu(model, device, dtype, notify) if training else device == "cpu"
+    if name == "cpu" and not on_cpu and training:
+        raise UserError(
+            'loop.backend: found "cpu" for a model, device or precision that its kernels do not compute, or no C++ '
+            'compiler; use "auto"'
+        )
+    if on_cpu:
+        return CPUBackend(notify)
+    if training and dtype != torch.float64 and _repays_compiling(device, dtype, training["flops"]):
+        return _compiled(base, model, device, training)
+    return base
 
 
-def as_trained(model: nn.Module) -> Callable[..., Any]:
-    """What to call instead of a model: functions of our own where they compute it in any shape, else the model itself.
+def _base(device: str, notify: Callable[[str], None] | None) -> Backend:
+    """PyTorch's operations with what generation and the head have on that device."""
+    if device.startswith("cuda"):
+        from ingot.backends.cuda import CUDABackend
 
-    Training calls the same, so a model that is compared with itself differs by nothing. The gradient of its embedding
-    is sparse where rows have fewer tokens than it.
-    """
-    if not cpu_blocks.supports(model):
-        return model
-    twin: Any = copy.copy(model)
-    twin.stack, twin.attention_path, twin.head_type = cpu_blocks.Stack(model), "native", NativeHead
-    lookup: Any = copy.copy(model.get_submodule("embedding"))
-    twin._modules = {**model._modules, "embedding": lookup}
-
-    def forward(ids_BT: Tensor, *, taps: frozenset[str] = frozenset(), **options: Any) -> Any:
-        ours = not taps and cpu_train.available(autocast_dtype(torch.device("cpu")) or torch.float32)
-        # A tied head's gradient takes a few rows as they are: of a step of 870 ms 38 less for 1,024 of 50,257 rows.
-        # Where there are more rows than in the matrix they are faster added up in one of their own.
-        lookup.sparse = ids_BT.numel() < len(lookup.weight)
-        return (twin if ours else model)(ids_BT, taps=taps, **options)
-
-    return forward
+        return CUDABackend()
+    return CPUDecodeBackend(notify)
 
 
-def _by_torch(module: Any) -> Any:
-    """Compiled for a GPU; several small kernels that do not wait for each other are one (.13 ms of a step of 31.7)."""
-    return torch.compile(module, dynamic=False, options={"combo_kernels": True})
+def _compiled(base: Backend, model: Transformer, device: str, training: Training | None) -> Backend:
+    if training is None:
+        return base
+    if not _has_compiler():
+        raise UserError(
+            'loop.backend: found "compiled" and no C++ compiler on the PATH, expected c++, g++ or clang++; install '
+            'one, or use "auto"'
+        )
+    return CompiledBackend(base, device.split(":")[0], model.config.depth, training["shape"])
 
 
-def _with_cudnn(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, trying cuDNN's fused attention first.
+def _trains_on_cpu(model: Any, device: str, dtype: torch.dtype, notify: Callable[[str], None] | None) -> bool:
+    """Whether the C++ kernels train this model; builds them."""
+    plain = all(p.requires_grad for p in model.parameters()) and not model.config.dropout
+    return device == "cpu" and plain and has_kernel(model.config) and cpu_train.available(dtype, notify)
 
-    On an H100 it needs 0.38 ms for 16 x 12 x 1024 x 64 forward and backward where the default takes 0.53 (bf16, torch
-    2.11). Every shape is planned anew, so this is not for rows of ever-different lengths.
-    """
-    from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+def _has_compiler() -> bool:
+    return any(map(shutil.which, ("c++", "g++", "clang++")))
 
-    def call(*args: Any, **options: Any) -> Any:
-        with sdpa_kernel(order, set_priority=True):
-            return forward(*args, **options)
 
-    return call
+def _repays_compiling(device: str, dtype: torch.dtype, flops: float) -> bool:
+    if not _has_compiler() or flops <= 0:
+        return False
+    return flops / (_UTILISATION * _matmul_rate(device, dtype)) > _REPAID_S[device.split(":")[0]]
+
+
+def _matmul_rate(device: str, dtype: torch.dtype) -> float:
+    """FLOP/s of a matrix product of middling size, measured in a few hundredths of a second."""
+    a, b = torch.zeros(2, 1024, 1024, dtype=dtype, device=device)
+    times = []
+    for _ in range(4):
+        start = time.perf_counter()
+        (a @ b)[0, 0].item()
+        times.append(time.perf_counter() - start)
+    return 2 * 1024**3 / min(times)

@@ -4,6 +4,7 @@ import contextlib
 import io
 import signal
 import sys
+import warnings
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ import typer
 from ingot.cli.inspect import inspect_app
 from ingot.cli.models import chat, export, generate, import_
 from ingot.cli.options import JsonOption, OnlyOption, OutOption, RecipeArg, SetOption, StageArg, emit
-from ingot.core.errors import StageFailed, UserError, refused
+from ingot.core.errors import Notice, StageFailed, UserError, refused
 from ingot.core.process import ENDING, on_ending
 
 app = typer.Typer(
@@ -41,6 +42,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # what this place's encoding has no sign for
     on_ending(_end)
+    warnings.showwarning = _show_warning
     try:
         app()
     except SystemExit as error:
@@ -334,6 +336,17 @@ def _say(text: str) -> None:
 def _say_stopped() -> None:
     with contextlib.suppress(OSError):  # the terminal may be what has ended
         print("stopped; the same command goes on from here", file=sys.stderr)
+
+
+_show_warning_of_python = warnings.showwarning
+
+
+def _show_warning(message: Any, category: type[Warning], *place: Any) -> None:
+    """A `Notice` is one line without its place in the code."""
+    if issubclass(category, Notice):
+        print(f"note: {message}", file=sys.stderr)
+    else:
+        _show_warning_of_python(message, category, *place)
 
 
 def _fail(sentence: str) -> None:

@@ -30,9 +30,9 @@ from ingot.convert.hf_config import Dtype
 from ingot.convert.hf_weights import matrices, opened, tables, write_tensors
 from ingot.core.artifact import atomic_json
 from ingot.core.errors import UserError
-from ingot.model.adapter_config import PEFT_FILES, AdapterSettings, linear_layers, whole_modules
+from ingot.model.adapter_config import PEFT_FILES, AdapterSettings, linear_layers, modules_to_save
 from ingot.model.config import ModelConfig
-from ingot.model.lora import Adapted, merged_weight
+from ingot.model.lora import LoRALinear, merged_weight
 from ingot.model.transformer import Transformer
 
 CONFIG, WEIGHTS = PEFT_FILES
@@ -69,9 +69,9 @@ def write(
         dtype: type of the written numbers.
     """
     every = {theirs: [model.get_submodule(p) for p in parts] for theirs, parts in matrices(model.config).items()}
-    modules = {theirs: parts for theirs, parts in every.items() if any(isinstance(p, Adapted) for p in parts)}
+    modules = {theirs: parts for theirs, parts in every.items() if any(isinstance(p, LoRALinear) for p in parts)}
     kind = getattr(torch, dtype)
-    whole = whole_modules(settings, model.config)
+    whole = modules_to_save(settings, model.config)
     saved = {theirs: model.get_parameter(f"{n}.weight") for theirs, n in tables(model.config).items() if n in whole}
     tensors = {f"{_PREFIX}{theirs}.weight": p.detach().to("cpu", kind, copy=True) for theirs, p in saved.items()}
     ranks: dict[str, int] = {}
@@ -130,7 +130,7 @@ def merge(directory: Path, model: Transformer) -> None:
 
 def _stacked(parts: list[nn.Module]) -> tuple[Tensor, Tensor, Tensor | None]:
     """Several corrections as one of the stacked matrices; where a part has none, its rows of B are zero."""
-    adapted = [p for p in parts if isinstance(p, Adapted)]
+    adapted = [p for p in parts if isinstance(p, LoRALinear)]
     if len(parts) == 1:
         magnitude = adapted[0].lora_magnitude
         return adapted[0].lora_A.detach(), adapted[0].lora_B.detach(), None if magnitude is None else magnitude.detach()
@@ -138,11 +138,11 @@ def _stacked(parts: list[nn.Module]) -> tuple[Tensor, Tensor, Tensor | None]:
     rows, magnitudes, column = [], [], 0
     for part in parts:
         rows_OR = a_RI.new_zeros(len(_weight(part)), len(a_RI))
-        if isinstance(part, Adapted):
+        if isinstance(part, LoRALinear):
             rank = len(part.lora_A)
             rows_OR[:, column : column + rank] = part.lora_B.detach()
             column += rank
-        own = part.lora_magnitude if isinstance(part, Adapted) else _weight(part).square().sum(1).sqrt()
+        own = part.lora_magnitude if isinstance(part, LoRALinear) else _weight(part).square().sum(1).sqrt()
         rows.append(rows_OR)
         magnitudes.append(own)
     magnitude_O = None if adapted[0].lora_magnitude is None else torch.cat([m.detach() for m in magnitudes])

@@ -5,7 +5,17 @@ Everything else that escapes is a bug of ours and shows a traceback (exit code 1
 
 import difflib
 import errno
+import warnings
 from collections.abc import Iterable
+
+
+class Notice(UserWarning):
+    """One line for the user that is not an error; the command line prints it once."""
+
+
+def notify(message: str) -> None:
+    """Show a `Notice`."""
+    warnings.warn(message, Notice, stacklevel=2)
 
 
 class UserError(ValueError):

@@ -4,31 +4,24 @@ A recipe is strict. An unknown setting is an error with the nearest known name, 
 together, because a user who mends one error per run mends them all day. `--set a.b=c` is the only override; there is
 no second way to say the same thing (a flag per field was tried by others and frozen by a test).
 
-Settings models live beside the code that reads them, derive from `Settings`, and document each field by the string
-below it. A field marked `EXECUTION` changes how fast or where a result is made, never the result: it stays out of
-the stage key (`canonical`).
+The settings themselves are models beside the code that reads them (`core/settings.py`).
 """
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from ingot.core.errors import UserError, nearest, shortened
 from ingot.core.rounds import unrolled
+from ingot.core.settings import EXECUTION, Seed, Settings, models_in
 from ingot.core.sweep import SEED, SWEEP, Point, points, with_values
 
-
-class _Execution:
-    """Marks a field that cannot change the result: `workers: Annotated[int, EXECUTION] = 2`."""
-
-
-EXECUTION = _Execution()
 SHARED = ("stages", "tensorboard", "wandb")
 """Directories of the output root that are no runs."""
 REPORT = "report.html"
@@ -37,21 +30,6 @@ _LONGEST_NAME = 100
 """Bytes of a stage's name: two of them, and more, make a file name, which has 255."""
 _LONGEST = 200
 """Most characters of a wrong value that are repeated to the user."""
-
-
-class Settings(BaseModel):
-    """Base of every settings model: frozen, unknown keys refused, field docstrings kept for `--help` and schemas.
-
-    Numbers are finite.
-    """
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
-    )
-
-
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""What generators are seeded with."""
 
 
 class RunSettings(Settings):
@@ -97,22 +75,6 @@ def name_problem(name: str) -> str:
     return f"a run's directory has a file of the name {name}" if name in (REPORT, SWEEP) else ""
 
 
-def canonical(value: Any) -> Any:
-    """The part of a settings tree that determines results, as plain JSON data (EXECUTION fields left out)."""
-    if isinstance(value, BaseModel):
-        fields = type(value).model_fields
-        return {
-            name: canonical(getattr(value, name))
-            for name, field in fields.items()
-            if not any(isinstance(m, _Execution) for m in field.metadata)
-        }
-    if isinstance(value, Mapping):
-        return {str(k): canonical(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [canonical(v) for v in value]
-    return value
-
-
 def load_recipe(path: Path, overrides: list[str], kinds: Mapping[str, type[Settings]]) -> Recipe:
     """Read, override and validate a recipe that has no `[sweep]`; see `load_recipes`."""
     first, *_ = load_recipes(path, overrides, kinds)
@@ -156,7 +118,7 @@ def _recipe(
     path: Path, table: Mapping[str, Any], kinds: Mapping[str, type[Settings]], point: Point | None = None
 ) -> Recipe:
     """Validate a recipe's table, its rounds written out."""
-    table = unrolled(table)
+    table = unrolled(table, kinds)
     errors = [
         f"{path}: unknown table [{k}]; {nearest(k, ['run', 'stage', 'sweep', 'repeat'])}"
         for k in table
@@ -194,11 +156,6 @@ def _recipe(
 def dump_toml(table: Mapping[str, Any]) -> str:
     """TOML text of plain data; `None` values are left out, since TOML has none."""
     return tomli_w.dumps(_without_none(table))
-
-
-def settings_tree(settings: BaseModel) -> dict[str, Any]:
-    """All fields of a settings model (EXECUTION ones too) as plain data that validates back to the same model."""
-    return settings.model_dump(mode="json", by_alias=True)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -269,7 +226,7 @@ def _is_union_tag(part: str) -> bool:
 def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
     for part in (p for p in path if not p.isdigit()):
         field = model.model_fields.get(part)
-        inner = next(_models(field.annotation), None) if field else None
+        inner = next(models_in(field.annotation), None) if field else None
         if inner is None:
             return []
         model = inner
@@ -284,15 +241,8 @@ def _describe(model: type[BaseModel], path: list[str]) -> str:
             continue
         if n == len(path) - 1:
             return " ".join((field.description or part).split()).partition(". ")[0]
-        model = next(_models(field.annotation), model)
+        model = next(models_in(field.annotation), model)
     return "see `ingot init`"
-
-
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for inner in getattr(annotation, "__args__", ()):
-        yield from _models(inner)
 
 
 def _without_none(value: Any) -> Any:

@@ -16,7 +16,7 @@ other, so a killed loop goes on, and a fourth round leaves the first three as th
 
 What people fill in (`by = "better.jsonl"`) is a file for each round, `better-1.jsonl` and so on.
 
-Names mean stages only where a setting takes stages (`REFERENCES`), so that a stage may be called `reward`.
+Names mean stages only in fields that are marked so (`core/settings.py: Stage`), so a stage may be called `reward`.
 
 Rejected: a loop at run time (what a run will do could not be planned, and a stage's key would depend on its history).
 """
@@ -25,34 +25,22 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ingot.core.errors import UserError, nearest
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
-REFERENCES = frozenset(
-    (
-        "init",
-        "model",
-        "models",
-        "data",
-        "corpus",
-        "from",
-        "tokenizer",
-        "reference",
-        "reward",
-        "gold",
-        "fisher",
-        "previous",
-        "by",
-        "against",
-    )
-)
-"""Settings whose strings, elements or keys are names of stages."""
+from ingot.core.errors import UserError, nearest
+from ingot.core.settings import mark_of, models_in
+
 MOST = 1000
 """Rounds of a recipe: each is stages of its own, with lines of their own in every table."""
 _KNOWN = ("rounds", "stages", "start")
 
 
-def unrolled(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def unrolled(recipe: Mapping[str, Any], kinds: Mapping[str, type[BaseModel]]) -> dict[str, Any]:
     """A recipe's table with its rounds written out, without `[repeat]`.
+
+    Args:
+        kinds: stage kind -> its settings model, which says the fields that name stages.
 
     Raises:
         UserError: what is wrong with the table `[repeat]`, or a name that means nothing in round 1.
@@ -64,16 +52,34 @@ def unrolled(recipe: Mapping[str, Any]) -> dict[str, Any]:
     repeat = recipe["repeat"]
     _check(repeat, stages)
     start, names = repeat.get("start", {}), repeat["stages"]
+    models = {name: [m for m in [kinds.get(_kind(body))] if m] for name, body in stages.items()}
     found: dict[str, Any] = {}
     for name, body in stages.items():
         if name not in names:
-            found[name] = _Names(names, repeat["rounds"], len(names), start, f"stage.{name}").resolved(body)
+            here = _Names(names, repeat["rounds"], len(names), start, f"stage.{name}")
+            found[name] = here.resolved(body, models[name])
         elif name == names[0]:  # the rounds stand where the first of their stages does
             for i in range(1, repeat["rounds"] + 1):
                 for place, each in enumerate(names):
                     here = _Names(names, i, place, start, f"stage.{each}")
-                    found[f"{each}-{i}"] = here.resolved(stages[each])
+                    found[f"{each}-{i}"] = here.resolved(stages[each], models[each])
     return {**table, "stage": found}
+
+
+def _kind(body: Any) -> str:
+    return str(body.get("kind")) if isinstance(body, Mapping) else ""
+
+
+def _field(models: list[type[BaseModel]], name: str) -> list[FieldInfo]:
+    """The fields of that name, or of that alias, of some models."""
+    return [f for model in models for n, f in model.model_fields.items() if name in (n, f.alias)]
+
+
+def _of_kind(models: list[type[BaseModel]], table: Mapping[str, Any]) -> list[type[BaseModel]]:
+    """The models that a table may be: those of its kind, where it says one."""
+    kind = table.get("kind")
+    same = [model for model in models if kind and getattr(model.model_fields.get("kind"), "default", None) == kind]
+    return same or models
 
 
 def _check(repeat: Any, stages: Mapping[str, Any]) -> None:
@@ -114,19 +120,32 @@ class _Names:
     def __init__(self, names: list[str], i: int, place: int, start: Mapping[str, str], where: str):
         self._names, self._i, self._place, self._start, self._where = names, i, place, start, where
 
-    def resolved(self, value: Any) -> Any:
-        """A stage's table, or a part of it, with the names of this round."""
-        if isinstance(value, Mapping):
-            return {name: self._named(v) if name in REFERENCES else self.resolved(v) for name, v in value.items()}
-        return [self.resolved(v) for v in value] if isinstance(value, list) else value
+    def resolved(self, value: Any, models: list[type[BaseModel]]) -> Any:
+        """A stage's table, or a part of it, with the names of this round.
+
+        Args:
+            models: what the table may be.
+        """
+        if isinstance(value, list):
+            return [self.resolved(v, models) for v in value]
+        if not isinstance(value, Mapping):
+            return value
+        found = {}
+        for name, inner in value.items():
+            fields = _field(_of_kind(models, value), name)
+            if any(map(mark_of, fields)):
+                found[name] = self._named(inner)
+            else:
+                found[name] = self.resolved(inner, [m for field in fields for m in models_in(field.annotation)])
+        return found
 
     def _named(self, value: Any) -> Any:
-        """The value of a setting of `REFERENCES`: a stage, a list of stages, or a table of their shares."""
+        """The value of a field that names stages: a stage, a list of stages, or a table of their shares."""
         if isinstance(value, str):
             return self._one(value)
         if isinstance(value, list):
-            return [one for v in value for one in (self._all(v) if isinstance(v, str) else [self.resolved(v)])]
-        return self._shares(self.resolved(value)) if isinstance(value, Mapping) else value
+            return [one for v in value for one in (self._all(v) if isinstance(v, str) else [v])]
+        return self._shares(value) if isinstance(value, Mapping) else value
 
     def _shares(self, table: Mapping[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = {}

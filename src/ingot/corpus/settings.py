@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from ingot.core.errors import UserError, nearest
-from ingot.core.recipe import EXECUTION, Settings
+from ingot.core.settings import EXECUTION, Settings
 from ingot.corpus.readers.row_formats import NAMES, ROLES, Format, Role
 
 STDLIB = "python:stdlib"

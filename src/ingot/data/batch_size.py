@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Sizes:
+class BatchSizes:
     """Rows of every 1-based step, as runs of equal steps: (first step, rows of all steps before it, rows a step)."""
 
     runs: tuple[tuple[int, int, int], ...]
@@ -39,12 +39,12 @@ class Sizes:
         return self.runs[bisect_right(self.runs, value, key=lambda run: run[column]) - 1]
 
 
-def constant(rows: int) -> Sizes:
+def constant(rows: int) -> BatchSizes:
     """The same number of rows in every step."""
-    return Sizes(((1, 0, rows),))
+    return BatchSizes(((1, 0, rows),))
 
 
-def ramp(start: int, end: int, over: int, by_step: bool, done: int = 0) -> Sizes:
+def ramp(start: int, end: int, over: int, by_step: bool, done: int = 0) -> BatchSizes:
     """From `start` rows to `end`, linearly in the rows trained on so far (or in steps), then `end` for good.
 
     A step has start + floor((end - start) * p / over) rows, where p is what was done before that step.
@@ -64,4 +64,4 @@ def ramp(start: int, end: int, over: int, by_step: bool, done: int = 0) -> Sizes
         runs.append((step, row, size))
         step, row = step + steps, row + steps * size
         progress += steps if by_step else steps * size
-    return Sizes((*runs, (step, row, end)))
+    return BatchSizes((*runs, (step, row, end)))

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.data.packing import PAD, RowPlan, Whole
+from ingot.data.packing import PAD, OnePerRow, RowPlan
 from ingot.store.reader import Store
 
 IGNORE = -100
@@ -180,17 +180,31 @@ def make_batch(sources: Sources, source_B: np.ndarray, row_B: np.ndarray) -> Bat
         ids_BL[here, :width], keep_BL[here, :width] = ids, keep
         if source.isolate:
             document_BL[here, :width] = document
-        if isinstance(source.plan, Whole):
-            for name, values in _columns(source.store, document[:, 0], (~padded).sum(1)).items():
+        if isinstance(source.plan, OnePerRow):
+            for name, values in _document_columns(source.store, document[:, 0], (~padded).sum(1)).items():
                 columns.setdefault(name, np.zeros(len(row_B), values.dtype))[here] = values
+        for name, values in _token_columns(source.store, index[:, 1:], padded[:, 1:]).items():
+            shape = (*ids_BL[:, 1:].shape, *values.shape[2:])
+            columns.setdefault(name, np.zeros(shape, values.dtype))[here, : width - 1] = values
     isolated = any(sources[s].isolate for s in present)
     batch = _shift(ids_BL, keep_BL, document_BL, isolated, ignore, source_B, row_B)
     return replace(batch, columns=columns, group=group, replayed=sources[present[0]].replay)
 
 
-def _columns(store: Store, document_B: np.ndarray, length_B: np.ndarray) -> dict[str, np.ndarray]:
-    """What is known of rows that are one document each: its length, the store's values per document, and of prompts
-    the further fields of their row (`extra_B`, a JSON object or None).
+def _token_columns(store: Store, index_BT: np.ndarray, padded_BT: np.ndarray) -> dict[str, np.ndarray]:
+    """The store's columns per token beside the labels, 0 in padding; the mask decides which labels there are."""
+    known = {name: column for name, column in store.columns.items() if column.per == "token" and name != "mask"}
+    found = {}
+    for name, column in known.items():
+        values = column.gather(np.where(padded_BT, 0, index_BT))
+        values[padded_BT] = 0
+        found[f"{name}_BT"] = values
+    return found
+
+
+def _document_columns(store: Store, document_B: np.ndarray, length_B: np.ndarray) -> dict[str, np.ndarray]:
+    """Columns of rows that are one document each: its length, the store's values per document, and of prompts the
+    further fields of their row (`extra_B`, a JSON object or None).
     """
     known = {name: c for name, c in store.columns.items() if c.per == "document" and name != "bytes"}
     columns = {"lengths_B": length_B, **{f"{name}_B": column.gather(document_B) for name, column in known.items()}}
@@ -297,9 +311,9 @@ class Loader:
                 continue
 
 
-def all_rows(source: Source, rows_per_batch: int, limit: int | None = None) -> Iterator[Batch]:
-    """Every row of a source once, in order: what evaluation reads. With a `limit`, that many rows, evenly spaced."""
-    rows = np.arange(source.plan.rows)
+def all_rows(source: Source, rows_per_batch: int, limit: int | None = None, first: int = 0) -> Iterator[Batch]:
+    """Every row of a source once, in order, from row `first` on. With a `limit`, that many rows, evenly spaced."""
+    rows = np.arange(first, source.plan.rows)
     if limit is not None and limit < len(rows):
         rows = rows[np.arange(limit) * len(rows) // limit]
     each = max(1, rows_per_batch // source.plan.group)

@@ -1,8 +1,8 @@
 """From documents to rows: which tokens stand in which row of a batch, decided once and before training.
 
 A row holds `context + 1` token ids, because the targets are the inputs moved by one. A plan answers two questions for
-any row: which token indices (`index`), and which documents (`slices`). `Windows` slides over the whole stream and
-wastes nothing; `BestFit` never splits a document that fits, pads what is left, and is what conversations need; `Whole`
+any row: which token indices (`index`), and which documents (`slices`). `Concatenated` slides over the whole stream and
+wastes nothing; `BestFit` never splits a document that fits, pads the rest, and is what conversations need; `OnePerRow`
 gives each document a row of its own, and is what pairs and prompts need.
 
 Rejected: cropping documents to fill a row (a third of a small corpus is never shown), first-fit (more padding).
@@ -33,7 +33,7 @@ class Slice:
     stop: int
 
 
-class Windows:
+class Concatenated:
     """Row `r` is the stream from `r * stride`; with `tail`, a last padded row covers what is left over."""
 
     dropped = dropped_tokens = 0
@@ -130,7 +130,7 @@ class BestFit:
             np.savez(file, pieces=self._pieces, first=self._first)
 
 
-class Whole:
+class OnePerRow:
     """Documents in rows of their own, adjacent ones of a group together: pairs (groups of 2) and prompts.
 
     None is ever cut: a pair without the end of one answer says something else than people said. A group in which a
@@ -181,7 +181,7 @@ class Whole:
         return np.flatnonzero(self._kept == document // self.group).tolist()
 
 
-RowPlan = Windows | BestFit | Whole
+RowPlan = Concatenated | BestFit | OnePerRow
 
 
 def make_row_plan(
@@ -201,7 +201,7 @@ def make_row_plan(
             context.
     """
     if kind == "whole":
-        whole = Whole(ends, context, group)
+        whole = OnePerRow(ends, context, group)
         if whole.rows == 0:
             name, end = ("pairs have a side", "") if group == 2 else ("prompts are", " or a smaller objective.max_new")
             raise UserError(
@@ -215,7 +215,7 @@ def make_row_plan(
             "between two rows would never be learned from"
         )
     tokens = int(ends[-1]) if len(ends) else 0
-    plan = Windows(ends, context, stride) if kind == "concat" else BestFit(ends, context, mask)
+    plan = Concatenated(ends, context, stride) if kind == "concat" else BestFit(ends, context, mask)
     if plan.rows == 0 and plan.dropped:
         raise UserError(
             f"{what}: each of its {plan.dropped:,} documents is longer than the context of {context} and its "

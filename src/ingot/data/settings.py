@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ingot.core.recipe import EXECUTION, Settings
+from ingot.core.settings import EXECUTION, Settings
 
 
 class PackingSettings(Settings):

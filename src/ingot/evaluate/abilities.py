@@ -19,7 +19,7 @@ from ingot.evaluate.checks import right
 from ingot.evaluate.continuations import score
 from ingot.evaluate.sandbox import program_of, run_code
 from ingot.evaluate.tasks import Item, Task
-from ingot.infer.streaming import TextRun, prompt_ids, room_for_prompt, sampling_for
+from ingot.infer.streaming import TextGeneration, prompt_ids, room_for_prompt, sampling_for
 from ingot.model.transformer import Transformer
 from ingot.tokenizer.byte_bpe import Tokenizer
 from ingot.tokenizer.chat import render, stop_ids
@@ -81,7 +81,9 @@ class Examinee:
         rows = [self.prompt(text, asked)[-room:] for text in prompts]
         size, texts = rows_per_pass(int(self.model.config.context)), []
         for start in range(0, len(rows), size):
-            run = TextRun(self.model, self.tokenizer, rows[start : start + size], sampling, stop=() if asked else stop)
+            run = TextGeneration(
+                self.model, self.tokenizer, rows[start : start + size], sampling, stop=() if asked else stop
+            )
             texts += [answer.text for answer in run.answers()]
             advance(len(rows[start : start + size]))
         return texts

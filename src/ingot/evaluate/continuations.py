@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ingot.backends.select import as_trained
 from ingot.core.errors import UserError
-from ingot.infer.sampling import likeliest
-from ingot.model.lm_head import chunk
+from ingot.infer.ops import argmax
+from ingot.model.lm_head import chunk_size
 from ingot.model.transformer import Transformer
 from ingot.train.settings import rows_per_pass
 
@@ -80,14 +79,14 @@ def _score(model: Transformer, rows: list[np.ndarray], lengths: list[int]) -> li
         ids_BT[b, : len(row) - 1] = torch.from_numpy(row[:-1])
         asked_BT[b, len(row) - 1 - n : len(row) - 1] = True
     labels_N = torch.from_numpy(np.concatenate([row[-n:] for row, n in zip(rows, lengths, strict=True)])).to(device)
-    out = as_trained(model)(ids_BT.to(device))
+    out = model(ids_BT.to(device))
     hidden_ND = out.hidden[asked_BT.to(device)]
-    size = chunk(int(model.config.vocab), hidden_ND.device, kept=False)
+    size = chunk_size(int(model.config.vocab), hidden_ND.device, needs_grad=False)
     logps, best = [], []
     for hidden_nD, labels_n in zip(hidden_ND.split(size), labels_N.split(size), strict=True):
         logp_nV = torch.log_softmax(out.head(hidden_nD).float(), -1)
         logps.append(logp_nV.gather(1, labels_n[:, None])[:, 0].double())
-        best.append(likeliest(logp_nV) == labels_n)
+        best.append(argmax(logp_nV) == labels_n)
     logp_N, best_N = torch.cat(logps).cpu(), torch.cat(best).cpu()
     return [
         Scored(float(logp.sum()), len(logp), bool(greedy.all()))

@@ -37,7 +37,7 @@ from ingot.data.batches import Batch
 from ingot.data.sampler import key_of
 from ingot.evaluate.bootstrap import ratio
 from ingot.infer.sampling import pick, uniforms
-from ingot.model.lm_head import Head, chunk
+from ingot.model.lm_head import LMHead, chunk_size
 from ingot.model.losses import random_scores, token_logps
 from ingot.model.transformer import Transformer
 
@@ -109,8 +109,8 @@ class Fisher:
 
 
 @torch.no_grad()
-def _drawn(hidden_NW: Tensor, head: Head, uniform_N: Tensor) -> Tensor:
+def _drawn(hidden_NW: Tensor, head: LMHead, uniform_N: Tensor) -> Tensor:
     """The model's own draw at every place, in chunks of the head."""
-    size = chunk(len(head.weight), hidden_NW.device, kept=False)
+    size = chunk_size(len(head.weight), hidden_NW.device, needs_grad=False)
     chunks = zip(hidden_NW.split(size), uniform_N.split(size), strict=True)
     return torch.cat([pick(head(hidden_nW).float(), uniform_n) for hidden_nW, uniform_n in chunks])

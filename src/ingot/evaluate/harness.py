@@ -16,7 +16,7 @@ from typing import Any
 
 from ingot.core.errors import UserError
 from ingot.evaluate.continuations import score
-from ingot.infer.streaming import TextRun, prompt_ids, room_for_prompt, sampling_for
+from ingot.infer.streaming import TextGeneration, prompt_ids, room_for_prompt, sampling_for
 from ingot.model.transformer import Transformer
 from ingot.tokenizer.byte_bpe import Tokenizer
 from ingot.tokenizer.chat import render
@@ -83,7 +83,7 @@ class Calls:
             for start in range(0, len(numbers), size):
                 here = numbers[start : start + size]
                 prompts = [self._prompt(requests[n].args[0])[-room:] for n in here]
-                run = TextRun(
+                run = TextGeneration(
                     self._model.eval(), self._tokenizer, prompts, sampling, stop=until, keys=[(n, 0) for n in here]
                 )
                 texts.update(zip(here, (answer.text for answer in run.answers()), strict=True))

@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ingot.backends.select import as_trained
 from ingot.data.batches import IGNORE, Batch, Source, all_rows
-from ingot.data.packing import BestFit, Windows
+from ingot.data.packing import BestFit, Concatenated
 from ingot.evaluate.bootstrap import ratio
-from ingot.model.losses import divergences, token_logps
+from ingot.model.losses import kl_divergence, token_logps
 from ingot.model.transformer import Transformer
 from ingot.store.reader import Store
 from ingot.tokenizer.byte_bpe import Tokenizer
@@ -64,10 +63,10 @@ def likelihood(
         advance: told the number of rows done.
         context: tokens of a window; default: the model's context.
     """
-    forward = as_trained(model.eval())
+    model.eval()
 
     def nll(batch: Batch) -> torch.Tensor:
-        out = forward(**batch.inputs)
+        out = model(**batch.inputs)
         return -token_logps(out.hidden, out.head, batch.labels_BT)
 
     sums, tokens = _by_document(nll, model, store, overlap, rows_per_batch, advance, context)
@@ -87,11 +86,11 @@ def divergence(
     """KL(old || new) of the next token in nats, over all that `likelihood` scores, with its interval; exact over the
     vocabulary, which is the same for both. `context`: tokens of a window; default: of the shorter of both contexts."""
     context = context or min(old.config.context, new.config.context)
-    forwards = as_trained(old.eval()), as_trained(new.eval())
+    models = old.eval(), new.eval()
 
     def kl(batch: Batch) -> torch.Tensor:
-        before, after = (forward(**batch.inputs) for forward in forwards)
-        return divergences(after.hidden, after.head, before.hidden, before.head, batch.labels_BT)
+        before, after = (model(**batch.inputs) for model in models)
+        return kl_divergence(after.hidden, after.head, before.hidden, before.head, batch.labels_BT)
 
     return ratio(*_by_document(kl, new, store, overlap, rows_per_batch, advance, context))
 
@@ -111,7 +110,7 @@ def _by_document(
     ends = np.asarray(store.ends)
     stride = max(1, round(context * (1 - overlap)))
     mask = store.columns["mask"].read if masked else None
-    plan = BestFit(ends, context, mask) if mask else Windows(ends, context, stride, tail=True)
+    plan = BestFit(ends, context, mask) if mask else Concatenated(ends, context, stride, tail=True)
     source = Source("held out", store, plan, isolate=masked)
     sums = np.zeros(store.documents)
     tokens = np.zeros(store.documents, np.int64)

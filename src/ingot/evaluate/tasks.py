@@ -23,7 +23,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from ingot.core.errors import MissingFile, UserError, nearest
-from ingot.core.recipe import Settings
+from ingot.core.settings import Settings
 from ingot.evaluate.checks import CHECKS, COUNTS
 
 SUITE = Path(str(files("ingot.evaluate"))) / "suite"

@@ -4,7 +4,7 @@ A continuation depends on its own prompt and key, not on its neighbours, the ord
 to the rounding of matrix products of another size; so a rollout can be made again from the weights and the step
 (`sampling.py` says how). Samples of one prompt share its prefill. Rows that have ended leave the batch.
 
-`Decoding` is the state, one call of `step` a token, so that whoever loops over it can look at tokens as they come and
+`Generation` is the state, one call of `step` a token, so that whoever loops over it can look at tokens as they come and
 end rows: `generate` here, text and stop strings in `text.py`. What a step does for single rows is done with arrays, and
 the device is waited for once a step.
 
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from ingot.core.errors import UserError
-from ingot.infer.decoder import Decoder, Rows
+from ingot.infer.decoder import Decoder, DecodeState
 from ingot.infer.sampling import Sampling, draw, uniforms
 from ingot.model.transformer import Transformer
 
@@ -72,13 +72,13 @@ def generate(
     Raises:
         UserError: an empty prompt, one that leaves no room, or an id outside the vocabulary.
     """
-    decoding = Decoding(model, prompts, sampling or Sampling(), samples=samples, seed=seed, step=step, keys=keys)
-    while decoding.going:
-        decoding.step()
-    return [decoding.completion(row) for row in range(len(decoding.reason_R))]
+    generation = Generation(model, prompts, sampling or Sampling(), samples=samples, seed=seed, step=step, keys=keys)
+    while generation.going:
+        generation.step()
+    return [generation.completion(row) for row in range(len(generation.reason_R))]
 
 
-class Decoding:
+class Generation:
     """Rows that are being continued; arguments as `generate`'s.
 
     All living rows have the same number of new tokens, since they began together: one counter serves them all. Rows
@@ -132,7 +132,9 @@ class Decoding:
         u_B = None
         if self.sampling.temperature:
             u_B = torch.from_numpy(uniforms(*self.origin, self.keys_R2[self.held_B], position_B))
-        self._ids_B, logp_B = draw(self._rows.logits_BV, self.sampling, u_B, self._seen_BV)
+        self._ids_B, logp_B = draw(
+            self._state.logits_BV, self.sampling, u_B, self._seen_BV, self._state.decoder.ops.argmax
+        )
         ids_B, logps_B = torch.stack((self._ids_B.double(), logp_B.double())).cpu().numpy()  # the one wait of a step
         living_B = self.reason_R[self.held_B] == ""
         rows_B, ids_B, logps_B = self.held_B[living_B], ids_B[living_B].astype(np.int64), logps_B[living_B]
@@ -169,7 +171,7 @@ class Decoding:
             if seen_BV is not None:
                 seen_BV[row, ids] = True
         device, room = decoder.device, self.ids_RN.shape[1] - 1
-        self._rows = Rows(decoder, ids_BT.to(device), length_B.to(device), room, samples)
+        self._state = DecodeState(decoder, ids_BT.to(device), length_B.to(device), room, samples)
         self._seen_BV = None if seen_BV is None else seen_BV.to(device).repeat_interleave(samples, dim=0)
 
     def _forward(self) -> None:
@@ -177,12 +179,12 @@ class Decoding:
         living_B = self.reason_R[self.held_B] == ""
         if 4 * living_B.sum() <= 3 * len(living_B):
             kept_B = torch.from_numpy(np.flatnonzero(living_B)).to(self._ids_B.device)
-            self._rows.keep(kept_B)
+            self._state.keep(kept_B)
             self._ids_B, self.held_B = self._ids_B[kept_B], self.held_B[living_B]
             self._seen_BV = None if self._seen_BV is None else self._seen_BV[kept_B]
         if self._seen_BV is not None:
             self._seen_BV.scatter_(1, self._ids_B[:, None], True)
-        self._rows.run(self._ids_B)
+        self._state.run(self._ids_B)
 
 
 def check_prompts(

@@ -17,7 +17,7 @@ import numpy as np
 
 from ingot.core.errors import UserError
 from ingot.infer.decoder import Decoder
-from ingot.infer.generate import Completion, Decoding
+from ingot.infer.generate import Completion, Generation
 from ingot.infer.sampling import Sampling
 from ingot.model.transformer import Transformer
 from ingot.tokenizer.byte_bpe import Tokenizer
@@ -39,7 +39,7 @@ def room_for_prompt(context: int, max_new: int) -> int:
     return context - min(max_new, context // 2)
 
 
-def spoken(tokenizer: Tokenizer, completion: Completion) -> str:
+def completion_text(tokenizer: Tokenizer, completion: Completion) -> str:
     """The text of a completion without the stop id that ended it; ids beyond the vocabulary are U+FFFD."""
     ids = completion.ids[: len(completion.ids) - (completion.stop_reason == "stop")]
     if (ids < tokenizer.vocab).all():
@@ -102,7 +102,7 @@ class Answer:
         return self.text
 
 
-class TextRun:
+class TextGeneration:
     """Prompts being continued as text: read `pieces` as it comes, or all of it as `answers`.
 
     Args:
@@ -130,7 +130,7 @@ class TextRun:
         stop = [stop] if isinstance(stop, str) else stop
         if "" in stop:
             raise UserError("stop: found an empty string, expected text that ends a continuation; leave it out")
-        self._decoding = Decoding(model, prompts, sampling, samples=samples, seed=seed, step=step, keys=keys)
+        self._generation = Generation(model, prompts, sampling, samples=samples, seed=seed, step=step, keys=keys)
         self._tokenizer, self._stop_ids = tokenizer, sampling.stop
         self._streams = [TextStream(stop) for _ in range(len(prompts) * samples)]
         self._texts: list[list[str]] = [[] for _ in self._streams]
@@ -138,8 +138,8 @@ class TextRun:
         """(place, text) as it becomes certain; place i * samples + j is sample j of prompt i."""
 
     def _run(self) -> Iterator[tuple[int, str]]:
-        while self._decoding.going:
-            rows, ids = self._decoding.step()
+        while self._generation.going:
+            rows, ids = self._generation.step()
             for row, token in zip(rows.tolist(), ids.tolist(), strict=True):
                 if piece := self._feed(row, token):
                     self._texts[row].append(piece)
@@ -148,14 +148,14 @@ class TextRun:
     def _feed(self, row: int, token: int) -> str:
         stream = self._streams[row]
         piece = "" if token in self._stop_ids else stream.feed(self._tokenizer.token_bytes(token))
-        if self._decoding.reason_R[row]:
+        if self._generation.reason_R[row]:
             piece += stream.finish()
         if stream.stopped:
-            self._decoding.end(row, "stop_string")
+            self._generation.end(row, "stop_string")
         return piece
 
     def answers(self) -> list[Answer]:
         """Every text, prompts x samples; reads what is left of `pieces` first."""
         for _ in self.pieces:
             pass
-        return [Answer("".join(parts), self._decoding.completion(row)) for row, parts in enumerate(self._texts)]
+        return [Answer("".join(parts), self._generation.completion(row)) for row, parts in enumerate(self._texts)]

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from ingot.core.errors import UserError
-from ingot.core.recipe import Settings
+from ingot.core.settings import Settings
 from ingot.model.config import ModelConfig
 
 ALL = "all-linear"
@@ -104,10 +104,10 @@ def adapted_layers(settings: AdapterSettings, config: ModelConfig) -> dict[str, 
 
 def adapter_parameters(settings: AdapterSettings, config: ModelConfig) -> int:
     """Numbers that are trained: those of the corrections, and of what is trained whole."""
-    return correction_parameters(settings, config) + sum(whole_modules(settings, config).values())
+    return correction_parameters(settings, config) + sum(modules_to_save(settings, config).values())
 
 
-def whole_modules(settings: AdapterSettings, config: ModelConfig) -> dict[str, int]:
+def modules_to_save(settings: AdapterSettings, config: ModelConfig) -> dict[str, int]:
     """The modules that are trained whole, with their numbers; the head of a tied model is its embedding."""
     names = {"embedding" if config.tied else name for name in settings.modules_to_save}
     return dict.fromkeys(sorted(names), config.vocab * config.width)

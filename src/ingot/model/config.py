@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, Self
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from ingot.core.errors import UserError
-from ingot.core.recipe import Settings
+from ingot.core.settings import Settings
 
 WIDTH_PER_LAYER = 64
 _HEAD_SIZES = (64, 32, 16, 8)
@@ -28,10 +28,8 @@ DEEPEST = 10_000
 """Blocks that anybody means; a misread number would otherwise be built until memory ends."""
 MAX_LOGITS = {"cpu": 1 << 26, "cuda": 1 << 30}
 """Elements of logits held at once: 128 MiB in bf16, on a GPU 2 GiB."""
-LANES = 16
-"""Numbers of a CPU's register of 512 bits in fp32."""
-PLAIN_BF16_KEYS = 512
-"""Up to this many keys, attention in bf16 on a CPU writes its scores out (`attention.faster` has the measurements)."""
+EAGER_BF16_KEYS = 512
+"""Up to so many keys, attention in bf16 on a CPU is eager (`attention.fastest_impl`)."""
 
 Family = Literal["llama", "gpt2", "mistral", "qwen2", "qwen3"]
 Positions = Literal["rope", "learned"]
@@ -116,16 +114,6 @@ class ModelConfig(Settings):
         if self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}; change one of them")
         return self
-
-    @property
-    def common_block(self) -> bool:
-        """Whether its blocks are such as training's own functions compute (`backends/cpu_blocks.py`)."""
-        return (
-            (self.norm, self.activation, self.bias) == ("rms", "swiglu", "none")
-            and not (self.qk_norm or self.dropout)
-            and self.head_size <= 256
-            and all(width % LANES == 0 for width in (self.width, self.head_size, self.ffn))
-        )
 
     @property
     def parameters(self) -> int:

@@ -1,11 +1,13 @@
-"""The two feed-forwards: SwiGLU with three matrices, GELU with two, named as in Llama: gate, up, down."""
+"""The two feed-forwards: SwiGLU with three matrices and GELU with two. Parameters are named as in Llama.
+
+Shapes: B rows, T positions, W width, F inner features.
+"""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ingot.kernels.bias_gelu import gelu
-from ingot.kernels.joint_linear import products
 from ingot.model.config import ModelConfig
+from ingot.model.linear import fused_linear
 
 
 class SwiGLU(nn.Module):
@@ -19,12 +21,12 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(config.ffn, config.width, bias=bias)
 
     def forward(self, x_BTW: Tensor) -> Tensor:
-        gate_BTF, up_BTF = products(x_BTW, (self.gate, self.up))
+        gate_BTF, up_BTF = fused_linear(x_BTW, (self.gate, self.up))
         return self.down(F.silu(gate_BTF) * up_BTF)
 
 
 class GELU(nn.Module):
-    """down(gelu(up(x))) (Hendrycks and Gimpel 2016, arXiv:1606.08415), exact or with the tanh that GPT-2 has."""
+    """down(gelu(up(x))) (Hendrycks and Gimpel 2016, arXiv:1606.08415), exact or with GPT-2's tanh approximation."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -34,7 +36,7 @@ class GELU(nn.Module):
         self.down = nn.Linear(config.ffn, config.width, bias=bias)
 
     def forward(self, x_BTW: Tensor) -> Tensor:
-        return self.down(gelu(self.up, x_BTW, self.approximate))
+        return self.down(F.gelu(self.up(x_BTW), approximate=self.approximate))
 
 
 def make_feedforward(config: ModelConfig) -> SwiGLU | GELU:

@@ -1,14 +1,12 @@
-"""What objectives do with hidden states and a head: log-probabilities and cross-entropy, a chunk at a time.
+"""Functions of hidden states and a head that objectives are made of: log-probabilities, cross-entropy, divergences.
 
-Logits are the largest tensor of training (64 rows x 1,024 x 50,257 in fp32 are 13 GB), and only one number per position
-is kept of them. So positions without a label are dropped first (they then contribute exactly nothing, to the loss or to
-a gradient), and the rest is cut into chunks of at most `MAX_LOGITS` elements. Where a loss needs labels' probabilities
-alone, as nearly all do, `head.nll` keeps one copy of the logits; for others, where there is more than one chunk, logits
-are computed again in the backward pass instead of kept. One chunk costs nothing extra.
+Logits are the largest tensor of training (64 rows x 1,024 x 50,257 in fp32 are 13 GB) and only one number per position
+is kept of them. So positions without a label are dropped first, which makes their loss and gradient exactly 0, and the
+others are processed in chunks of at most `MAX_LOGITS` elements. Losses that need only the labels' probabilities use
+`LMHead.nll`, which keeps one copy of the logits; for others with more than one chunk, logits are computed again in the
+backward pass.
 
-Rejected: masking instead of dropping (prompts and padding would pay for the head).
-
-Shapes: B rows, T positions, N labelled positions, D features, V vocabulary.
+Shapes: B rows, T positions, M = B T, N labelled positions, D features, V vocabulary, K numbers of a position.
 """
 
 from collections.abc import Callable
@@ -18,57 +16,56 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ingot.model.lm_head import Head, chunk, wide
+from ingot.model.lm_head import LMHead, chunk_size
+from ingot.model.precision import at_least_fp32
 
 IGNORE = -100
 _SIZES = 16
-"""In how many sizes labelled positions come."""
+"""Labelled positions are rounded up to a multiple of M / 16, so that few sizes of memory blocks occur."""
 
 
 def cross_entropy(
-    hidden_BTD: Tensor, head: Head, labels_BT: Tensor, ignore: int = IGNORE, max_logits: int | None = None
+    hidden_BTD: Tensor, head: LMHead, labels_BT: Tensor, ignore: int = IGNORE, max_logits: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Sum over labelled positions of -ln p(label), in nats, and their number: never a mean, the engine divides.
+    """Sum over labelled positions of -ln p(label), in nats, and their number. Never a mean: the engine divides.
 
     Args:
         hidden_BTD: hidden states, already aligned with the labels (the shift happens in `data`).
-        head: ... x D to ... x V.
         labels_BT: ids, `ignore` where there is nothing to predict.
-        max_logits: elements of logits held at once; None: what suits the device.
+        max_logits: elements of logits held at once; None: the device's default.
 
     Returns:
-        The sum, fp32 (fp64 for an fp64 model; 0 with zero gradients where all is ignored), and the count, int64.
+        The sum in fp32 (fp64 for an fp64 model; 0 with zero gradients where all is ignored) and the count, int64.
     """
     logp_BT = token_logps(hidden_BTD, head, labels_BT, ignore=ignore, max_logits=max_logits)
     return -logp_BT.sum(), (labels_BT != ignore).sum()
 
 
-def cross_entropy_parts(
-    hidden_BTD: Tensor, head: Head, labels_BT: Tensor, ignore: int = IGNORE, max_logits: int | None = None
+def cross_entropy_terms(
+    hidden_BTD: Tensor, head: LMHead, labels_BT: Tensor, ignore: int = IGNORE, max_logits: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What regularised losses are made of, summed over labelled positions, from one pass over the logits.
+    """The parts of regularised losses, summed over labelled positions, from one pass over the logits.
 
     Returns:
-        -ln p(label), equal to `cross_entropy`'s; the mean over the vocabulary of -ln p, which label smoothing mixes in
-        (Szegedy et al. 2016, arXiv:1512.00567, section 7); and ln(Z)^2, Z the sum of exp(logits), whose penalty keeps
-        logits from drifting (Chowdhery et al. 2022, PaLM, arXiv:2204.02311, section 5).
+        -ln p(label), equal to `cross_entropy`'s; the mean over the vocabulary of -ln p, for label smoothing (Szegedy et
+        al. 2016, arXiv:1512.00567, section 7); and ln(Z)^2 with Z the sum of exp(logits), for the z-loss (Chowdhery et
+        al. 2022, PaLM, arXiv:2204.02311, section 5).
     """
 
-    def parts(logits_nV: Tensor, labels_n: Tensor) -> Tensor:
-        logits_nV = wide(logits_nV)
-        z_n = logits_nV.logsumexp(-1)
+    def terms(logits_nV: Tensor, labels_n: Tensor) -> Tensor:
+        logits_nV = at_least_fp32(logits_nV)
+        log_z_n = logits_nV.logsumexp(-1)
         nll_n = F.cross_entropy(logits_nV, labels_n, reduction="none")
-        return torch.stack([nll_n, z_n - logits_nV.mean(-1), z_n.square()], dim=-1)
+        return torch.stack([nll_n, log_z_n - logits_nV.mean(-1), log_z_n.square()], dim=-1)
 
-    of_label, uniform, z_squared = _where_labelled(
-        _in_chunks(parts, head, max_logits), hidden_BTD, labels_BT, labels_BT, ignore
-    )
-    return of_label.sum(), uniform.sum(), z_squared.sum()
+    measure = _in_chunks(terms, head, max_logits)
+    nll, uniform, z_squared = _where_labelled(measure, hidden_BTD, labels_BT, labels_BT, ignore)
+    return nll.sum(), uniform.sum(), z_squared.sum()
 
 
 def token_logps(
     hidden_BTD: Tensor,
-    head: Head,
+    head: LMHead,
     labels_BT: Tensor,
     *,
     temperature: float = 1.0,
@@ -80,18 +77,18 @@ def token_logps(
     def logps(hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
         return -head.nll(hidden_ND, labels_N, max_logits)[:, None]
 
-    def sharpened(logits_nV: Tensor, labels_n: Tensor) -> Tensor:
-        return -F.cross_entropy(wide(logits_nV) / temperature, labels_n, reduction="none")[:, None]
+    def at_temperature(logits_nV: Tensor, labels_n: Tensor) -> Tensor:
+        return -F.cross_entropy(at_least_fp32(logits_nV) / temperature, labels_n, reduction="none")[:, None]
 
-    measure = logps if temperature == 1.0 else _in_chunks(sharpened, head, max_logits)
+    measure = logps if temperature == 1.0 else _in_chunks(at_temperature, head, max_logits)
     return _where_labelled(measure, hidden_BTD, labels_BT, labels_BT, ignore)[0]
 
 
-def divergences(
+def kl_divergence(
     hidden_BTD: Tensor,
-    head: Head,
+    head: LMHead,
     reference_BTD: Tensor,
-    reference_head: Head,
+    reference_head: LMHead,
     labels_BT: Tensor,
     *,
     ignore: int = IGNORE,
@@ -99,17 +96,17 @@ def divergences(
 ) -> Tensor:
     """KL(reference || model) of the next token at every labelled position, B x T in nats, 0 elsewhere.
 
-    The whole vocabulary is summed, so it is exact, never negative, and smooth where the two agree; no gradient reaches
-    the reference (hidden states ... x D', any width, of the same rows). Ids that only one of the two has, as a table
-    that is filled up to a round number, are left out.
+    The sum is over the full vocabulary, so it is exact, never negative, and smooth where the two agree. No gradient
+    reaches the reference (hidden states ... x D', any width, of the same rows). Ids that only one of the two has, such
+    as the padding of an embedding, are left out.
     """
     vocab = min(len(head.weight), len(reference_head.weight))
 
     def divergence(logits_nV: Tensor, reference_nD: Tensor) -> Tensor:
         with torch.no_grad():
-            expected_nV = wide(reference_head(reference_nD)[:, :vocab]).log_softmax(-1)
-        kl_nV = F.kl_div(wide(logits_nV[:, :vocab]).log_softmax(-1), expected_nV, reduction="none", log_target=True)
-        return kl_nV.sum(-1, keepdim=True)
+            expected_nV = at_least_fp32(reference_head(reference_nD)[:, :vocab]).log_softmax(-1)
+        logp_nV = at_least_fp32(logits_nV[:, :vocab]).log_softmax(-1)
+        return F.kl_div(logp_nV, expected_nV, reduction="none", log_target=True).sum(-1, keepdim=True)
 
     measure = _in_chunks(divergence, head, max_logits)
     return _where_labelled(measure, hidden_BTD, reference_BTD, labels_BT, ignore)[0]
@@ -117,7 +114,7 @@ def divergences(
 
 def token_logps_and_entropies(
     hidden_BTD: Tensor,
-    head: Head,
+    head: LMHead,
     labels_BT: Tensor,
     *,
     temperature: float = 1.0,
@@ -126,28 +123,28 @@ def token_logps_and_entropies(
 ) -> tuple[Tensor, Tensor]:
     """`token_logps`, and the entropy in nats of the distribution that each label is drawn from, both B x T."""
 
-    def measured(logits_nV: Tensor, labels_n: Tensor) -> Tensor:
-        logp_nV = F.log_softmax(wide(logits_nV) / temperature, dim=-1)
+    def logps_and_entropies(logits_nV: Tensor, labels_n: Tensor) -> Tensor:
+        logp_nV = F.log_softmax(at_least_fp32(logits_nV) / temperature, dim=-1)
         chosen_n1 = logp_nV.gather(1, labels_n[:, None])
         return torch.cat((chosen_n1, -(logp_nV.exp() * logp_nV).sum(1, keepdim=True)), dim=1)
 
-    measure = _in_chunks(measured, head, max_logits)
+    measure = _in_chunks(logps_and_entropies, head, max_logits)
     logp_BT, entropy_BT = _where_labelled(measure, hidden_BTD, labels_BT, labels_BT, ignore)
     return logp_BT, entropy_BT
 
 
-def random_scores(hidden_ND: Tensor, head: Head, key: int) -> Tensor:
-    """N numbers whose gradients in the logits are random, of mean zero and covariance diag(p) - p p'.
+def random_scores(hidden_ND: Tensor, head: LMHead, key: int) -> Tensor:
+    """N numbers whose gradients with respect to the logits are random, of mean zero and covariance diag(p) - p p'.
 
-    That is the covariance of d ln p(y) for y drawn from p, so their squared gradients have the Fisher information for
-    a mean; but every token has a part in each: s = sqrt(p) z - p (sqrt(p) . z) with random signs z, since with
-    S = diag(sqrt p) (I - sqrt(p) sqrt(p)') diag(p) - p p' is S S'. The signs follow from `key`.
+    That is the covariance of d ln p(y) for y drawn from p, so the mean of their squared gradients is the Fisher
+    information; but every token contributes to each: s = sqrt(p) z - p (sqrt(p) . z) with random signs z, since with
+    S = diag(sqrt p) (I - sqrt(p) sqrt(p)') the covariance diag(p) - p p' is S S'. The signs follow from `key`.
     """
 
-    def scores(logits_nV: Tensor, place_n: Tensor) -> Tensor:
-        logits_nV = wide(logits_nV)
+    def scores(logits_nV: Tensor, index_n: Tensor) -> Tensor:
+        logits_nV = at_least_fp32(logits_nV)
         with torch.no_grad():
-            first = int(place_n[0]) if len(place_n) else 0
+            first = int(index_n[0]) if len(index_n) else 0
             generator = torch.Generator(logits_nV.device).manual_seed((key + first) % 2**63)
             signs_nV = torch.randint(2, logits_nV.shape, generator=generator, device=logits_nV.device) * 2 - 1
             p_nV = logits_nV.softmax(-1)
@@ -155,8 +152,8 @@ def random_scores(hidden_ND: Tensor, head: Head, key: int) -> Tensor:
             s_nV = root_nV - p_nV * root_nV.sum(-1, keepdim=True)
         return (logits_nV * s_nV).sum(-1)
 
-    place_N = torch.arange(len(hidden_ND), device=hidden_ND.device)
-    return _in_chunks(scores, head, None)(hidden_ND, place_N)
+    index_N = torch.arange(len(hidden_ND), device=hidden_ND.device)
+    return _in_chunks(scores, head, None)(hidden_ND, index_N)
 
 
 def _where_labelled(
@@ -166,53 +163,54 @@ def _where_labelled(
     labels_BT: Tensor,
     ignore: int,
 ) -> tuple[Tensor, ...]:
-    """`measure` (N x D and N of what is beside them to N x K) at positions with a label; K tensors B x T, 0 elsewhere.
+    """`measure` (hidden states N x D and what lies beside them, N ..., to N x K) at labelled positions.
 
-    Their number differs from batch to batch, and blocks of memory of ever-different sizes fill a heap with holes that
-    the next one just misses. So positions are rounded up to a whole sixteenth of all, by measuring the last one again
-    (peak of a fine-tuning run of 3M parameters: 1.15 GB, without it 1.25).
+    The number of labelled positions differs from batch to batch, and memory blocks of ever-different sizes fragment a
+    heap. So it is rounded up to a multiple of M / 16 by repeating the last position.
+
+    Returns:
+        K tensors B x T, 0 at positions without a label.
     """
     M = labels_BT.numel()
     hidden_MD, beside_M = hidden_BTD.reshape(M, -1), beside_BT.reshape(M, *beside_BT.shape[2:])
-    # A batch keeps its labels on the host too: to ask a GPU for a number is to wait for all that it has to do.
-    known_BT = getattr(labels_BT, "on_host", labels_BT)
-    index_N = (known_BT.reshape(M) != ignore).nonzero().squeeze(1)
+    # A batch keeps its labels on the host too, since reading a number from a GPU waits for all its work.
+    host_labels_BT = getattr(labels_BT, "on_host", labels_BT)
+    index_N = (host_labels_BT.reshape(M) != ignore).nonzero().squeeze(1)
     N = len(index_N)
     if N == M:
         return measure(hidden_MD, beside_M).view(*labels_BT.shape, -1).unbind(-1)
     index_N = index_N.to(labels_BT.device, non_blocking=True)
-    step = -(-M // _SIZES)
-    some_P = torch.cat((index_N, index_N[-1:].expand(-N % step))) if N else index_N
-    found_NK = measure(hidden_MD[some_P], beside_M[some_P])[:N]
-    found_MK = found_NK.new_zeros(M, found_NK.shape[1]).index_put((index_N,), found_NK)
-    return found_MK.view(*labels_BT.shape, -1).unbind(-1)
+    multiple = -(-M // _SIZES)
+    index_P = torch.cat((index_N, index_N[-1:].expand(-N % multiple))) if N else index_N
+    measured_NK = measure(hidden_MD[index_P], beside_M[index_P])[:N]
+    measured_MK = measured_NK.new_zeros(M, measured_NK.shape[1]).index_put((index_N,), measured_NK)
+    return measured_MK.view(*labels_BT.shape, -1).unbind(-1)
 
 
 def _in_chunks(
-    measure: Callable[[Tensor, Tensor], Tensor], head: Head, max_logits: int | None
+    measure: Callable[[Tensor, Tensor], Tensor], head: LMHead, max_logits: int | None
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """A measure of hidden states from one of logits.
+    """A function of hidden states from one of logits, which are computed a chunk at a time.
 
     Args:
-        measure: (logits n x V as the head gives them, n of what else is known of each position) to n or n x K numbers.
-        head: ... x D to ... x V.
+        measure: (logits n x V, what lies beside each position, n ...) to n or n x K numbers.
         max_logits: elements of a chunk's logits.
     """
 
-    def measured(hidden_nD: Tensor, beside_n: Tensor) -> Tensor:
+    def of_hidden(hidden_nD: Tensor, beside_n: Tensor) -> Tensor:
         return measure(head(hidden_nD), beside_n)
 
     def chunked(hidden_ND: Tensor, beside_N: Tensor) -> Tensor:
-        kept = torch.is_grad_enabled()
-        size = chunk(len(head.weight), hidden_ND.device, max_logits, kept)
+        needs_grad = torch.is_grad_enabled()
+        size = chunk_size(len(head.weight), hidden_ND.device, max_logits, needs_grad)
         if len(beside_N) <= size:
-            return measured(hidden_ND, beside_N)
+            return of_hidden(hidden_ND, beside_N)
         parts = []
         for h_nD, b_n in zip(hidden_ND.split(size), beside_N.split(size), strict=True):
-            if kept:  # the head draws no random numbers, so none need to be replayed
-                parts.append(checkpoint(measured, h_nD, b_n, use_reentrant=False, preserve_rng_state=False))
+            if needs_grad:  # the head draws no random numbers, so none need to be replayed
+                parts.append(checkpoint(of_hidden, h_nD, b_n, use_reentrant=False, preserve_rng_state=False))
             else:
-                parts.append(measured(h_nD, b_n))
+                parts.append(of_hidden(h_nD, b_n))
         return torch.cat(parts)
 
     return chunked

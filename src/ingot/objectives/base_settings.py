@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ingot.core.errors import UserError
-from ingot.core.recipe import Settings
+from ingot.core.settings import Settings
 
 
 class MethodSettings(Settings):
@@ -13,6 +13,11 @@ class MethodSettings(Settings):
     def companions(self) -> dict[str, str | None]:
         """Role -> stage of each frozen model that it compares with; None is the stage's `init`."""
         return {}
+
+    @property
+    def scoring_roles(self) -> frozenset[str]:
+        """Roles of companions that must be reward models. These leave out rows that they cannot read."""
+        return frozenset()
 
     def files(self) -> Iterable[Path]:
         """Files whose content determines the result."""

@@ -53,5 +53,5 @@ class GRPO(Sampled[GRPOSettings]):
             advantages_BT = advantages_BT - self.settings.beta * to_go(kl_BT, mask_BT)
         return replace(batch, columns={**batch.columns, **columns, "advantages_BT": advantages_BT})
 
-    def loss(self, out: Any, batch: Batch) -> dict[str, Term]:
+    def loss(self, out: Any, batch: Batch, ctx: Context) -> dict[str, Term]:
         return self.policy_terms(self.logps(out, batch), batch)

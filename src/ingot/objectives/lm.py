@@ -10,25 +10,25 @@ Label smoothing and the z-loss are penalties beside it, never part of the report
 from typing import Any
 
 from ingot.data.batches import Batch
-from ingot.model.losses import cross_entropy, cross_entropy_parts
+from ingot.model.losses import cross_entropy, cross_entropy_terms
 from ingot.objectives.settings import LanguageModelSettings
-from ingot.train.objective import Objective, Term
+from ingot.train.objective import Context, Needs, Objective, Term
 
 
 class LanguageModel(Objective):
     """Cross-entropy over every labelled position."""
 
-    recordable = True
+    needs = Needs(capturable=True)
 
     def __init__(self, settings: LanguageModelSettings | None = None):
         settings = settings or LanguageModelSettings()
         self.label_smoothing, self.z_loss = settings.label_smoothing, settings.z_loss
 
-    def loss(self, out: Any, batch: Batch) -> dict[str, Term]:
+    def loss(self, out: Any, batch: Batch, ctx: Context) -> dict[str, Term]:
         if not (self.label_smoothing or self.z_loss):
             nll, _ = cross_entropy(out.hidden, out.head, batch.labels_BT, ignore=batch.ignore)
             return {"lm": Term(nll, "token")}
-        nll, uniform, z_squared = cross_entropy_parts(out.hidden, out.head, batch.labels_BT, ignore=batch.ignore)
+        nll, uniform, z_squared = cross_entropy_terms(out.hidden, out.head, batch.labels_BT, ignore=batch.ignore)
         terms = {"lm": Term(nll, "token")}
         if self.label_smoothing:
             terms["label_smoothing"] = Term(uniform - nll, "token", self.label_smoothing, penalty=True)

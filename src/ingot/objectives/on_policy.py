@@ -29,7 +29,7 @@ from ingot.objectives.on_policy_settings import SampledSettings
 from ingot.objectives.policy import KLS, aggregated, clipped, k3, log_ratios, per_row, policy_loss
 from ingot.objectives.reward_functions import Scorer
 from ingot.objectives.rollout import Rollout, roll_out
-from ingot.train.objective import Context, Mean, Objective, Term
+from ingot.train.objective import Context, Mean, Needs, Objective, Term
 
 S = TypeVar("S", bound=SampledSettings)
 
@@ -37,15 +37,25 @@ S = TypeVar("S", bound=SampledSettings)
 class Sampled(Objective, ABC, Generic[S]):
     """An objective whose data are its own samples."""
 
-    judged_by = "reward"
-    dropout = False
     aggregation, whole_sequences = "token", False
 
     def __init__(self, settings: S):
         self.settings, self.kl, self.minibatches = settings, KLS[settings.kl], settings.minibatches
+        self.needs = Needs(
+            dropout=False,
+            best_metric="reward",
+            higher_is_better=True,
+            updates_per_pass=settings.minibatches,
+            samples=True,
+            initial_state=self.initial_state(),
+        )
         self.samples = settings.samples
         self.scorer, self.gold = Scorer(settings.reward, "reward"), Scorer(settings.gold, "gold")
         self.clip = settings.clip, settings.clip if settings.clip_high is None else settings.clip_high
+
+    def initial_state(self) -> dict[str, Any]:
+        """What the objective keeps from step to step, before the first one."""
+        return {}
 
     # -- before the updates ----------------------------------------------------------------------------------------
 

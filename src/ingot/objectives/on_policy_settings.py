@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from ingot.core.functions import is_function, require_file
+from ingot.core.settings import Stage
 from ingot.objectives.base_settings import MethodSettings
 
 KLName = Literal["k1-reward", "k2-reward", "k3-reward", "k1-loss", "k2-loss", "k3-loss", "k3-ratio-loss"]
@@ -16,14 +17,14 @@ KLName = Literal["k1-reward", "k2-reward", "k3-reward", "k1-loss", "k2-loss", "k
 class SampledSettings(MethodSettings):
     """What `ppo` and `grpo` share."""
 
-    reward: str = Field(min_length=1)
+    reward: Annotated[str, Stage("model")] = Field(min_length=1)
     """What a completion is worth: a train stage with objective `reward`, or `"file.py:function"`, called with a list of
     prompts (tables with `prompt` and the further fields of their row) and a list of completions, returning a number
     for each, or None where it cannot say."""
-    gold: str | None = Field(default=None, min_length=1)
+    gold: Annotated[str | None, Stage("model")] = Field(default=None, min_length=1)
     """What is really wanted, where that can be asked: another such stage or function. It is never learned from, but
     logged as `gold_reward`, so that the report can say where the reward is gamed."""
-    reference: str | None = None
+    reference: Annotated[str | None, Stage("model")] = None
     """Stage whose model the policy is held near; default: `init`."""
     beta: float = Field(default=0.0, ge=0)
     """What a nat of KL divergence from the reference costs; 0 needs no reference."""
@@ -48,6 +49,10 @@ class SampledSettings(MethodSettings):
     def companions(self) -> dict[str, str | None]:
         reference: dict[str, str | None] = {"reference": self.reference} if self.held else {}
         return reference | {role: name for role, name in self._asked() if not is_function(name)}
+
+    @property
+    def scoring_roles(self) -> frozenset[str]:
+        return frozenset(("reward", "gold"))
 
     def files(self) -> Iterator[Path]:
         for role, name in self._asked():

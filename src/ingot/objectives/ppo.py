@@ -37,10 +37,10 @@ from ingot.train.objective import Context, Term
 class ValueHead(nn.Module):
     """Hidden states to values, in the precision of its weights whatever the forward pass is in."""
 
-    def __init__(self, like: Tensor):
+    def __init__(self, width: int):
         super().__init__()
-        self.weight = nn.Parameter(like.new_zeros(1, like.shape[1]))
-        self.bias = nn.Parameter(like.new_zeros(1))
+        self.weight = nn.Parameter(torch.zeros(1, width))
+        self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, hidden_BTW: Tensor) -> Tensor:
         """[B, T]."""
@@ -51,13 +51,11 @@ class ValueHead(nn.Module):
 class PPO(Sampled[PPOSettings]):
     """Policy and value function on fresh completions."""
 
-    def __init__(self, settings: PPOSettings):
-        super().__init__(settings)
-        self.fresh = {"beta": settings.beta} if settings.kl_target else {}
+    def initial_state(self) -> dict[str, Any]:
+        return {"beta": self.settings.beta} if self.settings.kl_target else {}
 
     def modules(self, model: nn.Module) -> dict[str, nn.Module]:
-        self.value = ValueHead(model.embedding.weight.detach())  # pyright: ignore
-        return {"value": self.value}
+        return {"value": ValueHead(int(model.config.width))}  # pyright: ignore
 
     def prepared(self, played: Rollout, scores_B: Tensor, ctx: Context) -> Batch:
         dropped_B = scores_B.isnan().numpy()
@@ -65,8 +63,9 @@ class PPO(Sampled[PPOSettings]):
             dropped_B |= played.truncated_B
         batch = without(played.batch, dropped_B)
         mask_BT = torch.from_numpy(batch.labels_BT != batch.ignore)
+        value = ctx.modules["value"]
         both_BT2 = ctx.over(
-            ctx.model, batch, lambda out, rows: torch.stack((self.logps(out, rows), self.value(out.hidden)), -1)
+            ctx.model, batch, lambda out, rows: torch.stack((self.logps(out, rows), value(out.hidden)), -1)
         )
         old_BT, values_BT = both_BT2.cpu().unbind(-1)
         columns = {"old_logps_BT": old_BT, "old_values_BT": values_BT}
@@ -111,7 +110,7 @@ class PPO(Sampled[PPOSettings]):
         ctx.notes["beta"] = beta
         return beta
 
-    def loss(self, out: Any, batch: Batch) -> dict[str, Term]:
+    def loss(self, out: Any, batch: Batch, ctx: Context) -> dict[str, Term]:
         settings, columns, mask_BT = self.settings, batch.columns, batch.labels_BT != batch.ignore
         if settings.entropy:
             logp_BT, entropy_BT = token_logps_and_entropies(
@@ -121,7 +120,7 @@ class PPO(Sampled[PPOSettings]):
             logp_BT, entropy_BT = self.logps(out, batch), None
         terms = self.policy_terms(logp_BT, batch)
         value_BT = value_loss(
-            self.value(out.hidden), columns["old_values_BT"], columns["returns_BT"], settings.value_clip
+            ctx.modules["value"](out.hidden), columns["old_values_BT"], columns["returns_BT"], settings.value_clip
         )
         terms["value"] = Term(per_row(value_BT, mask_BT).sum(), "token", settings.value_weight)
         terms["value_loss"] = Term(terms["value"].sum.detach(), "token", metric=True)

@@ -38,7 +38,7 @@ from ingot.core.errors import UserError
 from ingot.data.batches import Batch
 from ingot.model.losses import token_logps
 from ingot.objectives.settings import PreferenceSettings, UnpairedSettings
-from ingot.train.objective import Context, Objective, Term
+from ingot.train.objective import Column, Context, Needs, Objective, Term
 
 REFERENCE = "reference_logps"
 """The column of what the reference says of each answer."""
@@ -158,10 +158,6 @@ def pair_term(batch: Batch, value_P: Tensor, **more: Any) -> Term:
 class Preference(Objective):
     """A loss of the family above."""
 
-    dropout = False
-    overlays = (REFERENCE,)
-    only_annotates = True
-
     def __init__(self, settings: PreferenceSettings):
         loss = settings.loss
         self._loss = LOSSES[loss]
@@ -170,16 +166,13 @@ class Preference(Objective):
         beta = settings.beta or (2.0 if loss == "simpo" else 0.1)
         self._options = Options(beta, settings.label_smoothing, settings.gamma)
         self._sft = float(loss in ("orpo", "cpo")) if settings.sft_weight is None else settings.sft_weight
-        if loss in SCORES:
-            self.overlays = ()
+        columns = () if loss in SCORES else (Column(REFERENCE),)
+        self.needs = Needs(columns=columns, companions_after_annotate=False, dropout=False)
 
     def annotate(self, batch: Batch, ctx: Context) -> dict[str, Tensor]:
         return reference_logps(batch, ctx)
 
-    def expand(self, batch: Batch, ctx: Context) -> Iterator[Batch]:
-        yield self.annotated(batch, ctx)
-
-    def loss(self, out: Any, batch: Batch) -> dict[str, Term]:
+    def loss(self, out: Any, batch: Batch, ctx: Context) -> dict[str, Term]:
         chosen, rejected = _sides(answer_logps(out, batch), batch)
         scores = self._score(chosen), self._score(rejected)
 
@@ -200,8 +193,7 @@ class Unpaired(Objective):
     The paper wants weight x number of the liked ones between 1 and 4/3 times that of the others.
     """
 
-    dropout = False
-    overlays = (REFERENCE,)
+    needs = Needs(columns=(Column(REFERENCE),), dropout=False)
 
     def __init__(self, settings: UnpairedSettings):
         self._options, self._weights = Options(settings.beta), (settings.desirable, settings.undesirable)
@@ -223,7 +215,7 @@ class Unpaired(Objective):
         ctx.notes["kl_zero"] = zero
         yield replace(batch, columns={**batch.columns, "zero_B": np.full(len(batch), zero)})
 
-    def loss(self, out: Any, batch: Batch) -> dict[str, Term]:
+    def loss(self, out: Any, batch: Batch, ctx: Context) -> dict[str, Term]:
         logp_B = answer_logps(out, batch)
         there_B = (batch.labels_BT != batch.ignore).any(1)
         liked_B = torch.arange(len(batch), device=logp_B.device) % batch.group == 0

@@ -24,11 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ingot.backends.select import as_trained
 from ingot.data.batches import Batch
 from ingot.objectives.preference import pair_term, wins
 from ingot.objectives.settings import RewardSettings
-from ingot.train.objective import Context, Objective, Term
+from ingot.train.objective import Context, Needs, Objective, Term
 
 BINS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Borders of the predicted probability that the preferred answer is the better one, for the calibration."""
@@ -69,7 +68,7 @@ class RewardModel(nn.Module):
             lengths_B: tokens of each.
         """
         context = int(self.model.config.context)  # pyright: ignore
-        hidden_BTW = as_trained(self.model)(ids_BT[:, :context]).hidden
+        hidden_BTW = self.model(ids_BT[:, :context]).hidden
         reward_B = (self.head(hidden_BTW, lengths_B.clamp(max=context)) - self.mean) / self.std
         return reward_B.masked_fill(lengths_B > context, math.nan)
 
@@ -77,17 +76,16 @@ class RewardModel(nn.Module):
 class Reward(Objective):
     """Bradley-Terry over pairs."""
 
-    speaks = False
+    needs = Needs(generates_text=False)
 
     def __init__(self, settings: RewardSettings):
         self._margin, self._centering = settings.margin, settings.centering
 
     def modules(self, model: nn.Module) -> dict[str, nn.Module]:
-        self._head = RewardHead(int(model.config.width))  # pyright: ignore
-        return {"reward": self._head}
+        return {"reward": RewardHead(int(model.config.width))}  # pyright: ignore
 
-    def loss(self, out: Any, batch: Batch) -> dict[str, Term]:
-        reward_B = self._head(out.hidden, batch.columns["lengths_B"])
+    def loss(self, out: Any, batch: Batch, ctx: Context) -> dict[str, Term]:
+        reward_B = ctx.modules["reward"](out.hidden, batch.columns["lengths_B"])
         chosen_P, rejected_P = reward_B[0::2], reward_B[1::2]
         terms = {"reward": pair_term(batch, bradley_terry(chosen_P, rejected_P, self._margin))}
         if self._centering:
@@ -99,17 +97,14 @@ class Reward(Objective):
         return terms
 
     def conclude(self, batches: Iterable[Batch], ctx: Context) -> dict[str, float]:
-        rewards, lengths = [], []
+        rewards, lengths, head = [], [], ctx.modules["reward"]
         for batch in batches:
-            length_B = batch.columns["lengths_B"]
-            rewards.append(
-                ctx.over(ctx.model, batch, lambda out, rows: self._head(out.hidden, rows.columns["lengths_B"]))
-            )
-            lengths.append(np.asarray(length_B))
-        return judged(torch.cat(rewards).double().cpu().numpy(), np.concatenate(lengths))
+            rewards.append(ctx.over(ctx.model, batch, lambda out, rows: head(out.hidden, rows.columns["lengths_B"])))
+            lengths.append(np.asarray(batch.columns["lengths_B"]))
+        return calibration(torch.cat(rewards).double().cpu().numpy(), np.concatenate(lengths))
 
-    def frozen(self, model: nn.Module, extra: nn.ModuleDict, result: Mapping[str, Any]) -> nn.Module:
-        return RewardModel(model, extra["reward"], result["reward_mean"], result["reward_std"])
+    def companion(self, model: nn.Module, modules: nn.ModuleDict, result: Mapping[str, Any]) -> nn.Module:
+        return RewardModel(model, modules["reward"], result["reward_mean"], result["reward_std"])
 
 
 def bradley_terry(chosen_P: Tensor, rejected_P: Tensor, margin: float = 0.0) -> Tensor:
@@ -117,7 +112,7 @@ def bradley_terry(chosen_P: Tensor, rejected_P: Tensor, margin: float = 0.0) -> 
     return -F.logsigmoid(chosen_P - rejected_P - margin)
 
 
-def judged(reward_B: np.ndarray, length_B: np.ndarray) -> dict[str, float]:
+def calibration(reward_B: np.ndarray, length_B: np.ndarray) -> dict[str, float]:
     """What there is to know of a reward model on held-out pairs (rows 2 i and 2 i + 1 chosen and rejected).
 
     Returns:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ingot.core.errors import UserError, shortened
 from ingot.core.functions import is_function, load_function
-from ingot.infer.streaming import spoken
+from ingot.infer.streaming import completion_text
 from ingot.objectives.rollout import Rollout
 from ingot.tokenizer.byte_bpe import Tokenizer
 from ingot.train.objective import Context
@@ -59,7 +59,7 @@ class Scorer:
             self._function = load_function(self.name, f"objective.{self.role}")
         assert ctx.tokenizer is not None, "a reward function reads texts"
         prompts = prompt_tables(played, ctx.tokenizer)
-        completions = [spoken(ctx.tokenizer, one) for one in played.completions]
+        completions = [completion_text(ctx.tokenizer, one) for one in played.completions]
         scores = ask(self.name, self._function, prompts, completions, f"objective.{self.role}")
         return torch.tensor(scores, dtype=torch.float32)
 

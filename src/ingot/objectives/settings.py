@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, create_model, model_validator
 
+from ingot.core.settings import Stage
 from ingot.objectives.base_settings import MethodSettings
 from ingot.objectives.on_policy_settings import GRPOSettings, PPOSettings
 
@@ -53,7 +54,7 @@ class PreferenceSettings(MethodSettings):
     sft_weight: float | None = Field(default=None, ge=0)
     """Weight of the chosen answer's own loss a token (RPO), which keeps its probability from falling; no part of the
     reported loss. Default: 1 for orpo and cpo, else 0."""
-    reference: str | None = None
+    reference: Annotated[str | None, Stage("model")] = None
     """The frozen model that the policy is held to: a stage. Default: what this stage starts from."""
 
     def companions(self) -> dict[str, str | None]:
@@ -84,7 +85,7 @@ class UnpairedSettings(MethodSettings):
     """Weight of chosen answers."""
     undesirable: float = Field(default=1.0, ge=0)
     """Weight of rejected answers."""
-    reference: str | None = None
+    reference: Annotated[str | None, Stage("model")] = None
     """The frozen model that the policy is held to: a stage. Default: what this stage starts from."""
 
     def companions(self) -> dict[str, str | None]:
@@ -103,6 +104,15 @@ class Entry:
     builder: str
     formats: tuple[str, ...] = ("text", "chat")
     """Formats of the corpora that it learns from."""
+    scores: bool = False
+    """Whether a finished stage of it scores rows: a reward model."""
+    smallest_batch: int = 1
+    """Rows that a step needs at least, as they are drawn."""
+
+    @property
+    def samples(self) -> bool:
+        """Whether it learns from its own samples."""
+        return "prompts" in self.formats
 
 
 def plain(kind: str, base: type[MethodSettings] = MethodSettings) -> type[MethodSettings]:
@@ -112,12 +122,19 @@ def plain(kind: str, base: type[MethodSettings] = MethodSettings) -> type[Method
 
 OBJECTIVES: dict[str, Entry] = {
     "lm": Entry(LanguageModelSettings, "ingot.objectives.lm:LanguageModel"),
-    "reward": Entry(RewardSettings, "ingot.objectives.reward:Reward", ("pairs",)),
+    "reward": Entry(RewardSettings, "ingot.objectives.reward:Reward", ("pairs",), scores=True),
     "dpo": Entry(PreferenceSettings, "ingot.objectives.preference:Preference", ("pairs",)),
-    "kto": Entry(UnpairedSettings, "ingot.objectives.preference:Unpaired", ("pairs",)),
+    "kto": Entry(UnpairedSettings, "ingot.objectives.preference:Unpaired", ("pairs",), smallest_batch=2),
     "ppo": Entry(PPOSettings, "ingot.objectives.ppo:PPO", ("prompts",)),
     "grpo": Entry(GRPOSettings, "ingot.objectives.grpo:GRPO", ("prompts",)),
 }
+
+
+def scores_rows(settings: Any) -> bool:
+    """Whether a stage of these settings (a model, or its table) is a reward model."""
+    objective = settings.get("objective") if isinstance(settings, Mapping) else getattr(settings, "objective", None)
+    kind = objective.get("kind") if isinstance(objective, Mapping) else getattr(objective, "kind", None)
+    return kind in OBJECTIVES and OBJECTIVES[kind].scores
 
 
 def _named(value: Any) -> Any:

@@ -38,7 +38,7 @@ class Adam:
         beta1, beta2 = betas
         self._how = {"beta1": beta1, "beta2": beta2, "eps": eps, "decoupled_weight_decay": decoupled, "fused": fused}
 
-    def fresh(self, parameter: Tensor) -> dict[str, Tensor]:
+    def initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
         """What the first step of a parameter finds; the fused kernel counts steps where the parameter is."""
         count = torch.zeros((), dtype=torch.float32, device=parameter.device if self.fused else "cpu")
         moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
@@ -57,7 +57,7 @@ class Adam:
             states = [self.state[p] for p in params]
             for parameter, state in zip(params, states, strict=True):
                 if not state:
-                    state.update(self.fresh(parameter))
+                    state.update(self.initial_state(parameter))
             first, second, counts = ([s[name] for s in states] for name in ("exp_avg", "exp_avg_sq", "step"))
             adam(
                 params,

@@ -44,7 +44,7 @@ class Optimizer:
         self._names = {parameter: name for name, parameter in named.items()}
 
     @property
-    def recordable(self) -> bool:
+    def capturable(self) -> bool:
         """Whether a step only puts work on the device, and takes its learning rate from there."""
         return all(isinstance(part, Adam) and part.fused for part in self.parts)
 
@@ -158,7 +158,7 @@ def _fresh(part: Part, group: dict[str, Any], parameter: Tensor) -> dict[str, Te
         return torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
     if isinstance(part, Adam):
-        return part.fresh(parameter)
+        return part.initial_state(parameter)
     if isinstance(part, torch.optim.SGD | torch.optim.Muon):
         return {"momentum_buffer": zeros()} if group["momentum"] else {}
     return {"exp_avg": zeros()}

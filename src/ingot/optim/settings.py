@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from ingot.core.recipe import Settings
+from ingot.core.settings import Settings
 
 Kind = Literal["adamw", "adam", "sgd", "muon", "lion"]
 ScheduleKind = Literal["cosine", "linear", "wsd", "inverse-sqrt", "constant"]

@@ -1,4 +1,4 @@
-"""A recipe's stages as a graph (`nodes.py` has the stages, their inputs and keys), and what holds of a whole recipe."""
+"""A recipe's stages as a graph, and the rules for a complete recipe. `resolve.py` makes the stages and their keys."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,11 +7,12 @@ from ingot.core import dashboards
 from ingot.core.artifact import STAGES, FileHashes, StageDir
 from ingot.core.errors import UserError, nearest
 from ingot.core.recipe import Recipe, RunSettings, load_recipe, load_recipes, name_problem
-from ingot.pipeline.resolve import Builder, Node
+from ingot.pipeline.resolve import Resolver
+from ingot.stages.kind import Node
 from ingot.stages.kinds import RECIPE_KINDS
 from ingot.stages.models.imports import imported_name, is_directory
+from ingot.stages.models.settings import ImportSettings
 from ingot.stages.synthesis.settings import LabelSettings
-from ingot.stages.training.settings import ImportSettings
 
 
 @dataclass(frozen=True)
@@ -105,13 +106,13 @@ def _graphs(recipes: list[Recipe], root: Path) -> list[Graph]:
     hashes = FileHashes(root / STAGES / "file-digests.json")
     graphs, errors = [], dict[str, None]()  # in order, each once: readers of a broken stage repeat its sentence
     for recipe in recipes:
-        builder = Builder(recipe, hashes, root / recipe.home)
+        resolver = Resolver(recipe, hashes, root / recipe.home)
         for name in recipe.stages:
             try:
-                builder.node(name, reader=None)
+                resolver.node(name)
             except UserError as error:
                 errors[str(error)] = None
-        graphs.append(Graph(recipe, builder.nodes, root))
+        graphs.append(Graph(recipe, resolver.nodes, root))
     hashes.save()
     if errors:
         raise UserError("\n".join(errors))

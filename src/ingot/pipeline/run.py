@@ -18,11 +18,10 @@ from ingot.core.allocator import ALLOCATOR
 from ingot.core.artifact import STAGES
 from ingot.core.errors import StageFailed, UserError
 from ingot.core.process import busy, sleep_early
-from ingot.core.recipe import settings_tree
-from ingot.objectives.settings import OBJECTIVES
+from ingot.core.settings import settings_tree
 from ingot.pipeline.graph import Graph
-from ingot.pipeline.resolve import Node
 from ingot.pipeline.status import Status, status
+from ingot.stages.kind import Node
 from ingot.stages.kinds import KINDS
 
 QUIET = {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true"}
@@ -97,13 +96,11 @@ def child_environment(threads: int | None = None, patient: bool = False) -> dict
 
 def start_child(job: dict[str, Any]) -> subprocess.Popen[bytes]:
     """The process that does a job."""
-    settings = job["settings"]
-    samples = job["kind"] != "train" or "prompts" in OBJECTIVES[settings["objective"]["kind"]].formats
     child = subprocess.Popen(
         [sys.executable, "-m", "ingot.stages.child"],
         stdin=subprocess.PIPE,
         stdout=sys.stderr,
-        env=child_environment(settings.get("loop", {}).get("threads"), patient=not samples or busy()),
+        env=child_environment(job["settings"].get("loop", {}).get("threads"), patient=job["patient"] or busy()),
     )
     assert child.stdin
     with contextlib.suppress(BrokenPipeError):  # a child that died at once is told by its exit code
@@ -159,6 +156,7 @@ def job_of(graph: Graph, node: Node, quiet: bool) -> dict[str, Any]:
         "canonical": node.canonical,
         "place": f"{recipe.home}/{node.name}",
         "sinks": recipe.run.sinks,
+        "patient": KINDS[node.kind].sleeps_between_loops(node.settings),
         "recipe": {
             "run": settings_tree(recipe.run),
             "stage": {node.name: {"kind": node.kind, **settings}},

@@ -12,7 +12,7 @@ from ingot.core.artifact import CHECKPOINTS, RECORD, StageDir, checkpoint_steps
 from ingot.core.errors import shortened
 from ingot.core.events import METRICS, read_events
 from ingot.pipeline.graph import Graph
-from ingot.pipeline.resolve import Node
+from ingot.stages.kind import Node
 from ingot.stages.kinds import KINDS
 
 _LONGEST = 40

@@ -12,8 +12,8 @@ from ingot.core.artifact import StageDir, atomic_json
 from ingot.core.errors import StageFailed
 from ingot.core.sweep import SWEEP
 from ingot.pipeline.graph import Graph
-from ingot.pipeline.resolve import Node
 from ingot.pipeline.run import Report, run
+from ingot.stages.kind import Node
 
 Announce = Callable[[int, Graph, float | None], None]
 """Called before each point: its number from 1, its graph, the seconds that are left of the sweep if that is known."""

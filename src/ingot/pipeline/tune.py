@@ -22,9 +22,9 @@ from ingot.core.artifact import CHECKPOINTS, atomic_json
 from ingot.core.errors import UserError
 from ingot.core.events import METRICS, read_events
 from ingot.pipeline.graph import Graph, load_graph
-from ingot.pipeline.resolve import Node
 from ingot.pipeline.run import job_of, run, start_child
 from ingot.stages.job import CHOICES
+from ingot.stages.kind import Node
 from ingot.stages.training.settings import TrainSettings
 
 PATIENCE = 300.0
@@ -81,8 +81,7 @@ def tune(
 
 def described(candidate: Candidate) -> str:
     """A candidate in words."""
-    words = {None: "as chosen"}
-    return ", ".join(f"{name} {words.get(value, str(value).lower())}" for name, value in candidate.items())
+    return ", ".join(f"{name} {value}" for name, value in candidate.items())
 
 
 def _train_stage(graph: Graph, stage: str) -> Node:
@@ -93,20 +92,18 @@ def _train_stage(graph: Graph, stage: str) -> Node:
 
 
 def _candidates(settings: Any, trials: list[Trial]) -> Iterator[Candidate]:
-    """Plain torch first, then the unasked choice, then with and without compiling if that was neither, then fewer rows
-    at once with the best.
+    """PyTorch in fp32, the choice of `auto`, the other backends, then fewer rows and threads with the best.
 
     What the recipe sets stays as it is: a run would not take another choice.
     """
     assert isinstance(settings, TrainSettings)
-    asked = settings.loop.compile
+    asked = settings.loop.backend
     if settings.precision == "auto":
-        yield {"precision": "fp32", "compile": bool(asked)}
-    yield {"compile": asked}
-    if asked is None:
-        ran = bool(trials) and trials[-1].candidate == {"compile": None}
-        taken = trials[-1].execution["compile"] if ran else None
-        yield from ({"compile": value} for value in (False, True) if taken not in _MEANT[value])
+        yield {"precision": "fp32", "backend": "torch" if asked == "auto" else asked}
+    yield {"backend": asked}
+    if asked == "auto":
+        taken = trials[-1].execution["backend"] if trials and trials[-1].candidate == {"backend": "auto"} else None
+        yield from ({"backend": name} for name in ("torch", "compiled") if name != taken)
     if not trials:
         return
     best = min(trials, key=lambda t: t.total_s)
@@ -118,10 +115,6 @@ def _candidates(settings: Any, trials: list[Trial]) -> Iterator[Candidate]:
     threads = int(best.execution["threads"])
     if settings.loop.threads is None and threads > 1:
         yield {**best.candidate, "threads": threads // 2}
-
-
-_MEANT = {False: ("",), True: ("whole", "blocks")}
-"""What is computed where compiling is forbidden or asked for."""
 
 
 def _tried(job: dict[str, Any], candidate: Candidate, steps: int) -> Trial | None:

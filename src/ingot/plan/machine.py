@@ -27,9 +27,6 @@ class Device:
     """Dense 16-bit FLOP/s; None where no data sheet is known."""
     half: Literal["bf16", "fp16"] | None = None
     """The 16 bits that its matrix units know, bf16 where they know both."""
-    native: tuple[str, ...] = ()
-    """The precisions in which the common block trains by functions of our own, with a C++ compiler: those of a
-    CPU's vectors."""
 
     @property
     def is_gpu(self) -> bool:
@@ -89,12 +86,7 @@ def cpu() -> Device:
         memory = min(memory, int(text))
     flags = Path("/proc/cpuinfo")
     words = set(flags.read_text().split()) if flags.exists() else set()
-    vectors, tiles = "avx512_bf16" in words, "amx_tile" in words
-    able = {"fp32": "avx2" in words, "bf16": vectors}
-    compiler = shutil.which((os.environ.get("CXX") or "g++").split()[0])
-    half = "bf16" if vectors or tiles else None
-    native = tuple(precision for precision, can in able.items() if can and compiler)
-    return Device("CPU", memory, half=half, native=native)
+    return Device("CPU", memory, half="bf16" if {"avx512_bf16", "amx_tile"} & words else None)
 
 
 def gpu_hours(flops: float, peak: float, utilisation: float) -> float:

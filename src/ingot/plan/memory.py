@@ -129,31 +129,6 @@ def engine_activations(
     )
 
 
-def native_activations(shape: Shape, rows: int, element: int, max_logits: int, lanes: int) -> Activations:
-    """The same of the common block by functions of our own on a CPU: no scores, no copies of matrices.
-
-    Angles are left out: there is one set of them for all blocks.
-
-    Args:
-        shape: the model.
-        rows: rows of a micro-batch.
-        element: bytes of a number that is multiplied.
-        max_logits: elements of logits held at once.
-        lanes: numbers of a register, to a multiple of which a row of logits is filled up.
-    """
-    tokens, d = rows * shape.context, shape.width
-    queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
-    stream = 2 * d * FP32  # before attention and before the feed-forward
-    rounded = 2 * d + 2 * (queries + keys) + 2 * shape.ffn  # norms, queries, keys, values, output, gates and ups
-    layer = stream + rounded * element + shape.heads * FP32
-    return Activations(
-        layers=tokens * (shape.depth * layer + d * FP32 + d * element),
-        scores=0,
-        casts=0,
-        logits=element * -(-shape.vocab // lanes) * lanes * min(tokens, max(1, max_logits // shape.vocab)),
-    )
-
-
 def adapter_activations(
     sizes: Collection[tuple[int, int]], rank: int, tokens: int, element: int, dora: bool = False, dropout: bool = False
 ) -> int:

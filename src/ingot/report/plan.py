@@ -1,8 +1,7 @@
 """`ingot plan`: what a run would do, stage by stage, and what every train stage will take.
 
-Rows are plain data first (`--json` prints those). Figures of a train stage come from `stages/training/forecast.py`;
-here is only what is known of its inputs: the vocabulary from the tokenizer's result (or its settings before that), the
-shape of a model to start from, the sizes of the corpora where they are encoded.
+Rows are plain data first (`--json` prints those). A kind says which of its settings are shown (`Kind.facts`) and what
+it will take (`Kind.forecast`).
 """
 
 from collections.abc import Iterator
@@ -11,25 +10,14 @@ from typing import Any
 from rich.text import Text
 
 from ingot.core.errors import UserError, nearest
-from ingot.corpus.settings import CorpusSettings
-from ingot.model.config import ModelConfig
 from ingot.pipeline.graph import Graph
-from ingot.pipeline.resolve import Node
 from ingot.pipeline.status import status
-from ingot.plan.machine import GPUS, Device, cpu, this_machine
-from ingot.report import figures, reading
+from ingot.plan.machine import GPUS, Device, this_machine
+from ingot.report import figures
 from ingot.report.terminal import console, state_text, table
-from ingot.stages.evaluation.settings import EvaluateStageSettings, JudgeSettings
-from ingot.stages.job import MODEL, TOKENIZER, Input, in_role, read_config
-from ingot.stages.models.imports import read_shape
-from ingot.stages.synthesis.settings import GenerateSettings, LabelSettings
-from ingot.stages.training.data import open_data
-from ingot.stages.training.forecast import UTILISATION, Known, forecast
-from ingot.stages.training.phases import longest
-from ingot.stages.training.settings import ImportSettings, TrainSettings
-from ingot.stages.training.timeline import Extents
-from ingot.tokenizer.byte_bpe import load_tokenizer
-from ingot.tokenizer.settings import SMALLEST_VOCAB, TokenizerSettings
+from ingot.stages.kind import load
+from ingot.stages.kinds import KINDS
+from ingot.stages.training.forecast import UTILISATION
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -62,117 +50,14 @@ def plan_rows(graph: Graph, device: Device | None = None, ranks: int = 1) -> lis
             "why": now.why,
             "key": node.key,
             "inputs": [n.name for n in node.inputs.values()],
-            "facts": _facts(node),
+            "facts": KINDS[node.kind].facts(node.settings),
         }
         if now.state == "MISSING":
             row["missing"] = node.missing
-        if isinstance(node.settings, TrainSettings):
-            row["forecast"] = _forecast(node, graph, device, ranks)
+        if name := KINDS[node.kind].forecast:
+            row["forecast"] = load(name)(node, graph.stage, device, ranks)
         rows.append(row)
     return rows
-
-
-def _facts(node: Node) -> dict[str, Any]:
-    """A few settings that tell stages apart."""
-    settings = node.settings
-    if isinstance(settings, CorpusSettings):
-        return {"sources": [s.path for s in settings.sources], "format": settings.format}
-    if isinstance(settings, TokenizerSettings):
-        return {"type": settings.type} | ({"vocab": settings.vocab} if settings.vocab else {})
-    if isinstance(settings, TrainSettings):
-        facts: dict[str, Any] = {"duration": settings.duration or "", "data": settings.data or settings.corpora}
-        facts |= {"init": settings.init} if settings.init else {}
-        return facts | ({"adapter": settings.adapter.kind} if settings.adapter else {})
-    if isinstance(settings, EvaluateStageSettings):
-        return {"models": settings.models}
-    if isinstance(settings, JudgeSettings):
-        return {"models": settings.models, "against": settings.against, "by": settings.by}
-    if isinstance(settings, GenerateSettings):
-        return {"model": settings.model, "data": settings.data, "samples": settings.samples}
-    if isinstance(settings, LabelSettings):
-        return {"data": settings.data, "by": settings.by, "format": settings.format}
-    return {}
-
-
-# -- what is known of a train stage's inputs ---------------------------------------------------------------------------
-
-
-def _forecast(node: Node, graph: Graph, device: Device, ranks: int) -> dict[str, Any]:
-    settings = node.settings
-    assert isinstance(settings, TrainSettings)
-    if settings.loop.device == "cpu" and device.is_gpu:
-        device = cpu()
-    try:
-        config = _start(node, graph)
-        if config is None:
-            made_by = node.inputs.get("init", node.inputs["tokenizer"]).name
-            return {"unknown": f"its size is known once {made_by} has run"}
-        extents = _extents(node, graph, config)
-        return forecast(settings, Known(config, device, ranks, extents, _isolated(node), _frozen(node, graph, config)))
-    except UserError as error:
-        return {"unknown": str(error)}
-
-
-def _start(node: Node, graph: Graph) -> ModelConfig | None:
-    """The shape that a train stage begins with, at the context of phases that set none."""
-    settings = node.settings
-    assert isinstance(settings, TrainSettings)
-    if "init" in node.inputs:
-        return _trained(node.inputs["init"], graph)
-    vocab = _vocab(node.inputs["tokenizer"], graph)
-    assert settings.model
-    return settings.model.resolve(vocab) if vocab else None
-
-
-def _vocab(node: Node, graph: Graph) -> int | None:
-    """Ids of a tokenizer that was made, or will be: subword types end at what is set, others at what their text has."""
-    settings = node.settings
-    assert isinstance(settings, TokenizerSettings)
-    made = reading.result(graph.stage(node).path).get("vocab")
-    return made or (settings.vocab if settings.type in SMALLEST_VOCAB else None)
-
-
-def _trained(node: Node, graph: Graph) -> ModelConfig | None:
-    """The shape of the model that a stage leaves behind."""
-    stage = graph.stage(node).path
-    if (stage / MODEL).exists():
-        return read_config(stage)
-    if isinstance(node.settings, TrainSettings) and (start := _start(node, graph)):
-        return longest(node.settings, start)
-    if isinstance(node.settings, ImportSettings) and not node.missing:
-        return read_shape(node.settings.path)
-    return None
-
-
-def _extents(node: Node, graph: Graph, config: ModelConfig) -> Extents | None:
-    """Sizes of the corpora, where all of them are encoded."""
-    assert isinstance(node.settings, TrainSettings)
-    stores = in_role(node.inputs, "data")
-    if not all(graph.stage(n).is_done() for n in (*stores.values(), node.inputs["tokenizer"])):
-        return None
-    inputs = {name: Input(n.name, n.key, graph.stage(n).path) for name, n in stores.items()}
-    tokenizer = load_tokenizer(graph.stage(node.inputs["tokenizer"]).path / TOKENIZER)
-    return open_data(node.settings, inputs, config, tokenizer).extent
-
-
-def _frozen(node: Node, graph: Graph, config: ModelConfig) -> int:
-    """Parameters of the models that are loaded beside it, each for its role; of a size that is not known yet, its own.
-
-    What an adapter lies on is its reference too, and in memory already.
-    """
-    assert isinstance(node.settings, TrainSettings)
-    roles = in_role(node.inputs, "companion")
-    if node.settings.adapter and roles.get("reference") is node.inputs.get("init"):
-        del roles["reference"]
-    return sum((_trained(companion, graph) or config).parameters for companion in roles.values())
-
-
-def _isolated(node: Node) -> bool:
-    """Whether rows hold documents that do not see each other: as set, else where conversations are packed whole. Pairs
-    and prompts have a row each."""
-    assert isinstance(node.settings, TrainSettings)
-    corpora = [n.inputs["corpus"].settings for role, n in node.inputs.items() if role.startswith("data:")]
-    return any(node.settings.packing.isolates(getattr(corpus, "format", "text")) for corpus in corpora)
 
 
 # -- printed -----------------------------------------------------------------------------------------------------------

@@ -16,11 +16,11 @@ from rich.text import Text
 
 from ingot.core.errors import shortened
 from ingot.pipeline.graph import Graph
-from ingot.pipeline.resolve import Node
 from ingot.pipeline.status import Status, status
 from ingot.pipeline.sweep import label
 from ingot.report import figures, reading
 from ingot.report.html import panels_forgetting
+from ingot.stages.kind import Node
 
 COLOURS = {
     "HIT": "green",

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from ingot.core.artifact import RECORD, RESULT, StageDir, read_json
 from ingot.core.errors import UserError
 from ingot.core.events import Display, EventLog
-from ingot.core.recipe import Settings
+from ingot.core.settings import Settings
 from ingot.model.config import ModelConfig
 
 MODEL, TOKENIZER, CHOICES = "model.json", "tokenizer.json", "execution.json"

@@ -18,9 +18,10 @@ Rejected: one file a document (a file system is no index), npy headers (they can
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -39,6 +40,15 @@ def id_dtype(vocab: int) -> str:
     """The smallest unsigned type for ids of a vocabulary: 65,536 ids still fit 16 bits."""
     assert 0 < vocab <= 2**32
     return "<u2" if vocab <= 2**16 else "<u4"
+
+
+@dataclass(frozen=True)
+class ColumnSpec:
+    """A column: what it belongs to, its little-endian numpy type, and how many values a row has."""
+
+    per: Literal["token", "document"]
+    dtype: str
+    width: int = 1
 
 
 class Column:

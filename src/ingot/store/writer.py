@@ -1,4 +1,4 @@
-"""Writing stores and overlays: streamed, each file whole or absent, the manifest last.
+"""Writing stores: streamed, each file whole or absent, the manifest last.
 
 Memory holds one block of each file and one row group of identities, whatever the corpus is. The bytes written depend
 on the documents and their order alone, not on how they were batched.
@@ -6,10 +6,10 @@ on the documents and their order alone, not on how they were batched.
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from ingot.core.artifact import atomic_json, atomic_open
 from ingot.store.block_file import BlockWriter
-from ingot.store.reader import DOCUMENTS, IDENTITY_ROWS, MANIFEST, OVERLAY, STORE, VERSION, Store, id_dtype
+from ingot.store.reader import DOCUMENTS, IDENTITY_ROWS, MANIFEST, STORE, VERSION, ColumnSpec, id_dtype
 
 IDENTITY = pa.schema(
     [
@@ -32,15 +32,6 @@ IDENTITY = pa.schema(
 """Columns of `documents.parquet`, as the corpus writes them; `bytes` is the length of its text there."""
 EXTRA = pa.field("extra", pa.string())
 """One more column of pairs and prompts: the further fields of their row as a JSON object, or null."""
-
-
-@dataclass(frozen=True)
-class ColumnSpec:
-    """A column: what it belongs to, its little-endian numpy type, and how many values a row has."""
-
-    per: Literal["token", "document"]
-    dtype: str
-    width: int = 1
 
 
 class _Columns:
@@ -200,45 +191,3 @@ class StoreWriter:
             self._identity_writer.write_table(rows, row_group_size=IDENTITY_ROWS)
             start += IDENTITY_ROWS
         self._identities = table.slice(start).combine_chunks().to_batches() if start < len(table) else []
-
-
-class OverlayWriter:
-    """Streams columns of an existing store into a directory of their own; publishes on a clean exit.
-
-    Args:
-        path: directory of the overlay.
-        base: the store that the columns belong to; it is not touched.
-        columns: name -> specification.
-    """
-
-    def __init__(self, path: Path, base: Store, columns: Mapping[str, ColumnSpec]):
-        taken = {"ids", "ends", *base.columns} & columns.keys()
-        assert not taken, f"the store has {sorted(taken)} already"
-        assert all(name.isidentifier() for name in columns), "a column's name is its file's name"
-        self._base = base
-        self._columns = _Columns(path, columns)
-
-    def append(self, **columns: np.ndarray) -> None:
-        """Append rows to any of the columns, in the order of the store's tokens or documents."""
-        for name, values in columns.items():
-            self._columns.write(name, values)
-
-    def __enter__(self) -> "OverlayWriter":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self._columns.abandon(error)
-            return
-        sizes = {"tokens": self._base.tokens, "documents": self._base.documents}
-        try:
-            for name, spec in self._columns.specs.items():
-                found, expected = self._columns.rows(name), sizes[f"{spec.per}s"]
-                assert found == expected, f"column {name}: {found} rows, expected {expected}"
-            manifest = {"format": OVERLAY, "version": VERSION, "base": self._base.fingerprint, **sizes}
-            self._columns.publish(manifest)
-        except BaseException as late:
-            self._columns.abandon(late)
-            raise

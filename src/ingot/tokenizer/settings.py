@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
-from ingot.core.recipe import EXECUTION, Settings
+from ingot.core.settings import EXECUTION, Settings, Stage
 
 SPECIALS = (
     "<|endoftext|>",
@@ -59,7 +59,7 @@ class TokenizerSettings(Settings):
 
     type: Literal["byte-bpe", "sentencepiece-bpe", "unigram", "wordpiece", "word", "char", "file"] = "byte-bpe"
     """How text is cut. Subword types spell any text, `word` and `char` do not; `file` takes somebody's vocabulary."""
-    source: list[str] = Field(default=[], alias="from")
+    source: Annotated[list[str], Stage("documents")] = Field(default=[], alias="from")
     """Corpus stages to learn from, one name or a list (`from` in a recipe); a `file` is only measured on them."""
     vocab: int | None = None
     """Size of a subword vocabulary, special tokens included, or the most words of a `word` (by default all)."""
@@ -140,9 +140,9 @@ class TokenizerSettings(Settings):
 class TokensSettings(Settings):
     """Kind `tokens`, derived as `corpus@tokenizer`: a corpus encoded once into a train and a val store."""
 
-    corpus: str
+    corpus: Annotated[str, Stage("documents")]
     """The corpus stage to encode."""
-    tokenizer: str
+    tokenizer: Annotated[str, Stage("tokenizer")]
     """The tokenizer stage that encodes it."""
     workers: Annotated[int | None, Field(ge=1), EXECUTION] = None
     """Encoding threads; by default every core that the process may use."""

@@ -1,7 +1,8 @@
-"""Choices made by hardware: device, precision path, threads, micro-batch. Written down, reused on resume, never keyed.
+"""Choices made by hardware: device, precision, threads, micro-batch, backend. Written down, reused on resume, no part
+of a key.
 
-`model.parameters()` are fp32 and named; a lower precision is a property of the forward pass (autocast), so optimizer,
-checkpoint and export never meet it. fp64 exists for proofs: there the parameters themselves are fp64.
+Parameters are fp32; a lower precision is a property of the forward pass (autocast), so optimizer, checkpoint and export
+never meet it. fp64 exists for proofs: there the parameters themselves are fp64.
 
 | | bits: sign, exponent, fraction | range | |
 |---|---|---|---|
@@ -13,27 +14,18 @@ checkpoint and export never meet it. fp64 exists for proofs: there the parameter
 
 import contextlib
 import os
-import shutil
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ingot.backends.select import Compile
 from ingot.core.artifact import atomic_json, read_json
 from ingot.core.errors import UserError
-from ingot.kernels import cpu_train
 from ingot.train.settings import LoopSettings, Precision
 
-WHOLE_DEPTH = {"cpu": 8, "cuda": 24}
-"""Up to this many blocks a model is compiled as a whole."""
-PAYS_AFTER = {"cpu": 300.0, "cuda": 60.0}
-"""Seconds of training from which compiling pays."""
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""What autocast multiplies in; the other precisions are the tensors' own."""
+"""Precisions that autocast multiplies in; the others are the tensors' own."""
 
 
 @dataclass(frozen=True)
@@ -45,21 +37,21 @@ class Execution:
     threads: int
     micro_batch: int
     reason: str
+    """Of the precision."""
     context: int = 0
-    """What `micro_batch` is sized for: the longest rows."""
-    compile: Compile = ""
-    """What is compiled: the whole model, each block of a deep one, or nothing; `native`: nothing need be, the blocks
-    are functions of our own."""
+    """Tokens of the longest rows, for which `micro_batch` is sized."""
+    backend: str = "auto"
+    """Who computes the blocks (`backends/select.py`)."""
     replay: bool = False
-    """Whether updates of the usual shape are recorded once and replayed, where nothing else speaks against it."""
+    """Whether a GPU records updates of the usual shape and replays them, where that is possible."""
 
     def rows(self, context: int) -> int:
-        """Rows of a forward pass: `micro_batch` of the longest, of shorter ones as many more as hold no more tokens."""
+        """Rows of a forward pass: `micro_batch` of the longest; of shorter ones as many more as hold no more tokens."""
         return self.micro_batch * max(1, self.context // context)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and tokens of a row of a full forward pass of the longest rows."""
+        """Rows and tokens of a full micro-batch of the longest rows."""
         return self.micro_batch, self.context
 
     @property
@@ -68,7 +60,7 @@ class Execution:
 
     @property
     def product_dtype(self) -> torch.dtype:
-        """What matrices are multiplied in."""
+        """The dtype of matrix products."""
         return AUTOCAST.get(self.precision, self.parameter_dtype)
 
     def forward(self) -> contextlib.AbstractContextManager[Any]:
@@ -78,12 +70,10 @@ class Execution:
         return contextlib.nullcontext()
 
     def prepare(self) -> None:
-        """Set what holds for a whole process, before it computes anything.
+        """Set what holds for the process: threads, tf32 products, and that denormal numbers (below 1e-38) are 0.
 
-        The number of threads; tf32 products where they were chosen; and that denormal numbers, below 1e-38, are zero.
-        Moments of an embedding's row whose token does not come up shrink by a factor each step until they are
-        denormal, and there they stay, as .9 times the smallest number is rounded to itself. An Intel CPU takes 30 times
-        as long for AdamW's step over such moments.
+        Moments of embedding rows whose tokens do not occur shrink until they are denormal, on which an Intel CPU takes
+        30 times as long.
         """
         torch.set_num_threads(self.threads)
         torch.set_flush_denormal(True)  # of this thread and of those that it starts
@@ -91,44 +81,24 @@ class Execution:
             torch.backends.cuda.matmul.fp32_precision = "tf32"
 
     def seed(self, value: int) -> None:
-        """Set what dropout draws from, unless an update is being recorded, which draws nothing.
-
-        `torch.manual_seed` goes through all kinds of devices, and notes down for the absent ones who called it, which
-        is .4 ms of a step of 16.
-        """
+        """Seed dropout, unless an update is being recorded, which draws nothing."""
         if self.device == "cpu":
-            torch.default_generator.manual_seed(value)
+            torch.default_generator.manual_seed(value)  # `torch.manual_seed` visits all kinds of devices: 0.4 ms
         elif not torch.cuda.is_current_stream_capturing():
             torch.manual_seed(value)
 
     def line(self) -> str:
-        cpu_train = self.compile == "native"
-        compiled = ", blocks in C++" if cpu_train else f", {self.compile} compiled" if self.compile else ""
         replayed = ", replayed" if self.replay else ""
-        how = f"{self.threads} threads, micro-batch {self.micro_batch}{compiled}{replayed}"
-        return f"{self.device}, {self.precision} ({self.reason}), {how}"
+        details = f"{self.threads} threads, micro-batch {self.micro_batch}, backend {self.backend}{replayed}"
+        return f"{self.device}, {self.precision} ({self.reason}), {details}"
 
 
-def choose(
-    settings: LoopSettings,
-    precision: Precision,
-    context: int,
-    batch: int,
-    *,
-    depth: int = 1,
-    flops: float = 0.0,
-    common: bool = False,
-    say: Callable[[str], None] | None = None,
-) -> Execution:
-    """The execution for this machine.
+def choose(settings: LoopSettings, precision: Precision, context: int, batch: int) -> Execution:
+    """The execution for this machine, its backend not chosen yet.
 
     Args:
         context: tokens of the longest rows.
         batch: rows of the largest step.
-        depth: blocks of the model.
-        flops: of the whole run, which decides whether compiling pays.
-        common: whether the model's blocks are such as `blocks.py` computes.
-        say: told when that is built, which takes some seconds.
 
     Raises:
         UserError: a device or a precision was asked for that is not here.
@@ -143,66 +113,24 @@ def choose(
     if (precision, device) == ("bf16", "cpu") and (fastest := fastest_precision(device))[0] != "bf16":
         reason = f"as set, emulated and slow: {fastest[1]}"
     threads, micro_batch = settings.threads or torch.get_num_threads(), settings.rows_at_once(context, batch)
-    replay = settings.replay is not False and device == "cuda" and chosen != "fp16"  # whose loss scale is asked for
-    fresh = Execution(device, chosen, threads, micro_batch, reason, context, replay=replay)
-    ours = common and settings.compile is None and _ours(fresh, say)
-    return replace(fresh, compile="native" if ours else _compile(settings, fresh, depth, flops))
+    replay = settings.replay is not False and device == "cuda" and chosen != "fp16"  # its loss scale is read back
+    return Execution(device, chosen, threads, micro_batch, reason, context, settings.backend, replay)
 
 
-def remembered(
-    path: Path, fresh: Execution, settings: LoopSettings, say: Callable[[str], None] = lambda text: None
-) -> Execution:
-    """The execution an interrupted run began with, so that it goes on bit for bit; explicit settings win.
-
-    Where that is not possible here, `say` is told.
-    """
-    if path.exists():
-        old = read_json(path)
-        old["threads"] = min(old["threads"], os.cpu_count() or 1)
-        unset = [n for n in ("threads", "micro_batch", "compile", "replay") if getattr(settings, n) is None]
-        begun = replace(fresh, **{name: old[name] for name in ("precision", "reason", *unset)})
-        if begun.compile == "native" and not _ours(begun):  # another machine
-            begun = replace(begun, compile="" if fresh.compile == "native" else fresh.compile)
-            say("the run began with functions in C++ that are not here; it goes on without, equal but for rounding")
-        fresh = begun
-    atomic_json(path, asdict(fresh))
-    return fresh
+def resumed(path: Path, chosen: Execution, settings: LoopSettings) -> Execution:
+    """The execution that an interrupted run began with, so that it goes on bit for bit; explicit settings win."""
+    if not path.exists():
+        return chosen
+    old = read_json(path)
+    old["threads"] = min(old["threads"], os.cpu_count() or 1)
+    unset = [n for n in ("threads", "micro_batch", "replay") if getattr(settings, n) is None]
+    unset += ["backend"] if settings.backend == "auto" else []
+    return replace(chosen, **{name: old[name] for name in ("precision", "reason", *unset)})
 
 
-def _ours(execution: Execution, say: Callable[[str], None] | None = None) -> bool:
-    """Whether functions of our own compute so here."""
-    return execution.device == "cpu" and cpu_train.available(execution.product_dtype, say)
-
-
-def _compile(settings: LoopSettings, execution: Execution, depth: int, flops: float) -> Compile:
-    """Whether compiling pays, and what of the model to compile.
-
-    It takes 20 to 40 s without a warm cache and makes steps 10 to 35 % faster on a CPU, 60 % on a GPU. A step runs at
-    about half the rate of its matrix products, so a run that would take five minutes (one) gains more than it pays.
-    """
-    what = "blocks" if depth > WHOLE_DEPTH[execution.device] else "whole"
-    able = any(map(shutil.which, ("c++", "g++", "clang++")))
-    if settings.compile and not able:
-        raise UserError(
-            "loop.compile: found no C++ compiler on the PATH, expected c++, g++ or clang++; install one or leave it out"
-        )
-    if settings.compile is not None:
-        return what if settings.compile else ""
-    pays = able and flops > 0 and flops / (0.5 * _matmul_rate(execution)) > PAYS_AFTER[execution.device]
-    return what if pays and execution.precision != "fp64" else ""
-
-
-def _matmul_rate(execution: Execution) -> float:
-    """FLOP/s of a matrix product of middling size, measured here and now in a few hundredths of a second."""
-    execution.prepare()
-    dtype = AUTOCAST.get(execution.precision, torch.float32)
-    a, b = torch.zeros(2, 1024, 1024, dtype=dtype, device=execution.device)
-    times = []
-    for _ in range(4):
-        start = time.perf_counter()
-        (a @ b)[0, 0].item()
-        times.append(time.perf_counter() - start)
-    return 2 * 1024**3 / min(times)
+def write(path: Path, execution: Execution) -> None:
+    """Keep an execution for `resumed`."""
+    atomic_json(path, asdict(execution))
 
 
 def resolve_device(name: str, where: str = "device") -> str:

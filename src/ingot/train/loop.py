@@ -1,8 +1,8 @@
-"""A run from its first step to its last: train, log, judge, evaluate, save.
+"""A run from its first step to its last: train, log, evaluate, save.
 
 A step never waits for the device. Its numbers stay there until a moment that may wait (twice a second, and before each
-evaluation and checkpoint), when all of them are read in order: every gradient norm is judged, and those steps that are
-due become log lines. So what is logged depends on the steps alone, not on when somebody looked.
+evaluation and checkpoint); then all of them are read in order, every gradient norm is checked, and the steps that are
+due become log lines. So what is logged depends on the steps alone, not on when numbers were read.
 """
 
 import contextlib
@@ -17,12 +17,11 @@ from ingot.train import health
 from ingot.train.engine import Engine
 from ingot.train.metrics import StepMetrics
 
-MOMENT = 0.5
+_READ_EVERY_S = 0.5
 """Seconds after which the numbers of steps are read again."""
 
 Evaluation = Callable[[int, bool], dict[str, float]]
-"""(step, whole split?) -> flat numbers, among them the `val_` one that the objective is judged by; passed in by the
-stage."""
+"""(step, all held-out rows?) -> flat numbers, among them val_ and the objective's best metric."""
 
 
 def train(
@@ -31,25 +30,32 @@ def train(
     evaluation: Evaluation,
     log: EventLog,
     progress: Callable[[StepMetrics, float], None],
-    say: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda message: None,
 ) -> dict[str, float]:
-    """Run the engine to the end of its plan. Returns the numbers of the final evaluation.
+    """Run the engine to the end of its plan.
+
+    Args:
+        progress: receives a step's numbers and tokens per second.
+        notify: receives messages for people.
+
+    Returns:
+        The numbers of the final evaluation.
 
     Raises:
         UserError: the loss or a gradient became NaN or infinite; nothing was saved since.
     """
     if engine.state["step"] == 0:
         log.write("evaluation", step=0, **evaluation(0, False))
-    run = _Run(engine, evaluation, log, progress, say)
-    with engine.interruptions:
-        run.go_on(batches)
-    rate = run.clock.mean()
-    run.judge()
+    run = _Run(engine, evaluation, log, progress, notify)
+    with engine.signals:
+        run.remaining(batches)
+    rate = run.throughput.mean()
+    run.evaluate()
     return {**evaluation(engine.plan.steps, True), **rate}
 
 
 class _Run:
-    """Its steps, and what is due after each."""
+    """The steps of a run, and what is due after each."""
 
     def __init__(
         self,
@@ -57,92 +63,93 @@ class _Run:
         evaluation: Evaluation,
         log: EventLog,
         progress: Callable[[StepMetrics, float], None],
-        say: Callable[[str], None],
+        notify: Callable[[str], None],
     ):
-        self.engine, self.evaluation, self.log, self.progress, self.say = engine, evaluation, log, progress, say
-        self.journal, self.clock = _Journal(engine, log, say), _Clock()
-        self._saved = time.monotonic()
+        self.engine, self.evaluation, self.log, self.progress, self.notify = engine, evaluation, log, progress, notify
+        self.metrics, self.throughput = MetricsBuffer(engine, log, notify), Throughput()
+        self._saved_at = time.monotonic()
 
-    def go_on(self, batches: Iterator[Batch]) -> None:
-        """All steps that are left; one who asks to end is heard between two of them, when they are saved."""
+    def remaining(self, batches: Iterator[Batch]) -> None:
+        """All steps that are left. A request to end is handled between two of them, when they are saved."""
+        saved = self.engine.saved
         try:
-            if self._to_be_judged():  # an evaluation that was interrupted
-                self.judge()
+            if self._evaluation_due():  # one that was interrupted
+                self.evaluate()
             for raw in batches:
-                self.engine.interruptions.check()
+                self.engine.signals.check()
                 self.step(raw)
         except KeyboardInterrupt:
-            if self.engine.unsaved:
+            if saved.unsaved:
                 self.save()
-                self.say(f"saved after step {self.engine.saved_step:,}")
+                self.notify(f"saved after step {saved.saved_step:,}")
             raise
 
     def step(self, raw: Batch) -> None:
         """One step, and what is due after it."""
         plan, loop = self.engine.plan, self.engine.plan.loop
         try:
-            metrics = self.engine.step(raw)
+            step = self.engine.step(raw)
         except UserError:
-            self.journal.write(self.clock.lately)  # which step broke what this one could not do
+            self.metrics.write(self.throughput.recent)  # so that the log has the steps before
             raise
-        self.journal.add(metrics)
-        self.clock.tick(metrics.tokens)
-        late = time.monotonic() - self._saved > 60 * loop.save_minutes
-        saved = late or metrics.step == plan.steps or metrics.step % loop.save_every == 0
-        if self.clock.due() or self._to_be_judged() or saved:
-            self.journal.write(self.clock.lately)
-            self.progress(metrics, self.clock.lately())
-        if self._to_be_judged():
-            with self.clock.paused():
-                self.judge()
-        if saved:
+        self.metrics.add(step)
+        self.throughput.add(step.tokens)
+        late = time.monotonic() - self._saved_at > 60 * loop.save_minutes
+        saves = late or step.step == plan.steps or step.step % loop.save_every == 0
+        if self.throughput.due() or self._evaluation_due() or saves:
+            self.metrics.write(self.throughput.recent)
+            self.progress(step, self.throughput.recent())
+        if self._evaluation_due():
+            with self.throughput.paused():
+                self.evaluate()
+        if saves:
             self.save()
 
-    def _to_be_judged(self) -> bool:
-        """Whether this step's evaluation is due; the last one's has a place of its own."""
+    def _evaluation_due(self) -> bool:
+        """Whether an evaluation is due after this step; the last step's is made at the end."""
         plan, state = self.engine.plan, self.engine.state
         return state["evaluated"] < state["step"] < plan.steps and state["step"] % plan.evaluate_every == 0
 
-    def judge(self) -> None:
-        """Evaluate, and keep the best."""
-        _note_best(self.engine, self.evaluation(self.engine.state["step"], False), self.log)
+    def evaluate(self) -> None:
+        """Evaluate, and save the weights if they are the best so far."""
+        update_best(self.engine, self.evaluation(self.engine.state["step"], False), self.log)
 
     def save(self) -> None:
-        """Write a checkpoint, of numbers that were all judged."""
-        self.journal.write(self.clock.lately)
-        with self.clock.paused():
+        """Write a checkpoint, of steps whose numbers were all checked."""
+        self.metrics.write(self.throughput.recent)
+        with self.throughput.paused():
             self.log.flush()
-            self.engine.save()
-        self._saved = time.monotonic()
+            self.engine.saved.save()
+        self._saved_at = time.monotonic()
 
 
-def _note_best(engine: Engine, numbers: dict[str, float], log: EventLog) -> None:
-    state = engine.state
+def update_best(engine: Engine, numbers: dict[str, float], log: EventLog) -> None:
+    """Log an evaluation, and save the weights if its best metric is the best so far."""
+    state, needs = engine.state, engine.objective.needs
     log.write("evaluation", step=state["step"], **numbers)
-    judged_by = engine.objective.judged_by
-    best, now = state["best_val"], numbers.get(f"val_{judged_by}", math.nan)  # no reward where nothing was scored
-    better = best is None or (now > best if judged_by == "reward" else now < best)
+    best, now = state["best_val"], numbers.get(f"val_{needs.best_metric}", math.nan)  # none where nothing was scored
+    better = best is None or (now > best if needs.higher_is_better else now < best)
     if math.isfinite(now) and better:
         state["best_step"], state["best_val"] = state["step"], now
-        engine.save_best()
+        engine.saved.save_best()
     state["evaluated"] = state["step"]
 
 
-class _Journal:
-    """Steps whose numbers are still on the device, until they are read, judged and written down."""
+class MetricsBuffer:
+    """Numbers of steps that are still on the device, until they are read, checked and logged."""
 
-    def __init__(self, engine: Engine, log: EventLog, say: Callable[[str], None]):
-        self._engine, self._log, self._say = engine, log, say
+    def __init__(self, engine: Engine, log: EventLog, notify: Callable[[str], None]):
+        self._engine, self._log, self._notify = engine, log, notify
         self._pending: list[StepMetrics] = []
 
-    def add(self, metrics: StepMetrics) -> None:
-        self._pending.append(metrics)
+    def add(self, step: StepMetrics) -> None:
+        self._pending.append(step)
 
     def write(self, rate: Callable[[], float]) -> None:
         """Read all that is pending: the one thing that waits for the device.
 
         Args:
-            rate: tokens a second, asked for when the device is done.
+            rate: tokens per second, called when the device is done.
         """
         read = [(m, float(m.loss), float(m.grad_norm)) for m in self._pending]
         tok_s = round(rate())
@@ -150,31 +157,31 @@ class _Journal:
             if m.skipped:
                 self._log.write("skipped", step=m.step, loss_nats=loss, why="gradient overflow in fp16")
                 continue
-            self._judge(m.step, norm)
+            self._check(m.step, norm)
             plan = self._engine.plan
             broken = not (math.isfinite(loss) and math.isfinite(norm))
             if broken or m.step in (1, plan.steps) or m.step % plan.loop.log_every == 0:
                 others = {name: float(value) for name, value in m.others.items()}
                 tokens = {"tokens": m.tokens, "tokens_seen": m.tokens_seen, "tok_s": tok_s}
-                name = "loss_nats" if self._engine.objective.judged_by == "loss_nats" else "loss"
+                name = "loss_nats" if self._engine.objective.needs.best_metric == "loss_nats" else "loss"
                 numbers = {name: loss, **others, "grad_norm": norm, "lr": m.lr, **tokens}
                 self._log.write("step", step=m.step, **numbers, **plan.label(m.step))
             if broken:
-                self._refuse(m.step, loss, norm)
+                self._stop(m.step, loss, norm)
         self._pending.clear()
 
-    def _judge(self, step: int, norm: float) -> None:
-        """Tell of a changed verdict, once: it is part of a checkpoint."""
+    def _check(self, step: int, norm: float) -> None:
+        """Report a changed verdict on the run's health once: it is part of a checkpoint."""
         state, clip = self._engine.state, self._engine.plan.optim.clip
-        before, state["health"] = state["health"]["now"], health.watch(state["health"], norm, clip)
+        before, state["health"] = state["health"]["now"], health.update(state["health"], norm, clip)
         now: health.Health = state["health"]["now"]
         if now != before:
             self._log.write("health", step=step, health=now)
-            if now != "critical":  # the error says it
-                self._say(f"step {step:,}: {now}, was {before}: {health.ADVICE[now]}")
+            if now != "critical":  # which is followed by an error
+                self._notify(f"step {step:,}: {now}, was {before}: {health.ADVICE[now]}")
 
-    def _refuse(self, step: int, loss: float, norm: float) -> None:
-        """Stop before broken weights are saved; the checkpoints on disk are from before the break."""
+    def _stop(self, step: int, loss: float, norm: float) -> None:
+        """Stop before broken weights are saved; the checkpoints on disk are from before."""
         self._log.flush()
         raise UserError(
             f"step {step}: loss {loss}, gradient norm {norm}, expected finite numbers; "
@@ -182,29 +189,29 @@ class _Journal:
         )
 
 
-class _Clock:
-    """Tokens per second of training proper (evaluation and saving excluded), and when to speak next."""
+class Throughput:
+    """Tokens per second of training alone (evaluation and saving excluded), and when to report next."""
 
     def __init__(self) -> None:
-        self._asked = self._spoke = time.monotonic()
+        self._read_at = self._reported_at = time.monotonic()
         self._first: float | None = None  # when the first step, which compiles, had ended
-        self._since_asked = self._since_first = 0
+        self._since_read = self._since_first = 0
         self._rate = 0.0
 
-    def tick(self, tokens: int) -> None:
+    def add(self, tokens: int) -> None:
         """Another step."""
-        self._since_asked += tokens
+        self._since_read += tokens
         if self._first is None:
             self._first = time.monotonic()
         else:
             self._since_first += tokens
 
-    def lately(self) -> float:
-        """Since this was asked before, if that is a moment ago."""
+    def recent(self) -> float:
+        """Since it was read before, if that is long enough ago."""
         now = time.monotonic()
-        if now - self._asked >= MOMENT or not self._rate:
-            self._rate = self._since_asked / max(1e-9, now - self._asked)
-            self._asked, self._since_asked = now, 0
+        if now - self._read_at >= _READ_EVERY_S or not self._rate:
+            self._rate = self._since_read / max(1e-9, now - self._read_at)
+            self._read_at, self._since_read = now, 0
         return self._rate
 
     def mean(self) -> dict[str, int]:
@@ -215,9 +222,9 @@ class _Clock:
 
     def due(self) -> bool:
         now = time.monotonic()
-        if now - self._spoke < MOMENT:
+        if now - self._reported_at < _READ_EVERY_S:
             return False
-        self._spoke = now
+        self._reported_at = now
         return True
 
     @contextlib.contextmanager
@@ -228,5 +235,5 @@ class _Clock:
             yield
         finally:
             waited = time.monotonic() - began
-            self._asked += waited
+            self._read_at += waited
             self._first = self._first and self._first + waited

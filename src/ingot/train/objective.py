@@ -1,13 +1,15 @@
-"""The types an objective meets: it turns (model output, batch) into unnormalised sums, and nothing else.
+"""The types of an objective: it turns (model output, batch, context) into unnormalised sums, and nothing else.
 
-An objective never sees an optimizer, a rank, a micro-batch or a checkpoint. It returns sums with the unit they count
-in; the engine knows how many units the whole step holds, over all micro-batches and ranks, and divides once. That is
-why averaging micro-batch means, wrong as soon as their token counts differ, cannot be written here.
+An objective never sees an optimizer, a rank, a micro-batch or a checkpoint. It returns sums with their units; the
+engine knows how many units the step holds over all micro-batches and ranks, and divides once. Averaging micro-batch
+means, which is wrong as soon as their token counts differ, cannot be written here.
+
+Shapes: B rows, T positions.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +21,15 @@ from ingot.train.execution import Execution
 
 @dataclass(frozen=True)
 class Term:
-    """One part of a loss: a sum over units, the unit's name (`token`, `sequence`, `pair`) and its weight.
+    """One part of a loss: a sum over units.
 
-    A penalty is trained on and logged under its own name, and is no part of the reported loss: a validation loss with
+    A penalty is trained on and logged under its own name, and is not part of the reported loss: a validation loss with
     label smoothing in it compares with nothing. A metric is logged the same way and not trained on.
     """
 
     sum: Tensor
     unit: str
+    """`token`, `sequence`, `pair`, or another count of `Batch.counts`."""
     weight: float = 1.0
     penalty: bool = False
     metric: bool = False
@@ -39,106 +42,161 @@ class Mean(NamedTuple):
     rows: int
 
 
-ForwardOf = Callable[[nn.Module], Callable[..., Any]]
-"""What to call instead of a model."""
+@dataclass(frozen=True)
+class Column:
+    """Values that frozen companions compute of each row, stored beside the data and read with the batch.
+
+    A column per document reaches the batch as `NAME_B`. A column per token belongs to the token that is predicted, so
+    it reaches the batch as `NAME_BT`, aligned with the labels, and is 0 where there is no label.
+    """
+
+    name: str
+    per: Literal["document", "token"] = "document"
+    dtype: str = "<f8"
+    """A little-endian numpy type."""
+    width: int = 1
+    """Values of a document or token; more than 1 add a dimension."""
+
+    @property
+    def key(self) -> str:
+        """Its name among a batch's columns."""
+        return f"{self.name}_B" if self.per == "document" else f"{self.name}_BT"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What an objective asks of the engine, besides rows and a model."""
+
+    taps: frozenset[str] = frozenset()
+    """What the forward pass must also return (hidden states, attention probabilities)."""
+    columns: tuple[Column, ...] = ()
+    """What `annotate` computes of each row: before training where the run will see every row, else as rows come."""
+    companions_after_annotate: bool = True
+    """Whether companions are read by more than `annotate`; if not they are freed once columns are written."""
+    dropout: bool = True
+    """Whether the model's dropout is on in training. Methods that compare the model with itself turn it off."""
+    best_metric: str = "loss_nats"
+    """The held-out number that decides which weights are the best."""
+    higher_is_better: bool = False
+    """Of `best_metric`."""
+    updates_per_pass: int = 1
+    """Updates that one pass over a step's rows is cut into; replayed rows are split over them."""
+    generates_text: bool = True
+    """Whether the trained model still predicts text, so that a sample of it is meaningful."""
+    samples: bool = False
+    """Whether the rows that are learned are sampled from the model in each step."""
+    capturable: bool = False
+    """Whether `loss` only enqueues work on the device: it reads no number back, and full batches of one shape differ in
+    their tensors alone. A GPU may then replay whole updates."""
+    initial_state: Mapping[str, Any] = field(default_factory=dict)
+    """`Context.state` before the first step: plain numbers, and all that the objective may keep there."""
+
+
+class Reader(Protocol):
+    """Runs any model over rows as training would (`train/runner.py`)."""
+
+    def read(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        read: Callable[[Any, Batch], Tensor],
+        taps: frozenset[str] = frozenset(),
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Context:
-    """What `expand` may use besides the batch: the step, the seed, the model being trained, and frozen companions."""
+    """What an objective may use besides a batch."""
 
     step: int
-    """From 1; 0 where an evaluation asks, whose draws are thus the same each time."""
+    """From 1; 0 in an evaluation, whose draws are thus the same each time."""
     seed: int
     model: nn.Module
     execution: Execution
+    reader: Reader
     companions: Mapping[str, nn.Module] = field(default_factory=dict)
+    """Frozen models by role."""
+    modules: Mapping[str, nn.Module] = field(default_factory=dict)
+    """What the objective's `modules` returned, as it is trained."""
     state: dict[str, Any] = field(default_factory=dict)
-    """What the objective keeps from step to step (its `fresh` at first): plain numbers, saved with a checkpoint."""
+    """Kept from step to step and saved with checkpoints; see `Needs.initial_state`."""
     tokenizer: Tokenizer | None = None
-    """What the ids are made with; None where a model is trained on ids alone."""
-    forward_of: ForwardOf = lambda model: model
-    """How a model is run: as training runs it, so that one compared with itself differs by nothing."""
+    """None where a model is trained on ids alone."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """Numbers of the whole step by name, written here by the objective and logged beside its loss; a
-    `Mean` where not all rows are in it."""
+    """Numbers of the step by name, written by the objective and logged beside its loss; a `Mean` where not all rows
+    count."""
+    sum_over_ranks: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    """The sum of a tensor over all ranks that hold different rows."""
 
     @property
     def evaluating(self) -> bool:
-        """Whether held-out rows are asked about: nothing is kept, and one batch is all that is wanted."""
+        """Whether held-out rows are evaluated: state is not kept, and one batch is expected of `expand`."""
         return self.step == 0
 
-    def over(self, model: nn.Module, batch: Batch, read: Callable[[Any, Batch], Tensor]) -> Tensor:
-        """`read(model's output, rows)`, rows first, for all rows of a batch: as many at once and as training does.
+    def over(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        read: Callable[[Any, Batch], Tensor],
+        taps: frozenset[str] = frozenset(),
+    ) -> Tensor:
+        """`read(model's output, rows)` for all rows of a batch, rows first, a micro-batch at a time as in training.
 
-        The model is run as it stands: a companion is in evaluation mode, and the trained model has no dropout where its
-        objective compares it with itself.
+        The model runs in the mode it is in: companions are in evaluation mode, and the trained model has no dropout
+        where its objective compares it with itself.
         """
-        found, forward = [], self.forward_of(model)
-        for micro in batch.micro(self.execution.rows(batch.context)):
-            rows = micro.to(self.execution.device)
-            with self.execution.forward():
-                found.append(read(forward(**rows.inputs), rows))
-        return torch.cat(found)
+        return self.reader.read(model, batch, read, taps)
 
 
 class Objective:
-    """One training method, in one small file: a class that derives from this one and says what is different."""
+    """One training method. A subclass in one file overrides what differs."""
 
-    taps: frozenset[str] = frozenset()
-    """What the forward must also return (hidden states, attention maps); usually nothing."""
-    judged_by: Literal["loss_nats", "reward"] = "loss_nats"
-    """The held-out number that says which weights are the best: the lowest loss, or the highest reward."""
-    dropout: bool = True
-    """Whether the model's dropout is on where it has one: not where a method compares the model with itself."""
-    speaks: bool = True
-    """Whether the model still predicts text, so that a sample of it says something."""
-    recordable: bool = False
-    """Whether `loss` only puts work on the device: it asks for no number, and all that differs between full batches of
-    one shape are their tensors. A GPU then replays updates (`graphs.py`)."""
-    overlays: tuple[str, ...] = ()
-    """Columns of a row that frozen companions alone decide, and that `annotate` gives."""
-    only_annotates: bool = False
-    """Whether companions are read for `overlays` alone, so that they may go once those are written."""
-    minibatches: int = 1
-    """Into how many updates one pass over a step's rows is cut; replayed rows are dealt out over them."""
-    fresh: Mapping[str, Any] = {}
-    """What `Context.state` holds before the first step: all that the objective may keep there."""
+    needs = Needs()
 
     def modules(self, model: nn.Module) -> dict[str, nn.Module]:
-        """Further trained modules (value head, projections): saved with the checkpoint, never exported."""
+        """Further trained modules (value head, projections), new: saved with checkpoints, never exported."""
         return {}
 
     def annotate(self, batch: Batch, ctx: Context) -> dict[str, Tensor]:
-        """The columns `overlays` of some rows, (B,) each on the CPU: asked for once before training where every row is
-        trained on, and otherwise as rows come."""
+        """The columns of `Needs.columns` by name, on the CPU: (B,) or (B, T), times their width. No gradients."""
         raise NotImplementedError
 
     def annotated(self, batch: Batch, ctx: Context) -> Batch:
-        """The batch with the columns `overlays`, computed where the store does not have them."""
-        if all(f"{name}_B" in batch.columns for name in self.overlays):
+        """The batch with its columns, computed where the data do not have them."""
+        if all(column.key in batch.columns for column in self.needs.columns):
             return batch
-        columns = {f"{name}_B": values for name, values in self.annotate(batch, ctx).items()}
+        values = self.annotate(batch, ctx)
+        columns = {column.key: values[column.name] for column in self.needs.columns}
         return replace(batch, columns={**batch.columns, **columns})
 
     def expand(self, batch: Batch, ctx: Context) -> Iterator[Batch]:
-        """Called without gradients on all rows of a step: annotate, roll out, or yield the batch unchanged."""
-        yield batch
+        """The batches of a step's updates, from all its rows: annotated, sampled, or unchanged. No gradients."""
+        yield self.annotated(batch, ctx)
 
-    def loss(self, out: Any, batch: Batch) -> dict[str, Term]:
-        """Named unnormalised terms of the loss of some rows; training and evaluation call the same function."""
+    def loss(self, out: Any, batch: Batch, ctx: Context) -> dict[str, Term]:
+        """Named unnormalised terms of some rows; training and evaluation call the same function."""
         raise NotImplementedError
 
     def conclude(self, batches: Iterable[Batch], ctx: Context) -> dict[str, float]:
-        """Called once, after training and without gradients, on all held-out rows: numbers for the stage's result."""
+        """Numbers for the stage's result, from all held-out rows, once after training. No gradients."""
         return {}
 
-    def frozen(self, model: nn.Module, extra: nn.ModuleDict, result: Mapping[str, Any]) -> nn.Module:
-        """What another stage gets that names a finished stage of this objective as a companion.
+    def companion(self, model: nn.Module, modules: nn.ModuleDict, result: Mapping[str, Any]) -> nn.Module:
+        """The frozen model that other stages get when they name a finished stage of this objective.
 
         Args:
             model: the trained model.
-            extra: the modules of `modules`, trained.
+            modules: what `modules` returned, trained.
             result: the numbers of the finished stage.
         """
         return model
+
+
+def no_grad_batches(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Batches of an `expand`, whose code runs without gradients each time the next batch is asked for."""
+    while True:
+        with torch.no_grad():
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ingot.core.recipe import Settings
+from ingot.core.settings import Settings, Stage
 
 
 class _Penalty(Settings):
@@ -22,7 +22,7 @@ class EwcSettings(_Penalty):
     """`{ kind = "ewc", fisher = "STAGE", weight = 100 }`: weights that an old task hangs on stay where they were."""
 
     kind: Literal["ewc"] = "ewc"
-    fisher: str
+    fisher: Annotated[str, Stage("importance")]
     """Stage of kind fisher: the importance of each weight, and where it was."""
     weight: float = Field(ge=0)
     """Adds weight / 2 * sum F (theta - theta*)^2. With F per token, as measured, weight = 1 counts a token of the old
@@ -51,7 +51,7 @@ class KlSettings(_Penalty):
     """`{ kind = "kl", weight = 0.1 }`: predictions on this stage's own text stay near those of an older model."""
 
     kind: Literal["kl"] = "kl"
-    reference: str | None = None
+    reference: Annotated[str | None, Stage("model")] = None
     """Train or import stage whose predictions are kept; default: `init`."""
     weight: float = Field(ge=0)
     """Adds weight * KL(reference || model) for each labelled token, over the whole vocabulary."""

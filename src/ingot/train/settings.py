@@ -1,10 +1,12 @@
 """Settings of the loop, of evaluation while training, and of a forward pass."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from ingot.core.recipe import EXECUTION, Settings
+from ingot.core.errors import notify
+from ingot.core.settings import EXECUTION, Settings
 
 MICRO_TOKENS = 16_384
 """Tokens of one forward pass where nothing says otherwise."""
@@ -46,14 +48,24 @@ class LoopSettings(Settings):
     """Checkpoints kept."""
     threads: Annotated[int | None, EXECUTION] = Field(default=None, ge=1)
     """Compute threads; default: one per core."""
-    compile: Annotated[bool | None, EXECUTION] = None
-    """Compile the forward and backward pass: half a minute, on a CPU once for a shape (kept below ~/.cache/ingot), then
-    faster steps. Default: where there is a compiler and the run is long enough to pay for it."""
+    backend: Annotated[Literal["auto", "torch", "compiled", "cpu"], EXECUTION] = "auto"
+    """Who computes the blocks: `torch`; `compiled` (torch.compile: half a minute at the start, then faster steps);
+    `cpu` (C++ kernels for the common model); `auto`: the fastest here, compiled only where the run is long enough to
+    repay it."""
     replay: Annotated[bool | None, EXECUTION] = None
-    """On a GPU, record an update and replay it, so that small models don't wait for its launches; false: never.
+    """On a GPU, record an update and replay it, so that small models do not wait for its launches; false: never.
     Default: where an update can be recorded."""
     device: Annotated[Literal["auto", "cpu", "cuda"], EXECUTION] = "auto"
     """Where to compute; `auto` takes a GPU if there is one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _compile_is_a_backend(cls, table: Any) -> Any:
+        if not isinstance(table, Mapping) or not isinstance(table.get("compile"), bool):
+            return table
+        backend = "compiled" if table["compile"] else "torch"
+        notify(f'loop.compile is called loop.backend now; read as backend = "{backend}"')
+        return {"backend": backend, **{name: value for name, value in table.items() if name != "compile"}}
 
     def rows_at_once(self, context: int, rows: int) -> int:
         """Rows of one forward pass, of a step's `rows` (of one rank)."""

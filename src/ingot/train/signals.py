@@ -1,11 +1,11 @@
-"""Stopping in time: a run that is asked to end saves what it has learned since its last checkpoint.
+"""Signals are handled between steps: a run that is asked to end saves what it has learned first.
 
-Ctrl-C asks, and so does what schedulers and closing terminals send (`ENDING`). A step is never left half done: whoever
-asks is heard at the next `check`, which stands before every step and every batch of an evaluation. Where nothing would
-be lost (the first step still compiles) the run ends at once, and so it does at the second Ctrl-C.
+Ctrl-C asks a run to end, and so do the signals of schedulers and closing terminals (`ENDING`). A step is never left
+half done: the request is checked before every step and every batch of an evaluation. Where nothing would be lost (the
+first step is still compiling) the run ends at once, and so it does at the second Ctrl-C.
 
-Rejected: raising wherever the run happens to be and saving then, for weights that are just being exchanged for their
-average would be saved; and a flag that is read after a step alone, which misses long evaluations.
+Raising wherever the run happens to be would save weights that are just being exchanged for their average; a flag read
+after steps alone would miss long evaluations.
 """
 
 import signal
@@ -18,42 +18,42 @@ from typing import Any, Self
 from ingot.core.process import ENDING
 
 
-class Interruptions:
-    """While it is entered, signals that would end the process wait for a `check`.
+class Signals:
+    """A context manager in which signals that would end the process wait for a `check`.
 
     Args:
-        unsaved: whether the run has learned something that no checkpoint holds.
+        unsaved: whether steps were made that no checkpoint holds.
     """
 
     def __init__(self, unsaved: Callable[[], bool]):
         self._unsaved = unsaved
-        self._asked = False
-        self._before: dict[int, Any] = {}
+        self._requested = False
+        self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # no other may set a handler
+        if threading.current_thread() is threading.main_thread():  # no other thread may set a handler
             for number in (signal.SIGINT, *ENDING):
                 if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._ask)
+                    self._handlers[number] = signal.signal(number, self._request)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        self._before.clear()
+        self._handlers.clear()
 
     def check(self) -> None:
-        """Between two pieces of work.
+        """Called between steps.
 
         Raises:
             KeyboardInterrupt: the run was asked to end.
         """
-        if self._asked:
+        if self._requested:
             raise KeyboardInterrupt
 
-    def _ask(self, number: int, _: FrameType | None) -> None:
-        if self._asked and number == signal.SIGINT:
+    def _request(self, number: int, _: FrameType | None) -> None:
+        if self._requested and number == signal.SIGINT:
             sys.exit(128 + number)
-        self._asked = True
+        self._requested = True
         if not self._unsaved():
             raise KeyboardInterrupt

@@ -52,7 +52,7 @@ MEASURES = {
     "logps": Measure("ln p of an answer", "nats"),
     "kl_zero": Measure("Zero that answers are measured from", "nats per answer"),
     "replay_nats": Measure("Loss of replayed rows", "nats per token"),
-    "replay_share": Measure("Replayed rows", "share of tokens"),
+    "replay_fraction": Measure("Replayed rows", "fraction of tokens"),
     "tokens": Measure("Length of an answer", "tokens"),
 }
 """In the order of their charts; of numbers of both sides, the name that they share."""

@@ -15,15 +15,16 @@ from typing import Any
 from markupsafe import Markup
 
 from ingot.core.artifact import DONE, atomic_write
-from ingot.core.recipe import REPORT, dump_toml, settings_tree
+from ingot.core.recipe import REPORT, dump_toml
+from ingot.core.settings import settings_tree
 from ingot.pipeline.graph import Graph
-from ingot.pipeline.resolve import Node
 from ingot.pipeline.status import status
 from ingot.report import figures, reading
 from ingot.report.html.graph_picture import Box, draw
 from ingot.report.html.panels import panel
 from ingot.report.html.rendering import render
 from ingot.stages.job import CHOICES
+from ingot.stages.kind import Node
 from ingot.stages.kinds import KINDS
 
 STATES = {

@@ -1,7 +1,7 @@
 """What the page says about a finished or unfinished stage: kind -> function(stage's directory) -> HTML.
 
-A panel reads the directory and nothing else, so it can be shown for any stage of any run. A new kind is one function
-and one line in `PANELS`; until then its scalars are listed.
+A panel reads the directory and nothing else, so it can be shown for any stage of any run. A kind names its own
+(`Kind.panel`); without one its scalars are listed.
 """
 
 from collections.abc import Callable
@@ -11,10 +11,9 @@ from typing import Any
 from markupsafe import Markup
 
 from ingot.report import figures, reading
-from ingot.report.html.panels_judge import judge
-from ingot.report.html.panels_model import evaluate, train
-from ingot.report.html.panels_tokenizer import tokenizer
 from ingot.report.html.rendering import render
+from ingot.stages.kind import load
+from ingot.stages.kinds import KINDS
 
 
 def corpus(stage: Path) -> Markup:
@@ -104,21 +103,6 @@ def scalars(stage: Path) -> Markup:
     return render("facts.html", pairs=pairs, tokens=[], heading="")
 
 
-PANELS: dict[str, Callable[[Path], Markup]] = {
-    "corpus": corpus,
-    "tokenizer": tokenizer,
-    "tokens": tokens,
-    "train": train,
-    "evaluate": evaluate,
-    "import": scalars,
-    "fisher": fisher,
-    "judge": judge,
-    "generate": scalars,
-    "label": scalars,
-}
-"""Stage kind -> panel."""
-
-
 def panel(kind: str, stage: Path) -> Markup:
-    """A stage's panel."""
-    return PANELS.get(kind, scalars)(stage)
+    """A stage's panel, by its kind (`Kind.panel`)."""
+    return load(KINDS[kind].panel if kind in KINDS else f"{__name__}:scalars")(stage)

@@ -13,7 +13,7 @@ from ingot.report.html.panels_forgetting import chains, is_summary
 from ingot.report.html.panels_judge import alarms
 from ingot.report.html.rendering import render
 from ingot.stages.job import CHOICES
-from ingot.train.health import ADVICE, judge
+from ingot.train.health import ADVICE, verdict
 
 SHOWN = 12
 """Rows of the loss table and samples by step."""
@@ -85,7 +85,7 @@ def _charts(
 def _verdict(steps: list[dict[str, Any]], changes: list[dict[str, Any]], clip: float) -> dict[str, str]:
     """Of all logged norms together, and when the verdict changed while training."""
     norms = [s["grad_norm"] for s in steps]
-    health = judge(norms, clip)
+    health = verdict(norms, clip)
     above = figures.share(sum(n > clip for n in norms), len(norms))
     sentence = f"{above} of logged gradient norms exceed {clip:g}; {ADVICE[health]}."
     if changes:

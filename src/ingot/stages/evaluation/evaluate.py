@@ -6,9 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-import torch
 
-from ingot.backends import cpu_blocks
 from ingot.core.artifact import atomic_lines
 from ingot.evaluate.abilities import Answered, Examinee, rows, sit
 from ingot.evaluate.forgetting import Scores
@@ -16,7 +14,6 @@ from ingot.evaluate.likelihood import Likelihood, compressors, likelihood
 from ingot.evaluate.tasks import Task, load_task
 from ingot.infer.generate import generate
 from ingot.infer.streaming import sampling_for
-from ingot.kernels import cpu_train
 from ingot.stages.evaluation.forgetting import forgotten
 from ingot.stages.evaluation.settings import EvaluateStageSettings
 from ingot.stages.job import ANSWERS, TABLE, Input, Job, corpus_of, read_config
@@ -38,8 +35,6 @@ def run(job: Job) -> dict[str, Any]:
         measured_context(settings.context, read_config(stage.path))  # before hours of work
     for name, stage in job.roles("model").items():
         loaded = load_model(stage.path, job.display.say, settings.device, exact=True)
-        if cpu_blocks.supports(loaded.model):
-            cpu_train.available(torch.float32, job.display.say)  # building takes seconds
         for data, store in _stores(job, stage, loaded):
             corpus = corpus_of(data)
             if "mask" not in store.columns:

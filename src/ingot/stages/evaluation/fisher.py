@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ingot.core.artifact import manifest_problem
 from ingot.core.errors import UserError
 from ingot.data.batches import Batch, Source, make_batch
-from ingot.data.packing import Whole, Windows
+from ingot.data.packing import Concatenated, OnePerRow
 from ingot.data.sampler import Order
 from ingot.distributed import checkpoint
 from ingot.evaluate.fisher import Fisher
@@ -123,7 +123,7 @@ def _sources(job: Job, loaded: Loaded, context: int) -> list[Source]:
     for name, tokens in job.roles("data").items():
         store = Store.open(tokens.path / "train", tokenizer=loaded.tokenizer.fingerprint)
         ends, masked = np.asarray(store.ends), "mask" in store.columns
-        plan = Whole(ends, context) if masked else Windows(ends, context, tail=True)
+        plan = OnePerRow(ends, context) if masked else Concatenated(ends, context, tail=True)
         if plan.rows == 0:
             raise UserError(f"data.{name}: found no text to measure on; give it more, or name another corpus")
         sources.append(Source(name, store, plan, isolate=False, pad_id=loaded.tokenizer.pad))

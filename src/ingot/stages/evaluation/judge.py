@@ -21,8 +21,9 @@ from ingot.evaluate.bootstrap import ratio
 from ingot.evaluate.continuations import score
 from ingot.evaluate.monitors import distinct
 from ingot.infer.generate import Completion, generate
-from ingot.infer.streaming import sampling_for, spoken
+from ingot.infer.streaming import completion_text, sampling_for
 from ingot.objectives.reward_functions import ask, prompt_table
+from ingot.objectives.settings import scores_rows
 from ingot.stages.evaluation.settings import JudgeSettings
 from ingot.stages.job import ANSWERS, TABLE, Input, Job, read_config
 from ingot.stages.models.lineage import converses
@@ -138,7 +139,7 @@ def _answer(
         fits = np.array([len(prompt) + len(ids) <= base.config.context + 1 for prompt, ids in requests])
         logps = np.full(len(fits), np.nan)
         logps[fits] = [one.logp for one in score(base.model, [requests[n] for n in np.flatnonzero(fits)])]
-    return Answers(completions, [spoken(base.tokenizer, c) for c in completions], logps)
+    return Answers(completions, [completion_text(base.tokenizer, c) for c in completions], logps)
 
 
 def _described(name: str, found: Answers, settings: JudgeSettings) -> Iterator[dict[str, Any]]:
@@ -199,7 +200,7 @@ def _judged(
 
 def _scores(stage: Input) -> bool:
     """Whether a stage is a reward model."""
-    return stage.settings().get("objective", {}).get("kind") == "reward"
+    return scores_rows(stage.settings())
 
 
 Score = Callable[[Sequence[Prompt], Answers], np.ndarray]

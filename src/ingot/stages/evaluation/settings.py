@@ -4,16 +4,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ingot.core.recipe import EXECUTION, Seed, Settings
+from ingot.core.settings import EXECUTION, STAGE, Seed, Settings, Stage
 from ingot.stages.training.settings import RowLength, Shares
 
 
 class EvaluateStageSettings(Settings):
     """`kind = "evaluate"`: trained models judged on held-out text."""
 
-    models: list[str] = Field(min_length=1)
+    models: Annotated[list[str], Stage("model")] = Field(min_length=1)
     """Train or import stages to judge."""
-    data: list[str] | None = None
+    data: Annotated[list[str] | None, STAGE] = None
     """Corpora whose held-out part is read; default: all that the models were trained on."""
     overlap: float = Field(default=0.5, ge=0, lt=1)
     """Share of a window that is context only: with 0.5 every target but the first sees at least half a window."""
@@ -40,13 +40,13 @@ class EvaluateStageSettings(Settings):
 class JudgeSettings(Settings):
     """`kind = "judge"`: models answer the same held-out prompts, and judges say which answers are better."""
 
-    models: list[str] = Field(min_length=1)
+    models: Annotated[list[str], Stage("model")] = Field(min_length=1)
     """Train or import stages whose answers are judged."""
-    against: str
+    against: Annotated[str, Stage("model")]
     """The stage whose answers theirs are compared with."""
-    data: str
+    data: Annotated[str, STAGE]
     """Corpus of format chat, prompts or pairs, whose held-out prompts are asked."""
-    by: list[str] = Field(min_length=1)
+    by: Annotated[list[str], STAGE] = Field(min_length=1)
     """Judges: a reward stage; `"file.py:function"`, called with prompts and answers, that returns scores; or any other
     model, which is asked which of two answers is better, in both orders. The first is what was trained against and the
     second what is wanted, where the report looks for a reward that is gamed."""
@@ -78,9 +78,9 @@ class JudgeSettings(Settings):
 class FisherSettings(Settings):
     """`kind = "fisher"`: which weights of a model its predictions hang on, for penalties of kind ewc."""
 
-    model: str
+    model: Annotated[str, Stage("model")]
     """Train or import stage."""
-    data: Shares
+    data: Annotated[Shares, STAGE]
     """Corpus stage -> its share of the tokens: what must not be forgotten; their training parts are read."""
     samples: int = Field(default=512, ge=1)
     """Rows (text) or conversations whose gradients are squared and averaged; one forward and backward pass each."""
@@ -92,7 +92,7 @@ class FisherSettings(Settings):
     """Rows of one backward pass, squared together: quicker on a GPU and noisier; for labels mixed or sampled."""
     context: RowLength | None = None
     """Tokens of a row; default: the model's context."""
-    previous: str | None = None
+    previous: Annotated[str | None, Stage("importance")] = None
     """Fisher stage of the tasks before: its values times `gamma` are added (online EWC, one anchor for all tasks)."""
     gamma: float = Field(default=1.0, gt=0, le=1)
     """How much of `previous` stays."""

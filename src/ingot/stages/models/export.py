@@ -11,10 +11,11 @@ from ingot.convert.hf_config import Dtype
 from ingot.core.artifact import CHECKPOINTS, atomic_directory, checkpoint_path
 from ingot.core.errors import UserError
 from ingot.distributed import checkpoint
+from ingot.objectives.settings import scores_rows
 from ingot.stages.job import TOKENIZER, Job, open_stage
 from ingot.stages.models.imports import HF, directory_of
 from ingot.stages.models.load import adapter_of, base_of, describe, load_adapted, load_model
-from ingot.stages.training.settings import ImportSettings
+from ingot.stages.models.settings import ImportSettings
 from ingot.tokenizer.byte_bpe import load_tokenizer
 from ingot.tokenizer.chat import stop_ids
 from ingot.tokenizer.hf_files import export_tokenizer
@@ -63,7 +64,7 @@ def export_hf(stage: Path, to: Path, dtype: Dtype, best: bool, say: Callable[[st
     """
     _refuse_existing(to)
     loaded = load_model(stage, say, device="cpu", best=best)
-    if open_stage(stage)["settings"].get("objective", {}).get("kind") == "reward":
+    if scores_rows(open_stage(stage)["settings"]):
         say("the layout has no place for the head that gives rewards: the model is written without it")
     with atomic_directory(to) as directory:
         tokenizer = loaded.tokenizer

@@ -6,11 +6,11 @@ from pathlib import Path
 from ingot.convert import hf_config
 from ingot.core.artifact import DONE, FileHashes, StageDir, digest_json
 from ingot.core.errors import MissingFile, UserError
-from ingot.core.recipe import Settings
+from ingot.core.settings import Settings
 from ingot.model.adapter_config import PEFT_FILES
 from ingot.model.config import ModelConfig
 from ingot.stages.job import MODEL, read_config
-from ingot.stages.training.settings import ImportSettings
+from ingot.stages.models.settings import ImportSettings
 
 HF = "hf:"
 

@@ -17,6 +17,7 @@ from ingot.model.config import ModelConfig
 from ingot.model.transformer import Transformer, empty
 from ingot.objectives.settings import OBJECTIVES
 from ingot.stages.job import MODEL, TOKENIZER, inputs_of, open_stage, read_config, read_result
+from ingot.stages.models.backend import backend_for
 from ingot.stages.training.settings import TrainSettings
 from ingot.tokenizer.byte_bpe import Tokenizer, load_tokenizer
 from ingot.train.execution import resolve_device
@@ -47,6 +48,7 @@ def load_model(
     best: bool = False,
     exact: bool = False,
     context: int | None = None,
+    backend: str = "auto",
 ) -> Loaded:
     """The newest good weights of a train stage (or its best ones); an adapter comes merged.
 
@@ -57,12 +59,16 @@ def load_model(
         best: the weights with the lowest held-out loss.
         exact: the final weights or none, for stages whose key promises what they were made from.
         context: the longest sequence, where it is to be another than it was.
+        backend: who computes it ("torch", "cpu", "auto" for the fastest here).
 
     Raises:
         UserError: not a train stage, nothing saved yet, or all of it damaged; the model under an adapter is gone.
     """
     loaded = load_adapted(stage, say, device, best, exact, context)
-    lora.fold(loaded.model)
+    model = loaded.model
+    lora.merge(model)
+    where = str(model.embedding.weight.device)
+    model.backend = backend_for(model, where, model.embedding.weight.dtype, name=backend, notify=say)
     return loaded
 
 
@@ -91,7 +97,7 @@ def load_adapted(
         model = empty(config, resolve_device(device), torch.float32)
     else:
         model = load_model(base_of(stage), say, device, exact=True, context=config.context).model
-        lora.adapt(model, adapter, seed=0)
+        lora.add_adapters(model, adapter, seed=0)
     load_weights(model, path)
     return Loaded(model, load_tokenizer(stage / TOKENIZER), config, path)
 
@@ -110,13 +116,18 @@ def measured_context(asked: int | None, config: ModelConfig) -> int:
     return asked or config.context
 
 
-def load_frozen(stage: Path, say: Callable[[str], None], device: str, dtype: torch.dtype) -> nn.Module:
-    """A finished stage as a companion of another: in evaluation mode, without gradients, whole as its objective says.
+def load_frozen(
+    stage: Path, say: Callable[[str], None], device: str, dtype: torch.dtype, backend: str = "auto"
+) -> nn.Module:
+    """A finished stage as a companion of another: in evaluation mode, without gradients, as its objective hands it on.
+
+    Args:
+        backend: that of the model beside it, so that equal weights give equal numbers.
 
     Raises:
         UserError: as `load_model`.
     """
-    loaded = load_model(stage, say, device, exact=True)
+    loaded = load_model(stage, say, device, exact=True, backend=backend)
     frozen: nn.Module = loaded.model
     record = open_stage(stage)
     if record["kind"] == "train":
@@ -124,7 +135,7 @@ def load_frozen(stage: Path, say: Callable[[str], None], device: str, dtype: tor
         extra = nn.ModuleDict(objective.modules(loaded.model)).to(device)
         if tensors := {f"model.extra.{n}": p.detach() for n, p in extra.named_parameters()}:
             checkpoint.load(loaded.checkpoint, tensors)
-        frozen = objective.frozen(loaded.model, extra, read_result(stage))
+        frozen = objective.companion(loaded.model, extra, read_result(stage))
     return frozen.to(dtype).eval().requires_grad_(False)
 
 
@@ -133,7 +144,7 @@ def is_bare(stage: Path) -> bool:
     record = open_stage(stage)
     if record["kind"] != "train":
         return True
-    return type(objective_of(TrainSettings.model_validate(record["settings"]))).frozen is Objective.frozen
+    return type(objective_of(TrainSettings.model_validate(record["settings"]))).companion is Objective.companion
 
 
 def objective_of(settings: TrainSettings) -> Objective:

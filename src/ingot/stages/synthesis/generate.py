@@ -20,7 +20,7 @@ from ingot.corpus.documents import SCHEMA, DocumentWriter, Split, document_parts
 from ingot.corpus.readers.row_formats import dump_document, unlearned
 from ingot.data.sampler import key_of, permute
 from ingot.infer.generate import generate
-from ingot.infer.streaming import sampling_for, spoken
+from ingot.infer.streaming import completion_text, sampling_for
 from ingot.stages.job import Job
 from ingot.stages.models.load import Loaded, load_model
 from ingot.stages.synthesis.settings import GenerateSettings
@@ -136,7 +136,7 @@ def _answered(
     )
     found: list[list[dict[str, Any]]] = [[] for _ in rows]
     for place, completion in enumerate(made):
-        text, ended = spoken(loaded.tokenizer, completion), completion.stop_reason == "stop"
+        text, ended = completion_text(loaded.tokenizer, completion), completion.stop_reason == "stop"
         answer = {"text": text, "tokens": len(completion.ids), "ended": ended}
         found[fits[place // settings.samples]].append(answer)
     atomic_json(path, found)

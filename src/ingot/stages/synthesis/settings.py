@@ -6,15 +6,15 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from ingot.core.functions import is_function
-from ingot.core.recipe import EXECUTION, Seed, Settings
+from ingot.core.settings import EXECUTION, STAGE, Seed, Settings, Stage
 
 
 class GenerateSettings(Settings):
     """`kind = "generate"`: a model's answers to the prompts of a corpus, as a corpus of conversations."""
 
-    model: str
+    model: Annotated[str, Stage("model")]
     """Train or import stage that answers."""
-    data: str
+    data: Annotated[str, Stage("documents")]
     """Corpus stage of format `prompts`; answers to its held-out prompts stay held out."""
     samples: int = Field(default=4, ge=1)
     """Answers to each prompt."""
@@ -39,9 +39,9 @@ class GenerateSettings(Settings):
 class LabelSettings(Settings):
     """`kind = "label"`: somebody judges the answers of a `generate` stage; the outcome is a corpus."""
 
-    data: str
+    data: Annotated[str, Stage("documents")]
     """The `generate` stage."""
-    by: str = Field(min_length=1)
+    by: Annotated[str, STAGE] = Field(min_length=1)
     """Who judges: a train stage with objective `reward`; `"file.py:function"`, as a reward is written; or `NAME.jsonl`,
     a file that people fill, which is written once the answers are there."""
     format: Literal["pairs", "chat"] = "pairs"

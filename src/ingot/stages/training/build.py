@@ -2,6 +2,7 @@
 
 import math
 import resource
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 
 from ingot.core.errors import UserError
 from ingot.data.batches import Loader
-from ingot.data.packing import BestFit, Whole
+from ingot.data.packing import BestFit, OnePerRow
 from ingot.data.sampler import key_of
 from ingot.distributed import mesh
 from ingot.model import lora
@@ -18,6 +19,7 @@ from ingot.model.transformer import Transformer, build
 from ingot.objectives.replay import Replay
 from ingot.optim.groups import counts as decay_counts
 from ingot.stages.job import CHOICES, TOKENIZER, Job, read_config
+from ingot.stages.models.backend import backend_for
 from ingot.stages.models.load import describe, is_bare, load_frozen, load_model, objective_of
 from ingot.stages.training.data import Data, open_data, starting_shape
 from ingot.stages.training.evaluation import Evaluation
@@ -29,7 +31,7 @@ from ingot.stages.training.settings import TrainSettings
 from ingot.stages.training.timeline import Timeline
 from ingot.tokenizer.byte_bpe import Tokenizer, load_tokenizer
 from ingot.train.engine import Engine, Plan
-from ingot.train.execution import Execution, choose, remembered
+from ingot.train.execution import Execution, choose, resumed, write
 from ingot.train.loop import train
 from ingot.train.metrics import StepMetrics
 
@@ -42,10 +44,21 @@ def run(job: Job) -> dict[str, Any]:
     before = starting_shape(settings, job.inputs, tokenizer)
     config = longest(settings, before)
     data = open_data(settings, job.roles("data"), before, tokenizer)
-    line = timeline(settings, before, data.extent, job.seed)
+    line = timeline(settings, before, data.source_size, job.seed)
     _save_rows(job, data)
-    execution = _execution(job, settings, config, line)
+    execution = _execution(job, settings, line)
     model = _model(job, settings, config, execution)
+    training = {"shape": execution.shape, "flops": training_flops(settings, config, line)}
+    model.backend = backend_for(
+        model,
+        execution.device,
+        execution.product_dtype,
+        name=execution.backend,
+        training=training,
+        notify=job.display.say,
+    )
+    execution = replace(execution, backend=model.backend.name)
+    write(job.out / CHOICES, execution)
     plan = Plan(
         steps=line.steps,
         seed=job.seed,
@@ -70,7 +83,6 @@ def run(job: Job) -> dict[str, Any]:
         penalties,
         tokenizer=tokenizer,
         replay=Replay(),
-        say=job.display.say,
     )
     describe(job.out.path, config, tokenizer)
     facts = _facts(settings, engine, config, data, line)
@@ -81,7 +93,7 @@ def run(job: Job) -> dict[str, Any]:
         job.display.say(words.format(**phase))
     for warmup in line.unfinished_warmups():
         job.display.say(f"a warmup of {warmup:,} steps does not end within them, so the rate never reaches its peak")
-    if engine.resume(job.display.say):
+    if engine.saved.resume(job.display.say):
         job.display.say(f"going on from step {engine.state['step']:,}")
         job.log.write("resume", after=engine.state["step"])
     else:
@@ -103,18 +115,15 @@ def _save_rows(job: Job, data: Data) -> None:
                     whole = source.plan.dropped
                     told += f", with {whole:,} documents of which no learned token remained" if whole else ""
                     job.display.say(told)
-            elif isinstance(source.plan, Whole) and (dropped := source.plan.dropped):
+            elif isinstance(source.plan, OnePerRow) and (dropped := source.plan.dropped):
                 what = "pairs with a side" if source.plan.group == 2 else "prompts"
                 job.display.say(f"{source.name}: {dropped:,} {what} longer than the context of {context} are left out")
 
 
-def _execution(job: Job, settings: TrainSettings, config: ModelConfig, line: Timeline) -> Execution:
+def _execution(job: Job, settings: TrainSettings, line: Timeline) -> Execution:
     """Sized for the longest rows that are trained on, which a model from elsewhere may exceed by far."""
-    flops, common = training_flops(settings, config, line), not settings.adapter and config.common_block
-    rows = line.largest * rows_of_a_draw(settings)
-    shape = {"depth": config.depth, "flops": flops, "common": common}
-    fresh = choose(settings.loop, settings.precision, line.context, rows, **shape, say=job.display.say)
-    execution = remembered(job.out / CHOICES, fresh, settings.loop, job.display.say)
+    chosen = choose(settings.loop, settings.precision, line.context, line.largest * rows_of_a_draw(settings))
+    execution = resumed(job.out / CHOICES, chosen, settings.loop)
     execution.prepare()
     return execution
 
@@ -125,8 +134,8 @@ def _model(job: Job, settings: TrainSettings, config: ModelConfig, execution: Ex
         model = load_model(path, job.display.say, device="cpu", exact=True, context=config.context).model
         model.to(dtype=execution.parameter_dtype)
         if settings.adapter:
-            lora.adapt(model, settings.adapter, key_of(job.seed, int(job.inputs["init"].key[:15], 16)))
-            lora.hold(model, execution.product_dtype)
+            lora.add_adapters(model, settings.adapter, key_of(job.seed, int(job.inputs["init"].key[:15], 16)))
+            lora.cast_frozen(model, execution.product_dtype)
         return model.to(execution.device)
     model = build(config, job.seed, dtype=execution.parameter_dtype)  # on the CPU, so every machine starts alike
     return model.to(execution.device)
@@ -143,7 +152,7 @@ def _companions(
     found: dict[str, nn.Module] = {}
     for role, source in job.roles("companion").items():
         shape = read_config(source.path)
-        scores = role in ("reward", "gold")  # which leave out what they cannot read
+        scores = role in settings.objective.scoring_roles
         if not scores and shape.positions == "learned" and shape.context < context:
             raise UserError(
                 f"{role}: '{source.name}' has learned positions for {shape.context:,} tokens, expected {context:,}, as "
@@ -152,15 +161,17 @@ def _companions(
         if settings.adapter and source.key == job.inputs["init"].key and is_bare(source.path):
             found[role] = lora.reference(model)
         else:
-            found[role] = load_frozen(source.path, job.display.say, execution.device, execution.parameter_dtype)
+            found[role] = load_frozen(
+                source.path, job.display.say, execution.device, execution.parameter_dtype, execution.backend
+            )
     return found
 
 
 def _annotate(job: Job, engine: Engine, data: Data, line: Timeline) -> None:
     """Write what companions say of each row, where the run will see every row; they may go if that is all of it."""
-    if not engine.objective.overlays:
+    if not engine.objective.needs.columns:
         return
-    epochs = line.epochs(data.extent)
+    epochs = line.epochs(data.source_size)
     own = [source for source in data.longest if not source.replay]
     seen = [source for source in own if epochs[source.name] >= 1]
     parts = [("train", source) for source in seen]
@@ -169,13 +180,13 @@ def _annotate(job: Job, engine: Engine, data: Data, line: Timeline) -> None:
     with job.display.bar(f"reading the reference for {job.name}", rows, "rows") as bar:
         for split, source in parts:
             add_columns(engine, source, job.out / "columns" / f"{source.name}-{split}", bar.advance)
-    if engine.objective.only_annotates and len(seen) == len(own):
+    if not engine.objective.needs.companions_after_annotate and len(seen) == len(own):
         engine.companions = {}
 
 
 def _facts(settings: TrainSettings, engine: Engine, config: ModelConfig, data: Data, line: Timeline) -> dict[str, Any]:
     """What the run is, in numbers known before its first step; of the batch, those of the last step."""
-    sampled = engine.objective.judged_by == "reward"  # how many tokens a step samples is known when it has
+    sampled = engine.objective.needs.samples  # the tokens of a step are known after it
     return {
         "parameters": sum(p.numel() for p in engine.named.values()),
         "trained_parameters": sum(p.numel() for p in engine.trained.values()),
@@ -224,11 +235,11 @@ def _loop(
     peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     noted = {name: engine.state[name] for name in ("best_step", "skipped_steps")}
     if engine.state["best_val"] is not None:
-        noted[f"best_val_{engine.objective.judged_by}"] = engine.state["best_val"]
+        noted[f"best_val_{engine.objective.needs.best_metric}"] = engine.state["best_val"]
     return {
         **final,
         **noted,
         "tokens": engine.state["tokens"],
-        **{f"epochs/{name}": round(value, 4) for name, value in line.epochs(data.extent).items()},
+        **{f"epochs/{name}": round(value, 4) for name, value in line.epochs(data.source_size).items()},
         "peak_bytes": peak,
     }

@@ -7,7 +7,7 @@ import numpy as np
 
 from ingot.core.errors import UserError
 from ingot.data.batches import Batch, Source, make_batch
-from ingot.data.packing import BestFit, Mask, RowPlan, Whole, Windows, make_row_plan
+from ingot.data.packing import BestFit, Concatenated, Mask, OnePerRow, RowPlan, make_row_plan
 from ingot.model.config import ModelConfig
 from ingot.objectives.settings import OBJECTIVES
 from ingot.stages.job import Input, read_config
@@ -27,7 +27,7 @@ class Data:
     held_out: list[Source]
     """Their held-out parts, in the longest rows that any phase trains: one yardstick for all phases."""
 
-    def extent(self, name: str, context: int) -> RowPlan:
+    def source_size(self, name: str, context: int) -> RowPlan:
         """Rows and targets of a corpus at a context."""
         return self.train[context][self.names.index(name)].plan
 
@@ -101,9 +101,9 @@ class _Rows:
         ends = np.asarray(store.ends)
         match self.kind:
             case "concat":
-                plan: RowPlan = Windows(ends, context, tail=True)
+                plan: RowPlan = Concatenated(ends, context, tail=True)
             case "whole":
-                plan = Whole(ends, self._longest(context), store.group)
+                plan = OnePerRow(ends, self._longest(context), store.group)
             case _:
                 plan = BestFit(ends, context, _mask(store))
         if plan.rows == 0:

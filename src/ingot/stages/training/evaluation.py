@@ -33,7 +33,7 @@ class Evaluation:
     ):
         self.job, self.settings, self.engine, self.tokenizer = job, settings, engine, tokenizer
         self.data, self.shares = data, shares
-        self.sampled = engine.objective.judged_by == "reward"
+        self.sampled = engine.objective.needs.samples
 
     def __call__(self, step: int, whole: bool) -> dict[str, float]:
         numbers, bits = self._measured(self.data.held_out, "val", whole)
@@ -41,7 +41,7 @@ class Evaluation:
             return numbers | bits | self._concluded()
         if not self.sampled:  # the log of each step has the reward of fresh samples already
             numbers |= self._measured(self.data.longest, "train", whole=False)[0]
-        if self.settings.evaluate.sample is not False and self.engine.objective.speaks:
+        if self.settings.evaluate.sample is not False and self.engine.objective.needs.generates_text:
             self.job.log.write("sample", step=step, **self._sample(step))
         return numbers
 
@@ -81,7 +81,7 @@ class Evaluation:
     def _sample(self, step: int) -> dict[str, str]:
         prompt, shown = self._prompt()
         sampling = sampling_for(self.tokenizer, max_new=self.settings.evaluate.sample_tokens, temperature=0.8)
-        with self.engine.judged():
+        with self.engine.eval_mode():
             (completion,) = generate(
                 self.engine.model,  # type: ignore[arg-type]
                 [prompt],

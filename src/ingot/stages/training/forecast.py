@@ -7,6 +7,7 @@ say the same. What stands on data that is not encoded yet is assumed (every row 
 
 import math
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 from ingot.core.errors import UserError
@@ -16,9 +17,9 @@ from ingot.model.adapter_config import (
     adapter_parameters,
     correction_parameters,
     linear_layers,
-    whole_modules,
+    modules_to_save,
 )
-from ingot.model.config import LANES, MAX_LOGITS, PLAIN_BF16_KEYS, ModelConfig
+from ingot.model.config import EAGER_BF16_KEYS, MAX_LOGITS, ModelConfig
 from ingot.optim.settings import OptimSettings
 from ingot.plan.batch import accumulation
 from ingot.plan.flops import training_flops_per_token
@@ -29,12 +30,11 @@ from ingot.plan.memory import (
     adapter_activations,
     cache_bytes,
     engine_activations,
-    native_activations,
     state_bytes,
 )
 from ingot.stages.training.phases import longest, rows_of_a_draw, timeline
 from ingot.stages.training.settings import TrainSettings
-from ingot.stages.training.timeline import Extents, Phase, Timeline, assumed
+from ingot.stages.training.timeline import Phase, SourceSizes, Timeline, assumed_size
 
 UTILISATION = 0.4
 """Share of a GPU's peak that a good run reaches (Chowdhery et al. 2022, table 3: 0.21 to 0.46); hours assume it."""
@@ -43,27 +43,27 @@ _ELEMENT = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 
 
 @dataclass(frozen=True)
-class Known:
+class ForecastInputs:
     """What can be said of a stage's inputs and of what will compute it."""
 
     config: ModelConfig
     """The shape at the model's own context."""
     device: Device
     ranks: int = 1
-    extents: Extents | None = None
-    """Sizes of the encoded sources; None before that."""
+    sizes: SourceSizes | None = None
+    """BatchSizes of the encoded sources; None before that."""
     isolated: bool = False
     """Whether attention stops at the borders of documents."""
     companions: int = 0
     """Parameters of the frozen models beside it: what it is held to, what rewards it."""
 
 
-def forecast(settings: TrainSettings, known: Known) -> dict[str, Any]:
+def forecast(settings: TrainSettings, known: ForecastInputs) -> dict[str, Any]:
     """All figures, as plain data; only `parameters`, and why, where the duration counts data of unknown size."""
     config = longest(settings, known.config)
     figures: dict[str, Any] = {"parameters": parameters(config, settings.optim, settings.adapter)}
     try:
-        line = timeline(settings, known.config, known.extents or assumed)
+        line = timeline(settings, known.config, known.sizes or assumed_size)
     except UserError as error:
         return figures | {"unknown": str(error)}
     flops = training_flops(settings, config, line)
@@ -71,7 +71,7 @@ def forecast(settings: TrainSettings, known: Known) -> dict[str, Any]:
         "length": {
             "steps": line.steps,
             "tokens": round(line.tokens(line.steps)),
-            "epochs": line.epochs(known.extents) if known.extents else None,
+            "epochs": line.epochs(known.sizes) if known.sizes else None,
             "flops": flops,
             "gpu_hours": gpu_hours(flops, known.device.peak, UTILISATION) if known.device.peak else None,
         },
@@ -90,7 +90,7 @@ def parameters(config: ModelConfig, optim: OptimSettings, adapter: AdapterSettin
     parts = config.parameters_by_part()
     if adapter:
         parts["adapter"] = trained = adapter_parameters(adapter, config)
-        whole = whole_modules(adapter, config)
+        whole = modules_to_save(adapter, config)
         decayed = sum(n for name, n in whole.items() if name == "head" or optim.decay_embeddings)
         total = config.parameters + trained
         return {"total": total, "parts": parts, "trained": trained, "decayed": decayed, "undecayed": trained - decayed}
@@ -126,7 +126,7 @@ def training_flops(settings: TrainSettings, config: ModelConfig, line: Timeline)
     corrections, whole = None, 0
     if settings.adapter:
         corrections = correction_parameters(settings.adapter, config)
-        trained = whole_modules(settings.adapter, config)
+        trained = modules_to_save(settings.adapter, config)
         whole = sum(n for name, n in trained.items() if name == "head" or config.tied)  # tables are looked up
     return sum(
         training_flops_per_token(config.model_copy(update={"context": p.context}), corrections, whole)
@@ -153,7 +153,7 @@ def _batch(settings: TrainSettings, line: Timeline, ranks: int) -> dict[str, Any
     return {"rows": rows, "context": phase.context, "micro_batch": micro, "accumulation": passes, "ranks": ranks}
 
 
-def _machine(settings: TrainSettings, config: ModelConfig, line: Timeline, known: Known) -> dict[str, Any]:
+def _machine(settings: TrainSettings, config: ModelConfig, line: Timeline, known: ForecastInputs) -> dict[str, Any]:
     """Precision, optimizer, attention, and the memory of one rank."""
     device, precision = known.device, settings.precision
     if precision == "auto":
@@ -201,14 +201,13 @@ def _state(config: ModelConfig, settings: TrainSettings, number: int, element: i
 
 
 def _pass(
-    config: ModelConfig, rows: int, precision: str, known: Known, settings: TrainSettings
+    config: ModelConfig, rows: int, precision: str, known: ForecastInputs, settings: TrainSettings
 ) -> tuple[str, Activations]:
     """How attention is computed in a forward pass, and what the pass keeps."""
     adapter = settings.adapter
-    unasked = settings.loop.compile is None  # as `train.execution.choose` does
-    if unasked and precision in known.device.native and config.common_block and not adapter:
-        return "native", native_activations(config, rows, _ELEMENT[precision], MAX_LOGITS["cpu"], LANES)
-    few_keys = precision == "bf16" and config.context <= PLAIN_BF16_KEYS
+    if kept := _cpu_backend(config, rows, precision, known, settings):
+        return "fused", kept
+    few_keys = precision == "bf16" and config.context <= EAGER_BF16_KEYS
     plain = not known.device.is_gpu and (few_keys or config.dropout > 0)
     windowed = config.window is not None and config.window < config.context
     masks = rows if known.isolated else int(windowed)
@@ -222,6 +221,18 @@ def _pass(
         casts = correction_parameters(adapter, config) * element if kept.casts else 0
         kept = replace(kept, layers=kept.layers + more, casts=casts)
     return "plain" if plain else "fused", kept
+
+
+def _cpu_backend(
+    config: ModelConfig, rows: int, precision: str, known: ForecastInputs, settings: TrainSettings
+) -> Activations | None:
+    """What a pass keeps where the CPU's backend trains the model (`backends/select.py`)."""
+    chosen = settings.loop.backend in ("auto", "cpu") and not settings.adapter and not known.device.is_gpu
+    if not chosen or find_spec("ingot.backends") is None:
+        return None
+    from ingot.backends.estimate import cpu_activations
+
+    return cpu_activations(config, rows, precision, MAX_LOGITS["cpu"])
 
 
 def _curve(line: Timeline) -> dict[str, Any]:

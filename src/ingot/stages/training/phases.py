@@ -10,13 +10,13 @@ import math
 from dataclasses import replace
 
 from ingot.core.errors import UserError
-from ingot.data.batch_size import Sizes, constant, ramp
+from ingot.data.batch_size import BatchSizes, constant, ramp
 from ingot.data.sampler import Order
 from ingot.model.config import ModelConfig
 from ingot.objectives.settings import OBJECTIVES
 from ingot.optim.schedule import schedule
 from ingot.stages.training.settings import PhaseSettings, RampSettings, TrainSettings
-from ingot.stages.training.timeline import Assumed, Curve, Extent, Extents, Phase, Timeline
+from ingot.stages.training.timeline import AssumedSize, Curve, Phase, SourceSize, SourceSizes, Timeline
 from ingot.train.duration import Duration
 
 
@@ -41,20 +41,20 @@ def longest(settings: TrainSettings, config: ModelConfig) -> ModelConfig:
     return config.model_copy(update={"context": context})
 
 
-def timeline(settings: TrainSettings, config: ModelConfig, extents: Extents, seed: int = 0) -> Timeline:
+def timeline(settings: TrainSettings, config: ModelConfig, sizes: SourceSizes, seed: int = 0) -> Timeline:
     """Lay out the phases of a stage.
 
     Args:
         settings: the stage.
         config: the model, with the context of phases that set none (of `model`, or of the stage in `init`).
-        extents: sizes of the sources, for example `assumed`.
+        sizes: sizes of the sources, for example `assumed_size`.
         seed: names the shuffle.
 
     Raises:
         UserError: a length is counted in epochs of a source whose size is unknown.
     """
     sources = tuple(sorted(settings.corpora))
-    laid = _Phases(settings, config, sources, extents, seed)
+    laid = _Phases(settings, config, sources, sizes, seed)
     phases = tuple(laid.add(part) for part in settings.parts)
     return Timeline(sources, phases, _curves(settings, config, phases))
 
@@ -63,9 +63,9 @@ class _Phases:
     """Phases one after another; what each leaves behind is where the next begins."""
 
     def __init__(
-        self, settings: TrainSettings, config: ModelConfig, sources: tuple[str, ...], extents: Extents, seed: int
+        self, settings: TrainSettings, config: ModelConfig, sources: tuple[str, ...], sizes: SourceSizes, seed: int
     ):
-        self.settings, self.config, self.sources, self.extents, self.seed = settings, config, sources, extents, seed
+        self.settings, self.config, self.sources, self.sizes, self.seed = settings, config, sources, sizes, seed
         self.parameters = longest(settings, config).parameters
         self.total_share = sum(p.share or 0 for p in settings.parts)
         self.steps, self.tokens = 0, 0.0
@@ -78,20 +78,20 @@ class _Phases:
         data = self.settings.mixture(part)
         total = sum(data.values())
         shares = tuple(data.get(name, 0.0) / total for name in self.sources)
-        extents = [self.extents(name, context) if name in data else Assumed(1.0, 0, 0) for name in self.sources]
-        weights = tuple(share / e.row_targets for share, e in zip(shares, extents, strict=True))
+        sources = [self.sizes(name, context) if name in data else AssumedSize(1.0, 0, 0) for name in self.sources]
+        weights = tuple(share / source.row_targets for share, source in zip(shares, sources, strict=True))
         row_targets = 1 / sum(weights)
-        epoch = _epoch(shares, extents)
-        sizes = self._sizes(part, context, row_targets, epoch)
+        epoch = _epoch(shares, sources)
+        sizes = self._batch_sizes(part, context, row_targets, epoch)
         steps = self._steps(part, sizes, row_targets, epoch)
         drawn = self.drawn.get(context, (0,) * len(self.sources))
-        order = Order(tuple(e.rows for e in extents), weights, self.seed, drawn)
+        order = Order(tuple(source.rows for source in sources), weights, self.seed, drawn)
         phase = Phase(part.name, self.steps + 1, steps, context, sizes, shares, row_targets, self.tokens, order)
         self.drawn[context] = order.drawn_after(phase.rows)
         self.steps, self.tokens = phase.last, self.tokens + phase.tokens
         return phase
 
-    def _sizes(self, part: PhaseSettings, context: int, row_targets: float, epoch: float | None) -> Sizes:
+    def _batch_sizes(self, part: PhaseSettings, context: int, row_targets: float, epoch: float | None) -> BatchSizes:
         """A phase's own ramp begins with it; one of the stage goes on through all phases without an own batch."""
         batch = part.batch or self.settings.batch or default_rows(self.config, context)
         if not isinstance(batch, RampSettings):
@@ -103,7 +103,7 @@ class _Phases:
         done = 0 if own else round(self.tokens / row_targets)
         return ramp(batch.start, batch.to, max(1, round(rows)), False, done)
 
-    def _steps(self, part: PhaseSettings, sizes: Sizes, row_targets: float, epoch: float | None) -> int:
+    def _steps(self, part: PhaseSettings, sizes: BatchSizes, row_targets: float, epoch: float | None) -> int:
         """Whole steps of the phase, at least one."""
         length, share = Duration.parse(part.duration or self.settings.duration or ""), 1.0
         if part.share is not None:
@@ -125,10 +125,10 @@ def default_rows(config: ModelConfig, context: int) -> int:
     return max(1, 512 * config.depth**2 // context)
 
 
-def _epoch(shares: tuple[float, ...], extents: list[Extent]) -> float | None:
+def _epoch(shares: tuple[float, ...], sizes: list[SourceSize]) -> float | None:
     """Targets in which the source with the largest share is seen once; None where its size is unknown."""
-    share, extent = max(zip(shares, extents, strict=True), key=lambda pair: pair[0])
-    return None if extent.targets is None else extent.targets / share
+    share, size = max(zip(shares, sizes, strict=True), key=lambda pair: pair[0])
+    return None if size.targets is None else size.targets / share
 
 
 def _curves(settings: TrainSettings, config: ModelConfig, phases: tuple[Phase, ...]) -> tuple[Curve, ...]:

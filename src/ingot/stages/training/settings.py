@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, PositiveInt, Tag, model_validator
 
-from ingot.core.recipe import EXECUTION, Seed, Settings
+from ingot.core.settings import EXECUTION, STAGE, Seed, Settings, Stage
 from ingot.data.settings import PackingSettings
 from ingot.model.adapter_config import ADAPTER, AdapterSettings
 from ingot.model.config import ModelSettings
-from ingot.objectives.settings import LanguageModelSettings, ObjectiveSettings
+from ingot.objectives.settings import OBJECTIVES, LanguageModelSettings, ObjectiveSettings
 from ingot.optim.settings import OptimSettings, ScheduleKind
 from ingot.train.duration import Duration
 from ingot.train.penalty_settings import ANCHORS, EwcSettings, PenaltySettings
@@ -88,7 +88,7 @@ class PhaseSettings(Settings):
     """Its part of the stage's duration; the shares of all phases add up to 1."""
     duration: Length | None = None
     """Instead of a share: its own duration."""
-    data: Shares | None = None
+    data: Annotated[Shares | None, STAGE] = None
     """Its own mixture."""
     context: RowLength | None = None
     """Its own length of rows; the model's context is the largest of all phases."""
@@ -136,16 +136,16 @@ class PhaseSettings(Settings):
 class TrainSettings(Settings):
     """`kind = "train"`: pretraining, fine-tuning, and every other objective."""
 
-    data: Shares | None = None
+    data: Annotated[Shares | None, STAGE] = None
     """Corpus stage -> its share of the tokens, for example { clean = 0.9, questions = 0.1 }; left out where every phase
     has its own."""
     duration: Length | None = None
     """How long: "5000 steps", "3M tokens", "1 epoch" or "20 tokens/param"; left out where every phase has its own."""
     phases: tuple[PhaseSettings, ...] = ()
     """Parts of the duration, one after another, with a mixture, a context, a batch, a learning rate of their own."""
-    tokenizer: str | None = None
+    tokenizer: Annotated[str | None, Stage("tokenizer")] = None
     """Tokenizer stage; left out where `init` brings one."""
-    init: str | None = None
+    init: Annotated[str | None, Stage("model")] = None
     """What this stage starts from: a train or import stage, `hf:DIR`, or the directory of another run's train stage;
     random weights where absent."""
     model: ModelSettings | None = None
@@ -277,8 +277,12 @@ class TrainSettings(Settings):
         if self.duration is not None and names and not shares:
             raise ValueError("found duration beside phases that all have their own; leave it out, or give them shares")
         batches = [b for b in (self.batch, *(p.batch for p in self.phases)) if b is not None]
-        if self.objective.kind == "kto" and 1 in (b if isinstance(b, int) else b.start for b in batches):
-            raise ValueError("found objective kto with a batch of 1, expected 2 or more: a step needs another prompt")
+        fewest = OBJECTIVES[self.objective.kind].smallest_batch
+        if small := [n for b in batches if (n := b if isinstance(b, int) else b.start) < fewest]:
+            raise ValueError(
+                f"found objective {self.objective.kind} with a batch of {small[0]}, expected {fewest} or more: a step "
+                "needs another prompt"
+            )
         for phase in self.phases:
             phase.curve(self.optim, first=False, lr=self.optim.lr or 1.0)  # says what does not fit together
         return self
@@ -301,15 +305,3 @@ class TrainSettings(Settings):
             raise ValueError("found neither init nor tokenizer; name the tokenizer stage (or the stage to start from)")
         self.companions()
         return self
-
-
-class ImportSettings(Settings):
-    """`kind = "import"`: a model made elsewhere, as a stage to start from. `init = "hf:DIR"` makes one by itself."""
-
-    path: Annotated[str, EXECUTION] = Field(min_length=1)
-    """`hf:DIR`, a directory in the Hugging Face layout, or a finished train stage of another run; its content is part
-    of the key, its name is not."""
-    adapter: Annotated[str | None, EXECUTION] = None
-    """Directory of an adapter in PEFT's format that is merged into it; its content is part of the key too."""
-    tokenizer: str | None = None
-    """Tokenizer stage; default: the one in the directory. With more ids than the model has, the embeddings grow."""

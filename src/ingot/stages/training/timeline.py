@@ -20,13 +20,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ingot.data.batch_size import Sizes
+from ingot.data.batch_size import BatchSizes
 from ingot.data.sampler import Order
 from ingot.optim.schedule import Schedule
 
 
-class Extent(Protocol):
-    """What there is of a source in rows of one context (`data/packing.py` makes them, `Assumed` stands in)."""
+class SourceSize(Protocol):
+    """What there is of a source in rows of one context (`data/packing.py` makes them, `AssumedSize` stands in)."""
 
     @property
     def rows(self) -> int: ...
@@ -37,7 +37,7 @@ class Extent(Protocol):
 
 
 @dataclass(frozen=True)
-class Assumed:
+class AssumedSize:
     """A source that is not encoded yet: every row is full, as running text is; how many there are is unknown."""
 
     row_targets: float
@@ -45,13 +45,13 @@ class Assumed:
     rows: int = 1
 
 
-Extents = Callable[[str, int], Extent]
-"""(source, context) -> its extent."""
+SourceSizes = Callable[[str, int], SourceSize]
+"""(source, context) -> its size."""
 
 
-def assumed(source: str, context: int) -> Extent:
-    """The extents of sources of running text before they are encoded; durations in epochs are then unknown."""
-    return Assumed(float(context))
+def assumed_size(source: str, context: int) -> SourceSize:
+    """The sizes of sources of running text before they are encoded; durations in epochs are then unknown."""
+    return AssumedSize(float(context))
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Phase:
     """Its first step."""
     steps: int
     context: int
-    sizes: Sizes
+    sizes: BatchSizes
     """Rows of its steps, counted from 1 within the phase."""
     shares: tuple[float, ...]
     """Share of its tokens from each source, in the order of `Timeline.sources`; 0 for sources of other phases."""
@@ -177,16 +177,16 @@ class Timeline:
         last = {curve: phase.last for curve, phase in zip(self.curves, self.phases, strict=True)}
         return [curve.schedule.warmup for curve, step in last.items() if curve.schedule.warmup > step - curve.origin]
 
-    def epochs(self, extents: Extents) -> dict[str, float]:
+    def epochs(self, sizes: SourceSizes) -> dict[str, float]:
         """How often the whole run shows each source, counted in tokens."""
         out = dict.fromkeys(self.sources, 0.0)
         for phase in self.phases:
             drawn = phase.order.drawn_after(phase.rows)
             for s, name in enumerate(self.sources):
                 if phase.shares[s]:
-                    extent = extents(name, phase.context)
-                    assert extent.targets, "an assumed extent has no epochs"
-                    out[name] += (drawn[s] - phase.order.drawn[s]) * extent.row_targets / extent.targets
+                    size = sizes(name, phase.context)
+                    assert size.targets, "an assumed size has no epochs"
+                    out[name] += (drawn[s] - phase.order.drawn[s]) * size.row_targets / size.targets
         return out
 
     def summary(self) -> list[dict[str, Any]]:

@@ -97,4 +97,4 @@ def open_trained(stage: Path) -> tuple[Data, Timeline, Tokenizer]:
     inputs = inputs_of(stage)
     config = starting_shape(settings, inputs, tokenizer)
     data = open_data(settings, in_role(inputs, "data"), config, tokenizer)
-    return data, timeline(settings, config, data.extent, record["seed"]), tokenizer
+    return data, timeline(settings, config, data.source_size, record["seed"]), tokenizer

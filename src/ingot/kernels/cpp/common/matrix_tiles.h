@@ -1,9 +1,8 @@
 // Matrix tiles (AMX): a thread has eight of up to 16 rows of 64 bytes. One product of two adds to 16 x 16 sums in fp32
-// what 16 rows of 32 numbers in bf16 and 16 columns of as many give, whose numbers lie in pairs; or to whole numbers
-// what 64 of 8 bits give, which lie by fours.
+// what 16 rows of 32 numbers in bf16 and 16 columns of as many give, whose numbers lie in pairs.
 #pragma once
 #include "vectors.h"
-#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__) && defined(__linux__)
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #define HAS_TILES 1

@@ -1,6 +1,6 @@
 // Products of rows and panels by matrix tiles, with what follows them.
 #pragma once
-#include "products.h"
+#include "panels.h"
 
 constexpr long AT_ONCE = 2 * SIDE;  // rows that meet a panel at once
 

@@ -92,8 +92,7 @@ static inline const float* turned(const float* x, const float* turn, float* room
 
 template <class T>
 static void attend(T* out, const float* qkv, const float* turn, T* keys, T* values, const float* bias,
-                   long bias_stride, long B, long H, long K, long D, long C, const int64_t* slots, int threads) {
-  long S = *slots;
+                   long bias_stride, long B, long H, long K, long D, long C, long S, int threads) {
   float scale = 1 / std::sqrt(float(D));
 #pragma omp parallel num_threads(threads) if (B * H * D * S > ALONE)
   {

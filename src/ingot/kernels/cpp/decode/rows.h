@@ -1,4 +1,4 @@
-// What is done to each row by itself: norms, activation, the likeliest token.
+// What is done to each row by itself: norms, activation, the argmax token.
 #pragma once
 #include "norms.h"
 #include "products.h"
@@ -57,9 +57,9 @@ static inline long greatest(const T* x, long size, float& most) {
   return block;
 }
 
-// The likeliest of the first `allowed` tokens of each row, and the logarithm of its probability among all.
+// The argmax of the first `allowed` tokens of each row, and the logarithm of its probability among all.
 template <class T>
-static void likeliest(int64_t* ids, float* logps, const T* logits, long B, long tokens, long allowed, int threads) {
+static void argmax(int64_t* ids, float* logps, const T* logits, long B, long tokens, long allowed, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (B > 1 && B * tokens > ALONE)
   for (long b = 0; b < B; b++) {
     const T* row = logits + b * tokens;

@@ -142,10 +142,10 @@ static void weight_gradient(float* out, long ld_out, const Number* g, long ld_g,
   long down = parts / across;
   // A large one is read again when all others have been made: it is written past the caches, without being fetched.
   bool past = N * K >= PAST && ld_out % V == 0 && (uintptr_t)out % 64 == 0;
-  auto* some = gradient_part<ByVectors>;
 #if HAS_TILES
-  typedef std::conditional_t<Factor<Number>::tiles, ByTiles, ByParts> Tiled;
-  if (Factor<Number>::tiles || worth_splitting(M, N, K)) some = gradient_part<Tiled>;
+  constexpr auto* some = gradient_part<std::conditional_t<Factor<Number>::tiles, ByTiles, ByVectors>>;
+#else
+  constexpr auto* some = gradient_part<ByVectors>;
 #endif
   Tasks tasks(parts, threads);
 #pragma omp parallel num_threads(threads) if (M * N * K > ALONE)

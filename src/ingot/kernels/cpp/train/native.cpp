@@ -1,4 +1,4 @@
-// What blocks.py and head.py call, of one kind of numbers.
+// What cpu_blocks.py and cpu_head.py call, of one kind of numbers.
 #include "block.h"
 #include "calls.h"
 #include "head.h"

@@ -1,22 +1,14 @@
-"""Builders of the stages before training: corpus, tokenizer, tokens."""
+"""Builders of the kinds `tokenizer` and `tokens`."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from ingot.core.artifact import atomic_json
-from ingot.corpus import runner
-from ingot.corpus.settings import CorpusSettings
 from ingot.stages.job import TOKENIZER, Job
 from ingot.store.encode import build_tokens
 from ingot.tokenizer.byte_bpe import load_tokenizer
 from ingot.tokenizer.settings import TokenizerSettings, TokensSettings
 from ingot.tokenizer.train import train, training_texts
-
-
-def corpus(job: Job) -> dict[str, Any]:
-    """Sources to clean documents."""
-    assert isinstance(job.settings, CorpusSettings)
-    return runner.build(job.settings, job.out.path, job.display, job.log)
 
 
 def tokenizer(job: Job) -> dict[str, Any]:

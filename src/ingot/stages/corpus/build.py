@@ -1,0 +1,13 @@
+"""Builder of the kind `corpus`: sources to clean documents."""
+
+from typing import Any
+
+from ingot.corpus import runner
+from ingot.corpus.settings import CorpusSettings
+from ingot.stages.job import Job
+
+
+def build(job: Job) -> dict[str, Any]:
+    """Read, clean, filter, deduplicate and split the sources."""
+    assert isinstance(job.settings, CorpusSettings)
+    return runner.build(job.settings, job.out.path, job.display, job.log)

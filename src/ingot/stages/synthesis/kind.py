@@ -1,0 +1,80 @@
+"""The kinds that make data with models: `generate` and `label`."""
+
+from typing import Any
+
+from ingot.core.artifact import FileHashes
+from ingot.core.functions import is_function, require_file
+from ingot.stages.kind import Kind, Node, Resolve
+from ingot.stages.models.kind import LOADING, MODEL
+from ingot.stages.synthesis import human_labels
+from ingot.stages.synthesis.settings import GenerateSettings, LabelSettings
+from ingot.stages.tokenize.kind import check_turns
+from ingot.stages.training.kind import check_format, companion
+
+
+def _generate_reads(settings: GenerateSettings, resolve: Resolve) -> dict[str, Node]:
+    model = resolve.model(settings.model, "model")
+    prompts = resolve.stage(settings.data, "data", "documents")
+    check_format(settings.data, ("prompts",), "data", "a generate stage answers", resolve)
+    check_turns(settings.data, resolve.format_of(settings.data), model.inputs["tokenizer"], "model", resolve)
+    return {"model": model, "tokenizer": model.inputs["tokenizer"], "data": prompts}
+
+
+def _generate_facts(settings: GenerateSettings) -> dict[str, Any]:
+    return {"model": settings.model, "data": settings.data, "samples": settings.samples}
+
+
+GENERATE = Kind(
+    GenerateSettings,
+    2,
+    "ingot.stages.synthesis.generate:run",
+    (*MODEL, "distributed", "data/sampler.py", *LOADING, "stages/synthesis/generate.py"),
+    makes="documents",
+    reads=_generate_reads,
+    facts=_generate_facts,
+    seeded=True,
+)
+
+
+def _label_reads(settings: LabelSettings, resolve: Resolve) -> dict[str, Node]:
+    samples = resolve.stage(settings.data, "data", "documents")
+    if samples.kind != "generate":
+        resolve.refuse("data", f"stage '{settings.data}' is a {samples.kind}, expected a generate")
+    inputs = {"samples": samples, "tokenizer": samples.inputs["tokenizer"]}
+    if settings.reward:
+        inputs["reward"] = companion("reward", settings.reward, inputs["tokenizer"], "by", resolve, scores=True)
+    return inputs
+
+
+def _label_digest(settings: LabelSettings, hashes: FileHashes) -> str | None:
+    """The file of the function that scores, or the one that people have filled."""
+    if settings.people:
+        return human_labels.digest(settings.people, hashes)
+    return hashes.digest(require_file(settings.by, "by")) if is_function(settings.by) else None
+
+
+def _label_waits(settings: LabelSettings) -> str | None:
+    return human_labels.waits(settings.people) if settings.people else None
+
+
+def _label_facts(settings: LabelSettings) -> dict[str, Any]:
+    return {"data": settings.data, "by": settings.by, "format": settings.format}
+
+
+LABEL = Kind(
+    LabelSettings,
+    4,
+    "ingot.stages.synthesis.label:run",
+    (
+        *MODEL,
+        *("distributed", "objectives"),
+        *LOADING,
+        "stages/models/reward_scores.py",
+        *("stages/synthesis/label.py", "stages/synthesis/human_labels.py"),
+    ),
+    makes="documents",
+    reads=_label_reads,
+    facts=_label_facts,
+    raw=_label_digest,
+    waits=_label_waits,
+)

@@ -1,0 +1,120 @@
+"""Columns of an existing store, written in any order by a process that may be killed: an overlay.
+
+A teacher's outputs or a reference's log-probabilities are computed row by row, for hours, and rows come in the order of
+a row plan, not of the store. So files of full size are filled in place through memory maps, and a progress file says
+how much is done. Memory holds what is being written and nothing else. The overlay appears when all is done: the files
+are copied with their checksums and the manifest is written last.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingot.core.artifact import atomic_json, atomic_open
+from ingot.store.block_file import BlockWriter
+from ingot.store.reader import MANIFEST, OVERLAY, VERSION, ColumnSpec, Store
+
+_PROGRESS = "progress.json"
+_CHUNK = 1 << 22
+"""Bytes that are filled or copied at a time."""
+
+
+class ColumnFiller:
+    """Columns of a store being filled.
+
+    Args:
+        path: directory of the overlay.
+        base: the store that the columns belong to; it is not touched.
+        columns: name -> specification. Values that are never written are NaN for floats of documents, else 0.
+    """
+
+    def __init__(self, path: Path, base: Store, columns: Mapping[str, ColumnSpec]):
+        taken = {"ids", "ends", *base.columns} & columns.keys()
+        assert not taken, f"the store has {sorted(taken)} already"
+        assert all(name.isidentifier() for name in columns), "a column's name is its file's name"
+        self.path, self._base, self._columns = path, base, dict(columns)
+        path.mkdir(parents=True, exist_ok=True)
+        (path / MANIFEST).unlink(missing_ok=True)  # what it describes is about to be replaced
+        self._identity = {"base": base.fingerprint, "columns": {n: asdict(spec) for n, spec in columns.items()}}
+        self.done = self._progress()
+        """How much an earlier process has done, in the units of `checkpoint`."""
+        if not self.done:
+            for name in columns:
+                self._create(name)
+        self._maps = {name: self._map(name) for name in columns}
+
+    def put(self, name: str, index: np.ndarray, values: np.ndarray) -> None:
+        """Write rows of a column.
+
+        Args:
+            index: token or document numbers, any shape.
+            values: of the same shape, times the column's width.
+        """
+        self._maps[name][index] = values
+
+    def checkpoint(self, done: int) -> None:
+        """Keep what was written so far, so that a later process goes on from there."""
+        self._flush()
+        atomic_json(self.path / _PROGRESS, {**self._identity, "done": done})
+
+    def publish(self) -> None:
+        """Make the overlay: copy the files with checksums, write the manifest, remove what was in progress."""
+        files: dict[str, Any] = {}
+        self._flush()
+        for name in self._columns:
+            with atomic_open(self.path / f"{name}.bin") as file, self._part(name).open("rb") as part:
+                writer = BlockWriter(file)
+                while data := part.read(_CHUNK):
+                    writer.write(data)
+                files[f"{name}.bin"] = writer.finish()
+        sizes = {"tokens": self._base.tokens, "documents": self._base.documents}
+        manifest = {"format": OVERLAY, "version": VERSION, **self._identity, **sizes, "files": files}
+        atomic_json(self.path / MANIFEST, manifest)
+        (self.path / _PROGRESS).unlink(missing_ok=True)
+        self._maps.clear()
+        for name in self._columns:
+            self._part(name).unlink()
+
+    def _flush(self) -> None:
+        for values in self._maps.values():
+            if isinstance(values, np.memmap):
+                values.flush()
+
+    def _progress(self) -> int:
+        """What an earlier process has done of the same columns of the same store; 0 for other ones."""
+        try:
+            found = json.loads((self.path / _PROGRESS).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return 0
+        same = all(found.get(key) == value for key, value in self._identity.items())
+        return int(found["done"]) if same and all(self._part(name).exists() for name in self._columns) else 0
+
+    def _part(self, name: str) -> Path:
+        return self.path / f"{name}.part"
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        spec = self._columns[name]
+        rows = self._base.tokens if spec.per == "token" else self._base.documents
+        return (rows,) if spec.width == 1 else (rows, spec.width)
+
+    def _create(self, name: str) -> None:
+        spec = self._columns[name]
+        dtype, count = np.dtype(spec.dtype), int(np.prod(self._shape(name)))
+        fill = np.nan if spec.per == "document" and dtype.kind == "f" else 0
+        chunk = np.full(min(count, max(1, _CHUNK // dtype.itemsize)), fill, dtype)
+        with self._part(name).open("wb") as file:
+            if fill == 0:
+                file.truncate(count * dtype.itemsize)  # zeros that take no room until they are written
+                return
+            for start in range(0, count, max(1, len(chunk))):
+                file.write(chunk[: count - start].tobytes())
+
+    def _map(self, name: str) -> np.ndarray:
+        dtype, shape = self._columns[name].dtype, self._shape(name)
+        if not np.prod(shape):  # which cannot be mapped
+            return np.empty(shape, dtype)
+        return np.memmap(self._part(name), dtype, mode="r+", shape=shape)
