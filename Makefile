@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 OUT    ?= runs
 
-.PHONY: demo test check tune bench bench-full proofs soak sanitize setup setup-dev clean
+.PHONY: demo test test-full check tune bench bench-full proofs soak sanitize setup setup-dev clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.base: pyproject.toml constraints.txt
@@ -26,8 +26,11 @@ demo: $(VENV)/.base
 	@$(BIN)/ingot run src/ingot/recipes/stdlib.toml --out $(OUT)
 
 test: $(VENV)/.dev
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not timing and not long" tests
-	@$(BIN)/python -m pytest -m timing tests
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not long" tests
+
+# What takes longer: matrices of the kernels, kills, other tools' interpreters, the demo from end to end.
+test-full: $(VENV)/.dev
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not long" tests
 
 check: $(VENV)/.dev
 	@$(BIN)/ruff check .
@@ -36,37 +39,36 @@ check: $(VENV)/.dev
 	@$(BIN)/lint-imports
 	@$(MAKE) --no-print-directory test
 
-# Which way of computing is fastest here, for a train stage of a recipe; the next run of it begins with that.
+# Measure the fastest way to compute a train stage here; the next run of it uses that.
 RECIPE ?= src/ingot/recipes/stdlib.toml
 STAGE  ?= base
 tune: $(VENV)/.base
 	@$(BIN)/ingot tune $(RECIPE) --stage $(STAGE) --out $(OUT)
 
 # Speed and memory on this machine beside litgpt's and transformers', written to docs/BENCHMARKS.md. Peers are installed
-# in environments of their own below ~/.cache/ingot. bench-full adds a 124M model and fp32; interrupted, it goes on.
+# in environments of their own below ~/.cache/ingot. bench-full adds a 124M model and fp32; it resumes.
 bench: $(VENV)/.base
-	@$(BIN)/ingot bench all --to docs/BENCHMARKS.md > /dev/null
+	@$(BIN)/python -m benchmarks all --to docs/BENCHMARKS.md > /dev/null
 
 bench-full: $(VENV)/.base
-	@$(BIN)/ingot bench all --full --resume --to docs/BENCHMARKS.md > /dev/null
+	@$(BIN)/python -m benchmarks all --full --resume --to docs/BENCHMARKS.md > /dev/null
 
-# Experiments with known answers, three seeds each, and docs/PROOFS.md from them. Stopped, it goes on.
+# Experiments with known answers, three seeds each, and docs/PROOFS.md from them. It resumes.
 proofs: $(VENV)/.base
 	@OMP_NUM_THREADS=1 $(BIN)/python -m proofs --results $(OUT)/proofs --to docs/PROOFS.md
 
-# Fifty kills of a whole pipeline run at random moments (CI does six), and what trains for minutes.
+# Fifty kills of a pipeline at random moments (CI does six), and the tests that train for minutes.
 soak: $(VENV)/.dev
 	@INGOT_KILLS=50 $(BIN)/python -m pytest -q -s tests/pipeline/test_kill.py -o timeout=0
 	@$(BIN)/python -m pytest -m long tests -o timeout=0
 
-# Our C++ under AddressSanitizer, in a build and a cache of its own: nothing is read or written past its end.
+# The C++ under AddressSanitizer, in a build and a cache of its own.
 SANITIZED = CXX="g++ -fsanitize=address -fno-omit-frame-pointer -g" INGOT_CACHE=$(abspath $(OUT))/sanitize \
   LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
   ASAN_OPTIONS=detect_leaks=0 $(BIN)/python
 sanitize: $(VENV)/.dev
 	@$(SANITIZED) -c "from ingot.kernels.cpu_decode import _library; assert _library(), 'the sanitized build failed'"
-	@$(SANITIZED) -m pytest -s -m "not timing and not long" -o timeout=0 \
-	  tests/backends/test_cpu_blocks.py tests/backends/test_cpu_head.py tests/infer
+	@$(SANITIZED) -m pytest -s -m "not long" -o timeout=0 tests/kernels tests/backends tests/infer
 
 clean:
 	@rm -rf $(VENV) build dist .pytest_cache .ruff_cache

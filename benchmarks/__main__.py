@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: how fast this is here, and how fast others are on the same work."""
+"""`python -m benchmarks`: measure the speed of ingot and of other tools on the same work."""
 
 import sys
 from pathlib import Path
@@ -10,11 +10,10 @@ from ingot.cli.options import JsonOption, emit
 from ingot.core.errors import UserError
 
 app = typer.Typer(
-    help="Measure speed and memory on this machine: ours, and other tools' on the same work, alternately.\n\n"
-    "A peer lives in an environment of its own below ~/.cache/ingot/peers (INGOT_CACHE moves ~/.cache/ingot), which "
-    "pip makes the first time the peer is asked for; that is the only use of the network. INGOT_PEER_LITGPT=PYTHON "
-    "(likewise _TRANSFORMERS, _NANOGPT, _TRL, _DATATROVE) names one that is there already. Keep the machine quiet "
-    "meanwhile.\n\n"
+    help="Measure speed and memory of ingot on this machine, alternating with other tools on the same work.\n\n"
+    "A peer has an environment of its own below ~/.cache/ingot/peers (INGOT_CACHE moves ~/.cache/ingot). pip creates "
+    "it when the peer is first used; nothing else uses the network. INGOT_PEER_LITGPT=PYTHON (likewise _TRANSFORMERS, "
+    "_NANOGPT, _TRL, _DATATROVE) selects an existing environment. Keep the machine quiet during measurements.\n\n"
     "Try: python -m benchmarks train --shape S1 --against none",
     no_args_is_help=True,
     add_completion=False,
@@ -23,46 +22,48 @@ app = typer.Typer(
 
 SHAPES = (
     "S1 (0.9M parameters, 64 rows of 64), S2 (12 rows), S3 (11M, 16 rows of 256), S4 (124M, 4 rows of 256); for a GPU "
-    "GPT2 (124M, 16 rows of 1,024), G1 (the same in Llama's style), G2 (1.1B, 8 rows); tiny, tiny-gpt2, to try it out"
+    "GPT2 (124M, 16 rows of 1,024), G1 (the same in Llama's style), G2 (1.1B, 8 rows); tiny, tiny-gpt2 for a quick try"
 )
 ShapeOption = Annotated[list[str], typer.Option("--shape", help=f"{SHAPES}. May be repeated.", metavar="NAME")]
 AgainstOption = Annotated[
     list[str],
-    typer.Option("--against", help="A peer, or none; may be repeated. Default: all that can be had.", metavar="NAME"),
+    typer.Option(
+        "--against", help="A peer, or none; may be repeated. Default: all that can be installed.", metavar="NAME"
+    ),
 ]
 RepetitionsOption = Annotated[
-    int, typer.Option(help="Measurements of each; two or more give ratios an interval.", min=1)
+    int, typer.Option(help="Measurements of each contender; two or more give ratios an interval.", min=1)
 ]
-SecondsOption = Annotated[float, typer.Option(help="Length of a timed window, of four steps at least.", min=0)]
+SecondsOption = Annotated[float, typer.Option(help="Length of a timed window; at least four steps.", min=0)]
 ResumeOption = Annotated[
     bool,
     typer.Option(
-        "--resume", help="Keep finished measurements until all are done, and use those of an interrupted run."
+        "--resume", help="Store finished measurements until all are done, and reuse those of an interrupted run."
     ),
 ]
 
 
 def _options(against: list[str], repetitions: int, seconds: float, resume: bool) -> Any:
     from benchmarks.commands import Options
-    from benchmarks.process import Kept
+    from benchmarks.process import ResultCache
 
-    kept = Kept.resumable() if resume else Kept(None)
-    return Options(_say, tuple(against), repetitions, seconds, kept)
+    cache = ResultCache.resumable() if resume else ResultCache(None)
+    return Options(_log, tuple(against), repetitions, seconds, cache)
 
 
-def _say(text: str) -> None:
-    """Progress, on standard error."""
+def _log(text: str) -> None:
+    """Print progress on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def _print(data: dict[str, Any], *tables: list[dict[str, str]]) -> None:
-    from benchmarks.machine import line, unsteady
+    from benchmarks.machine import load_warning, one_line
     from ingot.report.terminal import print_rows
 
-    print(line(data["machine"]))
+    print(one_line(data["machine"]))
     for table in tables:
         print_rows(table)
-    if warning := unsteady(data["machine"]):
+    if warning := load_warning(data["machine"]):
         print(warning)
 
 
@@ -71,24 +72,24 @@ def train(
     shape: ShapeOption = [],  # noqa: B006
     against: AgainstOption = [],  # noqa: B006
     precision: Annotated[
-        Literal["auto", "fp32", "bf16"], typer.Option(help="Of ours; auto is what a recipe gets without a word.")
+        Literal["auto", "fp32", "bf16"], typer.Option(help="Precision of ingot; auto is the default of recipes.")
     ] = "auto",
     autocast: Annotated[
-        bool, typer.Option("--autocast", help="Let the peers compute in bf16 by autocast, not as they are shipped.")
+        bool, typer.Option("--autocast", help="Use bf16 autocast in the peers instead of their defaults.")
     ] = False,
     repetitions: RepetitionsOption = 3,
     seconds: SecondsOption = 4.0,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Print what our step spends its time on, to standard error.")
+        bool, typer.Option("--profile", help="Print a profile of ingot's step to standard error.")
     ] = False,
     resume: ResumeOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Training: tokens per second of whole steps (batch, forward, backward, clipping, AdamW), and peak memory.
+    """Training: tokens per second of complete steps (batch, forward, backward, clipping, AdamW), and peak memory.
 
-    Everybody trains the same model from the same weights on the same rows. A ratio is printed only where parameters,
-    FLOPs and the losses of the first steps agree; it is formed in each repetition, to the fastest peer (marked *), with
-    a 95 % interval over the repetitions. GFLOP/s are beside the best matrix product measured in the same run.
+    All contenders train the same model from the same weights on the same rows. A ratio is printed only if parameters,
+    FLOPs and the losses of the first steps agree; it is the mean over repetitions, with a 95 % interval. The fastest
+    peer is marked *. GFLOP/s are also a fraction of the best matrix product measured in the same run.
 
     Without --shape: S1, S2, S3; on a GPU GPT2 and G1.
     """
@@ -98,16 +99,16 @@ def train(
     options = _options(against, repetitions, seconds, resume)
     data = bench_train(shape, options, precision=precision, autocast=autocast, profile=profile)
     emit(data, as_json, lambda: _print(data, train_rows(data["shapes"])))
-    if refused := refusals(data["shapes"]):
-        raise UserError("\n".join(refused))
+    if sentences := refusals(data["shapes"]):
+        raise UserError("\n".join(sentences))
 
 
 @app.command()
 def generate(
     shape: Annotated[str, typer.Option(help=f"The model: {SHAPES}.")] = "S4",
-    batch: Annotated[list[int], typer.Option(help="Prompts at once; may be repeated.", min=1)] = [1, 32],  # noqa: B006
+    batch: Annotated[list[int], typer.Option(help="Prompts per batch; may be repeated.", min=1)] = [1, 32],  # noqa: B006
     dtype: Annotated[
-        list[str], typer.Option(help="Of the weights, float32 or bfloat16; may be repeated. Default: both.")
+        list[str], typer.Option(help="Type of the weights, float32 or bfloat16; may be repeated. Default: both.")
     ] = [],  # noqa: B006
     prompt: Annotated[int, typer.Option(help="Tokens of each prompt.", min=1)] = 64,
     new: Annotated[int, typer.Option(help="New tokens.", min=2)] = 64,
@@ -117,9 +118,10 @@ def generate(
     resume: ResumeOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Generation: greedy continuations with a KV cache, beside what reading the weights from memory takes at least.
+    """Generation: greedy continuations with a KV cache, compared with the time to read the weights from memory.
 
-    Both sides continue the same prompts with the same weights; a ratio is printed only where they make the same tokens.
+    Both sides continue the same prompts with the same weights. A ratio is printed only if they generate the same
+    tokens.
     """
     from benchmarks.commands import bench_generate
     from benchmarks.tables import generate_rows
@@ -131,7 +133,7 @@ def generate(
 
 @app.command()
 def align(
-    shape: Annotated[str, typer.Option(help="The model: A1 (1.0M parameters); tiny, to try it out.")] = "A1",
+    shape: Annotated[str, typer.Option(help="The model: A1 (1.0M parameters); tiny for a quick try.")] = "A1",
     method: Annotated[
         list[str], typer.Option(help="dpo, grpo or ppo; may be repeated. Default: all three.", metavar="NAME")
     ] = [],  # noqa: B006
@@ -141,11 +143,11 @@ def align(
     resume: ResumeOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Post-training: milliseconds of a step of dpo, grpo and ppo, generation, scoring and all updates included.
+    """Post-training: milliseconds of a step of dpo, grpo and ppo, including generation, scoring and all updates.
 
-    Both sides start from the same weights and read the same pairs or prompts. A ratio is printed only where parameters,
-    updates and learned tokens of a step agree, and of dpo the losses of the first steps; trl runs as it is shipped, and
-    tuned in the ways that make it faster on a CPU.
+    Both sides start from the same weights and the same pairs or prompts. A ratio is printed only if parameters, updates
+    and trained tokens of a step agree, and for dpo the losses of the first steps. trl runs as shipped, and tuned for a
+    CPU.
     """
     from benchmarks.commands import bench_align
     from benchmarks.tables import align_rows
@@ -158,15 +160,15 @@ def align(
 def data_(
     shape: ShapeOption = [],  # noqa: B006
     against: AgainstOption = [],  # noqa: B006
-    megabytes: Annotated[float, typer.Option(help="Text that the corpus chain cleans.", min=0.1)] = 40.0,
+    megabytes: Annotated[float, typer.Option(help="Text that the corpus pipeline cleans.", min=0.1)] = 40.0,
     repetitions: RepetitionsOption = 3,
     seconds: SecondsOption = 2.0,
     resume: ResumeOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Data: what making a batch takes of a training step, and megabytes of text cleaned a second.
+    """Data: the time to make a batch relative to a training step, and megabytes of text cleaned per second.
 
-    The loader is measured at S1, S2 and S3 unless --shape says otherwise.
+    Without --shape the loader is measured at S1, S2 and S3.
     """
     from benchmarks.commands import bench_data
     from benchmarks.tables import corpus_rows, loader_rows
@@ -181,7 +183,7 @@ def startup(
     repetitions: RepetitionsOption = 3,
     as_json: JsonOption = False,
 ) -> None:
-    """Start-up: seconds from `ingot run` to the first step, with compiled code in the cache and without; imports."""
+    """Start-up: seconds from `ingot run` to the first step, with and without compiled code in the cache; imports."""
     from benchmarks.commands import bench_startup
     from benchmarks.tables import startup_rows
 
@@ -193,21 +195,21 @@ def startup(
 def head(
     vocab: Annotated[int | None, typer.Option(help="Vocabulary; default 131,072 on a GPU.", min=2)] = None,
     width: Annotated[int | None, typer.Option(help="Width of the model; default 2,048 on a GPU.", min=1)] = None,
-    tokens: Annotated[int | None, typer.Option(help="Tokens of a step; default 8,192 on a GPU.", min=1)] = None,
+    tokens: Annotated[int | None, typer.Option(help="Tokens per step; default 8,192 on a GPU.", min=1)] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The head and its loss over a large vocabulary: peak memory and time, in chunks and with all logits at once."""
+    """The LM head and its loss with a large vocabulary: peak memory and time, in chunks and with all logits at once."""
     from benchmarks.commands import TINY_HEAD, bench_head
     from benchmarks.tables import head_rows
 
-    given = {k: v for k, v in {"vocab": vocab, "width": width, "tokens": tokens}.items() if v is not None}
-    data = bench_head({**TINY_HEAD, **given} if given else None, _options([], 1, 1.0, False))
+    sizes = {k: v for k, v in {"vocab": vocab, "width": width, "tokens": tokens}.items() if v is not None}
+    data = bench_head({**TINY_HEAD, **sizes} if sizes else None, _options([], 1, 1.0, False))
     emit(data, as_json, lambda: _print(data, head_rows(data)))
 
 
 @app.command("all")
 def all_(
-    full: Annotated[bool, typer.Option("--full", help="Also S4, ours in fp32, data, align: about an hour.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Also S4, ingot in fp32, data, align: about an hour.")] = False,
     to: Annotated[Path | None, typer.Option("--to", help="Markdown page to write, such as docs/BENCHMARKS.md.")] = None,
     against: AgainstOption = [],  # noqa: B006
     repetitions: RepetitionsOption = 3,
@@ -215,7 +217,7 @@ def all_(
     resume: ResumeOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Training, generation and start-up in one go, in about ten minutes, as a page; `make bench` calls this."""
+    """Training, generation and start-up as one page, in about ten minutes; `make bench` calls this."""
     from benchmarks.commands import everything
     from benchmarks.page import page, write_page
 
@@ -223,12 +225,12 @@ def all_(
     data = everything(_options(against, repetitions, seconds, resume), full)
     if to is not None:
         write_page(data, to, target)
-        _say(f"wrote {to}")
+        _log(f"wrote {to}")
     emit(data, as_json, lambda: print(page(data, target)))
 
 
 def main() -> None:
-    """Entry point: a user's error is one sentence and exit code 2."""
+    """Entry point; a `UserError` prints its message and gives exit code 2."""
     try:
         app()
     except UserError as error:

@@ -1,8 +1,8 @@
-"""Is it the same work, and how many times faster: pure functions of measured results.
+"""Compare measured results: whether two sides did the same work, and the ratio of their speeds. Pure functions.
 
-Repetitions alternate, so what the machine does meanwhile meets both sides of a ratio; each repetition gives one ratio,
-and the interval is Student's t over their logarithms (a ratio and its inverse then have mirrored intervals). Rejected:
-the ratio of two means with separate spreads, which forgets that neighbours in time were measured together.
+Contenders alternate, so other load on the machine affects both sides of a ratio. Each repetition gives one ratio, and
+the interval is Student's t over their logarithms, so a ratio and its inverse have reciprocal intervals. Paired ratios
+are used instead of a ratio of means, because the two sides of a repetition are measured close together in time.
 """
 
 import math
@@ -14,10 +14,10 @@ from ingot.core.statistics import Interval, mean_interval
 
 Result = Mapping[str, Any]
 BAND_FP32 = 0.002
-"""Nats between losses of one step, where both sides compute in fp32: they differ by rounding, and by whether gains of
-norms decay (found: below 0.0003)."""
+"""Allowed difference of the losses of a step, in nats, if both sides compute in fp32. They differ by rounding and by
+weight decay of norm gains; the largest measured difference is below 0.0003."""
 BAND_BF16 = 0.03
-"""The same where one side computes in bf16."""
+"""The same if a side computes in bf16."""
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
@@ -28,22 +28,26 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
 
 
 NO_RATIO: Mapping[str, Any] = {"ratio": None, "low": None, "high": None}
-"""Before there is a peer with the same work."""
+"""The columns if no peer does the same work."""
 
 
-def parts(found: Interval) -> dict[str, float | None]:
-    """A ratio and its interval as a table has them."""
-    return {"ratio": rounded(found.mean), "low": rounded(found.low), "high": rounded(found.high)}
+def ratio_columns(interval: Interval) -> dict[str, float | None]:
+    """A ratio and its interval as columns of a table."""
+    return {"ratio": rounded(interval.mean), "low": rounded(interval.low), "high": rounded(interval.high)}
 
 
 def difference(ours: Result, theirs: Result, band: float) -> str | None:
-    """What makes the work of two training results another, or None where it is the same."""
-    for what in ("parameters", "flops_per_token"):
-        if ours[what] != theirs[what]:
-            return f"{what}: {theirs[what]:,} against our {ours[what]:,}"
-    mine, other = ours["versions"]["torch"], theirs["versions"]["torch"]
-    if mine.split("+")[0] != other.split("+")[0]:
-        return f"torch: {other} against our {mine}"
+    """How the work of two training results differs; None if it is the same.
+
+    Args:
+        band: allowed difference of losses, in nats.
+    """
+    for key in ("parameters", "flops_per_token"):
+        if ours[key] != theirs[key]:
+            return f"{key}: {theirs[key]:,} against our {ours[key]:,}"
+    our_torch, their_torch = ours["versions"]["torch"], theirs["versions"]["torch"]
+    if our_torch.split("+")[0] != their_torch.split("+")[0]:
+        return f"torch: {their_torch} against our {our_torch}"
     if len(ours["losses"]) != len(theirs["losses"]):
         return f"steps compared: {len(theirs['losses'])} against our {len(ours['losses'])}"
     for step, (a, b) in enumerate(zip(ours["losses"], theirs["losses"], strict=True), 1):
@@ -53,15 +57,19 @@ def difference(ours: Result, theirs: Result, band: float) -> str | None:
 
 
 def speeds(results: Sequence[Result], tokens: int) -> list[float]:
-    """Tokens per second of each repetition, by its median step."""
+    """Tokens per second of each repetition, from its median step.
+
+    Args:
+        tokens: tokens per step.
+    """
     return [tokens / r["step_s"] for r in results]
 
 
 def spread(values: Sequence[float]) -> float:
-    """(largest - smallest) / median: how far repetitions lie apart."""
+    """(largest - smallest) / median of the repetitions."""
     return (max(values) - min(values)) / statistics.median(values)
 
 
 def rounded(value: float | None, digits: int = 3) -> float | None:
-    """For printing; None stays."""
+    """`round` that passes None through."""
     return None if value is None else round(value, digits)

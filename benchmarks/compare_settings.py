@@ -1,12 +1,12 @@
-"""Does a setting matter? Tiny Shakespeare with each value of it, paired seed by seed, with a 95 % t-interval.
+"""Compare values of a setting on tiny Shakespeare, paired by seed, with 95 % t-intervals.
 
 python benchmarks/compare_settings.py precision input.txt                    # fp32 and bf16, 500 steps, 3 seeds
 python benchmarks/compare_settings.py optimizer input.txt --steps 2000       # AdamW and Muon at four rates each
 python benchmarks/compare_settings.py smoothing input.txt --set 'sweep.seeds=[1,2,3,4,5]' --out runs/smoothing
 
-The shipped recipe `shakespeare-char` with a `[sweep]` over it, by the command that everybody has, `ingot run`. So an
-interrupted experiment goes on with the same line, points that are done are not run again, and `ingot compare` has the
-rest. The differences seed by seed are the numbers to quote.
+The script calls `ingot run` on the shipped recipe `shakespeare-char` with a `[sweep]`. An interrupted experiment
+therefore resumes with the same command line, finished points are reused, and `ingot compare` shows all details. Quote
+the paired differences.
 """
 
 import argparse
@@ -27,11 +27,16 @@ EXPERIMENTS = {
     "smoothing": ["sweep.stage.base.objective.label_smoothing=[0.0, 0.1]"],
     "z_loss": ["sweep.stage.base.objective.z_loss=[0.0, 1e-4]"],
 }
-"""What varies; every other setting is the recipe's."""
+"""Experiment -> the swept settings; all others are the recipe's."""
 
 
 def overrides(experiment: str, text: Path, steps: int) -> list[str]:
-    """What `--set` makes of the recipe."""
+    """The `--set` overrides of an experiment.
+
+    Args:
+        text: the file of tiny Shakespeare.
+        steps: training steps.
+    """
     return [
         f'run.name="{experiment}-{steps}"',
         f'stage.text.sources=["{text.resolve()}"]',
@@ -43,7 +48,7 @@ def overrides(experiment: str, text: Path, steps: int) -> list[str]:
 
 
 def main() -> None:
-    """Run one experiment, which ends with its comparison."""
+    """Run one experiment; `ingot run` prints the comparison at its end."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("experiment", choices=EXPERIMENTS)
     parser.add_argument("text", type=Path, help="input.txt of tiny Shakespeare")

@@ -1,12 +1,11 @@
-"""Who is measured: our own processes, and peers that each live in a virtual environment of their own.
+"""The contenders of a measurement: our own processes, and peers in virtual environments of their own.
 
-Peers cannot be installed together (their dependencies exclude each other), so a peer is a directory below the cache
-with its own Python, made by pip the first time it is asked for, and some small scripts (`peers/`) that run in it. An
-environment that is there already is named by INGOT_PEER_LITGPT=/path/to/python, INGOT_PEER_TRANSFORMERS and so on, and
-the checkout of a peer that is no package by INGOT_PEER_NANOGPT_SOURCE=/path/to/nanoGPT.
-Peers run as they are shipped; the allocator settings that a stage's process gets are for ours alone.
+The dependencies of the peers exclude each other, so each peer has a virtual environment below the cache, which pip
+creates at its first use, and small scripts in `peers/` that run in it. INGOT_PEER_LITGPT=/path/to/python (likewise
+INGOT_PEER_TRANSFORMERS etc.) selects an existing environment, and INGOT_PEER_NANOGPT_SOURCE=/path/to/nanoGPT an
+existing checkout of nanoGPT, which is not a package.
 
-Rejected: peers as extras of ours (no set of versions satisfies all), and a container (needs more than Python).
+Peers run as shipped, without the allocator settings of a stage's process.
 """
 
 import json
@@ -19,29 +18,33 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ingot.core.allocator import ALLOCATOR
-from ingot.core.artifact import atomic_json, cache
+from ingot.core.allocator import ALLOCATOR_ENVIRONMENT
+from ingot.core.artifact import atomic_json, cache_directory
 from ingot.core.errors import UserError, nearest
-from ingot.core.process import WAITING
+from ingot.core.process import SHORT_SPIN
 from ingot.pipeline.run import QUIET, child_environment
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
+"""Prints a line of progress."""
 SCRIPTS = Path(__file__).parent / "peers"
 TORCH = "torch==2.13.*"
-"""What ours is tested with (constraints.txt): peers get the same, so that a ratio never compares two torches."""
+"""The version that ingot is tested with (constraints.txt); a ratio must not compare two versions of torch."""
 STAMP = "ingot-peer.json"
+"""File in a peer's environment that lists its requirements, written after a complete installation."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A tool to compare with: what pip installs, and its scripts by command and variant."""
+    """A tool to compare with."""
 
     requirements: tuple[str, ...]
+    """Packages that pip installs."""
     scripts: Mapping[str, Mapping[str, str]]
+    """Command -> variant's name -> script in `peers/`."""
     families: tuple[str, ...] = ("llama",)
-    """Whose blocks it can build."""
+    """Model families that it can build."""
     checkout: tuple[str, ...] = ()
-    """URL and commit of what is no package: cloned into `source` in its environment."""
+    """URL and commit of a tool that is not a package; it is cloned into `source` in the environment."""
 
 
 PEERS: dict[str, Peer] = {
@@ -69,107 +72,107 @@ PEERS: dict[str, Peer] = {
     ),
     "datatrove": Peer(("datatrove==0.10.1", "orjson", "regex"), {"data": {"datatrove": "datatrove_data.py"}}),
 }
-"""By the name that `--against` takes; of several variants the better one counts."""
+"""Peers by the name that `--against` takes."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One that is measured: a command that reads a job and prints a result."""
+    """A process to measure: a command that reads a job and prints a result."""
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """What its job says besides what all jobs say."""
+    """Fields of the job that differ for this contender."""
     ours: bool = False
-    """Without it there is nothing to measure; a peer that fails is left out."""
+    """An error of ours ends the measurement, while a peer that fails is left out."""
     families: tuple[str, ...] = ("llama", "gpt2")
-    """Whose blocks it can build."""
+    """Model families that it can build."""
 
-    def told(self, name: str, **changes: Any) -> "Contender":
-        """The same under another name, with more to its job."""
+    def variant(self, name: str, **changes: Any) -> "Contender":
+        """The same contender under another name, with further changes of its job."""
         return replace(self, name=name, changes={**self.changes, **changes})
 
 
-def environment(patient: bool = False) -> dict[str, str]:
+def own_environment(short_spin: bool = False) -> dict[str, str]:
     """The environment of our own processes: that of a stage, with this package on the path."""
-    return {**child_environment(patient=patient), "PYTHONPATH": str(Path(__file__).parents[1])}
+    return {**child_environment(short_spin=short_spin), "PYTHONPATH": str(Path(__file__).parents[1])}
 
 
-def ours(what: str, name: str = "ingot", **changes: Any) -> Contender:
-    """Our own process, in the environment that a stage's process gets."""
+def ours(command: str, name: str = "ingot", **changes: Any) -> Contender:
+    """Our own process for a command of `ours.py`, in the environment of a stage's process."""
     return Contender(
         name,
-        (sys.executable, "-m", "benchmarks.ours", what),
-        environment(patient=what == "train"),
+        (sys.executable, "-m", "benchmarks.ours", command),
+        own_environment(short_spin=command == "train"),
         changes,
         ours=True,
     )
 
 
 def peers(
-    what: str, against: list[str], say: Say, families: Collection[str] = ("llama",), **changes: Any
+    command: str, against: list[str], log: Log, families: Collection[str] = ("llama",), **changes: Any
 ) -> tuple[list[Contender], dict[str, str]]:
-    """Every variant of the named peers that has a script for this command, and why others are left out.
+    """Every variant of the named peers that has a script for a command, and why others are left out.
 
     Args:
         against: names of peers; empty for all, ["none"] for none.
-        families: of the shapes that are measured; a peer that builds none of them is not asked for.
+        families: families of the measured shapes; a peer that can build none of them is not installed.
 
     Raises:
-        UserError: a name that no peer has, or one that cannot do `what`.
+        UserError: there is no peer of that name, or it has no script for the command.
     """
-    able = [name for name, peer in PEERS.items() if what in peer.scripts]
+    available = [name for name, peer in PEERS.items() if command in peer.scripts]
     if against == ["none"]:
         return [], {}
     for name in against:
-        if name not in able:
+        if name not in available:
             raise UserError(
-                f"--against: found '{name}', expected none or a peer of `bench {what}`; {nearest(name, able)}"
+                f"--against: found '{name}', expected none or a peer of `bench {command}`; {nearest(name, available)}"
             )
-    found: list[Contender] = []
+    variants: list[Contender] = []
     skipped: dict[str, str] = {}
-    for name in against or able:
+    for name in against or available:
         if not set(families) & set(PEERS[name].families):
             if name in against:
-                skipped[name] = f"{name}: left out, since it has blocks of {' and '.join(PEERS[name].families)} alone"
-                say(skipped[name])
+                skipped[name] = f"{name}: left out, since it has only blocks of {' and '.join(PEERS[name].families)}"
+                log(skipped[name])
             continue
         try:
-            python = interpreter(name, say)
+            python = interpreter(name, log)
         except UserError as error:
-            say(str(error))
+            log(str(error))
             skipped[name] = str(error)
             continue
-        for variant, script in PEERS[name].scripts[what].items():
-            command = (python, str(SCRIPTS / script))
-            found.append(Contender(variant, command, shipped(), changes, families=PEERS[name].families))
-    return found, skipped
+        for variant, script in PEERS[name].scripts[command].items():
+            arguments = (python, str(SCRIPTS / script))
+            variants.append(Contender(variant, arguments, peer_environment(), changes, families=PEERS[name].families))
+    return variants, skipped
 
 
-def shipped() -> dict[str, str]:
-    """The user's environment, without what is meant for our own processes."""
-    own = {*ALLOCATOR, *WAITING, "PYTHONPATH", "VIRTUAL_ENV"}
+def peer_environment() -> dict[str, str]:
+    """The user's environment, without the variables that are set for our own processes."""
+    own = {*ALLOCATOR_ENVIRONMENT, *SHORT_SPIN, "PYTHONPATH", "VIRTUAL_ENV"}
     return QUIET | {name: value for name, value in os.environ.items() if name not in own}
 
 
-def interpreter(name: str, say: Say) -> str:
-    """The Python of a peer; its environment is made first where there is none.
+def interpreter(name: str, log: Log) -> str:
+    """The Python interpreter of a peer; its environment is created if it does not exist.
 
     Raises:
-        UserError: pip could not install it, or the interpreter that the user names is not there.
+        UserError: pip could not install the peer, or the interpreter that the user names does not exist.
     """
     variable = f"INGOT_PEER_{name.upper()}"
-    if given := os.environ.get(variable):
-        if shutil.which(given) is None:
-            raise UserError(f"{variable}: found '{given}', which is no program, expected the Python that {name} is in")
-        return given
-    peer, home = PEERS[name], cache() / "peers" / name
-    wanted = [*peer.requirements, *peer.checkout]
+    if path := os.environ.get(variable):
+        if shutil.which(path) is None:
+            raise UserError(f"{variable}: found '{path}', which is no program, expected the Python that has {name}")
+        return path
+    peer, home = PEERS[name], cache_directory() / "peers" / name
+    requirements = [*peer.requirements, *peer.checkout]
     python, stamp = home / "bin" / "python", home / STAMP
-    if stamp.exists() and json.loads(stamp.read_text()) == wanted:
+    if stamp.exists() and json.loads(stamp.read_text()) == requirements:
         return str(python)
-    say(f"{name}: installing {', '.join(wanted)} into {home}, once (network)")
+    log(f"{name}: installing {', '.join(requirements)} into {home}, once (network)")
     shutil.rmtree(home, ignore_errors=True)
     commands = [
         [sys.executable, "-m", "venv", str(home)],
@@ -180,11 +183,12 @@ def interpreter(name: str, say: Say) -> str:
         commands.append(["git", "clone", "--quiet", url, str(home / "source")])
         commands.append(["git", "-C", str(home / "source"), "checkout", "--quiet", commit])
     for command in commands:
-        done = subprocess.run(command, capture_output=True, text=True, env=shipped(), check=False)
+        done = subprocess.run(command, capture_output=True, text=True, env=peer_environment(), check=False)
         if done.returncode:
             why = next((line for line in done.stderr.splitlines() if line.startswith("ERROR")), done.stderr[-200:])
             raise UserError(
-                f"{name}: left out, since it could not be installed ({why.strip()}); or name it by {variable}"
+                f"{name}: left out, since it could not be installed ({why.strip()}); to use an existing environment, "
+                f"set {variable}"
             )
-    atomic_json(stamp, wanted)
+    atomic_json(stamp, requirements)
     return str(python)

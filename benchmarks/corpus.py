@@ -1,7 +1,7 @@
-"""The corpus chain as it is measured: made-up prose in JSONL, and our side's process, `python -m benchmarks.corpus`.
+"""The workload of the corpus benchmark: generated prose in JSONL, and our process, `python -m benchmarks.corpus`.
 
-A tenth of the documents is too short to be kept and one in twenty holds an e-mail address, in places that every chain
-agrees on, so that documents kept and addresses masked tell whether two chains did the same work.
+One document in ten is too short to be kept, and one in twenty contains an e-mail address that every pipeline detects.
+The numbers of kept documents and masked addresses therefore show whether two pipelines did the same work.
 """
 
 import contextlib
@@ -29,7 +29,11 @@ FILES = 8
 
 
 def write_prose(directory: Path, megabytes: float) -> dict[str, int]:
-    """Write documents of 200 to 800 words to `FILES` files; returns bytes, documents, and what a chain should find."""
+    """Write documents of 200 to 800 words to `FILES` files.
+
+    Returns:
+        `bytes`, `documents`, and the expected numbers of `kept` documents and `masked` addresses.
+    """
     draw = random.Random(1)
     letters = "etaoinshrdlucmfwypvbgk"
     words = ["".join(draw.choices(letters, k=draw.randint(2, 9))) for _ in range(5000)]
@@ -41,11 +45,11 @@ def write_prose(directory: Path, megabytes: float) -> dict[str, int]:
         while facts["bytes"] < megabytes * 1e6:
             number = facts["documents"]
             short = number % 10 == 0
-            chosen = draw.choices(words, weights, k=60 if short else draw.randint(200, 800))
+            document = draw.choices(words, weights, k=60 if short else draw.randint(200, 800))
             if number % 20 == 1:
-                chosen[7] = f"{chosen[7]}@{chosen[8]}.org"
+                document[7] = f"{document[7]}@{document[8]}.org"
                 facts["masked"] += 1
-            lines = (" ".join(chosen[i : i + 15]).capitalize() + "." for i in range(0, len(chosen), 15))
+            lines = (" ".join(document[i : i + 15]).capitalize() + "." for i in range(0, len(document), 15))
             text = f"Entry {number}.\n" + "\n".join(lines)
             files[number % FILES].write(json.dumps({"id": str(number), "text": text}) + "\n")
             facts["bytes"] += len(text)
@@ -55,16 +59,16 @@ def write_prose(directory: Path, megabytes: float) -> dict[str, int]:
 
 
 def main() -> None:
-    """Run the stage with its defaults, and say how long it took and what it kept."""
+    """Run a corpus stage with its default settings, and print its duration and counts."""
     job: dict[str, Any] = json.loads(sys.stdin.readline())
     with tempfile.TemporaryDirectory(prefix="ingot-bench-") as directory:
         root = Path(directory)
         recipe = root / "bench.toml"
         recipe.write_text(RECIPE.format(corpus=job["corpus"]))
-        began = time.perf_counter()
+        start = time.perf_counter()
         (graph,) = load_graphs(recipe, [], root)
         stage = run(graph, ["text"], lambda *_: None, quiet=True)["text"]
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start
         texts = list(iter_texts(stage))
     print(json.dumps({"seconds": seconds, "kept": len(texts), "masked": sum(t.count("[EMAIL]") for t in texts)}))
 

@@ -1,8 +1,8 @@
-"""`python -m benchmarks data`: what a batch costs beside its step, and how fast documents are cleaned.
+"""`python -m benchmarks data`: the time to make a batch relative to its step, and the throughput of document cleaning.
 
-A batch is measured where the training process makes it, on the calling thread; in a run it is made on another one while
-the step before it computes. The corpus chain is our stage with its defaults against datatrove's executor with the same
-masking and the same bounds; ours also finds duplicates and splits. Both are timed inside their process, on all cores.
+Making a batch is measured on the calling thread; in a run it happens on another thread during the step before. The
+corpus pipeline is our stage with its defaults against datatrove's executor with the same masking and the same bounds;
+ours also removes duplicates and splits. Both are timed inside their process, on all cores.
 """
 
 import statistics
@@ -14,49 +14,55 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import compare
-from benchmarks.contenders import Contender, Say, environment, ours
+from benchmarks.contenders import Contender, Log, ours, own_environment
 from benchmarks.corpus import write_prose
-from benchmarks.process import Kept, Result, measure
+from benchmarks.process import Result, ResultCache, measure
 from benchmarks.shapes import Shape
-from benchmarks.train import LEAST, alternate, prepared
+from benchmarks.train import MIN_STEPS, alternate, prepared_job
 
 
-def loader(shapes: Sequence[Shape], seconds: float, kept: Kept, say: Say) -> dict[str, Any]:
-    """Microseconds to make a batch of each shape, and their share of a training step."""
+def measure_loader(shapes: Sequence[Shape], seconds: float, cache: ResultCache, log: Log) -> dict[str, Any]:
+    """Microseconds to make a batch of each shape, also as a fraction (`share`) of a training step."""
     rows = {}
     for shape in shapes:
-        with prepared(replace(shape, checked=2)) as job:
-            job = {"seconds": seconds, "least": LEAST, "precision": "auto", **job}
-            step_s = measure(ours("train"), job, kept)["step_s"]
-            batch_s = measure(ours("loader"), job, kept)["batch_s"]
+        with prepared_job(replace(shape, checked=2)) as job:
+            job = {"seconds": seconds, "least": MIN_STEPS, "precision": "auto", **job}
+            step_s = measure(ours("train"), job, cache)["step_s"]
+            batch_s = measure(ours("loader"), job, cache)["batch_s"]
         rows[shape.name] = {
             "batch_us": round(1e6 * batch_s, 1),
             "step_ms": round(1e3 * step_s, 2),
             "share": round(batch_s / step_s, 5),
         }
-        say(f"{shape.name}: a batch takes {1e6 * batch_s:.0f} us of a step of {1e3 * step_s:.1f} ms")
+        log(f"{shape.name}: a batch takes {1e6 * batch_s:.0f} us of a step of {1e3 * step_s:.1f} ms")
     return rows
 
 
 def our_corpus() -> Contender:
-    """The corpus stage in a process of its own; torch is never loaded in it."""
-    return Contender("ingot", (sys.executable, "-m", "benchmarks.corpus"), environment(), ours=True)
+    """Our corpus stage, in a process that does not load torch."""
+    return Contender("ingot", (sys.executable, "-m", "benchmarks.corpus"), own_environment(), ours=True)
 
 
-def corpus(peers: Sequence[Contender], megabytes: float, repetitions: int, kept: Kept, say: Say) -> dict[str, Any]:
-    """Megabytes of text a second through the chain, ours and the peers', alternately."""
+def measure_corpus(
+    peers: Sequence[Contender], megabytes: float, repetitions: int, cache: ResultCache, log: Log
+) -> dict[str, Any]:
+    """Megabytes of text per second through the corpus pipeline, ours and the peers', alternately."""
     mine = our_corpus()
     with tempfile.TemporaryDirectory(prefix="ingot-bench-") as name:
         facts = write_prose(Path(name) / "corpus", megabytes)
         job = {"corpus": str(Path(name) / "corpus"), "bytes": facts["bytes"]}
-        found = alternate([mine, *peers], job, repetitions, kept, say)
-    for who, results in found.items():
-        say(f"corpus, {who}: {_speed(facts, results):.1f} MB/s")
-    return summary(facts, found.pop(mine.name), found)
+        measured = alternate([mine, *peers], job, repetitions, cache, log)
+    for contender, results in measured.items():
+        log(f"corpus, {contender}: {_speed(facts, results):.1f} MB/s")
+    return summary(facts, measured.pop(mine.name), measured)
 
 
 def summary(facts: dict[str, int], mine: list[Result], theirs: dict[str, list[Result]]) -> dict[str, Any]:
-    """Speeds, and the ratio to each peer whose chain kept and masked the same."""
+    """Speeds, and the ratio to each peer whose pipeline kept and masked the same.
+
+    Args:
+        facts: sizes and expected counts, as `write_prose` returns them.
+    """
     row: dict[str, Any] = {
         **facts,
         "mb_s": _speed(facts, mine),
@@ -71,17 +77,18 @@ def summary(facts: dict[str, int], mine: list[Result], theirs: dict[str, list[Re
         if differs := difference(facts, results[0]):
             numbers["differs"] = differs
             continue
-        found = compare.parts(compare.ratio([1 / r["seconds"] for r in mine], [1 / r["seconds"] for r in results]))
-        numbers |= found
-        row |= {"peer": name, **found}
+        interval = compare.ratio([1 / r["seconds"] for r in mine], [1 / r["seconds"] for r in results])
+        columns = compare.ratio_columns(interval)
+        numbers |= columns
+        row |= {"peer": name, **columns}
     return row
 
 
 def difference(facts: dict[str, int], result: Result) -> str | None:
-    """What a chain did otherwise than the documents ask for."""
-    for what in ("kept", "masked"):
-        if result[what] != facts[what]:
-            return f"{what}: {result[what]:,}, expected {facts[what]:,}"
+    """How the counts of a pipeline differ from the expected ones; None if they are equal."""
+    for key in ("kept", "masked"):
+        if result[key] != facts[key]:
+            return f"{key}: {result[key]:,}, expected {facts[key]:,}"
     return None
 
 

@@ -1,7 +1,7 @@
-"""What a measurement reads: the same token ids for everybody, as our store and as a plain file; free of torch.
+"""The input of a measurement: the same token ids for all contenders, as our store and as a plain file. No torch.
 
-Ids follow Zipf's law (Zipf 1949), as words do: p(id) ~ 1 / (id + 3). So a loss falls from ln V towards the entropy of
-that distribution within the few steps that are compared, which uniform ids would not show.
+Ids follow Zipf's law (Zipf 1949), as words do: p(id) ~ 1 / (id + 3). The loss therefore falls from ln V towards the
+entropy of that distribution within the few steps that are compared; with uniform ids it would not fall.
 """
 
 from pathlib import Path
@@ -13,11 +13,15 @@ import pyarrow as pa
 from benchmarks.shapes import Shape
 from ingot.store.writer import IDENTITY, StoreWriter
 
-IDS = 1 << 20
+DEFAULT_IDS = 1 << 20
 
 
-def write_ids(shape: Shape, directory: Path, ids: int = IDS) -> dict[str, str]:
-    """Write `ids` token ids; returns the paths `ids` (little-endian int32) and `store`."""
+def write_ids(shape: Shape, directory: Path, ids: int = DEFAULT_IDS) -> dict[str, str]:
+    """Write `ids` random token ids to a directory.
+
+    Returns:
+        the paths `ids` (a file of little-endian int32) and `store`.
+    """
     weight = 1 / (np.arange(shape.vocab) + 3)
     draw_N = np.random.default_rng(1).choice(shape.vocab, ids, p=weight / weight.sum())
     plain, store = directory / "ids.bin", directory / "store"

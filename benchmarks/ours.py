@@ -1,6 +1,6 @@
-"""Our side of a measurement: `python -m benchmarks.ours WHAT`, its job as JSON on standard input.
+"""Our side of a measurement: `python -m benchmarks.ours COMMAND`, with its job as JSON on standard input.
 
-It computes as a stage's process does: same environment, same choices of hardware, same engine, same loader.
+It works like a stage's process: the same environment, execution choices, engine and loader.
 """
 
 import statistics
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.ours_engine import SEED, engine_for
-from benchmarks.peaks import duration, gemm_flops, memory
+from benchmarks.peaks import duration, gemm_flops, memory_reader
 from benchmarks.peers.common import (
     Clock,
-    answer,
     device,
     peak_bytes,
+    print_result,
     read_job,
     versions,
 )
@@ -39,7 +39,7 @@ from ingot.train.execution import AUTOCAST, fastest_precision
 
 
 def weights(job: dict[str, Any]) -> dict[str, Any]:
-    """Write the initial weights under their names in transformers, for the peers."""
+    """Write the initial weights for the peers, with transformers' names."""
     from safetensors.torch import load_file
 
     directory, path = Path(job["directory"]), job["weights"]
@@ -51,7 +51,7 @@ def weights(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def train(job: dict[str, Any]) -> dict[str, Any]:
-    """The engine's steps on the rows that the peers train on, in the same order."""
+    """Training steps of the engine, on the same rows in the same order as the peers."""
     config = ModelConfig.model_validate(job["config"])
     rows, context = job["shape"]["rows"], config.context
     engine = engine_for(job, LanguageModel(), rows, context)
@@ -70,22 +70,22 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in engine.named.values()),
         "flops_per_token": linear_flops(config, engine.named),
         "peak_bytes": peak_bytes(),
-        "execution": execution.line(),
+        "execution": execution.summary(),
         "precision": execution.precision,
         "versions": versions(),
     }
 
 
 def linear_flops(config: ModelConfig, named: Mapping[str, Tensor]) -> int:
-    """6 N + 12 L d T with N of the matrices alone, as the peers count: gains and biases are no matrix products."""
-    looked_up = {"position_embedding.weight", *(() if config.tied else ("embedding.weight",))}
-    multiplied = sum(p.numel() for name, p in named.items() if p.dim() == 2 and name not in looked_up)
+    """FLOPs per token, 6 N + 12 L d T; N counts only matrices of products, as for the peers, not gains and biases."""
+    lookups = {"position_embedding.weight", *(() if config.tied else ("embedding.weight",))}
+    matrices = sum(p.numel() for name, p in named.items() if p.dim() == 2 and name not in lookups)
     attention = attention_flops(config.depth, config.heads * config.head_size, config.context)
-    return training_flops(multiplied, 1) + attention
+    return training_flops(matrices, 1) + attention
 
 
 def batches(store: str, context: int, rows: int) -> Any:
-    """0-based step -> its batch: rows in order, and then from the start."""
+    """A function from a 0-based step to its batch: rows in order, repeated from the start."""
     opened = Store.open(Path(store))
     source = Source("made", opened, Concatenated(opened.ends, context), isolate=False)
 
@@ -97,7 +97,7 @@ def batches(store: str, context: int, rows: int) -> Any:
 
 
 def profile(engine: Engine, batch: Batch, steps: int = 5) -> None:
-    """Print what a step spends its time on, to standard error."""
+    """Print a profile of some steps to standard error."""
     kinds = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         kinds.append(torch.profiler.ProfilerActivity.CUDA)
@@ -110,9 +110,9 @@ def profile(engine: Engine, batch: Batch, steps: int = 5) -> None:
 
 
 def machine(job: dict[str, Any]) -> dict[str, Any]:
-    """What the machine can do at most, and with which torch: matrix products, reading memory."""
+    """Peak rates of matrix products and of reading memory, and the device."""
     on_gpu = torch.cuda.is_available()
-    fastest, _ = fastest_precision("cuda" if on_gpu else "cpu")  # without units one product in bf16 takes a minute
+    fastest, _ = fastest_precision("cuda" if on_gpu else "cpu")  # bf16 without instructions for it takes a minute
     peaks = {
         p: gemm_flops(AUTOCAST.get(p, torch.float32), job["seconds"]) for p in sorted({"fp32", fastest}, reverse=True)
     }
@@ -121,29 +121,29 @@ def machine(job: dict[str, Any]) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
         **{f"gemm_{precision}_gflop_s": round(flops / 1e9, 1) for precision, flops in peaks.items()},
-        "read_gb_s": round(memory()(job["seconds"]) / 1e9, 1),
+        "read_gb_s": round(memory_reader()(job["seconds"]) / 1e9, 1),
     }
 
 
 def generate(job: dict[str, Any]) -> dict[str, Any]:
     """Greedy continuations."""
-    from benchmarks.ours_generate import generation
+    from benchmarks.ours_generate import generation  # imported here so that it does not count as memory of `train`
 
     return generation(job)
 
 
 def align(job: dict[str, Any]) -> dict[str, Any]:
     """Steps of post-training."""
-    from benchmarks.ours_align import align  # what only this needs would count as memory of the others
+    from benchmarks.ours_align import align  # imported here so that it does not count as memory of `train`
 
     return align(job)
 
 
 def loader(job: dict[str, Any]) -> dict[str, Any]:
-    """Seconds to make a batch, the median, on this thread."""
+    """The median of seconds to make a batch on this thread."""
     make = batches(job["store"], job["shape"]["context"], job["shape"]["rows"])
-    times, began = [], time.perf_counter()
-    while len(times) < 20 or time.perf_counter() - began < min(1.0, job["seconds"]):
+    times, window_start = [], time.perf_counter()
+    while len(times) < 20 or time.perf_counter() - window_start < min(1.0, job["seconds"]):
         start = time.perf_counter()
         make(len(times))
         times.append(time.perf_counter() - start)
@@ -151,12 +151,12 @@ def loader(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def head(job: dict[str, Any]) -> dict[str, Any]:
-    """Loss and gradients over a large vocabulary; its logits in chunks, as always, or all at once."""
-    where = device()
-    dtype = torch.bfloat16 if where == "cuda" else torch.float32
-    hidden_ND = torch.randn(job["tokens"], job["width"], device=where, dtype=dtype, requires_grad=True)
-    weight_VD = torch.randn(job["vocab"], job["width"], device=where, dtype=dtype, requires_grad=True)
-    labels_N = torch.randint(job["vocab"], (job["tokens"],), device=where)
+    """Loss and gradients of an LM head with a large vocabulary; with `chunked`, logits are computed in chunks."""
+    on = device()
+    dtype = torch.bfloat16 if on == "cuda" else torch.float32
+    hidden_ND = torch.randn(job["tokens"], job["width"], device=on, dtype=dtype, requires_grad=True)
+    weight_VD = torch.randn(job["vocab"], job["width"], device=on, dtype=dtype, requires_grad=True)
+    labels_N = torch.randint(job["vocab"], (job["tokens"],), device=on)
     limit = MAX_LOGITS["cpu"] if job["chunked"] else job["tokens"] * job["vocab"]
 
     def step() -> None:
@@ -167,7 +167,7 @@ def head(job: dict[str, Any]) -> dict[str, Any]:
     return {"seconds": duration(step, job["seconds"]), "peak_bytes": peak_bytes()}
 
 
-WHAT = {
+COMMANDS = {
     "train": train,
     "weights": weights,
     "machine": machine,
@@ -179,8 +179,8 @@ WHAT = {
 
 
 def main() -> None:
-    """Do what the argument says."""
-    answer(WHAT[sys.argv[1]](read_job()))
+    """Run the command that the argument names."""
+    print_result(COMMANDS[sys.argv[1]](read_job()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Our side of `python -m benchmarks align`: the engine's steps with dpo, grpo and ppo, as a stage makes them."""
+"""Our side of `python -m benchmarks align`: training steps with dpo, grpo and ppo, built as in a stage."""
 
 import math
 from dataclasses import replace
@@ -16,7 +16,7 @@ from benchmarks.peers.common import (
     questions,
     versions,
 )
-from ingot.data.batches import IGNORE, Batch, answered
+from ingot.data.batches import IGNORE, Batch, append_answers
 from ingot.model.config import ModelConfig
 from ingot.model.transformer import build
 from ingot.objectives.grpo import GRPO
@@ -30,7 +30,7 @@ from ingot.tokenizer.byte_bpe import Char
 from ingot.train.objective import Objective
 
 FIRST = 0x4E00
-"""An id is a character from here on, so that no tokenizer's speed is measured."""
+"""Code point of id 0. Each id is one character, so that the speed of a tokenizer is not measured."""
 REWARD = f"""
 def share(prompts, completions):
     return [text.count(chr({FIRST + 3})) / len(text) for text in completions]
@@ -38,37 +38,37 @@ def share(prompts, completions):
 
 
 def align(job: dict[str, Any]) -> dict[str, Any]:
-    """Steps on one batch of pairs (dpo) or of prompts (grpo, ppo)."""
+    """Repeated steps on one batch of pairs (dpo) or of prompts (grpo, ppo)."""
     config, method = ModelConfig.model_validate(job["config"]), job["method"]
     rows = 2 * job["pairs"] if method == "dpo" else job["rollouts"]
     batch = _batch(job)
     longest = batch.context if method == "dpo" else config.context
-    words = Char("".join(map(chr, range(FIRST, FIRST + config.vocab))))
-    engine = engine_for(job, _objective(job), rows, longest, _companions(config), words)
+    tokenizer = Char("".join(map(chr, range(FIRST, FIRST + config.vocab))))
+    engine = engine_for(job, _objective(job), rows, longest, _companions(config), tokenizer)
     execution = engine.execution
-    if method == "dpo" and job.get("annotated", True):  # as a stage does that will see every row
+    if method == "dpo" and job.get("annotated", True):  # a stage writes these columns before training
         columns = {f"{name}_B": column.numpy() for name, column in engine.annotate(batch).items()}
         batch = replace(batch, columns={**batch.columns, **columns})
-    clock, updates, going, tokens = Clock(job), _counted(engine.optimizer), True, 0
-    while going:
+    clock, updates, running, tokens = Clock(job), _record_updates(engine.optimizer), True, 0
+    while running:
         metrics = engine.step(batch)
-        tokens, going = metrics.tokens, clock.tick(metrics.loss)
-    result, each = clock.result(), len(updates) / clock.steps
+        tokens, running = metrics.tokens, clock.tick(metrics.loss)
+    result, updates_per_step = clock.result(), len(updates) / clock.steps
     return {
         **result,
         "losses": result["losses"] if method == "dpo" else [],
         "parameters": config.parameters,
-        "updates": each,
-        "learned": tokens / each,
+        "updates": updates_per_step,
+        "learned": tokens / updates_per_step,
         "peak_bytes": peak_bytes(),
         "precision": execution.precision,
-        "execution": execution.line(),
+        "execution": execution.summary(),
         "versions": versions(),
     }
 
 
-def _counted(optimizer: Optimizer) -> list[float | Tensor]:
-    """A list that grows by the learning rate of every update from now on."""
+def _record_updates(optimizer: Optimizer) -> list[float | Tensor]:
+    """A list to which every future update of the optimizer appends its learning rate."""
     rates: list[float | Tensor] = []
     update = optimizer.step
 
@@ -81,34 +81,34 @@ def _counted(optimizer: Optimizer) -> list[float | Tensor]:
 
 
 def _objective(job: dict[str, Any]) -> Objective:
-    """As a recipe builds it; the reward of grpo is a function's in a file, that of ppo a reward model's."""
+    """The objective of the method; grpo uses a reward function in a file, ppo a reward model."""
     if job["method"] == "dpo":
         return Preference(PreferenceSettings())
     if job["method"] == "ppo":
-        return PPO(PPOSettings(reward="judge", max_new=job["new"], epochs=job["epochs"]))
+        return PPO(PPOSettings(reward="rm", max_new=job["new"], epochs=job["epochs"]))
     file = Path(job["directory"]) / "reward.py"
     file.write_text(REWARD)
     return GRPO(GRPOSettings(reward=f"{file}:share", group=job["group"], max_new=job["new"]))
 
 
 def _companions(config: ModelConfig) -> dict[str, nn.Module]:
-    """A reference, which is the model at its start, and a reward model of the same shape."""
+    """A reference with the initial weights, and a reward model of the same shape."""
     reference = build(config, SEED).eval().requires_grad_(False)
-    judge = RewardModel(build(config, SEED), RewardHead(config.width), 0.0, 1.0).eval().requires_grad_(False)
-    return {"reference": reference, "reward": judge}
+    reward = RewardModel(build(config, SEED), RewardHead(config.width), 0.0, 1.0).eval().requires_grad_(False)
+    return {"reference": reference, "reward": reward}
 
 
 def _prompts(job: dict[str, Any], rows: int) -> Batch:
-    """Rows of one prompt each, as a store gives them."""
+    """A batch with a prompt in each row."""
     ids_BT = np.array(questions(job, rows), np.int64)
-    place_BT = np.broadcast_to(np.arange(ids_BT.shape[1]), ids_BT.shape).copy()
+    positions_BT = np.broadcast_to(np.arange(ids_BT.shape[1]), ids_BT.shape).copy()
     row_B, columns = np.arange(rows), {"lengths_B": np.full(rows, ids_BT.shape[1])}
-    return Batch(ids_BT, np.full_like(ids_BT, IGNORE), place_BT, None, np.zeros_like(row_B), row_B, columns=columns)
+    return Batch(ids_BT, np.full_like(ids_BT, IGNORE), positions_BT, None, np.zeros_like(row_B), row_B, columns=columns)
 
 
 def _batch(job: dict[str, Any]) -> Batch:
-    """What is drawn for a step."""
+    """The batch of a step: pairs for dpo, prompts for grpo and ppo."""
     if job["method"] == "dpo":
         answers = [np.array(side[job["prompt"] :]) for pair in preferences(job) for side in pair]
-        return replace(answered(_prompts(job, job["pairs"]), answers, 2), group=2)
+        return replace(append_answers(_prompts(job, job["pairs"]), answers, 2), group=2)
     return _prompts(job, job["rollouts"] // (job["group"] if job["method"] == "grpo" else 1))

@@ -1,4 +1,4 @@
-"""An engine as a stage makes it, for our side of a measurement."""
+"""The training engine for our side of a measurement, built as in a stage."""
 
 import math
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from ingot.train.objective import Objective
 from ingot.train.settings import LoopSettings
 
 SEED = 1
-"""Of the weights that everybody starts with."""
+"""Seed of the initial weights of all contenders."""
 
 
 def engine_for(
@@ -33,11 +33,11 @@ def engine_for(
     companions: Mapping[str, nn.Module] | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> Engine:
-    """An engine as a stage makes it, with the peers' optimizer and learning rate; it never ends and never evaluates.
+    """An engine with the peers' optimizer and a constant learning rate, without an end and without evaluations.
 
     Args:
-        rows: of an update.
-        longest: tokens of a row.
+        rows: rows of an update.
+        longest: tokens of the longest row.
         companions: frozen models by role, on any device.
     """
     config = ModelConfig.model_validate(job["config"])
@@ -55,5 +55,5 @@ def engine_for(
         training={"shape": execution.shape, "flops": math.inf},
     )
     execution = replace(execution, backend=model.backend.name)
-    beside = {name: companion.to(execution.device) for name, companion in (companions or {}).items()}
-    return Engine(model, objective, plan, execution, Mesh(), Path("."), beside, tokenizer=tokenizer)
+    on_device = {name: companion.to(execution.device) for name, companion in (companions or {}).items()}
+    return Engine(model, objective, plan, execution, Mesh(), Path("."), on_device, tokenizer=tokenizer)

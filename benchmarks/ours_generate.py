@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.peaks import memory
+from benchmarks.peaks import memory_reader
 from benchmarks.peers.common import device, peak_bytes, prompts, timed_generation, versions
 from ingot.infer.decoder import Decoder
 from ingot.infer.generate import generate
@@ -15,12 +15,12 @@ from ingot.infer.sampling import Sampling
 from ingot.model.config import ModelConfig
 from ingot.model.transformer import build
 
-TURNS = 5
-"""How often a step and memory are measured, one after the other."""
+FLOOR_TURNS = 5
+"""Number of times that a step and the memory bandwidth are measured in turns."""
 
 
 def generation(job: dict[str, Any]) -> dict[str, Any]:
-    """The job's continuations, in its dtype."""
+    """Times of the job's continuations."""
     config = ModelConfig.model_validate(job["config"])
     rows = list(prompts(job).numpy().astype(np.int64))
     dtype = getattr(torch, job["dtype"])
@@ -32,14 +32,16 @@ def generation(job: dict[str, Any]) -> dict[str, Any]:
     return {
         **timed_generation(job, run),
         "parameters": config.parameters,
-        "peak_bytes": peak_bytes(),  # before memory is read, which takes some of it
-        "in_turn": _in_turn(job, run) if len(rows) == 1 else [],
+        "peak_bytes": peak_bytes(),  # before measuring the memory bandwidth, which allocates memory
+        "in_turn": _step_and_bandwidth(job, run) if len(rows) == 1 else [],
         "versions": versions(),
     }
 
 
-def _in_turn(job: dict[str, Any], run: Callable[[int], object]) -> list[tuple[float, float]]:
-    """Seconds of a step, and GB/s at which memory is read right then, `TURNS` times: where others share the memory both
-    change from second to second, and only their product is of the code."""
-    read = memory(statistics.median)
-    return [(timed_generation({**job, "seconds": 0}, run)["token_s"], read(0.2) / 1e9) for _ in range(TURNS)]
+def _step_and_bandwidth(job: dict[str, Any], run: Callable[[int], object]) -> list[tuple[float, float]]:
+    """Pairs of seconds per step and memory bandwidth in GB/s, measured one after the other.
+
+    On shared memory both change from second to second; only their product is a property of the code.
+    """
+    read = memory_reader(statistics.median)
+    return [(timed_generation({**job, "seconds": 0}, run)["token_s"], read(0.2) / 1e9) for _ in range(FLOOR_TURNS)]

@@ -1,7 +1,7 @@
-"""The most that this machine gives: matrix products by type, and reading memory. Measured, since data sheets of a
-virtual machine's share of a processor do not exist.
+"""Measured peaks of this machine: matrix products by dtype, and memory bandwidth.
 
-The peak is the best of what torch offers: on a CPU both its BLAS and oneDNN, which differ by 2x in fp32 on some.
+Peaks are measured because a virtual machine has no data sheet. A peak is the best of the implementations in torch: on a
+CPU its BLAS and oneDNN, which differ by up to 2x in fp32.
 """
 
 import time
@@ -12,44 +12,45 @@ from torch import Tensor
 
 N = 2048
 """Size of the square matrices."""
-READ = 1 << 29
-"""Bytes that are read at a time: more than any cache holds."""
+READ_BYTES = 1 << 29
+"""Bytes of a read, more than any cache holds."""
 Summary = Callable[[Sequence[float]], float]
 
 
-def duration(call: Callable[[], object], seconds: float, of: Summary = min) -> float:
-    """Duration of a call within about that many seconds, of three calls at least after one to warm up.
+def duration(call: Callable[[], object], seconds: float, summary: Summary = min) -> float:
+    """Seconds per call, from at least three calls after a warm-up.
 
     Args:
-        of: the shortest of several, or another summary of them.
+        seconds: length of the measurement.
+        summary: the shortest duration, or another summary of all durations.
     """
     call()
-    durations, began = list[float](), time.perf_counter()
-    while len(durations) < 3 or time.perf_counter() - began < seconds:
+    durations, window_start = list[float](), time.perf_counter()
+    while len(durations) < 3 or time.perf_counter() - window_start < seconds:
         start = time.perf_counter()
         call()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         durations.append(time.perf_counter() - start)
-    return of(durations)
+    return summary(durations)
 
 
 def gemm_flops(dtype: torch.dtype, seconds: float) -> float:
-    """FLOP/s of the fastest product of two square matrices of that type."""
-    where = "cuda" if torch.cuda.is_available() else "cpu"
-    n = 4 * N if where == "cuda" else N
-    a, b = torch.randn(2, n, n, device=where).to(dtype)
-    ways: list[Callable[[], Tensor]] = [lambda: a @ b, lambda: a @ b.T]
-    if where == "cpu" and torch.backends.mkldnn.is_available():
-        ways.append(lambda: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], ""))
-    return 2 * n**3 / min(duration(way, seconds) for way in ways)
+    """FLOP/s of the fastest product of two square matrices."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    n = 4 * N if device == "cuda" else N
+    a, b = torch.randn(2, n, n, device=device).to(dtype)
+    products: list[Callable[[], Tensor]] = [lambda: a @ b, lambda: a @ b.T]
+    if device == "cpu" and torch.backends.mkldnn.is_available():
+        products.append(lambda: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], ""))
+    return 2 * n**3 / min(duration(product, seconds) for product in products)
 
 
-def memory(of: Summary = min) -> Callable[[float], float]:
-    """What measures, within so many seconds, the bytes a second that all threads together read from memory."""
-    where = "cuda" if torch.cuda.is_available() else "cpu"
-    data = torch.ones(READ // 4, device=where)
+def memory_reader(summary: Summary = min) -> Callable[[float], float]:
+    """A function (seconds of the measurement) -> bytes per second that all threads together read from memory."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    data = torch.ones(READ_BYTES // 4, device=device)
     matrix = data.view(-1, 4096)
-    vector = torch.ones(4096, device=where)
-    ways: list[Callable[[], Tensor]] = [lambda: data.sum(), lambda: matrix @ vector]
-    return lambda seconds: READ / min(duration(way, seconds, of) for way in ways)
+    vector = torch.ones(4096, device=device)
+    reads: list[Callable[[], Tensor]] = [lambda: data.sum(), lambda: matrix @ vector]
+    return lambda seconds: READ_BYTES / min(duration(read, seconds, summary) for read in reads)

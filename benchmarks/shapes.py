@@ -1,11 +1,10 @@
-"""The shapes that are measured: one Llama-type decoder each, the same for us and for every peer.
+"""The measured shapes: decoders that are equal for ingot and all peers.
 
 S1 to S4 are sizes for a CPU, G1 and G2 for a GPU; A1 is for post-training with short answers, `tiny` for trying a
-command out. They have RMSNorm, SwiGLU, rotary positions, no biases, no dropout and the embedding as head, because most
-peers can build exactly that, so that parameters, FLOPs and losses can be compared and not only tokens per second. S4
-and G1 have GPT-2's 124M numbers (depth, width, heads, vocabulary) in that style. GPT2 is that model itself, for peers
-that know nothing else: LayerNorm, GELU, learned positions, biases, and the vocabulary filled up to a multiple of 64 as
-nanoGPT does. Rejected: each tool's own default model, which would measure the models.
+command out. They have RMSNorm, SwiGLU, rotary positions, no biases, no dropout and a tied head. Most peers can build
+exactly that, so parameters, FLOPs and losses can be compared too. S4 and G1 have the depth, width, heads and vocabulary
+of GPT-2 124M in that style. GPT2 is that model itself, for peers that have only its blocks: LayerNorm, GELU, learned
+positions, biases, and the vocabulary padded to a multiple of 64 as in nanoGPT.
 """
 
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from ingot.model.config import Family, ModelConfig, ModelSettings
 
 @dataclass(frozen=True)
 class Shape:
-    """A model and the batch that it is trained on."""
+    """A model and its training batch."""
 
     name: str
     vocab: int
@@ -25,16 +24,16 @@ class Shape:
     heads: int
     context: int
     rows: int
-    """Rows of a step."""
+    """Rows per step."""
     device: str = "cpu"
-    """Where it is meant to be measured; the others can be measured anywhere."""
+    """The device that the size is meant for; any device can be measured."""
     checked: int = 6
-    """Steps before the clock starts: they warm up, and their losses are compared."""
+    """Steps before the timed window: they warm up, and their losses are compared."""
     family: Family = "llama"
-    """Whose blocks it has; GPT-2's with the exact GELU, which every peer has."""
+    """The family of its blocks; GPT-2's use the exact GELU, which every peer has."""
 
     def config(self, context: int | None = None) -> ModelConfig:
-        """The model, with this context or its own."""
+        """The model's config; `context` replaces the shape's own."""
         context = context or self.context
         settings = ModelSettings(
             depth=self.depth,
@@ -49,13 +48,13 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """Tokens per step."""
         return self.rows * self.context
 
     @property
     def memory(self) -> float:
-        """Bytes that a process takes which trains it, about: what is imported, weights with gradients, moments and a
-        copy, and what a block keeps of a token (a peer's peaks at S1, S3 and S4: 0.7, 1.7 to 2.0 and 3.7 GB)."""
+        """Approximate bytes of a training process: imports; weights, gradients, moments and a copy of the weights;
+        activations. Measured peaks of peers at S1, S3 and S4: 0.7, 1.7 to 2.0 and 3.7 GB."""
         return 0.4e9 + 20 * self.config().parameters + 136 * self.tokens * self.depth * self.width
 
 
@@ -74,14 +73,14 @@ SHAPES = {
         Shape("tiny-gpt2", 61, 2, 32, 2, 16, 4, checked=4, family="gpt2"),
     )
 }
-"""By the name that `--shape` takes."""
+"""Shapes by the name that `--shape` takes."""
 
 
 def named(name: str) -> Shape:
     """The shape of that name.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such shape.
     """
     if name not in SHAPES:
         raise UserError(f"--shape: found '{name}', expected one of the known shapes; {nearest(name, SHAPES)}")

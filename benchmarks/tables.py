@@ -1,4 +1,4 @@
-"""Results as tables of words: for the terminal, and as Markdown for docs/BENCHMARKS.md."""
+"""Results as tables of text, for the terminal and as Markdown for docs/BENCHMARKS.md."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,41 +8,46 @@ Rows = list[dict[str, str]]
 
 
 def interval(numbers: Mapping[str, Any]) -> str:
-    """A ratio with its 95 % interval, as far as there is one."""
+    """A ratio with its 95 % interval if it has one; "-" without a ratio."""
     if numbers.get("ratio") is None:
         return "-"
-    ends = "" if numbers["low"] is None else f" ({numbers['low']:.2f} to {numbers['high']:.2f})"
-    return f"{numbers['ratio']:.2f}x{ends}"
+    bounds = "" if numbers["low"] is None else f" ({numbers['low']:.2f} to {numbers['high']:.2f})"
+    return f"{numbers['ratio']:.2f}x{bounds}"
+
+
+def _ratio_cell(numbers: Mapping[str, Any]) -> str:
+    """The ratio to a peer, or how its work differs."""
+    return f"work differs: {numbers['differs']}" if "differs" in numbers else interval(numbers)
 
 
 def train_rows(shapes: Mapping[str, Any]) -> Rows:
-    """Ours, and below it each peer with our ratio to it; the fastest is marked."""
+    """For each shape ours, and each peer with our ratio to it; the fastest peer is marked."""
     rows: Rows = []
     for name, shape in shapes.items():
         rows.append(_train_row(name, f"ingot ({shape['precision']})", shape, ""))
         for peer, numbers in shape["peers"].items():
-            ours = f"work differs: {numbers['differs']}" if "differs" in numbers else interval(numbers)
-            rows.append(_train_row(name, peer + (" *" if peer == shape["peer"] else ""), numbers, ours))
+            marked = peer + (" *" if peer == shape["peer"] else "")
+            rows.append(_train_row(name, marked, numbers, _ratio_cell(numbers)))
     return rows
 
 
-def _train_row(shape: str, who: str, numbers: Mapping[str, Any], ours: str) -> dict[str, str]:
-    share = "" if numbers["of_peak"] is None else f" ({100 * numbers['of_peak']:.0f} %)"
+def _train_row(shape: str, contender: str, numbers: Mapping[str, Any], ratio: str) -> dict[str, str]:
+    fraction = "" if numbers["of_peak"] is None else f" ({100 * numbers['of_peak']:.0f} %)"
     return {
         "shape": shape,
-        "who": who,
+        "who": contender,
         "tok/s": f"{numbers['tok_s']:,}",
         "spread": f"{100 * numbers['spread']:.1f} %",
         "step ms (p10 to p90)": f"{numbers['step_ms']:,.1f} ({numbers['p10_ms']:,.1f} to {numbers['p90_ms']:,.1f})",
-        "GFLOP/s (of the GEMM peak)": f"{numbers['gflop_s']:,.0f}{share}",
+        "GFLOP/s (of the GEMM peak)": f"{numbers['gflop_s']:,.0f}{fraction}",
         "peak MB": f"{numbers['peak_bytes'] / 1e6:,.0f}",
         "loss": f"{numbers['loss']:.4f}",
-        "ingot is": ours,
+        "ingot is": ratio,
     }
 
 
 def markdown(rows: Rows) -> str:
-    """The same as a Markdown table."""
+    """Rows as a Markdown table."""
     if not rows:
         return ""
     lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
@@ -50,7 +55,7 @@ def markdown(rows: Rows) -> str:
 
 
 def refusals(shapes: Mapping[str, Any]) -> Sequence[str]:
-    """A sentence for each peer whose work was another, so that no ratio was formed."""
+    """A sentence for each peer without a ratio because its work differs."""
     return [
         f"{name}: {peer} does other work than ingot ({numbers['differs']}), so no ratio to it is given"
         for name, shape in shapes.items()
@@ -59,22 +64,22 @@ def refusals(shapes: Mapping[str, Any]) -> Sequence[str]:
     ]
 
 
-def generate_rows(found: Sequence[Mapping[str, Any]]) -> Rows:
-    """Ours by batch and precision, and each peer beside it."""
+def generate_rows(results: Sequence[Mapping[str, Any]]) -> Rows:
+    """For each batch size and dtype ours, and each peer with our ratio to it."""
     rows: Rows = []
-    for row in found:
-        own = {"batch": str(row["rows"]), "weights": row["dtype"]}
-        floor = f"{row['floor_ms']:.1f} ({row['of_floor']:.2f}x)" if row["of_floor"] else ""
-        rows.append({**own, **_generate_row("ingot", row), "memory's floor ms": floor, "ingot is": ""})
-        for peer, numbers in row["peers"].items():
-            ours = f"work differs: {numbers['differs']}" if "differs" in numbers else interval(numbers)
-            rows.append({**own, **_generate_row(peer, numbers), "memory's floor ms": "", "ingot is": ours})
+    for result in results:
+        workload = {"batch": str(result["rows"]), "weights": result["dtype"]}
+        floor = f"{result['floor_ms']:.1f} ({result['of_floor']:.2f}x)" if result["of_floor"] else ""
+        rows.append({**workload, **_generate_row("ingot", result), "memory's floor ms": floor, "ingot is": ""})
+        for peer, numbers in result["peers"].items():
+            ratio = {"memory's floor ms": "", "ingot is": _ratio_cell(numbers)}
+            rows.append({**workload, **_generate_row(peer, numbers), **ratio})
     return rows
 
 
-def _generate_row(who: str, numbers: Mapping[str, Any]) -> dict[str, str]:
+def _generate_row(contender: str, numbers: Mapping[str, Any]) -> dict[str, str]:
     return {
-        "who": who,
+        "who": contender,
         "tok/s": f"{numbers['tok_s']:,.1f}",
         "spread": f"{100 * numbers['spread']:.1f} %",
         "prompt ms": f"{numbers['first_ms']:,.1f}",
@@ -84,16 +89,16 @@ def _generate_row(who: str, numbers: Mapping[str, Any]) -> dict[str, str]:
 
 
 def align_rows(methods: Mapping[str, Any]) -> Rows:
-    """All contenders by method; beside a peer how many times as fast ours is, as shipped and in fp32."""
+    """For each method all contenders; peers with the ratios of ours to them, as shipped and in fp32."""
     rows: Rows = []
     for method, contenders in methods.items():
-        for who, numbers in contenders.items():
+        for contender, numbers in contenders.items():
             ratios = numbers.get("ratios", {})
             differs = f"work differs: {numbers['differs']}" if "differs" in numbers else ""
             rows.append(
                 {
                     "method": method,
-                    "who": who,
+                    "who": contender,
                     "ms a step": f"{numbers['step_ms']:,.0f}",
                     "spread": f"{100 * numbers['spread']:.1f} %",
                     "peak MB": f"{numbers['peak_bytes'] / 1e6:,.0f}",
@@ -104,8 +109,8 @@ def align_rows(methods: Mapping[str, Any]) -> Rows:
     return rows
 
 
-def loader_rows(found: Mapping[str, Any]) -> Rows:
-    """What a batch costs."""
+def loader_rows(shapes: Mapping[str, Any]) -> Rows:
+    """The time of a batch relative to a step."""
     return [
         {
             "shape": name,
@@ -113,34 +118,39 @@ def loader_rows(found: Mapping[str, Any]) -> Rows:
             "step ms": f"{row['step_ms']:,.1f}",
             "share of the step": f"{100 * row['share']:.2f} %",
         }
-        for name, row in found.items()
+        for name, row in shapes.items()
     ]
 
 
-def corpus_rows(found: Mapping[str, Any]) -> Rows:
-    """Megabytes a second."""
-    rows = [{"who": "ingot", "MB/s": f"{found['mb_s']:.1f}", "ingot is": found.get("differs", "")}]
-    for peer, numbers in found["peers"].items():
-        ours = f"work differs: {numbers['differs']}" if "differs" in numbers else interval(numbers)
-        rows.append({"who": peer, "MB/s": f"{numbers['mb_s']:.1f}", "ingot is": ours})
+def corpus_rows(result: Mapping[str, Any]) -> Rows:
+    """Throughput of the corpus pipeline, ours and the peers'."""
+    rows = [{"who": "ingot", "MB/s": f"{result['mb_s']:.1f}", "ingot is": result.get("differs", "")}]
+    for peer, numbers in result["peers"].items():
+        rows.append({"who": peer, "MB/s": f"{numbers['mb_s']:.1f}", "ingot is": _ratio_cell(numbers)})
     return rows
 
 
-def startup_rows(found: Mapping[str, Any]) -> Rows:
+STARTS = {
+    "first_step_cold_s": "cold",
+    "first_step_warm_s": "warm",
+    "first_step_told_cold_s": "cold, backend compiled",
+    "first_step_told_warm_s": "warm, backend compiled",
+}
+
+
+def startup_rows(result: Mapping[str, Any]) -> Rows:
     """Seconds to the first step, and of imports."""
-    told = {"first_step_told_cold_s": "cold, told to compile", "first_step_told_warm_s": "warm, told to compile"}
-    names = {"first_step_cold_s": "cold", "first_step_warm_s": "warm", **told}
     rows = [
-        {"what": f"ingot run to the first step, {words}", "seconds": f"{found[name]:.1f}"}
-        for name, words in names.items()
-        if name in found
+        {"what": f"ingot run to the first step, {start}", "seconds": f"{result[key]:.1f}"}
+        for key, start in STARTS.items()
+        if key in result
     ]
-    return rows + [{"what": f"import {name}", "seconds": f"{s:.2f}"} for name, s in found["imports_s"].items()]
+    return rows + [{"what": f"import {name}", "seconds": f"{s:.2f}"} for name, s in result["imports_s"].items()]
 
 
-def head_rows(found: Mapping[str, Any]) -> Rows:
-    """The head in chunks and whole."""
+def head_rows(result: Mapping[str, Any]) -> Rows:
+    """Time and memory of the LM head, chunked and whole."""
     return [
-        {"head": way, "ms": f"{1000 * row['seconds']:,.1f}", "peak MB": f"{row['peak_bytes'] / 1e6:,.0f}"}
-        for way, row in found["rows"].items()
+        {"head": variant, "ms": f"{1000 * row['seconds']:,.1f}", "peak MB": f"{row['peak_bytes'] / 1e6:,.0f}"}
+        for variant, row in result["rows"].items()
     ]

@@ -1,4 +1,4 @@
-"""`python -m benchmarks train`: training steps, ours and the peers' alternately, on the same weights and rows."""
+"""`python -m benchmarks train`: training steps, ours and the peers' alternately, with the same weights and rows."""
 
 import statistics
 import tempfile
@@ -8,27 +8,27 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import compare
-from benchmarks.contenders import Contender, Say, ours
+from benchmarks.contenders import Contender, Log, ours
 from benchmarks.inputs import write_ids
-from benchmarks.process import Kept, Result, in_turns, measure
+from benchmarks.process import Result, ResultCache, measure, measure_in_turns
 from benchmarks.shapes import Shape
 from ingot.core.errors import UserError
 from ingot.core.settings import settings_tree
 
-LEAST = 4
-"""Steps that are timed at least."""
-TURNS = 4
-"""Windows of a measurement where all contenders are there at once."""
-SHARE = 0.75
-"""Of the machine's memory that all of them may take together."""
+MIN_STEPS = 4
+"""Fewest timed steps."""
+MAX_WINDOWS = 4
+"""Timed windows of a measurement if all contenders fit into memory together."""
+MAX_MEMORY_FRACTION = 0.75
+"""Fraction of the machine's memory that all contenders together may use."""
 
 Measured = dict[str, list[Result]]
-"""Contender -> a result of each repetition."""
+"""Contender's name -> a result of each repetition."""
 
 
 @contextmanager
-def prepared(shape: Shape, context: int | None = None) -> Iterator[dict[str, Any]]:
-    """The part of a job that is the same for all: the shape, the ids, the initial weights."""
+def prepared_job(shape: Shape, context: int | None = None) -> Iterator[dict[str, Any]]:
+    """The fields of a job that all contenders share: the shape, the ids, the initial weights; with temporary files."""
     config = shape.config(context)
     tree = settings_tree(config)
     with tempfile.TemporaryDirectory(prefix="ingot-bench-") as name:
@@ -40,7 +40,7 @@ def prepared(shape: Shape, context: int | None = None) -> Iterator[dict[str, Any
             "weights": str(directory / "weights.pt"),
             **write_ids(shape, directory),
         }
-        measure(ours("weights"), job, Kept(None))
+        measure(ours("weights"), job, ResultCache(None))
         yield job
 
 
@@ -48,57 +48,57 @@ def alternate(
     contenders: Sequence[Contender],
     job: Mapping[str, Any],
     repetitions: int,
-    kept: Kept,
-    say: Say,
+    cache: ResultCache,
+    log: Log,
     label: str = "",
-    turns: int = 1,
+    windows: int = 1,
 ) -> Measured:
-    """Every contender once in each repetition; every other repetition goes through them backwards.
+    """Measure every contender once in each repetition; consecutive repetitions have opposite orders.
 
-    A peer that fails is told, and left out from then on; training steps are told where there is a label.
+    A peer that fails is logged and left out from then on.
 
     Args:
-        turns: how many windows a measurement has, between which the others have theirs; all are there at once then.
+        label: if set, the speed of each training measurement is logged under it.
+        windows: timed windows of a measurement. With several, all contenders run at once and take turns.
     """
-    results: Measured = {c.name: [] for c in contenders}
+    measured: Measured = {c.name: [] for c in contenders}
     for repetition in range(repetitions):
-        order = [c for c in contenders[:: 1 if repetition % 2 == 0 else -1] if c.name in results]
-        for group in [order] if turns > 1 else [[contender] for contender in order]:
-            for contender, result in zip(
-                group, in_turns(group, {**job, "turns": turns}, kept, repetition), strict=True
-            ):
+        order = [c for c in contenders[:: 1 if repetition % 2 == 0 else -1] if c.name in measured]
+        for group in [order] if windows > 1 else [[contender] for contender in order]:
+            results = measure_in_turns(group, {**job, "turns": windows}, cache, repetition)
+            for contender, result in zip(group, results, strict=True):
                 if isinstance(result, UserError):
                     if contender.ours:
                         raise result
-                    say(f"{result}; it is left out")
-                    del results[contender.name]
+                    log(f"{result}; it is left out")
+                    del measured[contender.name]
                     continue
-                results[contender.name].append(result)
+                measured[contender.name].append(result)
                 if label:
                     tok_s = job["shape"]["rows"] * job["shape"]["context"] / result["step_s"]
-                    say(f"{label} {repetition + 1}/{repetitions} {contender.name}: {tok_s:,.0f} tok/s")
-    return results
+                    log(f"{label} {repetition + 1}/{repetitions} {contender.name}: {tok_s:,.0f} tok/s")
+    return measured
 
 
-def turns(shape: Shape, contenders: int, memory: float) -> int:
-    """Windows of a measurement: several where so much memory holds all contenders at once."""
-    return TURNS if contenders * shape.memory < SHARE * memory else 1
+def windows(shape: Shape, contenders: int, memory: float) -> int:
+    """Timed windows of a measurement: several if `memory` bytes hold all contenders at once, else one."""
+    return MAX_WINDOWS if contenders * shape.memory < MAX_MEMORY_FRACTION * memory else 1
 
 
-def measured(
+def measure_shape(
     shape: Shape,
     contenders: Sequence[Contender],
     repetitions: int,
     seconds: float,
-    kept: Kept,
-    say: Say,
+    cache: ResultCache,
+    log: Log,
     memory: float,
 ) -> Measured:
-    """All contenders on one shape, in turns where so much memory allows it."""
-    with prepared(shape) as job:
-        job = {"seconds": seconds, "least": LEAST, "autocast": False, "precision": "auto", **job}
-        windows = turns(shape, len(contenders), memory)
-        return alternate(contenders, job, repetitions, kept, say, shape.name, windows)
+    """Measure all contenders at one shape, in turns if `memory` bytes hold all of them."""
+    with prepared_job(shape) as job:
+        job = {"seconds": seconds, "least": MIN_STEPS, "autocast": False, "precision": "auto", **job}
+        count = windows(shape, len(contenders), memory)
+        return alternate(contenders, job, repetitions, cache, log, shape.name, count)
 
 
 def summary(
@@ -107,7 +107,8 @@ def summary(
     """One shape's row: our numbers, each peer's, and the ratio to the fastest peer that does the same work.
 
     Args:
-        low_precision: the peers compute in bf16 too.
+        peaks: peak rates, as `machine.describe` returns them.
+        low_precision: whether the peers use bf16 autocast.
     """
     bf16 = low_precision or mine[0]["precision"] == "bf16"
     band = compare.BAND_BF16 if bf16 else compare.BAND_FP32
@@ -117,17 +118,17 @@ def summary(
     row |= {**compare.NO_RATIO, "peer": None, "peer_tok_s": None, "peers": {}}
     best = 0.0
     for name, results in theirs.items():
-        told = results[0].get("precision") or ("bf16" if low_precision else "fp32")
-        numbers = _numbers(shape, results, peaks, told)
+        precision = results[0].get("precision") or ("bf16" if low_precision else "fp32")
+        numbers = _numbers(shape, results, peaks, precision)
         row["peers"][name] = numbers
         if differs := next((d for r in results if (d := compare.difference(mine[0], r, band))), None):
             numbers["differs"] = differs
             continue
-        found = compare.parts(compare.ratio(own, compare.speeds(results, shape.tokens)))
-        numbers |= found
+        columns = compare.ratio_columns(compare.ratio(own, compare.speeds(results, shape.tokens)))
+        numbers |= columns
         if numbers["tok_s"] > best:
             best = numbers["tok_s"]
-            row |= {**found, "peer": name, "peer_tok_s": numbers["tok_s"]}
+            row |= {**columns, "peer": name, "peer_tok_s": numbers["tok_s"]}
             row |= {"peer_peak_bytes": numbers["peak_bytes"], "loss_band_nats": band}
     return row
 
@@ -135,7 +136,7 @@ def summary(
 def _numbers(
     shape: Shape, results: Sequence[Result], peaks: Mapping[str, float], precision: str | None = None
 ) -> dict[str, Any]:
-    """Speed, spread and memory of one contender, medians over its repetitions."""
+    """Speed, spread and memory of one contender, as medians over its repetitions."""
     own = compare.speeds(results, shape.tokens)
     step_s = statistics.median(r["step_s"] for r in results)
     gflop_s = results[0]["flops_per_token"] * shape.tokens / step_s / 1e9

@@ -1,4 +1,4 @@
-"""`python -m proofs [IDS]`: run what has not been run with this code, then write the table and the pictures."""
+"""`python -m proofs [IDS]`: run the proofs without a result for the current code; write the table and the figures."""
 
 import argparse
 import importlib
@@ -35,51 +35,52 @@ FILES = (
     "p4_hacking",
     "i1_rounds",
 )
-"""The proofs, the quick ones first."""
+"""Modules of the proofs, fast ones first."""
 
 
 def proofs() -> list[Proof]:
-    """All of them."""
     modules = [importlib.import_module(f"proofs.{name}") for name in FILES]
     return [proof for module in modules for proof in getattr(module, "PROOFS", None) or [module.PROOF]]
 
 
 def main() -> int:
-    """Exit status 1 where an arm that was run missed a gate, or a control met all of them."""
+    """Exit status 1 if an arm failed a gate, or a control passed all gates."""
     parser = argparse.ArgumentParser(prog="python -m proofs", description=__doc__)
     parser.add_argument("ids", nargs="*", help="proofs to run; default: all")
-    parser.add_argument("--seeds", type=int, default=3, help="each arm with seeds 1 to this (default 3)")
+    parser.add_argument("--seeds", type=int, default=3, help="run each arm with seeds 1 to this (default 3)")
     parser.add_argument("--arm", action="append", help="only arms of this name; may be given more than once")
     parser.add_argument(
         "--workers", type=int, default=os.cpu_count(), help="processes of one thread each (default: cores)"
     )
-    parser.add_argument("--results", type=Path, default=Path("runs/proofs"), help="where results are kept")
+    parser.add_argument("--results", type=Path, default=Path("runs/proofs"), help="directory of results")
     parser.add_argument("--to", type=Path, default=None, help="the page to write (docs/PROOFS.md)")
     parser.add_argument("--list", action="store_true", help="run nothing")
     options = parser.parse_args()
-    every = proofs()
-    if unknown := set(options.ids) - {p.id for p in every}:
-        parser.error(f"found {', '.join(sorted(unknown))}, expected some of {', '.join(p.id for p in every)}")
+    all_proofs = proofs()
+    if unknown := set(options.ids) - {p.id for p in all_proofs}:
+        parser.error(f"found {', '.join(sorted(unknown))}, expected some of {', '.join(p.id for p in all_proofs)}")
     results, seeds = Results(options.results), range(1, options.seeds + 1)
-    chosen = [p for p in every if not options.list and (not options.ids or p.id in options.ids)]
-    together = [[p.id for p in some] for _, some in groupby(chosen, lambda p: p.run)]  # they share trained models
-    work = [(ids, seed, options.results, options.arm) for ids in together for seed in seeds]
-    good = _all(work, min(options.workers, len(work)))
+    selected = [p for p in all_proofs if not options.list and (not options.ids or p.id in options.ids)]
+    # Proofs with the same `run` share trained models, so one process runs them together.
+    groups = [[p.id for p in group] for _, group in groupby(selected, lambda p: p.run)]
+    tasks = [(ids, seed, options.results, options.arm) for ids in groups for seed in seeds]
+    passed = _run_all(tasks, min(options.workers, len(tasks)))
     if options.to:
-        page(every, results, seeds, options.to)
-    return 0 if all(good) else 1
+        page(all_proofs, results, seeds, options.to)
+    return 0 if all(passed) else 1
 
 
-def _all(work: Sequence[Any], workers: int) -> list[bool]:
-    """`_run` for the arguments of each part of the work, in other processes where `workers` is more than one.
+def _run_all(tasks: Sequence[Any], workers: int) -> list[bool]:
+    """`_run` with the arguments of each task, in child processes if `workers` is more than one.
 
-    Whatever ends this process ends them, in the middle of an arm: a result is written whole or not at all.
+    The children end when this process ends. A result file is written atomically, so an arm that was interrupted leaves
+    none.
     """
     if workers <= 1:
-        return [_run(*part) for part in work]
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _one_of_many)
+        return [_run(*task) for task in tasks]
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker)
     try:
-        return list(pool.map(_run, *zip(*work, strict=True)))
+        return list(pool.map(_run, *zip(*tasks, strict=True)))
     except BaseException:
         for child in multiprocessing.active_children():
             child.terminate()
@@ -88,38 +89,38 @@ def _all(work: Sequence[Any], workers: int) -> list[bool]:
         pool.shutdown(cancel_futures=True)
 
 
-def _one_of_many() -> None:
-    """Make this process one that takes a core, and lives no longer than its parent."""
+def _start_worker() -> None:
+    """Limit this process to one thread, and end it when its parent ends."""
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     parent = multiprocessing.parent_process()
     assert parent
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
 def _run(ids: Sequence[str], seed: int, directory: Path, names: Sequence[str] | None) -> bool:
-    """All arms of some proofs with one seed; whether they came out as they should."""
-    every = [(proof, arm) for proof in proofs() if proof.id in ids for arm in proof.arms]
-    chosen = [(proof, arm) for proof, arm in every if not names or arm.name in names]
-    return all([_judged(proof, arm, seed, Results(directory)) for proof, arm in chosen])  # noqa: C419 - run them all
+    """Run all arms of some proofs with one seed; whether all gave the expected outcome."""
+    all_arms = [(proof, arm) for proof in proofs() if proof.id in ids for arm in proof.arms]
+    selected = [(proof, arm) for proof, arm in all_arms if not names or arm.name in names]
+    return all([_run_arm(proof, arm, seed, Results(directory)) for proof, arm in selected])  # noqa: C419 - run them all
 
 
-def _judged(proof: Proof, arm: Arm, seed: int, results: Results) -> bool:
-    """Whether an arm comes out as it should, from its result, which is made where there is none; says so."""
-    known = results.read(proof, arm, seed)
-    if known is None:
+def _run_arm(proof: Proof, arm: Arm, seed: int, results: Results) -> bool:
+    """Run an arm unless it has a result, and print the outcome; whether it is the expected one."""
+    result = results.read(proof, arm, seed)
+    if result is None:
         start = time.perf_counter()
         numbers = proof.run(seed, arm.name)
-        known = results.write(proof, arm, seed, numbers, time.perf_counter() - start)
-    passed = arm.passes(known["numbers"])
-    said = ", ".join(f"{n} {v:.5g}" for n, v in known["numbers"].items() if isinstance(v, int | float))
+        result = results.write(proof, arm, seed, numbers, time.perf_counter() - start)
+    passed = arm.passes(result["numbers"])
+    numbers = ", ".join(f"{n} {v:.5g}" for n, v in result["numbers"].items() if isinstance(v, int | float))
     kind = "control" if arm.control else "arm"
-    verdict = "as it should" if passed else "NOT AS IT SHOULD"
-    print(f"{proof.id} {kind} '{arm.name}' seed {seed}: {verdict} ({known['seconds']:.0f} s): {said}", flush=True)
+    outcome = "as expected" if passed else "NOT AS EXPECTED"
+    print(f"{proof.id} {kind} '{arm.name}' seed {seed}: {outcome} ({result['seconds']:.0f} s): {numbers}", flush=True)
     return passed
 
 
 if __name__ == "__main__":
-    from proofs.__main__ import main as importable  # by other processes, as `__main__` is not
+    from proofs.__main__ import main as importable  # child processes cannot import functions of `__main__`
 
     sys.exit(importable())

@@ -1,6 +1,6 @@
-"""E1, E2, E4, E5: an old task after a new one is learned by plain training, with replay, in an adapter, and jointly.
+"""E1, E2, E4, E5: accuracy on an old task after training on a new one: plainly, with replay, in an adapter, jointly.
 
-Task A writes letters backwards, task B sorts them; a tag says which is asked.
+Task A reverses letters, task B sorts them; a tag in the prompt selects the task.
 """
 
 import copy
@@ -11,22 +11,22 @@ import numpy as np
 import torch
 
 from ingot.model.adapter_config import AdapterSettings
-from ingot.model.lora import adapt, adapters_off, merge
+from ingot.model.lora import add_adapters, merge, reference
 from ingot.model.transformer import Transformer
-from proofs.letters import LENGTH, REVERSE, SHOWN, SORT, STEPS, V, batch, learn, reverser, score
+from proofs.letters import FORGETTING_ROWS, LENGTH, REVERSE, SORT, STEPS, V, batch, learn, reverser, score
 from proofs.proof import Arm, Gate, Numbers, Proof
 from proofs.worlds import logits, model
 
 REPLAYED = {"replay": 5, "a hundredth": 1}
-"""Rows of 100; all rows are of one length."""
+"""Arm -> rows of A per step of `FORGETTING_ROWS`; all rows have the same length."""
 
 
-def _both(found: Transformer) -> dict[str, float]:
-    return {"A": score(found, REVERSE, LENGTH)["right"], "B": score(found, SORT, LENGTH)["right"]}
+def _scores(model: Transformer) -> dict[str, float]:
+    return {"A": score(model, REVERSE, LENGTH)["right"], "B": score(model, SORT, LENGTH)["right"]}
 
 
-def _then(start: Transformer, mix: Mapping[int, int], seed: int, steps: int = STEPS, lr: float = 2e-3) -> None:
-    learn(start, mix, LENGTH, steps, seed, lr=lr, warmup=100)
+def _train(model: Transformer, mix: Mapping[int, int], seed: int, steps: int = STEPS, lr: float = 2e-3) -> None:
+    learn(model, mix, LENGTH, steps, seed, lr=lr, warmup=100)
 
 
 def run(seed: int, arm: str) -> Numbers:
@@ -36,71 +36,71 @@ def run(seed: int, arm: str) -> Numbers:
 @functools.cache
 def _run(seed: int, arm: str) -> Numbers:
     if arm == "jointly":
-        made = model(V, 24, seed, depth=3, width=128)
-        _then(made, {SORT: SHOWN // 2, REVERSE: SHOWN // 2}, seed, 2 * STEPS)
-        return _both(made)
+        trained = model(V, 24, seed, depth=3, width=128)
+        _train(trained, {SORT: FORGETTING_ROWS // 2, REVERSE: FORGETTING_ROWS // 2}, seed, 2 * STEPS)
+        return _scores(trained)
     base = reverser(seed)
     before = {"A before": score(base, REVERSE, LENGTH)["right"]}
     if arm == "before B":
-        return {**_both(base), **before}
-    made = copy.deepcopy(base)
+        return {**_scores(base), **before}
+    trained = copy.deepcopy(base)
     if arm in ("adapter", "plain"):
-        return {**_adapted(made, base, seed, arm == "adapter"), **before}
+        return {**_train_on_b(trained, base, seed, arm == "adapter"), **before}
     old = REPLAYED[arm]
-    _then(made, {SORT: SHOWN - old, REVERSE: old}, seed + 100)
-    return {**_both(made), **before}
+    _train(trained, {SORT: FORGETTING_ROWS - old, REVERSE: old}, seed + 100)
+    return {**_scores(trained), **before}
 
 
-def _adapted(made: Transformer, base: Transformer, seed: int, adapter: bool) -> Numbers:
-    """Learn B alone, in an adapter of rank 8 or in all weights, and look at A with any adapter off."""
+def _train_on_b(trained: Transformer, base: Transformer, seed: int, adapter: bool) -> Numbers:
+    """Train on B only, in an adapter of rank 8 or in all weights, and evaluate A without the adapter and merged."""
     rows = batch({REVERSE: 256}, LENGTH, np.random.default_rng(97))
     before = logits(base, rows)
     if adapter:
-        adapt(made, AdapterSettings(kind="lora", rank=8), seed)
-    _then(made, {SORT: SHOWN}, seed + 100, lr=4e-3 if adapter else 2e-3)
-    made.eval()
-    with adapters_off(made):
-        off, kept = logits(made, rows), score(made, REVERSE, LENGTH)["right"]
-    exact = copy.deepcopy(made).double()
-    beside, exact_beside = logits(made, rows), logits(exact, rows)
-    frozen = [p.detach().clone() for p in exact.parameters()]
-    merge(made)
-    merge(exact)
-    written = sum(not torch.equal(a, b) for a, b in zip(frozen, exact.parameters(), strict=True))
-    assert torch.isfinite(exact_beside).all()
+        add_adapters(trained, AdapterSettings(kind="lora", rank=8), seed)
+    _train(trained, {SORT: FORGETTING_ROWS}, seed + 100, lr=4e-3 if adapter else 2e-3)
+    trained.eval()
+    adapter_off = reference(trained)
+    off, a_off = logits(adapter_off, rows), score(adapter_off, REVERSE, LENGTH)["right"]
+    trained64 = copy.deepcopy(trained).double()
+    unmerged, unmerged64 = logits(trained, rows), logits(trained64, rows)
+    weights64 = {name: p.detach().clone() for name, p in trained64.named_parameters()}
+    merge(trained)
+    merge(trained64)
+    changed = sum(not torch.equal(weights64[name], p) for name, p in trained64.named_parameters())
+    assert torch.isfinite(unmerged64).all()
     return {
-        **_both(made),
-        "A with the adapter off": kept,
+        **_scores(trained),
+        "A with the adapter off": a_off,
         "logits unlike to the bit": float((off != before).sum()),
-        "apart with the adapter on": _apart(beside, off),
-        "matrices written by merging": written,
-        "merged": _apart(logits(exact, rows), exact_beside),
-        "merged, fp32": _apart(logits(made, rows), beside),
-        "fp32 itself": _apart(beside, exact_beside),
+        "apart with the adapter on": _relative_difference(unmerged, off),
+        "matrices written by merging": changed,
+        "merged": _relative_difference(logits(trained64, rows), unmerged64),
+        "merged, fp32": _relative_difference(logits(trained, rows), unmerged),
+        "fp32 itself": _relative_difference(unmerged, unmerged64),
     }
 
 
-def _apart(some: torch.Tensor, others: torch.Tensor) -> float:
-    """The largest difference, in parts of the largest."""
-    return float((some - others).abs().max() / others.abs().max())
+def _relative_difference(values: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest absolute difference, relative to the largest absolute expected value."""
+    return float((values - expected).abs().max() / expected.abs().max())
 
 
 FORGOTTEN = [Gate("A before", low=0.99), Gate("A", high=0.10), Gate("B", low=0.98)]
-KEPT = [Gate("A", low=0.95), Gate("B", low=0.97)]
-UNTOUCHED = [
-    Gate("B", low=0.9, why="so that there is something to leave out and to merge"),
-    Gate("apart with the adapter on", low=0.01, why="the same"),
+RETAINED = [Gate("A", low=0.95), Gate("B", low=0.97)]
+UNCHANGED = [
+    Gate("B", low=0.9, why="the adapter must have learned something"),
+    Gate("apart with the adapter on", low=0.01, why="the adapter must have learned something"),
     Gate("logits unlike to the bit", 0, 0),
-    Gate("matrices written by merging", low=1, why="a merge that does nothing would differ by nothing"),
+    Gate("matrices written by merging", low=1, why="a merge that does nothing would pass the other gates"),
     Gate("merged", high=1e-12, why="measured in float64"),
-    Gate("merged, fp32", high=1e-4, why="asked 1e-5; unmerged, the model is 7e-6 from itself in float64"),
+    Gate("merged, fp32", high=1e-4, why="without merging, the fp32 model differs by 7e-6 from the same in float64"),
 ]
 BOTH = [Gate("A", low=0.98), Gate("B", low=0.98)]
 PROOFS = [
     Proof(
         "E1",
-        "Forgetting is real: after B is learned by plain training, A is gone",
-        "A falls from 99 % to at most 10 %, B comes to 98 %",
+        "Plain training on B makes the model forget A",
+        "A falls from 99 % to at most 10 %, B reaches 98 %",
         run,
         [
             Arm("plain", FORGOTTEN),
@@ -109,35 +109,35 @@ PROOFS = [
     ),
     Proof(
         "E2",
-        "A twentieth of the old task's rows keeps it",
-        "A at least 95 %, B at least 97 %, where plain training keeps at most 10 % of A",
+        "Replaying one row of the old task in twenty retains it",
+        "A at least 95 %, B at least 97 %, where plain training retains at most 10 % of A",
         run,
         [
-            Arm("replay", KEPT),
+            Arm("replay", RETAINED),
             Arm(
                 "a hundredth",
-                [Gate(task, low=0, why="told for comparison, nothing is asked") for task in "AB"],
+                [Gate(task, low=0, why="for comparison only") for task in "AB"],
             ),
-            Arm("plain", KEPT, control=True),
+            Arm("plain", RETAINED, control=True),
         ],
     ),
     Proof(
         "E4",
-        "An adapter leaves the model under it alone, and merges into what it did beside it",
-        "with the adapter off A's logits are those of before, to the bit; merged and beside are the same function",
+        "An adapter does not change the base model, and merging it does not change the adapted model",
+        "with the adapter off, A's logits are bit-identical to those before; merged and unmerged logits are equal",
         run,
         [
-            Arm("adapter", UNTOUCHED),
-            Arm("no adapter", UNTOUCHED, control=True),
+            Arm("adapter", UNCHANGED),
+            Arm("no adapter", UNCHANGED, control=True),
         ],
-        note="In fp32 the logits of the trained model are up to 7e-6 of the largest from those in float64, before "
-        "anything is merged; merging rounds once more, and with one seed of three comes to 1.7e-5. Merging itself is "
-        "judged in float64, where it is exact to 1.3e-14.",
+        note="In fp32 the logits of the unmerged model differ from those in float64 by up to 7e-6 of the largest. "
+        "Merging rounds once more; with one seed of three the difference is 1.7e-5. The gate on merging is therefore "
+        "in float64, where it is exact to 1.3e-14.",
     ),
     Proof(
         "E5",
-        "Both tasks fit into the model together: what was forgotten was not for want of room",
-        "A and B at least 98 % when learned jointly",
+        "The model has the capacity for both tasks, so forgetting is not a lack of capacity",
+        "A and B at least 98 % when trained jointly",
         run,
         [
             Arm("jointly", BOTH),

@@ -1,4 +1,4 @@
-"""Pictures of results: the report's chart as a file of its own, with the colours in it."""
+"""Figures of results: the report's line chart as a standalone SVG file, with its own style."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ COLOURS = ("#888", "#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891
 
 
 def chart(title: str, curves: Points, dots: Points, x_label: str, y_label: str) -> str:
-    """Curves as lines and measured points as dots (one path each), with a legend: an SVG document."""
+    """An SVG document with curves as lines, measured points as dots, and a legend."""
     names = [*curves, *dots]
     series = [Series(name, points) for name, points in curves.items()]
     series += [Series(name, [point], dots=True) for name, points in dots.items() for point in points]
@@ -33,5 +33,5 @@ def chart(title: str, curves: Points, dots: Points, x_label: str, y_label: str) 
 
 
 def _quoted(body: str) -> str:
-    """HTML leaves quotes out of attributes; XML does not."""
+    """The HTML with quoted attributes, as XML requires."""
     return re.sub(r"<[^>]+>", lambda tag: re.sub(r'=([^\s">/][^\s>]*?)(?=[\s>]|/>)', r'="\1"', tag[0]), body)

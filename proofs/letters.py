@@ -1,7 +1,7 @@
-"""Two tasks on the same letters, told apart by a tag: A writes them backwards, B writes them sorted.
+"""Two tasks on strings of letters, distinguished by a tag: task A reverses the letters, task B sorts them.
 
-A row is tag, noise, letters, sign, answer, end. The noise is part of the prompt and easy to predict (each letter is one
-or two after the last, ln 2 nats), so that a model that was trained on prompts gives itself away.
+A row is: tag, noise, letters, separator, answer, end. The noise is a predictable part of the prompt (each letter is one
+or two after the last, so its entropy is ln 2 nats). A model that predicts it well was trained on prompts.
 
 Shapes: B rows, T positions.
 """
@@ -20,37 +20,43 @@ from ingot.objectives.lm import LanguageModel
 from ingot.optim.grad_terms import Anchor
 from proofs.worlds import engine, logits, model, rows
 
-REVERSE, SORT, SIGN, FIRST = 1, 2, 3, 4
+REVERSE, SORT, SEPARATOR, FIRST = 1, 2, 3, 4
+"""Ids: the tags of tasks A and B, the separator, the first letter."""
 END = 0
 LETTERS, NOISE = 16, 4
 V = FIRST + LETTERS
-SORT_CAPITALS, WITH_CAPITALS = -SORT, V + LETTERS
-"""Task B with letters of its own, which come after the others; and how many ids there are with them."""
+SORT_CAPITALS, V_WITH_CAPITALS = -SORT, V + LETTERS
+"""Task B with letters of its own, whose ids follow the others; and the number of ids with them."""
 ROWS = 128
-LENGTH, STEPS, SHOWN = 4, 400, 100
-"""Letters, steps and rows of a step where an old task meets a new one."""
+LENGTH, STEPS, FORGETTING_ROWS = 4, 400, 100
+"""Letters, steps and rows per step in the proofs of forgetting."""
 WRONG = 0.01
+"""Fraction of wrong letters in the answers that `reverser` learns."""
 
 
 def strings(task: int, n: int, length: int, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Prompts and answers (with their end) of a task, B x ... each."""
+    """n prompts and n answers (with their end) of a task, [n, ...] each."""
     tag, first = (SORT, V) if task == SORT_CAPITALS else (task, FIRST)
     start, hops = draw.integers(0, LETTERS, (n, 1)), draw.integers(1, 3, (n, NOISE))
     noise = first + (start + hops.cumsum(1)) % LETTERS
-    given = first + draw.integers(0, LETTERS, (n, length))
-    answer = given[:, ::-1] if task == REVERSE else np.sort(given, 1)
-    ends = [np.full((n, 1), id) for id in (tag, SIGN, END)]
-    return np.concatenate([ends[0], noise, given, ends[1]], 1), np.concatenate([answer, ends[2]], 1)
+    letters = first + draw.integers(0, LETTERS, (n, length))
+    answer = letters[:, ::-1] if task == REVERSE else np.sort(letters, 1)
+    tags, separators, ends = (np.full((n, 1), id) for id in (tag, SEPARATOR, END))
+    return np.concatenate([tags, noise, letters, separators], 1), np.concatenate([answer, ends], 1)
 
 
 def batch(mix: Mapping[int, int], length: int, draw: np.random.Generator) -> Batch:
-    """So many rows of each task, answers labelled."""
+    """A batch of several tasks with labelled answers.
+
+    Args:
+        mix: task -> number of rows.
+    """
     parts = [strings(task, n, length, draw) for task, n in mix.items()]
     return rows(np.concatenate([p for p, _ in parts]), np.concatenate([a for _, a in parts]))  # type: ignore[arg-type]
 
 
 def learn(
-    start: Transformer,
+    trained: Transformer,
     mix: Mapping[int, int],
     length: int,
     steps: int,
@@ -62,14 +68,16 @@ def learn(
     scrambled: bool = False,
     unmasked: bool = False,
 ) -> None:
-    """Train a model on fresh rows of a mixture of tasks.
+    """Train a model on new rows of a mixture of tasks.
 
     Args:
-        wrong: the share of answers' letters that are replaced by any.
-        scrambled: answers belong to other rows.
-        unmasked: prompts are learned too.
+        trained: the model, changed in place.
+        mix: task -> rows per step.
+        wrong: fraction of the answers' letters that are replaced by random ones.
+        scrambled: give each row the answer of another row.
+        unmasked: train on prompts too.
     """
-    made = engine(start, LanguageModel(), steps, lr, seed, warmup=warmup, anchor=anchor)
+    learner = engine(trained, LanguageModel(), steps, lr, seed, warmup=warmup, anchor=anchor)
     draw = np.random.default_rng([seed, 1])
     for _ in range(steps):
         rows = batch(mix, length, draw)
@@ -81,33 +89,33 @@ def learn(
             rows.labels_BT[answers] = np.roll(rows.labels_BT, 1, 0)[answers]
         if unmasked:
             rows.labels_BT[:, :-1] = rows.ids_BT[:, 1:]
-        made.step(rows)
+        learner.step(rows)
 
 
 @functools.cache
 def reverser(seed: int, vocab: int = V) -> Transformer:
-    """A model that has learned A, on which proofs of forgetting begin; not to be trained further, but copied.
+    """A model trained on task A, the start of the proofs of forgetting. It is cached: copy it before training.
 
-    One letter in a hundred was wrong, so that it is as sure as .99 of every letter, not as sure as it has had steps. It
-    is wide, since a new task finds a place beside the old one where there is room: at width 64 and depth 2 replay needs
-    from 300 to more than 1,200 steps to bring back five letters, by the seed, as B's first steps wipe out A.
+    One letter in a hundred of its data is wrong, so it predicts each letter with probability .99 instead of becoming
+    ever more confident with the number of steps. The model is wide, so that it has capacity for a second task: at width
+    64 and depth 2 replay needs 300 to more than 1,200 steps (by seed) to recover task A.
     """
-    made = model(vocab, 24, seed, depth=3, width=128)
-    learn(made, {REVERSE: SHOWN}, LENGTH, STEPS, seed, lr=2e-3, warmup=100, wrong=WRONG)
-    return made
+    trained = model(vocab, 24, seed, depth=3, width=128)
+    learn(trained, {REVERSE: FORGETTING_ROWS}, LENGTH, STEPS, seed, lr=2e-3, warmup=100, wrong=WRONG)
+    return trained
 
 
 def score(model: Transformer, task: int, length: int, n: int = 1000) -> dict[str, float]:
-    """Of new items, answered greedily: the share that is right to the end, and the share that ends where it should."""
+    """Greedy answers to new prompts: the fraction that is exactly right, and the fraction that ends."""
     prompts, answers = strings(task, n, length, np.random.default_rng(99))
     sampling = Sampling(max_new=length + 3, temperature=0.0, stop=frozenset({END}))
-    found = [c.ids for c in generate(model, list(prompts), sampling)]
-    right = [np.array_equal(f, a) for f, a in zip(found, answers, strict=True)]
-    return {"right": float(np.mean(right)), "ended": float(np.mean([f[-1] == END for f in found]))}
+    completions = [c.ids for c in generate(model, list(prompts), sampling)]
+    right = [np.array_equal(c, a) for c, a in zip(completions, answers, strict=True)]
+    return {"right": float(np.mean(right)), "ended": float(np.mean([c[-1] == END for c in completions]))}
 
 
 def prompt_nll(model: Transformer, task: int, length: int, n: int = 1000) -> float:
-    """Nats a letter of the noise, which can be predicted to ln 2 but for its first."""
+    """Loss of the noise in nats per letter, without its first letter; ln 2 at best."""
     rows = batch({task: n}, length, np.random.default_rng(98))
     logp_BTV = logits(model, rows).log_softmax(-1)[:, 1:NOISE]
     return -float(logp_BTV.gather(-1, torch.from_numpy(rows.ids_BT[:, 2 : NOISE + 1])[..., None]).mean())

@@ -1,8 +1,8 @@
-"""What a proof is, and the results that are kept of it.
+"""The types of a proof, and the storage of its results.
 
-A result belongs to (proof, arm, seed) and to the code that made it: the proof's file and all that it imports, of the
-product and of the proofs, as syntax trees without comments. It is a file of its own, written whole, so a run that was
-stopped goes on, and nothing that was shown with other code is shown again.
+A result belongs to (proof, arm, seed) and to a digest of the code: the syntax trees, without comments, of the proof's
+file and of everything that it imports from ingot and proofs. Each result is a file that is written atomically, so an
+interrupted run resumes, and a result of other code is never used.
 """
 
 import ast
@@ -19,24 +19,24 @@ import ingot
 from ingot.core.artifact import atomic_json, digest_json
 
 Numbers = Mapping[str, Any]
-"""What an arm measured: numbers by name, and lists of them where a figure needs curves."""
+"""Measurements of an arm by name: numbers, and lists of numbers for the curves of a figure."""
 _ROOTS = {"ingot": Path(ingot.__file__).parent, "proofs": Path(__file__).parent}
-_BESIDE = ("ingot.core.", "proofs.proof", "proofs.figures")
-"""What is imported, but decides no result: recipes and files, how a result is kept and shown."""
+_IGNORED = ("ingot.core.", "proofs.proof", "proofs.figures")
+"""Prefixes of imported modules that do not influence results: recipes, files, and the display of results."""
 
 
 @dataclass(frozen=True)
 class Gate:
-    """A number of an arm must lie between two others."""
+    """A bound on a measurement: low <= number <= high."""
 
     number: str
     low: float = -math.inf
     high: float = math.inf
     why: str = ""
-    """Where the borders come from, if they are not the specification's own."""
+    """The reason for the bounds, if it is not obvious from the proof's answer."""
 
     def holds(self, numbers: Numbers) -> bool:
-        return self.low <= numbers[self.number] <= self.high  # false of a NaN
+        return self.low <= numbers[self.number] <= self.high  # false for NaN
 
     def __str__(self) -> str:
         parts = [f"{self.low:g} <= "] if self.low > -math.inf else []
@@ -45,7 +45,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to run the experiment; of a control, at least one gate must not hold."""
+    """A variant of the experiment; all its gates must hold, and for a control at least one must not."""
 
     name: str
     gates: Sequence[Gate]
@@ -54,10 +54,10 @@ class Arm:
     def passes(self, numbers: Numbers) -> bool:
         return all(gate.holds(numbers) for gate in self.gates) != self.control
 
-    def worst(self, every: Sequence[Numbers], gate: Gate) -> float:
-        """The number of the seed that is nearest to missing the gate, or furthest beyond it."""
+    def worst(self, by_seed: Sequence[Numbers], gate: Gate) -> float:
+        """The measurement of the seed that is nearest to failing the gate, or fails it by most."""
         return min(
-            (float(numbers[gate.number]) for numbers in every),
+            (float(numbers[gate.number]) for numbers in by_seed),
             key=lambda x: min(x - gate.low, gate.high - x) if not math.isnan(x) else -math.inf,
         )
 
@@ -69,23 +69,23 @@ class Proof:
     id: str
     claim: str
     answer: str
-    """What is known, and from where."""
+    """The known answer and its source."""
     run: Callable[[int, str], Numbers]
-    """(seed, arm's name) -> what was measured; decides nothing."""
+    """(seed, arm's name) -> measurements."""
     arms: Sequence[Arm]
     note: str = ""
-    """What a reader must know of the numbers: why a gate is where it is, what was seen."""
+    """Remarks on the measurements for the page."""
     figure: Callable[[Mapping[str, Sequence[Numbers]]], str] | None = None
-    """Results of the seeds by arm -> a picture (SVG)."""
+    """Arm's name -> measurements of each seed -> a figure (SVG)."""
 
     def key(self, arm: Arm, seed: int) -> str:
-        """Of a result: changes with all that determines it. Gates do not: they judge."""
+        """The key of a result: a digest of everything that determines it, which gates do not."""
         file = inspect.getfile(self.run)
         return digest_json([self.id, arm.name, seed, _syntax_of(file, "run"), _imported(Path(file))])
 
 
 class Results:
-    """Finished results, a file each."""
+    """A directory of results, one file each."""
 
     def __init__(self, directory: Path):
         self.directory = directory
@@ -99,49 +99,53 @@ class Results:
         return json.loads(path.read_text()) if path.exists() else None
 
     def write(self, proof: Proof, arm: Arm, seed: int, numbers: Numbers, seconds: float) -> dict[str, Any]:
-        """Keep a result, and return it as `read` does."""
-        known = {"proof": proof.id, "arm": arm.name, "seed": seed, "seconds": round(seconds, 1), "numbers": numbers}
-        atomic_json(self.path(proof, arm, seed), known)
-        return known
+        """Store a result and return it as `read` does."""
+        result = {"proof": proof.id, "arm": arm.name, "seed": seed, "seconds": round(seconds, 1), "numbers": numbers}
+        atomic_json(self.path(proof, arm, seed), result)
+        return result
 
 
 def _imported(file: Path) -> dict[str, str]:
-    """Module -> digest of its syntax tree, of all modules that a file imports, and those import, whenever they do."""
-    found: dict[str, str] = {}
-    waiting = [*_module(file)[1]]
-    while waiting:
-        name = waiting.pop()
+    """Module -> digest of its syntax tree, for all modules that a file imports directly or indirectly.
+
+    Imports inside functions count too.
+    """
+    digests: dict[str, str] = {}
+    queue = [*_module(file)[1]]
+    while queue:
+        name = queue.pop()
         root, *rest = name.split(".")
-        if name in found or name.startswith(_BESIDE) or root not in _ROOTS or not rest:
+        if name in digests or name.startswith(_IGNORED) or root not in _ROOTS or not rest:
             continue
         module = _ROOTS[root].joinpath(*rest).with_suffix(".py")
         if module.exists():
-            found[name], more = _module(module)
-            waiting += more
-    return found
+            digests[name], imports = _module(module)
+            queue += imports
+    return digests
 
 
 @functools.cache
 def _module(file: Path) -> tuple[str, tuple[str, ...]]:
-    """Digest of a module's syntax tree, and what could be modules in its imports."""
+    """Digest of a module's syntax tree, and all names in its imports that may be modules."""
     tree = ast.parse(file.read_text())
     nodes = list(ast.walk(tree))
-    whole = [alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names]
-    parts = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.module]
-    named = [f"{n.module}.{alias.name}" for n in parts for alias in n.names]
-    return digest_json(_bare(tree)), (*whole, *named, *(str(n.module) for n in parts))
+    modules = [alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names]
+    imports_from = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.module]
+    members = [f"{n.module}.{alias.name}" for n in imports_from for alias in n.names]
+    return digest_json(_dump(tree)), (*modules, *members, *(str(n.module) for n in imports_from))
 
 
 def _syntax_of(file: str, name: str) -> str:
-    """The same of a proof's file but for its `PROOF` or `PROOFS`: texts and gates decide no result."""
+    """Digest of a proof's file without its `PROOF` or `PROOFS`, whose texts and gates do not influence results."""
     tree = ast.parse(Path(file).read_text())
     tree.body = [
         n for n in tree.body if not (isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) in ("PROOF", "PROOFS"))
     ]
-    return digest_json([name, _bare(tree)])
+    return digest_json([name, _dump(tree)])
 
 
-def _bare(tree: ast.AST) -> str:
+def _dump(tree: ast.AST) -> str:
+    """The syntax tree as text, without docstrings and other constant expressions."""
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):

@@ -1,1 +1,1 @@
-"""What measured processes share: `common.py`; a script for each peer and command beside it."""
+"""Scripts of the measured processes: one for each peer and command, and `common.py` for all of them."""

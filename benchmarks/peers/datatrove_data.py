@@ -1,4 +1,4 @@
-"""datatrove's local executor on the same files: read JSONL, mask e-mail addresses, judge words, write JSONL."""
+"""datatrove's local executor: read JSONL, mask e-mail addresses, filter documents, write JSONL."""
 
 import json
 import os
@@ -14,8 +14,8 @@ from datatrove.pipeline.readers import JsonlReader
 from datatrove.pipeline.writers import JsonlWriter
 
 
-def judged(document):
-    """The bounds for prose that our chain has."""
+def is_kept(document):
+    """The bounds for prose of our corpus stage."""
     words = document.text.split()
     if not 128 <= len(words) <= 4096:
         return False
@@ -26,19 +26,19 @@ def judged(document):
 
 
 def main():
-    """Run the chain, on as many processes as there are cores."""
+    """Run the pipeline with one process per core."""
     job = json.loads(sys.stdin.readline())
     with tempfile.TemporaryDirectory() as directory:
         data = Path(directory) / "data"
         pipeline = [
             JsonlReader(job["corpus"]),
             PIIFormatter(email_replacement="[EMAIL]"),
-            LambdaFilter(judged),
+            LambdaFilter(is_kept),
             JsonlWriter(str(data), compression=None),
         ]
-        began = time.perf_counter()
+        start = time.perf_counter()
         LocalPipelineExecutor(pipeline, tasks=os.cpu_count() or 1, logging_dir=f"{directory}/logs").run()
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start
         texts = [json.loads(line)["text"] for file in data.iterdir() for line in file.open()]
     print(json.dumps({"seconds": seconds, "kept": len(texts), "masked": sum(t.count("[EMAIL]") for t in texts)}))
 

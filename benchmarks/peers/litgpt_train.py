@@ -1,14 +1,14 @@
-"""litgpt's GPT in a plain loop with litgpt's own chunked cross-entropy; on a GPU compiled."""
+"""litgpt's GPT in a plain loop with litgpt's chunked cross-entropy; compiled on a GPU."""
 
 import torch
-from common import answer, device, peak_bytes, read_job, train_plainly, versions, work
+from common import device, peak_bytes, print_result, read_job, train_plainly, versions, work
 from litgpt.config import Config
 from litgpt.model import GPT
 from litgpt.utils import chunked_cross_entropy
 
 
 def build(job):
-    """The model of that shape with the weights given; litgpt does not tie its head by itself."""
+    """The model with the job's weights; litgpt does not tie its head by itself."""
     shape = job["shape"]
     model = GPT(
         Config(
@@ -32,12 +32,12 @@ def build(job):
         )
     )
     model.lm_head.weight = model.transformer.wte.weight
-    given = torch.load(job["weights"], weights_only=True)
+    tensors = torch.load(job["weights"], weights_only=True)
     names = {"model.embed_tokens.weight": "transformer.wte.weight", "model.norm.weight": "transformer.ln_f.weight"}
     for i in range(shape["depth"]):
         theirs, ours = f"transformer.h.{i}.", f"model.layers.{i}."
-        parts = [given.pop(f"{ours}self_attn.{part}_proj.weight") for part in "qkv"]
-        given[ours + "qkv"] = torch.cat(parts)
+        projections = [tensors.pop(f"{ours}self_attn.{name}_proj.weight") for name in "qkv"]
+        tensors[ours + "qkv"] = torch.cat(projections)
         names |= {
             ours + "qkv": theirs + "attn.qkv.weight",
             ours + "self_attn.o_proj.weight": theirs + "attn.proj.weight",
@@ -47,20 +47,20 @@ def build(job):
             ours + "mlp.up_proj.weight": theirs + "mlp.fc_2.weight",
             ours + "mlp.down_proj.weight": theirs + "mlp.proj.weight",
         }
-    weights = {names[name]: tensor for name, tensor in given.items()}
+    weights = {names[name]: tensor for name, tensor in tensors.items()}
     model.load_state_dict(weights | {"lm_head.weight": weights["transformer.wte.weight"]})
     return model
 
 
 def main():
-    """Train as the job says."""
+    """Run the job."""
     job = read_job()
     model, shape = build(job), job["shape"]
-    done = work(model, shape["depth"], shape["heads"] * shape["head_size"], shape["context"])
+    counts = work(model, shape["depth"], shape["heads"] * shape["head_size"], shape["context"])
     if device() == "cuda":
-        model = torch.compile(model.cuda())  # as its own pretraining does
+        model = torch.compile(model.cuda())  # as litgpt's own pretraining script does
     result = train_plainly(job, model, lambda ids, targets: chunked_cross_entropy(model(ids), targets))
-    answer({**result, **done, "peak_bytes": peak_bytes(), "versions": versions("litgpt")})
+    print_result({**result, **counts, "peak_bytes": peak_bytes(), "versions": versions("litgpt")})
 
 
 if __name__ == "__main__":

@@ -1,25 +1,25 @@
-"""transformers' own `generate`, greedy, with its defaults for the cache."""
+"""transformers' `generate`, greedy, with its default cache."""
 
 import torch
-from common import answer, device, peak_bytes, prompts, read_job, timed_generation, versions
+from common import device, peak_bytes, print_result, prompts, read_job, timed_generation, versions
 from transformers_model import build
 
 
 def main():
-    """Generate as the job says."""
+    """Run the job."""
     job = read_job()
-    where = device()
-    model = build(job).to(where, getattr(torch, job["dtype"])).eval()
-    ids = prompts(job).to(where)
-    attend = torch.ones_like(ids)
+    on = device()
+    model = build(job).to(on, getattr(torch, job["dtype"])).eval()
+    ids = prompts(job).to(on)
+    mask = torch.ones_like(ids)
 
     def generate(new):
-        made = model.generate(ids, attention_mask=attend, do_sample=False, min_new_tokens=new, max_new_tokens=new)
-        return made[:, ids.shape[1] :].tolist()
+        output = model.generate(ids, attention_mask=mask, do_sample=False, min_new_tokens=new, max_new_tokens=new)
+        return output[:, ids.shape[1] :].tolist()
 
     result = timed_generation(job, generate)
     parameters = sum(p.numel() for p in model.parameters())
-    answer({**result, "parameters": parameters, "peak_bytes": peak_bytes(), "versions": versions("transformers")})
+    print_result({**result, "parameters": parameters, "peak_bytes": peak_bytes(), "versions": versions("transformers")})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""transformers' LlamaForCausalLM or GPT2LMHeadModel of a shape, with the weights given."""
+"""transformers' LlamaForCausalLM or GPT2LMHeadModel of a shape, with the job's weights."""
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM

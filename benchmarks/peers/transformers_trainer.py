@@ -1,4 +1,4 @@
-"""transformers' Llama in its Trainer, with its own choices but for rate, decay and batch; on a GPU compiled."""
+"""transformers' Trainer with its defaults, except for the optimizer's settings and the batch; compiled on a GPU."""
 
 import tempfile
 
@@ -11,9 +11,9 @@ from common import (
     WEIGHT_DECAY,
     Clock,
     Rows,
-    answer,
     device,
     peak_bytes,
+    print_result,
     read_job,
     versions,
     work,
@@ -23,13 +23,13 @@ from transformers_model import build
 
 
 class Dataset(torch.utils.data.Dataset):
-    """Rows as the Trainer reads them, more than are ever asked for."""
+    """The rows as a dataset of the Trainer."""
 
     def __init__(self, rows):
         self.rows = rows
 
     def __len__(self):
-        return 1 << 24
+        return 1 << 24  # more than any measurement reads
 
     def __getitem__(self, number):
         ids, targets = self.rows.row(number)
@@ -37,7 +37,7 @@ class Dataset(torch.utils.data.Dataset):
 
 
 class Timed(TrainerCallback):
-    """Ends the training when the clock says so."""
+    """Ends the training after the clock's last window."""
 
     def __init__(self, clock):
         self.clock, self.loss = clock, None
@@ -47,7 +47,7 @@ class Timed(TrainerCallback):
 
 
 class InOrder(Trainer):
-    """The Trainer, with rows in their order and each step's loss within reach."""
+    """The Trainer with rows in sequential order; it passes each step's loss to the callback."""
 
     timed = None
 
@@ -60,10 +60,10 @@ class InOrder(Trainer):
 
 
 def main():
-    """Train as the job says."""
+    """Run the job."""
     job = read_job()
     model, shape = build(job), job["shape"]
-    done = work(model, shape["depth"], shape["heads"] * shape["head_size"], shape["context"])
+    counts = work(model, shape["depth"], shape["heads"] * shape["head_size"], shape["context"])
     on_gpu = device() == "cuda"
     with tempfile.TemporaryDirectory() as directory:
         arguments = TrainingArguments(
@@ -90,7 +90,8 @@ def main():
         trainer = InOrder(model=model, args=arguments, train_dataset=Dataset(Rows(job)), callbacks=[timed])
         trainer.timed = timed
         trainer.train()
-    answer({**clock.result(), **done, "peak_bytes": peak_bytes(), "versions": versions("transformers", "accelerate")})
+    numbers = {**clock.result(), **counts, "peak_bytes": peak_bytes()}
+    print_result({**numbers, "versions": versions("transformers", "accelerate")})
 
 
 if __name__ == "__main__":

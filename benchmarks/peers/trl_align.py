@@ -1,6 +1,7 @@
-"""trl's trainers on steps of DPO, GRPO and PPO: its own defaults but for batch, lengths and rate, or tuned by the job.
+"""trl's DPO, GRPO and PPO trainers with their defaults, except for the batch, lengths, optimizer and the job's tuning.
 
-A word is an id, so that no tokenizer's speed is measured. No id ends a completion, so all are as long as asked for.
+Each id is a word, so that the speed of a tokenizer is not measured. No id ends a completion, so all completions have
+the maximum length.
 """
 
 import contextlib
@@ -14,12 +15,12 @@ from common import (
     LR,
     WEIGHT_DECAY,
     Clock,
-    answer,
-    counted,
     peak_bytes,
     preferences,
+    print_result,
     questions,
     read_job,
+    record_updates,
     versions,
 )
 from datasets import Dataset
@@ -35,7 +36,7 @@ from trl.experimental.ppo import PPOConfig, PPOTrainer
 
 
 class Timed(TrainerCallback):
-    """Times steps, and ends the training when the clock says so."""
+    """Times steps, and ends the training after the clock's last window."""
 
     def __init__(self, clock):
         self.clock, self.tokens, self.loss = clock, 0, torch.zeros(())
@@ -44,15 +45,15 @@ class Timed(TrainerCallback):
         if not self.clock.tick(self.loss):
             control.should_training_stop = True
             if isinstance(args, PPOConfig):
-                raise Finished  # its loop does not ask whether to stop
+                raise Finished  # PPOTrainer ignores should_training_stop
 
 
 class Finished(Exception):
-    """The clock ended a training."""
+    """Ends a PPO training."""
 
 
-class Watched(DPOTrainer):
-    """The trainer, with each step's loss and number of learned tokens within reach."""
+class RecordingDPOTrainer(DPOTrainer):
+    """The trainer; it passes each step's loss and number of trained tokens to the callback."""
 
     timed = None
 
@@ -63,12 +64,12 @@ class Watched(DPOTrainer):
 
 
 def tokenizer(job, end):
-    """Words for ids; of the two special ones the first is the model's last id, the second no id of the model's."""
+    """A tokenizer whose words are ids; `<end>` is the model's last id, and `<never>` is not an id of the model."""
     vocab = job["shape"]["vocab"]
     words = {f"{i}": i for i in range(vocab - 1)} | {"<end>": vocab - 1, "<never>": vocab}
-    whole = Tokenizer(models.WordLevel(words, unk_token="0"))
-    whole.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=whole, eos_token=end, pad_token="<never>", padding_side="left")
+    word_level = Tokenizer(models.WordLevel(words, unk_token="0"))
+    word_level.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=word_level, eos_token=end, pad_token="<never>", padding_side="left")
 
 
 def text(ids):
@@ -76,8 +77,8 @@ def text(ids):
     return " ".join(map(str, ids))
 
 
-def shared(job, directory, rows):
-    """Arguments that all trainers get."""
+def common_arguments(job, directory, rows):
+    """Arguments of all trainers."""
     return {
         "output_dir": directory,
         "per_device_train_batch_size": rows,
@@ -97,7 +98,7 @@ def shared(job, directory, rows):
 
 
 def dpo(job, directory, timed):
-    """Pairs: as many as a step takes, so that each step reads all of them."""
+    """A DPO trainer whose dataset is exactly one batch of pairs."""
     pairs, prompt = preferences(job), job["prompt"]
     rows = [
         {
@@ -107,10 +108,10 @@ def dpo(job, directory, timed):
         }
         for chosen, rejected in pairs
     ]
-    trainer = Watched(
+    trainer = RecordingDPOTrainer(
         model=build(job),
         ref_model=build(job),
-        args=DPOConfig(**shared(job, directory, len(pairs)), max_steps=1 << 20),
+        args=DPOConfig(**common_arguments(job, directory, len(pairs)), max_steps=1 << 20),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer(job, "<end>"),
         callbacks=[timed],
@@ -120,7 +121,7 @@ def dpo(job, directory, timed):
 
 
 def grpo(job, directory, timed):
-    """Prompts in groups; the reward is a function's, of the completions' texts."""
+    """A GRPO trainer with a reward function of the completions' texts."""
 
     def reward(completions, completion_ids, **kwargs):
         timed.tokens = sum(map(len, completion_ids))
@@ -128,7 +129,7 @@ def grpo(job, directory, timed):
 
     prompts = [text(ids) for ids in questions(job, job["rollouts"] // job["group"])]
     config = GRPOConfig(
-        **shared(job, directory, job["rollouts"]),
+        **common_arguments(job, directory, job["rollouts"]),
         max_steps=1 << 20,
         num_generations=job["group"],
         max_completion_length=job["new"],
@@ -144,17 +145,17 @@ def grpo(job, directory, timed):
 
 
 def ppo(job, directory, timed):
-    """A policy, its reference, a reward model and a value model, all of one shape."""
+    """A PPO trainer with a policy, its reference, a reward model and a value model of the same shape."""
     rows = questions(job, job["rollouts"])
-    policy, reference, judge, value = build(job), build(job), build(job), build(job)
+    policy, reference, reward, value = build(job), build(job), build(job), build(job)
     scorers = []
-    for trunk in (judge, value):
+    for trunk in (reward, value):
         trunk.config.num_labels = 1
         scorer = LlamaForSequenceClassification(trunk.config)
         scorer.model = trunk.model
         scorers.append(scorer)
     config = PPOConfig(
-        **shared(job, directory, len(rows)),
+        **common_arguments(job, directory, len(rows)),
         total_episodes=1 << 30,
         response_length=job["new"],
         temperature=1.0,
@@ -173,23 +174,23 @@ def ppo(job, directory, timed):
         callbacks=[timed],
     )
 
-    def seen(module, args, kwargs):
+    def count_tokens(module, args, kwargs):
         timed.tokens = (kwargs["input_ids"].shape[1] - job["prompt"]) * len(rows)
 
-    scorers[0].model.register_forward_pre_hook(seen, with_kwargs=True)
+    scorers[0].model.register_forward_pre_hook(count_tokens, with_kwargs=True)
     return trainer
 
 
 def main():
-    """Train as the job says."""
+    """Run the job."""
     job = read_job()
-    timed, updates = Timed(Clock(job)), counted()
+    timed, updates = Timed(Clock(job)), record_updates()
     with tempfile.TemporaryDirectory() as directory:
         trainer = {"dpo": dpo, "grpo": grpo, "ppo": ppo}[job["method"]](job, directory, timed)
         with contextlib.suppress(Finished):
             trainer.train()
     result = timed.clock.result()
-    answer(
+    print_result(
         {
             **result,
             "losses": result["losses"] if job["method"] == "dpo" else [],

@@ -10,7 +10,7 @@ __all__ = ["load", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    """`ingot.run` and `ingot.load`, imported when asked for, so that `import ingot` costs nothing."""
+    """Import `ingot.run` and `ingot.load` on first access, so that `import ingot` is fast."""
     if name in __all__:
         from ingot import api
 

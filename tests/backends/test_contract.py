@@ -81,13 +81,13 @@ def test_threads_change_no_more_than_the_order_of_sums(
 @each_precision
 def test_the_same_bits_every_time_whichever_thread_is_slower(dtype: torch.dtype) -> None:
     """Threads help each other, which must not show; another process takes one of the cores meanwhile."""
-    model, rows = make("llama"), Rows(10, 120, 3)
+    model, rows = make("llama"), Rows(10, 60, 3)
     model.backend = CPUBackend()
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        assert all(same(model, model, rows, dtype) for _ in range(4))
+        assert all(same(model, model, rows, dtype) for _ in range(3))
     finally:
         busy.kill()
         busy.wait()
@@ -228,7 +228,8 @@ def test_compiled_blocks_keep_the_contract(
     before = counters["stats"]["unique_graphs"]
     base = CUDABackend() if device == "cuda" else CPUDecodeBackend()
     backend = CompiledBackend(base, device, depth, (ROWS[rows].rows, ROWS[rows].tokens))
-    assert broken(backend, name, rows, dtype, supported=True, device=device) == []
+    # Other orders of sums than torch's, in tensors of few numbers and over up to 25 blocks.
+    assert broken(backend, name, rows, dtype, supported=True, device=device, factor=2.5) == []
     assert counters["stats"]["unique_graphs"] == before + 1
 
 
@@ -274,8 +275,8 @@ class _WrongGradient(Backend):
 class _WrongHead(Backend):
     def lm_head(self, weight_VD: Tensor) -> LMHead:
         class Late(LMHead):
-            def weight_grad(self, excess_nP: Tensor, scaled_nD: Tensor, total_VD: Tensor | None) -> Tensor:
-                return super().weight_grad(excess_nP, scaled_nD.roll(1, 0), total_VD)
+            def weight_grad(self, logit_grad_nP: Tensor, scaled_nD: Tensor, total_VD: Tensor | None) -> Tensor:
+                return super().weight_grad(logit_grad_nP, scaled_nD.roll(1, 0), total_VD)
 
         return Late(weight_VD)
 

@@ -45,7 +45,7 @@ def test_recorded_steps_give_the_logits_of_the_full_forward(
         recorded.clear()
         assert broken(Decoder(model, dtype), model, case, dtype) == [], case
         assert recorded
-    assert not [w for w in recwarn if "recording one failed" in str(w.message)]
+    assert not [w for w in recwarn if "recording" in str(w.message)]
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
@@ -56,7 +56,7 @@ def test_a_gpu_continues_as_a_cpu_does(settings: dict[str, Any], recwarn: pytest
     expected, found = ([c.ids.tolist() for c in generate(model, prompts, sampling)] for model in (cpu, gpu))
     same = np.mean([a == b for x, y in zip(found, expected, strict=True) for a, b in zip(x, y, strict=True)])
     assert same > 0.9, same
-    assert not [w for w in recwarn if "recording one failed" in str(w.message)]
+    assert not [w for w in recwarn if "recording" in str(w.message)]
 
 
 def test_rows_leave_a_recorded_batch() -> None:

@@ -32,7 +32,7 @@ def _engine(backend: str, device: str = "cuda", precision: str = "bf16", family:
         "blocks": lambda: CompiledBackend(CUDABackend(), "cuda", 99, SHAPE),
     }
     settings = {"width": 128, "heads": 2, "kv_heads": 2, "context": SHAPE[1], "family": family, "ffn": 384}
-    return engine(backends[backend](), device, precision, replay=device == "cuda", vocab=VOCAB, **settings)
+    return engine(backends[backend](), device, precision, cuda_graphs=device == "cuda", vocab=VOCAB, **settings)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])

@@ -13,7 +13,7 @@ from ingot.kernels import cpu_train
 from ingot.model.losses import token_logps
 from ingot.train.engine import Engine
 from tests.backends.training import engine, rows
-from tests.kernels.exactness import FLOOR, failures
+from tests.exactness import FLOOR, failures
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 each_precision = pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_reference_that_equals_the_trained_model_gives_the_same_bits(precision
         return token_logps(out.hidden, out.head, part.labels_BT)
 
     trained = []
-    for micro in batch.micro(2):
+    for micro in batch.micro_batches(2):
         part = micro.to("cpu")
         with ours.execution.forward():
             trained.append(logps(ours.runner.forward(ours.model, part), part))

@@ -37,7 +37,7 @@ def engine(
     device: str = "cpu",
     precision: str = "fp32",
     micro: int = 4,
-    replay: bool = False,
+    cuda_graphs: bool = False,
     vocab: int = 50,
     adapter: AdapterSettings | None = None,
     **settings: Any,
@@ -48,8 +48,8 @@ def engine(
         settings: of the model.
     """
     shape = {"depth": 2, "width": 64, "heads": 4, "kv_heads": 2, "ffn": 96, "context": 24}
-    execution = Execution(device, precision, 1, micro, "as set", {**shape, **settings}["context"], replay=replay)
     config = ModelSettings(**{**shape, **settings}).resolve(vocab)
+    execution = Execution(device, precision, 1, micro, "as set", config.context, cuda_graphs=cuda_graphs)
     model = build(config, 1, device, execution.parameter_dtype)
     model.backend = backend
     if adapter is not None:

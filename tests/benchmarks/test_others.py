@@ -8,7 +8,7 @@ import pytest
 from benchmarks.commands import Options, bench_generate, bench_startup, everything
 from benchmarks.contenders import Contender
 from benchmarks.corpus import write_prose
-from benchmarks.process import Kept, measure
+from benchmarks.process import ResultCache, measure
 
 from benchmarks import data, generate, machine, page, startup, tables
 from tests.benchmarks.conftest import RESULT
@@ -76,7 +76,7 @@ def test_our_corpus_chain_keeps_and_masks_what_the_prose_was_made_for(tmp_path: 
     facts = write_prose(tmp_path / "corpus", 0.3)
     assert facts["kept"] < facts["documents"]
     assert facts["masked"] > 0
-    result = measure(data.our_corpus(), {"corpus": str(tmp_path / "corpus")}, Kept(None))
+    result = measure(data.our_corpus(), {"corpus": str(tmp_path / "corpus")}, ResultCache(None))
     assert data.difference(facts, result) is None
 
 
@@ -91,29 +91,30 @@ def test_a_machine_that_others_compute_on_is_told(fake, monkeypatch) -> None:
     """The peak is the better of two, and what it was at worst stands beside it where that is much less."""
     told = {name: 0.9 * rate if isinstance(rate, float) else rate for name, rate in PEAKS.items()}
     monkeypatch.setattr("benchmarks.machine.ours", lambda what: fake("machine", **told))
-    steady = machine.again(MACHINE, Kept(None), lambda text: None)
-    assert machine.unsteady(MACHINE) is machine.unsteady(steady) is None
-    assert machine.line(steady) == machine.line(MACHINE)
+    steady = machine.measure_again(MACHINE, ResultCache(None), lambda text: None)
+    assert machine.load_warning(MACHINE) is machine.load_warning(steady) is None
+    assert machine.one_line(steady) == machine.one_line(MACHINE)
     told["gemm_bf16_gflop_s"] = 900.0
     monkeypatch.setattr("benchmarks.machine.ours", lambda what: fake("machine", **told))
-    other = machine.again(MACHINE, Kept(None), lambda text: None)
+    other = machine.measure_again(MACHINE, ResultCache(None), lambda text: None)
     assert (other["gemm_bf16_gflop_s"], other["gemm_fp32_gflop_s"]) == (900, 100)
-    assert "100 GFLOP/s in fp32, 400 to 900 GFLOP/s in bf16" in machine.line(other)
-    warning = machine.unsteady(other)
+    assert "100 GFLOP/s in fp32, 400 to 900 GFLOP/s in bf16" in machine.one_line(other)
+    warning = machine.load_warning(other)
     assert warning is not None
     assert "products in bf16 400 to 900 GFLOP/s between" in warning
     assert "fp32" not in warning
 
 
+@pytest.mark.slow
 def test_generation_for_real(fake, monkeypatch) -> None:
     """Our process on the tiny shape; the peer says what ours says, so the ratio exists.
 
     `token_ms` has no sign here: the difference of two times of milliseconds, measured once, beside other tests.
     """
     echo = fake("echo")
-    Path(echo.command[1]).write_text("from benchmarks.ours import *\nanswer(generate(read_job()))\n")
+    Path(echo.command[1]).write_text("from benchmarks.ours import *\nprint_result(generate(read_job()))\n")
     monkeypatch.setattr("benchmarks.commands.peers", lambda *a, **k: ([echo], {}))
-    monkeypatch.setattr("benchmarks.commands.machine.described", lambda *a: MACHINE)
+    monkeypatch.setattr("benchmarks.commands.machine.describe", lambda *a: MACHINE)
     options = Options(lambda text: None, repetitions=1, seconds=0.0)
     found = bench_generate("tiny", [3], ["bfloat16"], options, prompt=5, new=4)
     (row,) = found["rows"]
@@ -126,15 +127,16 @@ def test_generation_for_real(fake, monkeypatch) -> None:
 @pytest.mark.slow
 def test_startup_for_real(monkeypatch) -> None:
     """To the first step, once."""
-    monkeypatch.setattr("benchmarks.startup.WAYS", (("warm", "a", startup.PLAIN),))
+    monkeypatch.setattr("benchmarks.startup.SCENARIOS", (("warm", "a", startup.TORCH),))
     monkeypatch.setattr("benchmarks.commands.peers", lambda *a, **k: ([], {}))
     monkeypatch.setattr("benchmarks.startup.imports", lambda *a: {"numpy": 0.1})
-    monkeypatch.setattr("benchmarks.commands.machine.described", lambda *a: MACHINE)
+    monkeypatch.setattr("benchmarks.commands.machine.describe", lambda *a: MACHINE)
     found = bench_startup(Options(lambda text: None))
     assert 0 < found["first_step_warm_s"] < 200
     assert tables.startup_rows(found)[-1] == {"what": "import numpy", "seconds": "0.10"}
 
 
+@pytest.mark.slow
 def test_head_command(bench: Callable) -> None:
     done = bench("head", "--vocab", 300, "--width", 8, "--tokens", 16, "--json")
     assert done.returncode == 0, done.stderr
@@ -145,8 +147,8 @@ def test_head_command(bench: Callable) -> None:
 def test_a_peer_that_cannot_generate_is_told(fake) -> None:
     broken, said = fake("broken"), list[str]()
     Path(broken.command[1]).write_text("raise SystemExit('no such kernel')")
-    how = {"prompt": 2, "new": 2, "repetitions": 1, "seconds": 0.0, "kept": Kept(None), "say": said.append}
-    found = generate.measured({"shape": {}}, [fake("ingot", **GENERATED), broken], 1, "float32", **how)
+    how = {"prompt": 2, "new": 2, "repetitions": 1, "seconds": 0.0, "cache": ResultCache(None), "log": said.append}
+    found = generate.measure_batch({"shape": {}}, [fake("ingot", **GENERATED), broken], 1, "float32", **how)
     assert list(found) == ["ingot"]
     assert "broken: its process ended without a result: no such kernel; it is left out" in said
 
@@ -158,8 +160,10 @@ def test_everything_becomes_a_page(monkeypatch, fake, tmp_path: Path, bf16: bool
     said |= {"updates": 1, "learned": 64}
     if not bf16:
         del said["gemm_bf16_gflop_s"]
-    monkeypatch.setattr("benchmarks.commands.ours", lambda what, name="ingot", **c: fake(name, **said).told(name, **c))
-    monkeypatch.setattr("benchmarks.align.ours", lambda what, name="ingot", **c: fake(name, **said).told(name, **c))
+    monkeypatch.setattr(
+        "benchmarks.commands.ours", lambda what, name="ingot", **c: fake(name, **said).variant(name, **c)
+    )
+    monkeypatch.setattr("benchmarks.align.ours", lambda what, name="ingot", **c: fake(name, **said).variant(name, **c))
     monkeypatch.setattr("benchmarks.train.ours", lambda what: fake("weights"))
     monkeypatch.setattr("benchmarks.machine.ours", lambda what: fake("machine", **said))
     monkeypatch.setattr("benchmarks.data.ours", lambda what: fake("ours", **said))
@@ -169,7 +173,7 @@ def test_everything_becomes_a_page(monkeypatch, fake, tmp_path: Path, bf16: bool
     monkeypatch.setattr("benchmarks.startup.bench_startup", lambda *a: {"first_step_cold_s": 3.0, "imports_s": {}})
     monkeypatch.setattr("benchmarks.commands.CORPUS_MB", 0.1)
     monkeypatch.setattr("benchmarks.train.write_ids", lambda *a: {"ids": "", "store": ""})
-    found = everything(Options(lambda text: None, repetitions=1, kept=Kept(tmp_path / "kept")), full=True)
+    found = everything(Options(lambda text: None, repetitions=1, cache=ResultCache(tmp_path / "kept")), full=True)
     text = page.page(found, "bench-full")
     assert not (tmp_path / "kept").exists(), "all is done, so nothing is kept"
     modes = ["as shipped", "autocast", "fp32"] if bf16 else ["as shipped"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from benchmarks.commands import Options, bench_train
 from benchmarks.peers import common
-from benchmarks.process import TURN, Kept, measure
+from benchmarks.process import TURN, ResultCache, measure
 
 from benchmarks import contenders, shapes, train
 from ingot.core.errors import UserError
@@ -33,11 +33,12 @@ JOB = {"shape": {"rows": 4, "context": 16}}
 
 
 def test_repetitions_alternate(fake, calls) -> None:
-    found = train.alternate([fake("a"), fake("b"), fake("c")], JOB, 3, Kept(None), lambda text: None)
+    found = train.alternate([fake("a"), fake("b"), fake("c")], JOB, 3, ResultCache(None), lambda text: None)
     assert calls() == ["a", "b", "c", "c", "b", "a", "a", "b", "c"]
     assert {name: len(results) for name, results in found.items()} == {"a": 3, "b": 3, "c": 3}
 
 
+@pytest.mark.slow
 def test_contenders_that_are_there_at_once_take_turns(fake, calls, tmp_path: Path) -> None:
     """Each is ready before the next starts; windows go forwards and backwards, and nobody ends before the last one."""
     fakes = [fake("a"), fake("b"), fake("c")]
@@ -46,15 +47,15 @@ def test_contenders_that_are_there_at_once_take_turns(fake, calls, tmp_path: Pat
         noted = [f"note('{contender.name}{what}')" for what in ("ready", 1, 2, "ends")]
         steps = "\n".join(f"{note}\nprint('unfinished', end=' ')\ntake_turn()" for note in noted[:3])
         script.write_text(IN_TURNS.format(log=str(tmp_path / "calls"), steps=steps, last=noted[3], result=RESULT))
-    kept = Kept(tmp_path / "kept")
-    found = train.alternate(fakes, JOB, 1, kept, lambda text: None, turns=2)
+    kept = ResultCache(tmp_path / "kept")
+    found = train.alternate(fakes, JOB, 1, kept, lambda text: None, windows=2)
     assert calls() == ["aready", "bready", "cready", "c1", "b1", "a1", "a2", "b2", "c2", "cends", "bends", "aends"]
     assert found == {name: [RESULT] for name in "abc"}
-    assert train.alternate(fakes, JOB, 1, kept, lambda text: None, turns=2) == found
+    assert train.alternate(fakes, JOB, 1, kept, lambda text: None, windows=2) == found
     assert len(calls()) == 12
     Path(fakes[1].command[1]).write_text("input(); print('@turn', flush=True); input(); raise SystemExit('no memory')")
     said: list[str] = []
-    found = train.alternate(fakes, JOB, 2, Kept(None), said.append, turns=2)
+    found = train.alternate(fakes, JOB, 2, ResultCache(None), said.append, windows=2)
     assert {name: len(results) for name, results in found.items()} == {"a": 2, "c": 2}
     assert said == ["b: its process ended without a result: no memory; it is left out"]
 
@@ -82,7 +83,7 @@ def test_windows_of_a_clock(monkeypatch) -> None:
 
 def test_turns_only_where_memory_holds_all() -> None:
     shape = shapes.named("S4")
-    assert [train.turns(shape, 4, memory) for memory in (0.0, 16e9, 64e9)] == [1, 1, train.TURNS]
+    assert [train.windows(shape, 4, memory) for memory in (0.0, 16e9, 64e9)] == [1, 1, train.MAX_WINDOWS]
 
 
 def test_summary_takes_the_fastest_peer_that_does_the_same_work() -> None:
@@ -117,14 +118,14 @@ def test_bf16_has_a_wider_band_and_its_own_peak() -> None:
 
 
 def test_an_interrupted_run_goes_on_with_what_it_has(fake, calls, tmp_path: Path) -> None:
-    kept = Kept(tmp_path / "kept")
+    kept = ResultCache(tmp_path / "kept")
     fakes = [fake("a"), fake("b")]
     first = train.alternate(fakes, {**JOB, "ids": "/tmp/one"}, 2, kept, lambda text: None)
     assert train.alternate(fakes, {**JOB, "ids": "/tmp/two"}, 2, kept, lambda text: None) == first
     assert len(calls()) == 4
     train.alternate(fakes, {**JOB, "ids": "/tmp/two"}, 3, kept, lambda text: None)
     assert len(calls()) == 6
-    measure(fakes[0].told("a", seconds=9), JOB, kept)
+    measure(fakes[0].variant("a", seconds=9), JOB, kept)
     assert len(calls()) == 7, "another job is another measurement"
     kept.clear()
     train.alternate(fakes, JOB, 1, kept, lambda text: None)
@@ -135,17 +136,17 @@ def test_a_process_that_fails_is_told_with_its_last_line(fake, tmp_path: Path) -
     broken = fake("broken")
     Path(broken.command[1]).write_text("raise SystemExit('no such kernel')")
     with pytest.raises(UserError, match="broken: its process ended without a result: no such kernel"):
-        measure(broken, JOB, Kept(None))
+        measure(broken, JOB, ResultCache(None))
 
 
 def test_a_peer_that_fails_is_left_out_and_ours_is_not(fake, calls) -> None:
     peer, broken, said = fake("peer"), fake("broken"), list[str]()
     Path(broken.command[1]).write_text("raise SystemExit('no such kernel')")
-    found = train.alternate([peer, broken], JOB, 2, Kept(None), said.append)
+    found = train.alternate([peer, broken], JOB, 2, ResultCache(None), said.append)
     assert {name: len(results) for name, results in found.items()} == {"peer": 2}
     assert "broken: its process ended without a result: no such kernel; it is left out" in said
     with pytest.raises(UserError, match="no such kernel"):
-        train.alternate([peer, replace(broken, ours=True)], JOB, 2, Kept(None), said.append)
+        train.alternate([peer, replace(broken, ours=True)], JOB, 2, ResultCache(None), said.append)
 
 
 def test_unknown_names_are_refused() -> None:
@@ -170,7 +171,8 @@ def test_a_peer_that_cannot_be_installed_is_left_out_with_one_line(tmp_path: Pat
     assert found == []
     assert said[0].startswith("odd: installing no-such-package==1.0 into")
     assert said[1] == (
-        "odd: left out, since it could not be installed (ERROR: No matching distribution); or name it by INGOT_PEER_ODD"
+        "odd: left out, since it could not be installed (ERROR: No matching distribution); to use an existing "
+        "environment, set INGOT_PEER_ODD"
     )
     assert list(skipped) == ["odd"]
 
@@ -187,20 +189,21 @@ def test_a_peer_may_be_an_interpreter_that_is_there(tmp_path: Path, monkeypatch)
 
 
 def test_peers_run_as_shipped_and_ours_as_a_stage_does(monkeypatch) -> None:
-    for name in contenders.ALLOCATOR:
+    for name in contenders.ALLOCATOR_ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
-    assert contenders.ours("train").environment.items() >= contenders.ALLOCATOR.items()
+    assert contenders.ours("train").environment.items() >= contenders.ALLOCATOR_ENVIRONMENT.items()
     monkeypatch.setenv("MALLOC_TOP_PAD_", "1")
-    assert not contenders.shipped().keys() & contenders.ALLOCATOR.keys()
+    assert not contenders.peer_environment().keys() & contenders.ALLOCATOR_ENVIRONMENT.keys()
 
 
+@pytest.mark.slow
 def test_the_tiny_shape_for_real(monkeypatch, fake) -> None:
     """Ours against the plain loop that the peers share, here around our own model: the same losses to the last bits."""
     peer = fake("loop")
     Path(peer.command[1]).write_text(LOOP)
     monkeypatch.setattr("benchmarks.commands.peers", lambda *a, **k: ([peer], {}))
     monkeypatch.setattr(
-        "benchmarks.commands.machine.described", lambda *a: {**PEAKS, "device": "cpu", "memory_bytes": 8e9}
+        "benchmarks.commands.machine.describe", lambda *a: {**PEAKS, "device": "cpu", "memory_bytes": 8e9}
     )
     data = bench_train(["tiny"], Options(lambda text: None, repetitions=1, seconds=0.0), precision="fp32")
     row = data["shapes"]["tiny"]
@@ -232,10 +235,11 @@ def loss_of(ids, targets):
     out = model(ids)
     return torch.nn.functional.cross_entropy(out.head(out.hidden).flatten(0, 1), targets.flatten())
 result = train_plainly(job, model, loss_of)
-answer({**result, **done, "peak_bytes": peak_bytes(), "versions": versions()})
+print_result({**result, **done, "peak_bytes": peak_bytes(), "versions": versions()})
 """
 
 
+@pytest.mark.slow
 def test_command_prints_one_document(bench: Callable) -> None:
     done = bench("train", "--shape", "tiny", "--against", "none", "--repetitions", 1, "--seconds", 0, "--json")
     assert done.returncode == 0, done.stderr
@@ -245,6 +249,7 @@ def test_command_prints_one_document(bench: Callable) -> None:
     assert {"cpu", "cores", "torch", "gemm_fp32_gflop_s", "read_gb_s"} <= data["machine"].keys()
 
 
+@pytest.mark.slow
 def test_command_refuses_what_it_does_not_know(bench: Callable) -> None:
     for arguments, words in ((("--shape", "S9"), "--shape: found 'S9'"), (("--against", "x"), "--against: found 'x'")):
         done = bench("train", *arguments)

@@ -180,27 +180,27 @@ def test_chat_refuses_a_stage_that_never_saw_a_conversation(ingot_here, stage, m
     text, talk = data(text), data(talk)
     parent = record(root / "parent", **{"data:x": text})
     from ingot.cli.chat import require_conversations
-    from ingot.stages.models.lineage import converses
+    from ingot.stages.models.lineage import is_chat_model
 
     ours, theirs = SimpleNamespace(template=TURNS), SimpleNamespace(template="{{ messages }}")
     for inputs in ({"data:x": text}, {"data:x": text, "init": parent}):
         record(stage, **inputs)
         code, _, err = ingot_here("chat", stage)
         assert code == 2
-        assert "learned from running text only" in err
+        assert "trained on plain text only" in err
         assert err.count("\n") == 1
-        assert not converses(stage, theirs)
+        assert not is_chat_model(stage, theirs)
     for inputs in (
         {"data:x": text, "data:y": talk},
         {"data:x": text, "init": record(root / "parent", **{"data:x": talk})},
     ):
         record(stage, **inputs)
         require_conversations(stage)
-        assert converses(stage, ours)
+        assert is_chat_model(stage, ours)
     record(stage, **{"data:x": {"name": "x", "key": "", "dir": "gone"}})  # nobody knows
     require_conversations(stage)
-    assert converses(stage, theirs)
-    assert not converses(stage, ours)
+    assert is_chat_model(stage, theirs)
+    assert not is_chat_model(stage, ours)
 
 
 def test_a_tokenizer_without_a_chat_format_is_refused_at_once():
@@ -278,5 +278,5 @@ def test_a_message_longer_than_the_context_is_refused_and_forgotten(ingot_here, 
     typed("ab" * 200, "ab")
     code, out, err = ingot_here("chat", stage, "--max-new", 5)
     assert code == 0
-    assert err.count("leaves no room in the model's context of 96") == 1
+    assert err.count("fill the model's context of 96") == 1
     assert out.count("it>  ") == 1

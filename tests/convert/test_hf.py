@@ -450,19 +450,19 @@ def _damage(directory, change):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ("pickled", r"found pytorch_model\.bin, .*safetensors only"),
+        ("pickled", r"found pytorch_model\.bin, .*convert them to safetensors"),
         ("none", r"no model\.safetensors and no model\.safetensors\.index\.json"),
         ("cut", r"model\.safetensors: not a readable safetensors file"),
         ("no index", r"index\.json: found no weight_map"),
         ("lost shard", r"names the file model-2\.safetensors, which is not in"),
         ("outside", r"names the file \.\./"),
-        ("twice", r"holds model\.embed_tokens\.weight, as .*expected it once"),
+        ("twice", r"found tensor model\.embed_tokens\.weight, which is also in"),
         ("missing", r"no tensor .*model\.(norm|layers\.1\.self_attn\.q_proj)\.weight and 1 more"),
         ("extra", r"found tensor model\.layers\.2\.self_attn\.q_proj\.weight"),
         ("bias", r"found tensor model\.layers\.0\.self_attn\.q_proj\.bias"),
         ("shape", r"tensor model\.embed_tokens\.weight has shape \[66, 48\], expected \[67, 48\]"),
         ("integers", r"tensor model\.embed_tokens\.weight is of type I8, expected one of"),
-        ("untied", r"lm_head\.weight is not model\.embed_tokens\.weight"),
+        ("untied", r"lm_head\.weight differs from model\.embed_tokens\.weight"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused_by_file_and_tensor(change, sentence, tmp_path):
@@ -493,7 +493,7 @@ def test_an_unreadable_config_is_one_sentence(text, sentence, tmp_path):
 def test_a_directory_that_holds_a_model_is_not_written_over(tmp_path):
     ours = _ours("llama")
     hf_weights.write(tmp_path, ours.config, _state(ours))
-    with pytest.raises(UserError, match=r"holds config\.json already"):
+    with pytest.raises(UserError, match=r"already contains config\.json"):
         hf_weights.write(tmp_path, ours.config, _state(ours))
 
 

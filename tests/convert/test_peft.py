@@ -92,10 +92,11 @@ def test_2_6_the_files_are_those_that_peft_writes(case: str, kind: str, tmp_path
     settings = AdapterSettings.model_validate({"kind": kind, "rank": table["r"], "alpha": table["lora_alpha"], **more})
     model = frozen(family)
     lora.add_adapters(model, settings, 0)
-    names = {t.removeprefix("model.layers.0."): o for t, (o,) in peft.matrices(model.config).items()}
+    names = {t.removeprefix("model.layers.0."): o for t, (o,) in peft.linear_modules(model.config).items()}
     for stored, tensor in theirs.items():
-        if whole := peft.tables(model.config).get(stored.removeprefix("base_model.model.").removesuffix(".weight")):
-            model.get_parameter(f"{whole}.weight").data = tensor
+        name = stored.removeprefix("base_model.model.").removesuffix(".weight")
+        if saved := peft.embedding_modules(model.config).get(name):
+            model.get_parameter(f"{saved}.weight").data = tensor
             continue
         module, part = stored.removeprefix("base_model.model.model.layers.0.").split(".lora_")
         part = part.removesuffix(".weight").removesuffix("_vector")
@@ -146,29 +147,29 @@ _ELSEWHERE = f"{_BASE}.model.layers.1.mlp.up_proj.lora_A.weight"
 @pytest.mark.parametrize(
     ("config", "tensors", "says"),
     [
-        ({"peft_type": "IA3"}, {}, r'peft_type = "IA3", expected an adapter of matrices alone .*merge it with PEFT'),
+        ({"peft_type": "IA3"}, {}, r'peft_type = "IA3", expected low-rank matrices only .*merge the adapter with PEFT'),
         ({"bias": "all"}, {}, r'bias = "all"'),
-        ({"modules_to_save": ["lm_head", "norm"]}, {}, r'"norm" in modules_to_save, expected of .*tokens and lm_'),
-        ({"modules_to_save": ["lm_head"]}, {}, r"found no base_model\.model\.lm_head\.weight, expected it"),
+        ({"modules_to_save": ["lm_head", "norm"]}, {}, r'"norm" in modules_to_save, expected only .*tokens and lm_'),
+        ({"modules_to_save": ["lm_head"]}, {}, r"no base_model\.model\.lm_head\.weight, expected all"),
         ({"modules_to_save": ["lm_head"]}, {_HEAD: torch.zeros(20, 16)}, r"has shape \[20, 16\], expected \[24, 16\]"),
-        ({"modules_to_save": ["lm_head"]}, {_HEAD: torch.zeros(24, 16)}, r"found a head that is not the embedding"),
+        ({"modules_to_save": ["lm_head"]}, {_HEAD: torch.zeros(24, 16)}, r"a head that differs from the embedding"),
         ({}, {_HEAD: torch.zeros(24, 16)}, r"found base_model\.model\.lm_head\.weight, expected"),
         ({"init_lora_weights": "pissa_niter_16"}, {}, r'init_lora_weights = "pissa_niter_16"'),
         ({"use_dora": True}, {}, r"without lora_magnitude_vector, expected it"),
-        ({"lora_alpha": "16"}, {}, r'found lora_alpha = "16", expected what PEFT writes there'),
-        ({"lora_alpha": None}, {}, r"found lora_alpha = null, expected what"),
-        ({"alpha_pattern": {"(": 1}}, {}, r"found alpha_pattern = .*, expected what"),
-        ({"alpha_pattern": ["a"]}, {}, r"found alpha_pattern = .*, expected what"),
-        ({"modules_to_save": 3}, {}, r"found modules_to_save = 3, expected what"),
+        ({"lora_alpha": "16"}, {}, r'found lora_alpha = "16", expected PEFT.s format'),
+        ({"lora_alpha": None}, {}, r"found lora_alpha = null, expected PEFT"),
+        ({"alpha_pattern": {"(": 1}}, {}, r"found alpha_pattern = .*, expected PEFT"),
+        ({"alpha_pattern": ["a"]}, {}, r"found alpha_pattern = .*, expected PEFT"),
+        ({"modules_to_save": 3}, {}, r"found modules_to_save = 3, expected PEFT"),
         ({}, {f"{_Q}.lora_A.weight": torch.tensor(1.0)}, r"lora_A\.weight has shape \[\], expected \[1, 16\]"),
         ({}, {f"{_Q}.lora_A.weight": torch.zeros(0, 16)}, r"lora_A\.weight has shape \[0, 16\], expected \[1, 16\]"),
-        ({}, {f"{_Q}.lora_A.weight": torch.full((2, 16), torch.nan)}, r"lora_A\.weight holds numbers that are not"),
+        ({}, {f"{_Q}.lora_A.weight": torch.full((2, 16), torch.nan)}, r"lora_A\.weight contains non-finite"),
         ({}, {f"{_Q}.lora_magnitude_vector": torch.ones(16)}, r"lora_magnitude_vector without use_dora, expected it"),
         ({}, {f"{_Q}.lora_B.weight": None}, r"q_proj without lora_B\.weight, expected it"),
         ({}, {f"{_Q}.lora_A.weight": torch.zeros(2, 8)}, r"lora_A\.weight has shape \[2, 8\], expected \[2, 16\]"),
         ({}, {f"{_Q}.lora_B.weight": torch.zeros(16, 3)}, r"has shape \[16, 3\], expected \[16, 2\]"),
         ({}, {f"{_BASE}.lm_head.lora_A.weight": torch.zeros(2, 16)}, r"lm_head\.lora_A\.weight, expected only"),
-        ({}, {_ELSEWHERE: torch.zeros(2, 16)}, r"expected only matrices"),
+        ({}, {_ELSEWHERE: torch.zeros(2, 16)}, r"expected only linear modules"),
         ({}, {"model.embed_tokens.lora_embedding_A": torch.zeros(2, 16)}, r"expected names such as base_model\."),
     ],
 )  # fmt: skip

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ingot.core import allocator
-from ingot.core.allocator import ALLOCATOR
+from ingot.core.allocator import ALLOCATOR_ENVIRONMENT
 
 TOUCHED = """
 import ctypes, resource, sys
@@ -41,7 +41,7 @@ def test_freed_memory_is_kept_unless_the_user_says_otherwise() -> None:
         return int(done.stdout)
 
     assert pages("kept") < 10 < 4000 < pages("as it is")
-    assert pages("as it is", **ALLOCATOR) < 10
+    assert pages("as it is", **ALLOCATOR_ENVIRONMENT) < 10
     assert pages("kept", MALLOC_MMAP_THRESHOLD_="65536") > 4000
     assert pages("kept", GLIBC_TUNABLES="glibc.malloc.mmap_threshold=65536") > 4000
 
@@ -52,4 +52,4 @@ def test_freed_memory_is_kept_unless_the_user_says_otherwise() -> None:
 )
 def test_an_old_glibc_refuses_a_threshold_beyond_half_a_heap(monkeypatch, library, version, most) -> None:
     monkeypatch.setattr(platform, "libc_ver", lambda: (library, version))
-    assert allocator._threshold() == most
+    assert allocator._mmap_threshold() == most

@@ -40,7 +40,7 @@ def test_done_is_the_digest_of_every_output(tmp_path: Path) -> None:
         atomic_write(stage / "sub/x", "data")
         stage.finish()
     assert stage.is_done()
-    assert list(stage.done()["outputs"]) == ["sub/x"]
+    assert list(stage.read_done()["outputs"]) == ["sub/x"]
     assert stage.verify() == []
     (stage / "sub/x").write_text("dama")
     assert stage.verify() == [f"{tmp_path}/sub/x: content differs from its digest"]

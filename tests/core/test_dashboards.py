@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.core.dashboards import SINKS, Sinks, Target, numbers_of, replay
+from ingot.core.dashboards import SINKS, Sinks, Target, replay, scalars_of
 from ingot.core.errors import UserError
 from ingot.core.events import EventLog, read_events
 from ingot.core.recipe import load_recipe
@@ -67,7 +67,7 @@ def _scalars(stage: Path) -> dict[tuple[str, int], float]:
     """What the log says, in TensorBoard's precision (it stores 32 bits)."""
     found = {}
     for record in read_events(stage / "metrics.jsonl"):
-        for name, value in numbers_of(record).items() if "step" in record else ():
+        for name, value in scalars_of(record).items() if "step" in record else ():
             found[name, record["step"]] = float(np.float32(value))
     return found
 
@@ -157,7 +157,7 @@ def test_a_sink_that_fails_is_told_of_once_and_training_goes_on(
     sinks.close(failed=False)
     log.close()
     (line,) = said
-    assert "broken gets no more numbers (ConnectionError: no route); the stage goes on" in line
+    assert "broken: closed after an error (ConnectionError: no route); the stage continues" in line
     assert [e["step"] for e in read_events(log.path, "step")] == [1, 2, 3]
     assert len(_tensorboard(tmp_path / "tensorboard/tiny/lr=0.1,seed=1/base")) == 6
 
@@ -279,5 +279,5 @@ def test_every_sink_has_an_extra_of_its_name() -> None:
 
 def test_numbers_of_an_event() -> None:
     record = {"event": "e", "time": 1.0, "attempt": 2, "step": 3, "model": "m", "loss": 1, "ok": True, "text": "x"}
-    assert numbers_of(record) == {"e/m/loss": 1.0}
-    assert json.dumps(numbers_of({"event": "e"})) == "{}"
+    assert scalars_of(record) == {"e/m/loss": 1.0}
+    assert json.dumps(scalars_of({"event": "e"})) == "{}"

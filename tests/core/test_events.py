@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ingot.core.errors import UserError
-from ingot.core.events import EventLog, read_events, spent, stable
+from ingot.core.events import EventLog, elapsed_seconds, read_events, stable
 
 
 def test_the_last_attempt_of_a_step_wins(tmp_path: Path) -> None:
@@ -24,10 +24,10 @@ def test_the_last_attempt_of_a_step_wins(tmp_path: Path) -> None:
 
 def test_the_time_of_interrupted_attempts_counts(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    assert spent(path) == 0
+    assert elapsed_seconds(path) == 0
     lines = [(1, 100.0), (1, 112.5), (2, 5000.0), (2, 5001.0), (2, 5003.0)]
     path.write_text("".join(f'{{"event": "x", "attempt": {n}, "time": {t}}}\n' for n, t in lines))
-    assert spent(path) == 15.5
+    assert elapsed_seconds(path) == 15.5
 
 
 def test_a_torn_last_line_is_ignored_and_then_cut(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_torn_last_line_is_ignored_and_then_cut(tmp_path: Path) -> None:
     assert [e["step"] for e in read_events(path)] == [1, 2]
 
 
-def test_what_two_equal_runs_share() -> None:
+def test_what_two_equal_runs_fraction() -> None:
     record = {"event": "step", "time": 1.0, "attempt": 2, "step": 3, "tok_s": 9, "loss": 0.5}
     assert stable(record) == {"event": "step", "step": 3, "loss": 0.5}
 

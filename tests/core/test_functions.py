@@ -28,5 +28,5 @@ def test_a_function_is_found_without_running_its_file(tmp_path: Path) -> None:
     file.write_text("from somewhere import *\n")
     assert require_file(f"{file}:anything", "by") == file, "only running it would tell"
     file.write_text("def score(:\n")
-    with pytest.raises(UserError, match=r"own\.py is not Python \(.*own\.py, line 1\)\); mend it"):
+    with pytest.raises(UserError, match=r"own\.py is not Python \(.*own\.py, line 1\)\); fix it"):
         require_file(f"{file}:score", "by")

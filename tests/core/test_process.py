@@ -10,20 +10,20 @@ def test_a_machine_is_busy_where_others_work_a_fifth_of_the_time(
     monkeypatch: pytest.MonkeyPatch, worked: float, found: bool
 ) -> None:
     seen = iter([100.0, 100.0 + worked])
-    monkeypatch.setattr(process, "_worked", lambda: next(seen))
-    assert process.busy(0.1) == found
+    monkeypatch.setattr(process, "_cpu_seconds", lambda: next(seen))
+    assert process.machine_is_busy(0.1) == found
 
 
 def test_where_the_system_does_not_say_no_machine_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     def silent() -> float:
         raise FileNotFoundError("/proc/stat")
 
-    monkeypatch.setattr(process, "_worked", silent)
-    assert not process.busy(0.0)
+    monkeypatch.setattr(process, "_cpu_seconds", silent)
+    assert not process.machine_is_busy(0.0)
 
 
 def test_what_all_cores_have_worked_grows() -> None:
-    before = process._worked()
+    before = process._cpu_seconds()
     for _ in range(3_000_000):
         pass
-    assert process._worked() > before > 0
+    assert process._cpu_seconds() > before > 0

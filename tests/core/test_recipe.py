@@ -80,15 +80,15 @@ def test_resolved_settings_are_toml_and_validate_back() -> None:
             f'[stage.a]\nkind = "thing"\ndepth = [{"1, " * 999}]\n',
             f"stage.a.depth: found [{'1, ' * 65}1...",
         ),
-        (f"a = {'[' * 3000}{']' * 3000}\n", "found tables or lists hundreds deep, expected a recipe"),
+        (f"a = {'[' * 3000}{']' * 3000}\n", "found tables or lists nested hundreds deep, expected a recipe"),
         ('sinks = "tensorboard"\n', "run.sinks: found 'tensorboard', input should be a list"),
         ("[stage.a]\ndepth = 1\n", "stage.a: no kind; every stage needs kind = one of thing"),
         ('[stage."a@b"]\nkind = "thing"\n', "stage.a@b: the name may not contain '@'"),
         ('[stage.""]\nkind = "thing"\n', "stage.: the name has 0 bytes, expected 1 to 100; rename the stage"),
         (f'[stage."{"ä" * 51}"]\nkind = "thing"\n', "the name has 102 bytes"),
         ('[stage."a\\nb"]\nkind = "thing"\n', "the name may not contain"),
-        ('[stage."report.html"]\nkind = "thing"\n', "a run's directory has a file of the name report.html"),
-        ('[stage."sweep.json"]\nkind = "thing"\n', "a run's directory has a file of the name sweep.json"),
+        ('[stage."report.html"]\nkind = "thing"\n', "every run's directory has a file named report.html"),
+        ('[stage."sweep.json"]\nkind = "thing"\n', "every run's directory has a file named sweep.json"),
         ("", "no stages; add a table such as [stage.clean]"),
         ("[stages]\n", "unknown table [stages]; did you mean 'stage'?"),
     ],
@@ -114,7 +114,9 @@ def test_an_override_of_a_stage_that_is_not_there_is_refused(tmp_path: Path) -> 
     assert made.stages["more"][1].depth == 2
 
 
-@pytest.mark.parametrize("override", ["depth", "=3", "run.name.x=3"])
+@pytest.mark.parametrize(
+    "override", ["depth", "=3", "run.name.x=3", "run.seed=1\n[run]\nname = 2", "run.seed=1\nother = 2"]
+)
 def test_wrong_overrides(tmp_path: Path, override: str) -> None:
     with pytest.raises(UserError, match="--set"):
         _load(tmp_path, '[stage.a]\nkind = "thing"\ndepth = 1\n', override)

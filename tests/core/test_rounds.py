@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ingot.core.errors import UserError
-from ingot.core.rounds import unrolled
+from ingot.core.rounds import unroll
 from ingot.stages.kinds import RECIPE_KINDS
 
 RECIPE = """
@@ -48,7 +48,7 @@ prompts = ["policy"]
 
 
 def _unrolled(table: dict[str, Any]) -> dict[str, Any]:
-    return unrolled(table, RECIPE_KINDS)
+    return unroll(table, RECIPE_KINDS)
 
 
 def _table(text: str = RECIPE, **repeat: Any) -> dict[str, Any]:
@@ -107,12 +107,12 @@ def test_a_recipe_without_rounds_is_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("repeat", "message"),
     [
-        ({"rounds": 0}, r"repeat\.rounds: found 0, expected how often"),
+        ({"rounds": 0}, r"repeat\.rounds: found 0, expected a number from 1 to"),
         ({"rounds": 10**6}, r"repeat\.rounds: found 1000000, expected .* from 1 to 1,000"),
         ({"stages": ["sampel"]}, r"repeat\.stages: no stage 'sampel'; did you mean 'sample'"),
         ({"stages": ["sample", "sample"]}, "expected each name once"),
         ({"start": {"chat": "x"}}, r"repeat\.start: no stage 'chat'"),
-        ({"start": {}}, r"stage\.sample: names 'policy', which has no round before the first"),
+        ({"start": {}}, r"stage\.sample: found 'policy' in round 1, which has no earlier round of it"),
         ({"round": 3}, r"repeat\.round: unknown setting; did you mean 'rounds'"),
     ],
 )

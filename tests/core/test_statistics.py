@@ -65,7 +65,7 @@ def test_intervals_of_three_cover_the_mean_95_times_in_100_and_the_normals_do_no
     assert normal / 4000 < 0.85  # the control: the factor matters
 
 
-def test_pairs_cancel_what_seeds_share() -> None:
+def test_pairs_cancel_what_seeds_fraction() -> None:
     """Seeds differ by units, the setting by a tenth: unpaired intervals overlap, the paired one is far from 0."""
     before = {1: 3.0, 2: 5.0, 3: 7.0}
     after = {3: 6.91, 2: 4.90, 1: 2.89, 4: 1.0}

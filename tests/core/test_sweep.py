@@ -8,7 +8,7 @@ import pytest
 from ingot.core.errors import UserError
 from ingot.core.recipe import load_recipe, load_recipes
 from ingot.core.settings import Settings
-from ingot.core.sweep import points, short_names, spell, with_values
+from ingot.core.sweep import points, short_names, value_label, with_values
 
 RECIPE = {"run": {"name": "x"}, "stage": {"base": {"optim": {"lr": 1}}, "chat": {}}}
 
@@ -48,6 +48,8 @@ def test_names_without_quotes_and_set_reach_the_sweep(tmp_path: Path) -> None:
     assert [r.home for r in recipes] == ["x/lr=1.0", "x/lr=2.0"]
     recipes = _load(tmp_path, "stage.base.optim.lr = [1.0, 2.0]", "sweep.stage.base.optim.lr=[3.0]", "run.seed=7")
     assert [(r.home, r.run.seed) for r in recipes] == [("x/lr=3.0", 7)]
+    recipes = _load(tmp_path, '"stage.base.optim.lr" = [1.0, 2.0]', 'sweep."stage.base.optim.lr"=[4.0]')
+    assert [r.home for r in recipes] == ["x/lr=4.0"], "a quoted name may hold dots"
     assert _load(tmp_path, "seeds = [1]", "stage.base.depth=5")[0].stages["base"][1].depth == 5
 
 
@@ -60,7 +62,7 @@ def test_names_without_quotes_and_set_reach_the_sweep(tmp_path: Path) -> None:
         ("sed = [1]", "sweep.sed: unknown setting; did you mean 'seeds'?"),
         ("lr = [1]", "sweep.lr: unknown setting; known: run.seed, seeds, stage.base.SETTING, stage.chat.SETTING"),
         ('"stag.base.depth" = [1]', "sweep.stag.base.depth: unknown setting; did you mean 'stage'?"),
-        ('"stage.base" = [1]', "sweep.stage.base: names a stage and no setting of it"),
+        ('"stage.base" = [1]', "sweep.stage.base: found a stage, expected one of its settings"),
         ('"run.name" = ["a"]', "sweep.run.name: the name of the run cannot vary"),
         ("seeds = []", "sweep.seeds: found an empty list, expected at least one value"),
         ("seeds = 3", "sweep.seeds: found 3, expected a list such as [3]"),
@@ -94,7 +96,7 @@ def test_an_override_of_what_varies_is_refused(tmp_path: Path) -> None:
 
 def test_a_sweep_is_no_single_recipe(tmp_path: Path) -> None:
     _load(tmp_path, "seeds = [1, 2]")
-    with pytest.raises(UserError, match=r"has a \[sweep\] of several recipes"):
+    with pytest.raises(UserError, match=r"found a \[sweep\], expected a single recipe"):
         load_recipe(tmp_path / "r.toml", [], {"thing": Thing})
 
 
@@ -106,10 +108,10 @@ def test_short_names_are_the_shortest_endings_that_differ() -> None:
 
 
 def test_values_are_safe_and_unique_names_of_directories() -> None:
-    assert [spell(v) for v in (1e-3, 1e-5, 3, True, "5 steps", "cosine")][:4] == ["0.001", "1e-05", "3", "true"]
-    assert spell("cosine") == "cosine"
+    assert [value_label(v) for v in (1e-3, 1e-5, 3, True, "5 steps", "cosine")][:4] == ["0.001", "1e-05", "3", "true"]
+    assert value_label("cosine") == "cosine"
     nasty = ["a/b", "a-b", "a b", "../..", ".", "", "x" * 300, "x" * 301, {"a": 0.5}, {"a": [1]}, [0.9, 0.95], "ä"]
-    spelled = [spell(v) for v in nasty]
+    spelled = [value_label(v) for v in nasty]
     assert len(set(spelled)) == len(nasty)
     for text in spelled:
         assert len(text) <= 24

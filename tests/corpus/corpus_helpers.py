@@ -13,7 +13,7 @@ def settings(sources: Any, **table: Any) -> CorpusSettings:
     """Corpus settings with nothing judged and nothing held out unless asked for."""
     sources = sources if isinstance(sources, list) else [sources]
     sources = [str(s) if isinstance(s, Path) else s for s in sources]
-    return CorpusSettings.model_validate({"sources": sources, "quality": "none", "holdout": {"share": 0}, **table})
+    return CorpusSettings.model_validate({"sources": sources, "quality": "none", "holdout": {"fraction": 0}, **table})
 
 
 def make(out: Path, sources: Any, **table: Any) -> dict[str, int]:

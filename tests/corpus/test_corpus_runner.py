@@ -69,7 +69,7 @@ def test_result_does_not_depend_on_workers_or_batches(tmp_path, mixed, monkeypat
             out,
             [{"path": str(mixed), "repeat": 2}],
             quality={"min_words": 4},
-            holdout={"share": 0.1, "by": by},
+            holdout={"fraction": 0.1, "by": by},
             workers=workers,
         )
         files = sorted(p for p in out.iterdir() if p.name != "metrics.jsonl")
@@ -88,7 +88,7 @@ def test_an_interrupted_run_is_started_over(tmp_path, mixed):
     (out / ".kept.tmp").mkdir(parents=True)
     (out / ".kept.tmp/documents-00000.parquet").write_bytes(b"torn")
     (out / "documents-00007.parquet").write_bytes(b"old")
-    make(out, mixed, holdout={"share": 0.1, "by": "tail"})
+    make(out, mixed, holdout={"fraction": 0.1, "by": "tail"})
     assert sorted(p.name for p in out.iterdir()) == [
         "documents-00000.parquet",
         "dropped.parquet",
@@ -114,9 +114,9 @@ def test_exact_duplicates_keep_the_first_and_short_texts_too(tmp_path):
 
 def test_holdout_by_document_is_about_its_share_and_stable(tmp_path):
     rows = [{"text": f"document {i}"} for i in range(4000)]
-    make(tmp_path / "small", jsonl(tmp_path / "a.jsonl", rows[:2000]), holdout={"share": 0.1})
-    make(tmp_path / "large", jsonl(tmp_path / "b.jsonl", rows[::-1]), holdout={"share": 0.1})
-    make(tmp_path / "more", tmp_path / "b.jsonl", holdout={"share": 0.2})
+    make(tmp_path / "small", jsonl(tmp_path / "a.jsonl", rows[:2000]), holdout={"fraction": 0.1})
+    make(tmp_path / "large", jsonl(tmp_path / "b.jsonl", rows[::-1]), holdout={"fraction": 0.1})
+    make(tmp_path / "more", tmp_path / "b.jsonl", holdout={"fraction": 0.2})
     small, large, more = (set(iter_texts(tmp_path / n, "val")) for n in ("small", "large", "more"))
     assert 340 < len(large) < 460
     assert small == {t for t in large if int(t.split()[1]) < 2000}
@@ -126,7 +126,7 @@ def test_holdout_by_document_is_about_its_share_and_stable(tmp_path):
 
 def test_holdout_keeps_equal_texts_together_without_dedup(tmp_path):
     rows = [{"text": f"document {i % 50}"} for i in range(500)]
-    make(tmp_path / "out", jsonl(tmp_path / "a.jsonl", rows), dedup={"exact": False}, holdout={"share": 0.3})
+    make(tmp_path / "out", jsonl(tmp_path / "a.jsonl", rows), dedup={"exact": False}, holdout={"fraction": 0.3})
     assert not set(column(tmp_path / "out", "cluster", "val")) & set(column(tmp_path / "out", "cluster", "train"))
 
 
@@ -134,7 +134,7 @@ def test_D13_tail_cuts_one_document_at_tinyshakespeares_numbers(tmp_path):
     text = "".join(random.Random(0).choices("abcdefgh \n", k=1_115_393)) + "\n"
     text = "x" + text[1:-2] + "x\n"
     (tmp_path / "input.txt").write_text(text)
-    result = make(tmp_path / "out", tmp_path / "input.txt", holdout={"share": 0.1, "by": "tail"})
+    result = make(tmp_path / "out", tmp_path / "input.txt", holdout={"fraction": 0.1, "by": "tail"})
     assert (result["train_characters"], result["val_characters"]) == (1_003_854, 111_540)
     assert (result["characters"], result["documents"], result["cut_documents"]) == (1_115_394, 1, 1)
     train, val = (list(iter_texts(tmp_path / "out", s)) for s in ("train", "val"))
@@ -143,26 +143,26 @@ def test_D13_tail_cuts_one_document_at_tinyshakespeares_numbers(tmp_path):
 
 def test_tail_over_several_documents_counts_characters_not_bytes(tmp_path):
     rows = [{"text": f"é{i}" + "字" * 8} for i in range(10)]
-    result = make(tmp_path / "out", jsonl(tmp_path / "a.jsonl", rows), holdout={"share": 0.25, "by": "tail"})
+    result = make(tmp_path / "out", jsonl(tmp_path / "a.jsonl", rows), holdout={"fraction": 0.25, "by": "tail"})
     assert (result["train_characters"], result["val_characters"]) == (75, 25)
     assert (result["train_documents"], result["val_documents"], result["documents"]) == (8, 3, 10)
     assert "".join(iter_texts(tmp_path / "out")) == "".join(r["text"] for r in rows)
     chat = [{"messages": [{"role": "assistant", "content": f"hello {i}"}]} for i in range(10)]
-    make(tmp_path / "chat", jsonl(tmp_path / "c.jsonl", chat), format="chat", holdout={"share": 0.25, "by": "tail"})
+    make(tmp_path / "chat", jsonl(tmp_path / "c.jsonl", chat), format="chat", holdout={"fraction": 0.25, "by": "tail"})
     assert [len(json.loads(t)) for t in iter_texts(tmp_path / "chat")] == [1] * 10
 
 
 def test_an_empty_split_is_refused_with_the_way_out(tmp_path):
     (tmp_path / "a.txt").write_text("only one")
     with pytest.raises(UserError, match=r'leaves no held-out document of 1; use by = "tail"'):
-        make(tmp_path / "out", tmp_path / "a.txt", holdout={"share": 0.01})
+        make(tmp_path / "out", tmp_path / "a.txt", holdout={"fraction": 0.01})
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["metrics.jsonl"]
 
 
 def test_repeat_writes_training_documents_again_at_the_end(tmp_path):
     a = jsonl(tmp_path / "a.jsonl", [{"text": f"a{i}"} for i in range(40)])
     b = jsonl(tmp_path / "b.jsonl", [{"text": f"b{i}"} for i in range(3)])
-    result = make(tmp_path / "out", [{"path": str(a), "repeat": 3}, b], holdout={"share": 0.2})
+    result = make(tmp_path / "out", [{"path": str(a), "repeat": 3}, b], holdout={"fraction": 0.2})
     texts, val = list(iter_texts(tmp_path / "out", "train")), list(iter_texts(tmp_path / "out", "val"))
     again = [t for t in texts if t.startswith("a")]
     third = len(again) // 3
@@ -174,7 +174,7 @@ def test_repeat_writes_training_documents_again_at_the_end(tmp_path):
 def test_the_library_as_code_prose_and_conversations_shares_its_holdout(tmp_path, monkeypatch):
     some = [pair for n, pair in enumerate(library_files()) if n % 3 == 0 or pair[0].startswith(("json/", "argparse"))]
     monkeypatch.setattr(locate, "library_files", lambda: some)
-    by_group = {"share": 0.05, "by": "group"}
+    by_group = {"fraction": 0.05, "by": "group"}
     make(tmp_path / "code", STDLIB, quality="code", pii=True, holdout=by_group)
     make(tmp_path / "prose", DOCS, holdout=by_group)
     for format in ("chat", "pairs", "prompts"):
@@ -212,13 +212,13 @@ def test_the_library_as_code_prose_and_conversations_shares_its_holdout(tmp_path
 def test_bounds_that_take_most_of_the_text_are_named(tmp_path, monkeypatch, book, said):
     """A folder of books, judged by bounds for pages of the web."""
     lines: list[str] = []
-    monkeypatch.setattr(Display, "say", lambda self, text: lines.append(text))
+    monkeypatch.setattr(Display, "notify", lambda self, text: lines.append(text))
     folder = tmp_path / "in"
     folder.mkdir()
     draw = random.Random(0)
     for name, words in (("a", 200), ("b", 200), ("book", book)):
         (folder / f"{name}.txt").write_text(" ".join(f"word{draw.randrange(10_000)}" for _ in range(words)))
-    make(tmp_path / "out", folder, quality={"max_words": 4096}, holdout={"share": 0.3, "by": "tail"})
+    make(tmp_path / "out", folder, quality={"max_words": 4096}, holdout={"fraction": 0.3, "by": "tail"})
     found = [line for line in lines if "the bounds of `quality` dropped" in line]
     assert bool(found) == said
     assert not said or re.search(r"dropped 9\d% of the text, most of it as too_many_words ", found[0])

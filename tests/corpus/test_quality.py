@@ -11,7 +11,7 @@ from ingot.core.errors import UserError
 from ingot.core.settings import canonical
 from ingot.corpus.clean import clean_texts
 from ingot.corpus.documents import iter_texts
-from ingot.corpus.filters import judge, measure
+from ingot.corpus.filters import check_bounds, measure
 from ingot.corpus.settings import CODE, TEXT, CorpusSettings, QualityBounds
 from tests.corpus.corpus_helpers import funnel, jsonl, make
 
@@ -19,13 +19,13 @@ WORDS = [f"word{a}{b}" for a in "abcdefghijklmnop" for b in "abcdefghijklmnopqrs
 
 
 def reason(text: str, bounds: QualityBounds = TEXT) -> str | None:
-    return judge(measure(pl.DataFrame({"text": [text]})), bounds)[0]
+    return check_bounds(measure(pl.DataFrame({"text": [text]})), bounds)[0]
 
 
 def test_B2_bounds_are_inclusive_at_128_and_4096_words():
     many = (WORDS * 12)[:4097]
     assert [reason(" ".join(many[:n])) for n in (127, 128, 416)] == ["too_few_words", None, None]
-    loose = TEXT.model_copy(update={"min_unique_share": 0.0})
+    loose = TEXT.model_copy(update={"min_unique_fraction": 0.0})
     assert [reason(" ".join(many[:n]), loose) for n in (4096, 4097)] == [None, "too_many_words"]
 
 
@@ -38,7 +38,7 @@ def test_B2_mean_word_length_3_to_10():
     assert reason(two) == "words_too_short"
 
 
-def test_B2_special_share_and_unique_share():
+def test_B2_special_share_and_unique_fraction():
     assert reason(" ".join(f"{w[-2:]}!!!!" for w in WORDS[:200])) == "too_many_special_characters"
     assert reason("the same five words again " * 40) == "too_repetitive"
     assert reason(" ".join(WORDS[:26] * 5)) is None  # exactly 0.2 of 130 words
@@ -91,7 +91,7 @@ def test_B2_wrong_filters_are_named(tmp_path, monkeypatch):
         "other.py:f": "no file other.py",
         "mine.py:scaler": "did you mean 'scalar'",
         "mine.py:scalar": "returned bool, expected a Boolean",
-        "mine.py:raises": "'raises' raised ColumnNotFoundError: .* on the 2 documents from .*a.jsonl to .*; mend it",
+        "mine.py:raises": "'raises' raised ColumnNotFoundError: .* on the 2 documents from .*a.jsonl to .*; fix the",
     }.items():
         with pytest.raises(UserError, match=sentence):
             make(tmp_path / "out", source, filters=[name])

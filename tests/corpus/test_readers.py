@@ -24,7 +24,7 @@ from ingot.corpus.funnel import Quarantined
 from ingot.corpus.readers import files, json_files
 from ingot.corpus.readers import read as reader
 from ingot.corpus.readers import tables as table_files
-from ingot.corpus.readers.locate import left_out
+from ingot.corpus.readers.locate import skipped_files
 from ingot.corpus.settings import Source
 from tests.conftest import DATA
 from tests.corpus.corpus_helpers import funnel, make, quarantine, settings
@@ -111,9 +111,9 @@ def test_b8_text_jsonl_json_csv_parquet_and_compressed_give_the_same_documents(r
 
 def test_lines_under_the_name_of_json_are_lines_whatever_the_first_one_is(tmp_path):
     """A first line longer than what the kind is told by, and one that is malformed."""
-    (tmp_path / "long.json").write_bytes(lines([{"text": "a" * (json_files.HEAD + 9)}, {"text": "b"}]))
+    (tmp_path / "long.json").write_bytes(lines([{"text": "a" * (json_files.HEAD_BYTES + 9)}, {"text": "b"}]))
     (tmp_path / "bad.json").write_bytes(b'{"text": "a\n' + lines([{"text": "b"}, {"text": "c"}]))
-    assert [len(text) for text, _ in read(tmp_path / "long.json")[0]] == [json_files.HEAD + 9, 1]
+    assert [len(text) for text, _ in read(tmp_path / "long.json")[0]] == [json_files.HEAD_BYTES + 9, 1]
     found, bad = read(tmp_path / "bad.json")
     assert ([text for text, _ in found], len(bad)) == (["b", "c"], 1)
 
@@ -168,18 +168,18 @@ def test_rows_of_an_array_that_are_no_documents_are_named_by_row(tmp_path):
     assert [(b.row, b.line, b.offset) for b in bad] == [(n + 1, 0, n) for n in (1, 2, 3, 4)]
     assert bad[2].reason == "no field 'text', found 'body'; set `field` to the one that holds the document"
     assert bad[0].bytes == len('{"text": 1}')
-    assert "row 2: field 'text' is a JSON number, expected a string" in bad[0].sentence()
+    assert "row 2: field 'text' is a JSON number, expected a string" in bad[0].message()
     assert "surrogate" in bad[3].reason
     assert "found a JSON number, expected an object" in bad[1].reason
 
 
 def test_a_row_without_an_end_is_not_read_for_ever(tmp_path):
     (tmp_path / "a.json").write_bytes(b'[{"text": "a"}, {"text": "' + b"x" * 5000)
-    with patch.object(json_files, "MOST_ROW", 1000), patch.object(files, "BLOCK", 100):
+    with patch.object(json_files, "MAX_ROW_CHARACTERS", 1000), patch.object(files, "BLOCK", 100):
         found, (bad,) = read(tmp_path / "a.json")
     assert (len(found), bad.reason) == (
         1,
-        "a row of more than 0 million characters; is a bracket not closed?, after 1 readable rows",
+        "a row of more than 0 million characters; check for an unclosed bracket, after 1 readable rows",
     )
 
 
@@ -205,7 +205,7 @@ def test_configuration_is_text_and_one_row_is_a_row(tmp_path):
     assert not bad
     with pytest.raises(UserError, match=r"several lists of rows \(found 'a', 'b'\), expected an array"):
         read(top / "two.json", format="chat")
-    with patch.object(json_files, "MOST_OBJECT", 10), pytest.raises(UserError, match="save its list of rows as"):
+    with patch.object(json_files, "MAX_OBJECT_BYTES", 10), pytest.raises(UserError, match="save its list of rows as"):
         read(top / "two.json", format="chat")
 
 
@@ -241,7 +241,7 @@ def test_a_quote_that_opens_by_mistake_costs_its_line_alone(tmp_path):
     texts[8] = 'in "two"\nlines'
     assert [text for text, _ in found] == texts
     assert [(b.line, b.reason.partition(":")[0]) for b in bad] == [(9, "malformed table in line 9")]
-    with patch.object(table_files, "MOST_RETURNS", 0):
+    with patch.object(table_files, "MAX_REWINDS", 0):
         _, bad = read(tmp_path / "a.csv")
     assert bad[0].reason.startswith("malformed table in lines 9 to 11, which are lost")
 
@@ -256,7 +256,7 @@ def test_a_name_that_shouts_is_unpacked_and_columns_of_one_name_are_refused(tmp_
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "sentence"),
+    ("name", "content", "message"),
     [
         ("a.csv", b"id,body\n1,x\n", "a.csv: line 2: no field 'text', found 'id', 'body'; set `field`"),
         ("a.csv", b"text,text\n1,x\n", "the header names column 'text' more than once"),
@@ -266,17 +266,17 @@ def test_a_name_that_shouts_is_unpacked_and_columns_of_one_name_are_refused(tmp_
         (
             "a.parquet",
             parquet_of(pa.table([pa.array(["x"]), pa.array(["y"])], names=["text", "text"])),
-            "a.parquet: column 'text' is there more than once; keep one",
+            "a.parquet: column 'text' occurs more than once; keep one",
         ),
-        ("a.parquet", b"PAR1 and nothing more", "a.parquet: not a whole Parquet file"),
+        ("a.parquet", b"PAR1 and nothing more", "a.parquet: not a valid Parquet file"),
         ("a.json", b'[{"body": "x"}]', "a.json: row 1: no field 'text', found 'body'"),
     ],
 )
-def test_nothing_usable_names_the_columns(tmp_path, name, content, sentence):
+def test_nothing_usable_names_the_columns(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=sentence) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         read(tmp_path / name)
-    assert "no line of this file is usable: mend it or remove it" in str(caught.value)
+    assert "no line of this file is usable: fix it or remove it" in str(caught.value)
 
 
 def test_fields_of_a_table_are_text_of_any_arrow_type(tmp_path):
@@ -322,9 +322,9 @@ def test_a_mixed_folder_counts_and_keeps_going(tmp_path):
     (top / "other.csv").write_bytes(b"id,body\n1,x\n2,y\n")
     out = tmp_path / "out"
     result = make(out, top, dedup={"exact": False})
-    assert left_out(Source(path=str(top))) == [top / "picture.png"]
+    assert skipped_files(Source(path=str(top))) == [top / "picture.png"]
     (top / "\udcff.txt").write_text("a name that is no text")
-    with pytest.raises(UserError, match=r"the name '.*\\udcff.txt' is not UTF-8"):
+    with pytest.raises(UserError, match=r"the file name '.*\\udcff.txt' is not UTF-8"):
         make(tmp_path / "refused", top)
     (top / "\udcff.txt").unlink()
     assert result["documents"] == 2 * len(WRITERS) + 1 + 2
@@ -344,7 +344,7 @@ def test_a_file_larger_than_the_allowance_is_streamed(tmp_path, monkeypatch, nam
     (tmp_path / name).write_bytes(data)
     monkeypatch.setattr(reader, "BATCH_CHARACTERS", 20_000)
     monkeypatch.setattr(files, "BLOCK", 10_000)
-    monkeypatch.setattr(json_files, "HEAD", 10_000)
+    monkeypatch.setattr(json_files, "HEAD_BYTES", 10_000)
     taken = []
     blocks, batches = files.blocks, table_files.parquet_batches
     for module in (files, json_files):
@@ -375,7 +375,7 @@ def test_plain_text_in_a_folder_of_conversations_is_named(tmp_path):
     (top / "LICENSE.md").write_text("all of it")
     make(tmp_path / "out", top, format="chat")
     assert funnel(tmp_path / "out")["kept"]["documents"] == 1
-    assert quarantine(tmp_path / "out")[0]["reason"].startswith('is plain text, but format = "chat" reads rows (.jsonl')
+    assert quarantine(tmp_path / "out")[0]["reason"].startswith('is plain text, but format = "chat" needs rows (.jsonl')
 
 
 def test_conversations_in_parquet_have_no_empty_extras(tmp_path):

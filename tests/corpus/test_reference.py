@@ -54,7 +54,7 @@ def test_cleaned_texts(texts):
 def test_what_is_not_normalised_is_stable_in_any_company():
     """Every character that may pass unseen is its own NFC, has no class to be reordered by, and follows no other."""
     everything = [chr(c) for c in range(sys.maxunicode + 1) if not 0xD800 <= c <= 0xDFFF]
-    unstable = pl.Series(everything).str.contains(clean._UNSTABLE)
+    unstable = pl.Series(everything).str.contains(clean._NEEDS_NFC)
     stable = [c for c, found in zip(everything, unstable, strict=True) if not found]
     assert len(stable) > 40_000
     column = pl.Series(stable)
@@ -81,7 +81,7 @@ def plain_measures(text: str) -> tuple[int, int, float, float, float]:
 def test_measures(texts):
     kept = [text for text in texts if text.split()]
     for column in sliced(kept):
-        names = ["characters", "words", "mean_word_length", "special_share", "unique_word_share"]
+        names = ["characters", "words", "mean_word_length", "special_fraction", "unique_word_fraction"]
         assert filters.measure(column.to_frame()).select(names).rows() == [plain_measures(text) for text in kept]
 
 
@@ -93,8 +93,8 @@ MAIL = st.text(st.sampled_from("ab1._+-@ é\n"), max_size=12)
 @given(st.lists(st.lists(ADDRESS | MAIL, max_size=4).map(" ".join), max_size=8))
 def test_hints_of_personal_data_miss_nothing(texts):
     column = pl.Series("text", texts, dtype=pl.String)
-    for pattern, hints in ((pii._IPV6_SEARCHED, pii._HINTS["ip6"]), (pii._SEARCHED["email"], pii._HINTS["email"])):
+    for pattern, hints in ((pii._IPV6_PREFILTER, pii._HINTS["ip6"]), (pii._PREFILTERS["email"], pii._HINTS["email"])):
         expected = column.str.contains(pattern).arg_true().to_list()
-        assert pii._found(column, pattern, hints).to_list() == expected
+        assert pii._matching_rows(column, pattern, hints).to_list() == expected
     mails = column.str.contains(pii._EMAIL)
-    assert not (mails & ~column.str.contains(pii._SEARCHED["email"])).any()
+    assert not (mails & ~column.str.contains(pii._PREFILTERS["email"])).any()

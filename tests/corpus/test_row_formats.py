@@ -15,7 +15,7 @@ from ingot.core.errors import UserError
 from ingot.corpus.documents import read_documents
 from ingot.corpus.readers.files import BadRow
 from ingot.corpus.readers.read import read
-from ingot.corpus.readers.row_formats import shape
+from ingot.corpus.readers.row_formats import row_parser
 from tests.conftest import DATA
 from tests.corpus.corpus_helpers import funnel, jsonl, make, quarantine, settings
 from tests.corpus.test_readers import WRITERS, parquet
@@ -28,12 +28,12 @@ def talk(*turns: tuple[str, str]) -> list[dict[str, Any]]:
 
 
 def made(format: Any, row: Any, **fields: str) -> Any:
-    return json.loads(shape(format, None, fields)(row).text)  # type: ignore[arg-type]
+    return json.loads(row_parser(format, None, fields)(row).text)  # type: ignore[arg-type]
 
 
 def why(format: Any, row: Any, **fields: str) -> str:
     with pytest.raises(BadRow) as caught:
-        shape(format, None, fields)(row)  # type: ignore[arg-type]
+        row_parser(format, None, fields)(row)  # type: ignore[arg-type]
     return str(caught.value)
 
 
@@ -114,8 +114,8 @@ def test_of_a_prompt_with_history_the_completion_alone_is_learned():
             {"question": "q", "answer": "a", "response": "b"},
             "both 'response' and 'answer' may be the completion",
         ),
-        ({"messages": []}, r"field 'messages' is a JSON array, expected a list of messages, not empty"),
-        ({"messages": "[1"}, "'messages' is malformed JSON"),
+        ({"messages": []}, r"field 'messages' is a JSON array, expected a non-empty list of messages"),
+        ({"messages": "[1"}, "field 'messages': malformed JSON"),
         (
             {"messages": [{"role": "bot", "content": "x"}]},
             "message 1 of 'messages' has role 'bot', expected one",
@@ -130,15 +130,18 @@ def test_of_a_prompt_with_history_the_completion_alone_is_learned():
             {"messages": [QA[0], {"role": A, "content": "", "tool_calls": [{}]}]},
             "message 2 .* calls a tool .'tool_calls'",
         ),
-        ({"messages": [{"role": U, "content": [{"type": "image_url"}]}]}, "has a part that is 'image_url'"),
+        ({"messages": [{"role": U, "content": [{"type": "image_url"}]}]}, "has a part of type 'image_url'"),
         ({"messages": [QA[0], {**QA[1], "weight": 0.5}]}, "has weight = 0.5, expected 0 or 1"),
         ({"messages": [QA[0], {**QA[1], "train": 1}]}, "has train = 1, expected true or false"),
         ({"instruction": "q", "input": "x", "context": "y", "output": "a"}, "both 'input' and 'context'"),
-        ({"instruction": "q", "history": ["a"], "output": "b"}, "field 'history' .* expected pairs of texts"),
+        ({"instruction": "q", "history": ["a"], "output": "b"}, "field 'history' .* expected pairs of strings"),
         ({"messages": SQA, "system": "t"}, "the messages begin with one"),
         ({"messages": QA, "system": 3}, "field 'system' is a JSON number, expected a string"),
         ({"prompt": "q", "completion": talk((U, "a"))}, "the completion begins with a user message"),
-        ({"prompt": 3, "completion": "a"}, "field 'prompt' is a JSON number, expected a text or a list of messages"),
+        (
+            {"prompt": 3, "completion": "a"},
+            "field 'prompt' is a JSON number, expected a string or a non-empty list",
+        ),
         ({"instruction": "q", "input": 3, "output": "a"}, "field 'input' is a JSON number"),
         ("text", "found a JSON string, expected an object, or a list of messages"),
     ],
@@ -183,10 +186,10 @@ def test_pairs_share_the_longest_prompt_and_keep_their_turns():
     ("row", "reason"),
     [
         ({"prompt": "q", "chosen": "a"}, "expected chosen and rejected, with a prompt .*; found 'prompt', 'chosen'"),
-        ({"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "\n\nHuman: q\n\nAssistant: b"}, "are not taken apart"),
+        ({"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "\n\nHuman: q\n\nAssistant: b"}, "are not split"),
         ({"prompt": "q", "chosen": GOOD, "rejected": "bad"}, "one of chosen and rejected begins with the prompt"),
-        ({"prompt": "other", "chosen": GOOD, "rejected": BAD}, "share another prompt than the row gives"),
-        ({"chosen": GOOD, "rejected": talk((U, "r"), (A, "bad"))}, "share no message"),
+        ({"prompt": "other", "chosen": GOOD, "rejected": BAD}, "differs from the prompt of the row"),
+        ({"chosen": GOOD, "rejected": talk((U, "r"), (A, "bad"))}, "without a common first message"),
         (
             {"chosen": [*GOOD, *talk((U, "1"), (A, "x"))], "rejected": [*GOOD, *talk((U, "2"), (A, "x"))]},
             "the chosen begins with a user message, expected an assistant's",
@@ -217,7 +220,7 @@ def test_pairs_of_no_shape_are_named(row, reason):
     ],
 )
 def test_prompts_in_every_shape_keep_their_other_fields(row, expected, extra):
-    document = shape("prompts", None, {})(row)
+    document = row_parser("prompts", None, {})(row)
     assert json.loads(document.text) == expected
     assert (document.extra and json.loads(document.extra)) == extra
 
@@ -247,13 +250,13 @@ def test_other_names_are_given_with_fields(tmp_path):
     result = make(tmp_path / "out", [jsonl(tmp_path / "a.jsonl", rows), other], format="pairs", fields=names)
     assert result["documents"] == 2
     for table, sentence in [
-        ({"format": "text", "fields": {"prompt": "q"}}, "fields.prompt: means nothing to format text; use `field`"),
+        ({"format": "text", "fields": {"prompt": "q"}}, "fields.prompt: not used by format text; use `field`"),
         (
             {"format": "chat", "fields": {"chosen": "q"}},
-            "means nothing to format chat; known: messages, system, prompt",
+            "not used by format chat; known: messages, system, prompt",
         ),
-        ({"format": "pairs", "field": "q"}, "field: means nothing to format pairs"),
-        ({"format": "prompts", "quality": "text"}, "judge running text"),
+        ({"format": "pairs", "field": "q"}, "field: not used by format pairs"),
+        ({"format": "prompts", "quality": "text"}, "expected format text"),
     ]:
         with pytest.raises(ValueError, match=sentence):
             settings("x", **table)
@@ -276,7 +279,7 @@ def test_rows_in_every_kind_of_file_are_the_same_documents(rows):
     }
     with tempfile.TemporaryDirectory() as name:
         for format, table in tables.items():
-            expected = [(d.text, d.extra) for d in map(shape(format, None, {}), table)]  # type: ignore[arg-type]
+            expected = [(d.text, d.extra) for d in map(row_parser(format, None, {}), table)]  # type: ignore[arg-type]
             for file in ("a.jsonl", "a.json", "object.json", "a.csv", "a.tsv", "groups.parquet", "a.json.gz"):
                 path = Path(name, file)
                 path.write_bytes(WRITERS[file](table))
@@ -332,7 +335,7 @@ def test_rows_of_one_prompt_are_held_out_together(tmp_path, format):
     if format == "pairs":
         rows = [{**r, "chosen": f"good {r['n']}"} for r in rows]
     out = tmp_path / "out"
-    make(out, jsonl(tmp_path / "a.jsonl", rows), format=format, holdout={"share": 0.2})
+    make(out, jsonl(tmp_path / "a.jsonl", rows), format=format, holdout={"fraction": 0.2})
     sides: dict[str, set[str]] = {}
     for d in documents(out):
         document = json.loads(d["text"])
@@ -378,7 +381,7 @@ def test_white_space_in_a_message_makes_no_other_row(tmp_path, format):
     assert r"what is\nthis?" in documents(out)[0]["text"]  # the document itself keeps its lines
 
 
-def test_the_system_text_of_a_row_heads_the_prompt_that_two_conversations_share():
+def test_the_system_text_of_a_row_heads_the_prompt_that_two_conversations_fraction():
     sides = {name: talk(("user", "q"), ("assistant", name)) for name in ("chosen", "rejected")}
     document = made("pairs", {"system": "in French", **sides})
     assert [(m["role"], m["content"]) for m in document["prompt"]] == [("system", "in French"), ("user", "q")]
@@ -387,12 +390,12 @@ def test_the_system_text_of_a_row_heads_the_prompt_that_two_conversations_share(
 
 def test_messages_as_text_that_cannot_be_kept_are_named():
     bad = json.dumps([{"role": "user", "content": "hi"}]).replace("hi", "hi \\ud83d")
-    assert "half of a surrogate pair" in why("chat", {"messages": bad})
+    assert "unpaired surrogate" in why("chat", {"messages": bad})
     assert "malformed JSON" in why("chat", {"messages": "[" * 100_000})
     deep: Any = "x"
     for _ in range(100_000):
         deep = [deep]
-    assert "hundreds of levels deep" in why("prompts", {"prompt": "q", "further": deep})
+    assert "nested too deeply" in why("prompts", {"prompt": "q", "further": deep})
 
 
 def test_personal_data_is_masked_in_messages_and_in_further_fields(tmp_path):
@@ -432,7 +435,7 @@ def test_what_is_learned_of_a_conversation_does_not_move_it_across_the_split(tmp
     silent = [[m, {**a, "train": False}, *rest] for m, a, *rest in hidden]
     rows = [{"messages": m} for m in (*talks, *told, *hidden, *silent)]
     out = tmp_path / "out"
-    make(out, jsonl(tmp_path / "a.jsonl", rows), format="chat", holdout={"share": 0.3})
+    make(out, jsonl(tmp_path / "a.jsonl", rows), format="chat", holdout={"fraction": 0.3})
     splits: dict[str, set[str]] = {}
     kept = documents(out)
     for d in kept:
@@ -468,7 +471,7 @@ def test_a_conversation_without_an_answer_is_dropped_and_counted(tmp_path):
 def test_tail_keeps_pairs_whole(tmp_path):
     rows = [{"prompt": f"q{i}", "chosen": "a", "rejected": "b"} for i in range(10)]
     out = tmp_path / "out"
-    result = make(out, jsonl(tmp_path / "a.jsonl", rows), format="pairs", holdout={"share": 0.25, "by": "tail"})
+    result = make(out, jsonl(tmp_path / "a.jsonl", rows), format="pairs", holdout={"fraction": 0.25, "by": "tail"})
     assert (result["train_documents"], result["val_documents"], result["cut_documents"]) == (7, 3, 0)
     assert all(set(json.loads(d["text"])) == {"prompt", "chosen", "rejected"} for d in documents(out))
 

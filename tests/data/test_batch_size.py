@@ -14,7 +14,7 @@ def test_C8_a_ramp_by_hand():
     """1 to 5 rows over 8 rows: 1 + floor(4 R / 8) with R = 0, 1, 2, 4, 7 rows done, and 5 from then on."""
     sizes = ramp(1, 5, 8, by_step=False)
     assert [sizes.rows(step) for step in range(1, 9)] == [1, 1, 2, 3, 4, 5, 5, 5]
-    assert [sizes.before(step) for step in range(1, 9)] == [0, 1, 2, 4, 7, 11, 16, 21]
+    assert [sizes.rows_before(step) for step in range(1, 9)] == [0, 1, 2, 4, 7, 11, 16, 21]
     by_step = ramp(1, 5, 8, by_step=True)  # 1 + floor(4 (step - 1) / 8)
     assert [by_step.rows(step) for step in range(1, 11)] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
 
@@ -44,11 +44,11 @@ def test_C8_the_table_is_the_sum_over_all_steps(shape: tuple[int, int, int, bool
     progress, row = done, 0
     for step in range(1, steps + 1):
         rows = start + growth * min(progress, over) // over
-        assert (sizes.rows(step), sizes.before(step)) == (rows, row)
+        assert (sizes.rows(step), sizes.rows_before(step)) == (rows, row)
         assert sizes.step_of(row) == sizes.step_of(row + rows - 1) == step
         row, progress = row + rows, progress + (1 if by_step else rows)
 
 
 def test_a_constant_size():
     sizes = constant(7)
-    assert (sizes.rows(10**9), sizes.before(10**9 + 1), sizes.step_of(7 * 10**9 - 1)) == (7, 7 * 10**9, 10**9)
+    assert (sizes.rows(10**9), sizes.rows_before(10**9 + 1), sizes.step_of(7 * 10**9 - 1)) == (7, 7 * 10**9, 10**9)

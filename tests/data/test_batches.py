@@ -109,7 +109,7 @@ def test_C7_microbatches_are_the_batch(make_store) -> None:
     store = make_store([list(range(50)) * 10])
     source = _source(store, Concatenated(np.asarray(store.ends), 8), isolate=True)
     (batch,) = all_rows(source, 10, limit=10)
-    parts = list(batch.micro(3))
+    parts = list(batch.micro_batches(3))
     assert [len(p) for p in parts] == [3, 3, 3, 1]
     assert np.array_equal(np.concatenate([p.labels_BT for p in parts]), batch.labels_BT)
 
@@ -201,7 +201,7 @@ def test_columns_per_token_go_with_their_rows_and_know_no_mask(make_store, tmp_p
     (batch,) = all_rows(source, 100)
     assert (batch.labels_BT != IGNORE).sum() == 8
     assert (batch.columns["id_BT"] != 0).sum() == batch.columns["lengths_B"].sum() - len(DOCUMENTS)
-    micros = list(batch.micro(3))
+    micros = list(batch.micro_batches(3))
     assert np.array_equal(np.concatenate([m.columns["wide_BT"] for m in micros]), batch.columns["wide_BT"])
     moved = batch.take(np.array([2, 0])).to("cpu")
     assert isinstance(moved.columns["wide_BT"], torch.Tensor)

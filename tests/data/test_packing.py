@@ -115,14 +115,14 @@ def test_2_1_a_document_whose_answer_is_cut_off_is_left_out_and_counted() -> Non
 
 
 def test_2_1_where_every_answer_is_cut_off_one_sentence_says_so() -> None:
-    with pytest.raises(UserError, match=r"each of its 2 documents is longer than the context of 9 and its answer beg"):
+    with pytest.raises(UserError, match=r"each of its 2 documents is longer than the context of 9, and its answer"):
         make_row_plan(
             "best-fit", _ends([30, 20]), 9, None, mask=lambda start, stop: 0 * _all(start, stop), what="data.q"
         )
 
 
 def test_context_longer_than_the_data_is_one_sentence() -> None:
-    with pytest.raises(UserError, match=r"data.clean: holds 10 tokens, fewer than one row of context 64 needs \(65\)"):
+    with pytest.raises(UserError, match=r"data.clean: found 10 tokens, expected at least one row of context 64 \(65\)"):
         make_row_plan("concat", _ends([10]), 64, None, mask=None, what="data.clean")
     with pytest.raises(UserError, match=r"packing\.stride: found 9, expected at most the context of 8"):
         make_row_plan("concat", _ends([100]), 8, 9, mask=None, what="data.clean")

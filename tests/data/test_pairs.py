@@ -36,9 +36,9 @@ def test_a_pair_that_does_not_fit_is_left_out_whole_and_counted(make_store) -> N
     assert source.plan.rows_of(5) == []
     assert _source(make_store, 32).plan.rows == 3
     with pytest.raises(
-        UserError, match="all 3 pairs have a side longer than the 2 tokens there are for them, and none is cut"
+        UserError, match="all 3 pairs have a side longer than the maximum of 2 tokens, and they are not"
     ):
-        make_row_plan("whole", np.asarray(source.store.ends), 2, None, True, "data.p", 2)
+        make_row_plan("one-per-row", np.asarray(source.store.ends), 2, None, True, "data.p", 2)
 
 
 def test_every_row_once_as_wide_as_the_longest_of_its_batch(make_store) -> None:
@@ -53,7 +53,7 @@ def test_every_row_once_as_wide_as_the_longest_of_its_batch(make_store) -> None:
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5])
 def test_2_0_micro_batches_never_split_a_pair(make_store, rows) -> None:
     (batch,) = all_rows(_source(make_store, 64), 100)
-    micros = list(batch.micro(rows))
+    micros = list(batch.micro_batches(rows))
     assert all(len(m) % 2 == 0 and len(m) <= max(2, rows) for m in micros)
     assert sum(m.counts()["pair"] for m in micros) == 3
     assert np.array_equal(np.concatenate([m.columns["lengths_B"] for m in micros]), batch.columns["lengths_B"])
@@ -67,4 +67,4 @@ def test_columns_move_with_their_batch(make_store) -> None:
 
     batch = make_batch([_source(make_store, 64)], np.zeros(2, int), np.array([0, 1])).to("cpu")
     assert isinstance(batch.columns["lengths_B"], torch.Tensor)
-    assert [m.columns["lengths_B"].tolist() for m in batch.micro(2)] == [[4, 5], [3, 3]]
+    assert [m.columns["lengths_B"].tolist() for m in batch.micro_batches(2)] == [[4, 5], [3, 3]]

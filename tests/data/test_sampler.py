@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from ingot.data.batch_size import constant
 from ingot.data.batches import Source, make_batch
 from ingot.data.packing import Concatenated
-from ingot.data.sampler import BLOCK, Order, key_of, permute, spread
+from ingot.data.sampler import PATTERN_LENGTH, Order, key_of, mixture_pattern, permute
 
 
 @given(n=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
@@ -36,7 +36,7 @@ def test_the_places_of_a_row_are_where_it_is_drawn(sources: list[tuple[int, floa
     source, row = order.at(0, end)
     for s in range(len(rows)):
         for r in {0, rows[s] // 2, rows[s] - 1}:
-            assert order.places(s, r, end) == np.flatnonzero((source == s) & (row == r)).tolist()
+            assert order.positions(s, r, end) == np.flatnonzero((source == s) & (row == r)).tolist()
 
 
 def test_C4_the_shuffle_is_random_access_at_any_length() -> None:
@@ -67,13 +67,13 @@ def test_C4_100_samples_in_batches_of_32(make_store) -> None:
     assert source.plan.rows == rows
 
     def rows_of(step: int) -> list[int]:
-        batch = make_batch([source], *order.at(sizes.before(step), sizes.rows(step)))
+        batch = make_batch([source], *order.at(sizes.rows_before(step), sizes.rows(step)))
         assert np.array_equal(batch.ids_BT[:, 0], batch.row_B * context % 64)
         return batch.row_B.tolist()
 
     batches = [rows_of(step) for step in range(1, 26)]
     assert {len(batch) for batch in batches} == {32}
-    within = [step for step in range(1, 26) if sizes.before(step + 1) <= rows]
+    within = [step for step in range(1, 26) if sizes.rows_before(step + 1) <= rows]
     assert len(within) == len(DataLoader(range(rows), batch_size=32, drop_last=True)) == 3  # type: ignore[arg-type]
     shown = [row for batch in batches[:3] for row in batch]
     assert len(set(shown)) == 96
@@ -98,7 +98,7 @@ def test_shuffled_positions_look_uniform() -> None:
 @settings(deadline=None)
 @given(st.lists(st.floats(0.05, 1), min_size=2, max_size=5), st.integers(0, 5000), st.integers(20, 500))
 def test_B9_any_window_has_the_asked_shares(weights: list[float], start: int, length: int) -> None:
-    pattern = spread(weights)[start : start + length]
+    pattern = mixture_pattern(weights)[start : start + length]
     share = np.array(weights) / sum(weights)
     counts = np.bincount(pattern, minlength=len(weights))
     assert (abs(counts - share * len(pattern)) <= len(weights)).all()
@@ -119,5 +119,5 @@ def test_each_source_is_drawn_in_order_without_a_gap() -> None:
 
 
 def test_a_share_too_small_to_be_drawn_is_refused() -> None:
-    with pytest.raises(ValueError, match=f"1 in {BLOCK}"):
+    with pytest.raises(ValueError, match=f"1 / {PATTERN_LENGTH:,}"):
         Order((5, 5), (1.0, 1e-6), seed=1)

@@ -36,7 +36,7 @@ def test_equal_tensors_are_equal_files(tmp_path: Path) -> None:
     tensors = {f"w{n}": torch.full((2,), float(n)) for n in range(20)}
     for name in ("a", "b"):
         checkpoint.save(tmp_path / name, tensors, {}, {})
-    a, b = ((tmp_path / name / checkpoint.WHOLE).read_bytes() for name in ("a", "b"))
+    a, b = ((tmp_path / name / checkpoint.WEIGHTS).read_bytes() for name in ("a", "b"))
     assert a == b
 
 
@@ -48,7 +48,7 @@ def test_what_a_process_saves_ranks_load_and_the_other_way_round(tmp_path: Path)
         assert checkpoint.load(checkpoint.checkpoint_path(tmp_path, 1), back) == {"step": 1}
         assert all(torch.equal(back[n], tensors[n]) for n in tensors)
         tensors = _save(tmp_path, 2)
-    assert not (checkpoint.checkpoint_path(tmp_path, 2) / checkpoint.WHOLE).exists()
+    assert not (checkpoint.checkpoint_path(tmp_path, 2) / checkpoint.WEIGHTS).exists()
     assert checkpoint.load(checkpoint.checkpoint_path(tmp_path, 2), back) == {"step": 2}
     assert all(torch.equal(back[n], tensors[n]) for n in tensors)
 
@@ -71,7 +71,7 @@ def test_a_tensor_of_another_shape_does_not_load(tmp_path: Path) -> None:
 
 def test_saving_and_loading_alone_import_no_compiler(tmp_path: Path) -> None:
     code = (
-        "import pathlib, torch; from ingot.dist import checkpoint\n"
+        "import pathlib, torch; from ingot.distributed import checkpoint\n"
         "path = pathlib.Path(sys.argv[1]) / 'c'; checkpoint.save(path, {'w': torch.ones(3)}, {}, {})\n"
         "w = torch.zeros(3); checkpoint.load(path, {'w': w}); assert w.sum() == 3"
     )
@@ -97,18 +97,18 @@ def test_a_damaged_checkpoint_falls_back_and_says_so(tmp_path: Path, damage: str
     else:
         file.unlink()
     said: list[str] = []
-    assert checkpoint.newest_good(tmp_path, said.append) == checkpoint.checkpoint_path(tmp_path, 10)
+    assert checkpoint.newest_intact(tmp_path, said.append) == checkpoint.checkpoint_path(tmp_path, 10)
     assert len(said) == 1
-    assert said[0].startswith("damaged checkpoint passed over: ")
+    assert said[0].startswith("skipped a damaged checkpoint: ")
     assert file.name in said[0]
 
 
 def test_all_damaged_is_an_error_and_none_is_none(tmp_path: Path) -> None:
-    assert checkpoint.newest_good(tmp_path, print) is None
+    assert checkpoint.newest_intact(tmp_path, print) is None
     _save(tmp_path, 10)
     (checkpoint.checkpoint_path(tmp_path, 10) / "state.json").write_text("{}")
     with pytest.raises(UserError, match="all 1 checkpoints are damaged"):
-        checkpoint.newest_good(tmp_path, lambda text: None)
+        checkpoint.newest_intact(tmp_path, lambda text: None)
 
 
 def test_old_ones_are_dropped(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from ingot.core.errors import UserError
 from ingot.core.statistics import wilson
-from ingot.evaluate.abilities import Examinee, rows, sit
+from ingot.evaluate.abilities import Subject, rows, run_task
 from ingot.evaluate.continuations import score
 from ingot.evaluate.tasks import load_task
 from ingot.model.config import ModelSettings
@@ -49,7 +49,7 @@ def test_F4_a_model_that_learns_in_context_scores_1_and_one_that_does_not_scores
     table = {}
     for kind, rule in (("knows", goes_on), ("blind", lambda row, vocab: vocab)):
         model = Rule(tokenizer.vocab, lambda row, rule=rule: rule(row, tokenizer.vocab))
-        answered = sit(Examinee(model, tokenizer, chats=False), task)
+        answered = run_task(Subject(model, tokenizer, chats=False), task)
         table[kind] = {row["metric"]: row for row in rows(task, answered)}
     assert table["knows"]["accuracy"]["value"] == 1
     assert table["knows"]["right_probability"]["value"] > 0.9
@@ -107,10 +107,10 @@ def sums(tmp_path_factory):
 
 def test_F4_written_answers_of_a_model_that_was_taught_and_of_one_that_was_not(sums):
     task, tokenizer, knows, blank = sums
-    taught = sit(Examinee(knows, tokenizer, chats=False), task)
+    taught = run_task(Subject(knows, tokenizer, chats=False), task)
     assert all(a.right for a in taught)
     assert [a.answer for a in taught[:-1]] == [answer for _, answer in SUMS]  # cut off at the stop text
-    naive = sit(Examinee(blank, tokenizer, chats=False), task)
+    naive = run_task(Subject(blank, tokenizer, chats=False), task)
     assert sum(a.right for a in naive[:-1]) <= 3
     told = {row["metric"]: row for row in rows(task, taught)}
     control = {row["metric"]: row for row in rows(task, naive)}
@@ -128,10 +128,10 @@ def test_examples_stand_in_front_and_change_the_answer(sums, tmp_path):
     ]
     path.write_text("\n".join(map(json.dumps, [{"task": "s", "shots": 2, "between": ".", "max_new": 1}, *items])))
     _, tokenizer, knows, _ = sums
-    examinee = Examinee(knows, tokenizer, chats=False)
-    (answered,) = sit(examinee, load_task(str(path)))
+    subject = Subject(knows, tokenizer, chats=False)
+    (answered,) = run_task(subject, load_task(str(path)))
     assert answered.prompt == "1+1=2.1+2=3.2+2="
-    assert sit(examinee, load_task(str(path)), shots=1)[0].prompt == "1+1=2.2+2="
+    assert run_task(subject, load_task(str(path)), shots=1)[0].prompt == "1+1=2.2+2="
 
 
 def test_a_question_keeps_half_of_the_context_however_long_an_answer_may_be(sums, tmp_path):
@@ -142,7 +142,7 @@ def test_a_question_keeps_half_of_the_context_however_long_an_answer_may_be(sums
     path.write_text("\n".join(map(json.dumps, [{"task": "s", "max_new": 99, "stop": ["."]}, *items])))
     _, tokenizer, knows, _ = sums
     task = load_task(str(path))
-    answered = sit(Examinee(knows, tokenizer, chats=False), task)
+    answered = run_task(Subject(knows, tokenizer, chats=False), task)
     assert [a.right for a in answered] == [True] * 4 + [False]
     assert [a.measure is None for a in answered] == [False] * 4 + [True]
     told = {row["metric"]: row for row in rows(task, answered)}
@@ -155,8 +155,8 @@ def test_F4_code_is_run(sums, tmp_path, monkeypatch):
     items = [{"prompt": f"def f{n}():\n", "tests": f"assert f{n}() == {n}"} for n in range(3)]
     path.write_text("\n".join(map(json.dumps, [{"task": "c", "kind": "code"}, *items])))
     _, tokenizer, knows, _ = sums
-    monkeypatch.setattr(Examinee, "write", lambda *_: ["    return 0\n", "    return 7\n", "    return ("])
-    answered = sit(Examinee(knows, tokenizer, chats=False), load_task(str(path)))
+    monkeypatch.setattr(Subject, "generate", lambda *_: ["    return 0\n", "    return 7\n", "    return ("])
+    answered = run_task(Subject(knows, tokenizer, chats=False), load_task(str(path)))
     assert [a.right for a in answered] == [True, False, False]
     assert [a.why.partition(":")[0] for a in answered] == ["", "AssertionError", "SyntaxError"]
 
@@ -166,10 +166,10 @@ def test_questions_are_asked_of_models_that_converse():
     from ingot.tokenizer.chat import render, stop_ids
 
     bpe = ByteBPE([bytes([b]) for b in range(256)], r".+")
-    examinee = Examinee(_tiny(bpe.vocab), bpe, chats=True)
-    assert examinee.prompt("hi", asked=False) == [*bpe.start, *bpe.encode("hi").tolist()]
+    subject = Subject(_tiny(bpe.vocab), bpe, chats=True)
+    assert subject.prompt("hi", chat=False) == [*bpe.start_ids, *bpe.encode("hi").tolist()]
     whole = render([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}], bpe)[0].tolist()
-    assert [*examinee.prompt("hi", asked=True), *examinee.answer(" yes", asked=True)] == whole
+    assert [*subject.prompt("hi", chat=True), *subject.answer(" yes", chat=True)] == whole
     assert whole[-1] == stop_ids(bpe)[0]
 
 

@@ -32,7 +32,7 @@ def _rows(n: int, seed: int = 0) -> list[Batch]:
     labels[:, 0] = 1
     positions = np.broadcast_to(np.arange(T), (n, T)).copy()
     whole = Batch(ids, labels, positions, None, np.zeros(n, np.int64), np.arange(n)).to("cpu")
-    return list(whole.micro(1))
+    return list(whole.micro_batches(1))
 
 
 def _estimate(model: Transformer, rows: list[Batch], labels: Labels, seed: int = 1) -> Fisher:
@@ -150,7 +150,7 @@ def test_2_7_source_error_off_by_one_sample() -> None:
     fisher = _estimate(model, rows, "exact")
     theirs = _flat(fisher.squares) / sum(int((r.labels_BT != IGNORE).sum()) for r in rows[:3])
     assert (right - theirs).norm() > 0.05 * right.norm()
-    assert len(_estimate(model, rows[:3], "sampled").noted["traces"]) == 3
+    assert len(_estimate(model, rows[:3], "sampled").per_batch["traces"]) == 3
 
 
 def test_a_draw_depends_on_its_row_alone_and_repeats() -> None:

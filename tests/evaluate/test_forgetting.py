@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.evaluate.forgetting import LATER, OLD, Link, Scores, summary
+from ingot.evaluate.forgetting import LATER, OLD, ChainStage, Scores, summary
 
-CHAIN = [Link("one", ("a",)), Link("two", ("b",)), Link("three", ("c",))]
+CHAIN = [ChainStage("one", ("a",)), ChainStage("two", ("b",)), ChainStage("three", ("c",))]
 
 
 def _scores(matrix: dict[tuple[str, str], float], documents: int = 50, noise: float = 0.3) -> dict[Any, Scores]:
@@ -15,7 +15,7 @@ def _scores(matrix: dict[tuple[str, str], float], documents: int = 50, noise: fl
     hard = np.random.default_rng(3).normal(size=documents)
     hard -= hard.mean()
     return {
-        key: Scores((loss + noise * hard) * 10, np.full(documents, 10), "_nats", guess=-3.0)
+        key: Scores((loss + noise * hard) * 10, np.full(documents, 10), "_nats", chance=-3.0)
         for key, loss in matrix.items()
     }
 
@@ -56,7 +56,7 @@ def test_2_7_intervals_are_over_documents_and_paired() -> None:
 
 def test_2_7_the_best_earlier_stage_counts_not_the_one_that_learned_it() -> None:
     """b got better in stage three and was lost in stage four: forgetting is from its best, transfer from its own."""
-    chain = [*CHAIN, Link("four", ())]
+    chain = [*CHAIN, ChainStage("four", ())]
     losses = LOSSES | {("three", "b"): 0.7, ("four", "a"): 1.0, ("four", "b"): 1.3, ("four", "c"): 0.8}
     found = _by(summary(chain, _scores(losses)))
     assert found["b", "forgetting_nats"]["value"] == pytest.approx(1.3 - 0.7)
@@ -70,7 +70,7 @@ def test_2_7_shares_count_the_other_way() -> None:
     """An ability's score is a share of items that were right: its loss is a loss of that share."""
     right = {"one": [1, 1, 1, 0], "two": [0, 0, 1, 0]}
     scores = {(name, "sums"): Scores(np.array(items), np.ones(4), "") for name, items in right.items()}
-    (row,) = summary([Link("one", ()), Link("two", ())], scores)
+    (row,) = summary([ChainStage("one", ()), ChainStage("two", ())], scores)
     assert (row["metric"], row["value"], row["n"]) == ("forgetting", 0.5, 4)
 
 

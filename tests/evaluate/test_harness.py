@@ -113,7 +113,7 @@ def test_generation_stops_at_its_text_and_is_greedy(harness, bpe, monkeypatch):
 
 def test_every_way_of_drawing_that_a_task_asks_for_is_followed(harness):
     asked = {"do_sample": True, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2}
-    sampling, _ = harness._settings({**asked, "max_gen_toks": 3})
+    sampling, _ = harness._sampling({**asked, "max_gen_toks": 3})
     assert {name: getattr(sampling, name) for name in asked if name != "do_sample"} == {
         name: value for name, value in asked.items() if name != "do_sample"
     }

@@ -17,13 +17,13 @@ T, V = 12, 32
 
 
 def test_D1_nats_bits_and_perplexity():
-    four = Likelihood(np.array([4 * math.log(20)]), np.array([4]), np.array([8.0]), whole=True)
+    four = Likelihood(np.array([4 * math.log(20)]), np.array([4]), np.array([8.0]), all_tokens=True)
     rows = {r["metric"]: r["value"] for r in four.rows()}
     assert rows == pytest.approx({"loss_nats": math.log(20), "perplexity": 20, "bits_per_byte": math.log2(20) / 2})
 
 
 def test_the_perplexity_of_a_model_that_diverged_is_a_number():
-    (loss, perplexity, _) = Likelihood(np.array([900.0]), np.array([1]), np.array([1.0]), whole=True).rows()
+    (loss, perplexity, _) = Likelihood(np.array([900.0]), np.array([1]), np.array([1.0]), all_tokens=True).rows()
     assert loss["value"] == 900
     assert 1e307 < perplexity["value"] < math.inf
 

@@ -1,7 +1,5 @@
 """Code that a model wrote: right code passes, wrong code fails, and neither reaches anything."""
 
-import time
-
 import pytest
 
 from ingot.evaluate.sandbox import program_of, run_code
@@ -22,7 +20,7 @@ def test_F4_every_reference_solution_passes_and_a_stub_does_not():
     [
         ("assert 1 == 2", "AssertionError"),
         ("def f(:", "SyntaxError"),
-        ("import os; os._exit(0)", "left early with exit code 0"),
+        ("import os; os._exit(0)", "exited early with code 0"),
         ("raise SystemExit(0)", "SystemExit"),
         ("import socket; socket.socket().connect(('127.0.0.1', 9))", "PermissionError"),
         ("import urllib.request as u; u.urlopen('http://127.0.0.1:9')", "URLError: <urlopen error socket."),
@@ -40,11 +38,9 @@ def test_F4_every_reference_solution_passes_and_a_stub_does_not():
     ],
 )
 def test_what_goes_wrong_says_why(program, why):
-    start = time.monotonic()
     outcome = run_code(program, seconds=1)
     assert not outcome.passed
     assert outcome.why.startswith(why), outcome.why
-    assert time.monotonic() - start < 30
 
 
 def test_the_library_may_be_used_and_output_goes_nowhere():

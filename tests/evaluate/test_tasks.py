@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ingot.core.errors import UserError
-from ingot.evaluate.checks import CHECKS, right
+from ingot.evaluate.checks import CHECKS, is_correct
 from ingot.evaluate.tasks import SUITE, Item, load_task, task_file
 
 SHIPPED = sorted(path.stem for path in SUITE.glob("*.jsonl"))
@@ -53,10 +53,10 @@ def test_every_check_has_a_text_that_obeys_and_one_that_does_not(name, argument,
 
 
 def test_a_named_check_holds_for_any_target_and_a_table_for_all_of_it():
-    assert right("four", "exact", ["4", "four"])
-    assert not right("five", "exact", ["4", "four"])
-    assert right("a\nb", {"lines": 2, "lacks": "c"}, [])
-    assert not right("a\nc", {"lines": 2, "lacks": "c"}, [])
+    assert is_correct("four", "exact", ["4", "four"])
+    assert not is_correct("five", "exact", ["4", "four"])
+    assert is_correct("a\nb", {"lines": 2, "lacks": "c"}, [])
+    assert not is_correct("a\nc", {"lines": 2, "lacks": "c"}, [])
 
 
 GOOD = {"task": "mine", "kind": "choice"}
@@ -68,7 +68,7 @@ ITEM = {"prompt": "p", "choices": [" a", " b"], "answer": 0}
     [
         ([], "found no first line"),
         ([ITEM], "found no first line"),
-        ([GOOD], "found no item that is asked"),
+        ([GOOD], "found only examples"),
         (["nope"], "line 1: not JSON"),
         ([GOOD, [1]], "line 2: found list, expected a JSON object"),
         ([{**GOOD, "shot": 3}, ITEM], "line 1: unknown field 'shot'; did you mean 'shots'"),
@@ -78,7 +78,7 @@ ITEM = {"prompt": "p", "choices": [" a", " b"], "answer": 0}
         ([GOOD, {"choices": ["a", "b"], "answer": 0}], "line 2: prompt: field required"),
         ([GOOD, {"prompt": "p", "kind": "generate"}], "line 2: found check 'exact' without targets"),
         ([GOOD, {"prompt": "p", "kind": "generate", "check": {"line": 1}}], "line 2: found check 'line'; did you mean"),
-        ([GOOD, {"prompt": "p", "kind": "generate", "check": {}}], "line 2: found a check that asks nothing"),
+        ([GOOD, {"prompt": "p", "kind": "generate", "check": {}}], "line 2: found an empty check"),
         ([GOOD, {"prompt": "p", "kind": "generate", "targets": [" "]}], "line 2: found an empty target"),
         ([GOOD, {"prompt": "p", "kind": "code"}], "line 2: found no tests"),
         ([GOOD, {"prompt": "p", "kind": "code", "tests": "assert ("}], "line 2: tests are not Python"),
@@ -117,8 +117,8 @@ def test_defaults_of_the_first_line_and_examples(tmp_path):
     path.write_text("\n".join(map(json.dumps, [head, *items])))
     task = load_task(str(path))
     assert [item.check for item in task.items] == ["number", "starts"]
-    assert [e.prompt + e.reference for e in task.shown()] == ["1+1=2"]
-    assert task.shown(0) == []
+    assert [e.prompt + e.reference for e in task.few_shot_examples()] == ["1+1=2"]
+    assert task.few_shot_examples(0) == []
 
 
 def test_F4_the_suite_covers_the_five_abilities():
@@ -145,8 +145,8 @@ def test_F4_what_examples_and_references_say_is_right():
         task = load_task(name)
         for item in (*task.items, *task.examples):
             if item.kind == "generate" and item.targets:
-                assert right(item.reference, item.check, item.targets), item.prompt
-                assert not right("", item.check, item.targets)
+                assert is_correct(item.reference, item.check, item.targets), item.prompt
+                assert not is_correct("", item.check, item.targets)
 
 
 OBEYED = [
@@ -187,17 +187,17 @@ OBEYED = [
 
 def test_F4_instructions_can_be_followed_and_nonsense_does_not_follow_them():
     items = load_task("follow-instructions").items
-    assert [right(text, item.check, item.targets) for item, text in zip(items, OBEYED, strict=True)] == [True] * 32
+    assert [is_correct(text, item.check, item.targets) for item, text in zip(items, OBEYED, strict=True)] == [True] * 32
     for nonsense in ("", "blue Green Z " * 3, "the\nthe"):
-        assert sum(right(nonsense, item.check, item.targets) for item in items) <= 5  # some ask for little
+        assert sum(is_correct(nonsense, item.check, item.targets) for item in items) <= 5  # some ask for little
 
 
 def test_numbers_and_ends_are_compared_as_they_are_written() -> None:
-    assert right("It is 1,000.", "number", ["1,000"])
-    assert right("in 2020-2021", "number", ["2021"])
-    assert right("it is -5", "number", ["-5"])
-    assert right(" Rome, of course", "starts", [" Rome"])
-    assert right("The city is Rome", "ends", [" Rome "])
+    assert is_correct("It is 1,000.", "number", ["1,000"])
+    assert is_correct("in 2020-2021", "number", ["2021"])
+    assert is_correct("it is -5", "number", ["-5"])
+    assert is_correct(" Rome, of course", "starts", [" Rome"])
+    assert is_correct("The city is Rome", "ends", [" Rome "])
 
 
 @pytest.mark.parametrize(

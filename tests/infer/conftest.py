@@ -10,7 +10,7 @@ from ingot.core.artifact import atomic_json
 from ingot.distributed import checkpoint
 from ingot.model.config import ModelSettings
 from ingot.model.transformer import build
-from ingot.stages.models.load import Loaded, describe
+from ingot.stages.models.load import LoadedModel, save_description
 from ingot.tokenizer.byte_bpe import ByteBPE
 
 EURO = "€".encode()
@@ -34,7 +34,7 @@ def babbler() -> LanguageModel:
         direction = torch.ones(config.width)
         model.embedding.weight += 3 * direction  # every state points there, and so do the heads of these words
         model.head.weight[likely] += 0.2 * direction
-    return LanguageModel(Loaded(model, tokenizer, config, Path("none")))
+    return LanguageModel(LoadedModel(model, tokenizer, config, Path("none")))
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def stage(babbler: LanguageModel, tmp_path: Path) -> Path:
     path = tmp_path / "stage"
     path.mkdir()
     loaded = babbler.loaded
-    describe(path, loaded.config, loaded.tokenizer)
+    save_description(path, loaded.config, loaded.tokenizer)
     tensors = {f"model.{name}": p.detach() for name, p in loaded.model.named_parameters()}
     checkpoint.save(path / "checkpoints" / "00000001", tensors, {"step": 1}, {})
     atomic_json(

@@ -11,7 +11,7 @@ from ingot.infer.ops import TorchOps
 from ingot.model.backend import TORCH, Backend
 from ingot.model.config import ModelSettings
 from ingot.model.transformer import Transformer, build
-from tests.kernels.exactness import FLOOR, failures
+from tests.exactness import FLOOR, failures
 
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
 VOCAB = 37
@@ -39,8 +39,8 @@ class WithOps(Backend):
     def __init__(self, kind: type[TorchOps]):
         self._kind = kind
 
-    def decode_ops(self, device: torch.device, dtype: torch.dtype, stored: torch.dtype) -> TorchOps:
-        return self._kind(dtype, stored)
+    def decode_ops(self, device: torch.device, dtype: torch.dtype, stream: torch.dtype) -> TorchOps:
+        return self._kind(dtype, stream)
 
 
 def make(dtype: torch.dtype = FP32, **settings: Any) -> Transformer:

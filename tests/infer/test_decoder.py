@@ -8,18 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from ingot.backends.cpu_blocks import CPUDecodeBackend
-from ingot.backends.cpu_decode import CPUOps
 from ingot.infer.decoder import Decoder
 from ingot.infer.generate import generate
 from ingot.infer.kv_cache import KVCache
 from ingot.infer.ops import TorchOps
 from ingot.infer.sampling import Sampling
-from ingot.kernels import cpu_decode
 from ingot.model import lora
 from ingot.model.adapter_config import AdapterSettings
 from ingot.model.backend import TORCH, Backend
 from ingot.model.config import FAMILIES
+from tests.infer.cpu import HAS_BACKENDS, cpu_backend, cpu_ops, cpu_params
 from tests.infer.decoding import BF16, CASES, FP32, FP64, RAGGED, Case, WithOps, broken, logits, make
 
 _SCALING = {"factor": 4, "low_freq_factor": 1, "high_freq_factor": 4, "original_context": 16}
@@ -37,17 +35,11 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def _without_kernels(dtype: torch.dtype) -> Any:
-    missing = not cpu_decode.available(torch.device("cpu"), dtype, FP32)
-    return pytest.mark.skipif(missing, reason="no C++ compiler")
-
-
 WAYS = [
     pytest.param(TORCH, FP32, id="torch, fp32"),
     pytest.param(TORCH, BF16, id="torch, bf16"),
     pytest.param(TORCH, FP64, id="torch, fp64"),
-    pytest.param(CPUDecodeBackend(), FP32, id="cpu, fp32", marks=_without_kernels(FP32)),
-    pytest.param(CPUDecodeBackend(), BF16, id="cpu, bf16", marks=_without_kernels(BF16)),
+    *cpu_params(lambda dtype: (cpu_backend(), dtype)),
 ]
 each_way = pytest.mark.parametrize(("backend", "dtype"), WAYS)
 
@@ -79,7 +71,8 @@ def test_G2_decoding_gives_the_logits_of_the_full_forward(
     """Ragged prompts, several samples of a prompt, rows that are dropped, windows."""
     model = _model(backend, dtype, **MODELS[name])
     decoder = Decoder(model, dtype)
-    assert isinstance(decoder.ops, CPUOps) == isinstance(backend, CPUDecodeBackend)
+    assert type(decoder.ops) is (TorchOps if backend is TORCH else type(cpu_ops(dtype)))
+    assert decoder.ops.dtype == dtype
     for case in CASES:
         assert broken(decoder, model, case, dtype) == [], case
 
@@ -146,8 +139,8 @@ class _NoRope(TorchOps):
 
 
 class _NoBias(TorchOps):
-    def product(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Any:
-        return super().product(weight_OI)
+    def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Any:
+        return super().linear(weight_OI)
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=["fp32", "bf16"])
@@ -185,7 +178,8 @@ def test_autocast_and_the_models_own_precision_choose_that_of_products() -> None
     assert Decoder(make(FP64)).stream == FP64
 
 
+@pytest.mark.skipif(not HAS_BACKENDS, reason="PyTorch decodes everything")
 def test_models_in_fp64_are_decoded_by_torch() -> None:
-    decoder = Decoder(_model(CPUDecodeBackend(), FP64))
+    decoder = Decoder(_model(cpu_backend(), FP64))
     assert type(decoder.ops) is TorchOps
     assert decoder.ops.key_dtype == decoder.ops.value_dtype == FP64

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from ingot.backends.cpu_blocks import CPUDecodeBackend
 from ingot.core.errors import UserError
 from ingot.infer.generate import Generation, generate
 from ingot.infer.sampling import Sampling, uniforms
@@ -15,11 +14,12 @@ from ingot.model.backend import TORCH, Backend
 from ingot.model.config import FAMILIES, ModelSettings
 from ingot.model.losses import token_logps
 from ingot.model.transformer import build
+from tests.infer.cpu import HAS_BACKENDS, cpu_backend
 
 VOCAB = 37
 
 
-@pytest.fixture(scope="module", params=[TORCH, CPUDecodeBackend()], ids=["torch", "cpu"])
+@pytest.fixture(scope="module", params=[TORCH, *([cpu_backend()] if HAS_BACKENDS else [])], ids=lambda b: b.name)
 def backend(request) -> Backend:
     return request.param
 
@@ -180,7 +180,7 @@ def test_steps_give_tokens_as_they_come_and_the_caller_may_end_a_row(model):
     complete = generate(model, prompts, Sampling(max_new=6), seed=2)
     model.eval()
     generation, seen = Generation(model, prompts, Sampling(max_new=6), seed=2), []
-    while generation.going:
+    while generation.active:
         rows, ids = generation.step()
         seen += zip(rows.tolist(), ids.tolist(), strict=True)
         if len([row for row, _ in seen if row == 1]) == 3:

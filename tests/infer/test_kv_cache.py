@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from ingot.backends.cpu_decode import CPUOps
 from ingot.infer.kv_cache import KVCache
 from ingot.infer.ops import TorchOps
 from ingot.model.config import ModelConfig, ModelSettings
+from tests.infer.cpu import cpu_ops, cpu_params
 
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
 CPU = torch.device("cpu")
@@ -20,13 +20,11 @@ def config() -> ModelConfig:
 @pytest.mark.parametrize(
     ("ops", "keys", "values"),
     [
-        (TorchOps(FP32, FP32), FP32, FP32),
-        (TorchOps(BF16, FP32), FP32, BF16),
-        (TorchOps(FP64, FP64), FP64, FP64),
-        (CPUOps(FP32, FP32), FP32, FP32),
-        (CPUOps(BF16, FP32), BF16, BF16),
+        pytest.param(TorchOps(FP32, FP32), FP32, FP32, id="torch, fp32"),
+        pytest.param(TorchOps(BF16, FP32), FP32, BF16, id="torch, bf16"),
+        pytest.param(TorchOps(FP64, FP64), FP64, FP64, id="torch, fp64"),
+        *cpu_params(lambda dtype: (cpu_ops(dtype), dtype, dtype)),
     ],
-    ids=["torch, fp32", "torch, bf16", "torch, fp64", "cpu, fp32", "cpu, bf16"],
 )
 def test_keys_and_values_are_stored_as_the_operations_read_them(
     ops: TorchOps, keys: torch.dtype, values: torch.dtype, config: ModelConfig

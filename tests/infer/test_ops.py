@@ -7,19 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ingot.backends.cpu_decode import CPUOps
 from ingot.infer.ops import TorchOps, effective_weight
-from ingot.kernels import cpu_decode
 from ingot.model.norms import LayerNorm, RMSNorm
-from tests.kernels.exactness import draw, error
+from tests.exactness import draw, error
+from tests.infer.cpu import cpu_ops, cpu_params
 
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
 NEAR = {BF16: 1e-2, FP32: 2e-6, FP64: 1e-14}
-
-
-def _without_kernels(dtype: torch.dtype) -> Any:
-    missing = not cpu_decode.available(torch.device("cpu"), dtype, FP32)
-    return pytest.mark.skipif(missing, reason="no C++ compiler")
 
 
 each_ops = pytest.mark.parametrize(
@@ -28,8 +22,7 @@ each_ops = pytest.mark.parametrize(
         pytest.param(TorchOps(FP32, FP32), id="torch, fp32"),
         pytest.param(TorchOps(BF16, FP32), id="torch, bf16"),
         pytest.param(TorchOps(FP64, FP64), id="torch, fp64"),
-        pytest.param(CPUOps(FP32, FP32), id="cpu, fp32", marks=_without_kernels(FP32)),
-        pytest.param(CPUOps(BF16, FP32), id="cpu, bf16", marks=_without_kernels(BF16)),
+        *cpu_params(lambda dtype: (cpu_ops(dtype),)),
     ],
 )
 
@@ -46,25 +39,26 @@ def _layers(outputs: tuple[int, ...], bias: bool, inputs: int = 151) -> list[nn.
 
 
 @each_ops
-@pytest.mark.parametrize("rows", [1, 6, 33])
 @pytest.mark.parametrize("bias", [True, False])
-def test_layers_of_one_input_are_one_product(bias: bool, rows: int, ops: TorchOps) -> None:
-    layers, x_MI = _layers((50, 7), bias), draw(rows, 151).to(ops.dtype)
-    exact = torch.cat([F.linear(x_MI.double(), *(p.double() for p in layer.parameters())) for layer in layers], dim=1)
-    both = ops.linear(layers)
-    assert error(both(x_MI), exact) < NEAR[ops.dtype]
-    onto = torch.ones(rows, 57, dtype=ops.stream)
-    assert both(x_MI, onto) is onto
-    assert error(onto, exact + 1) < NEAR[ops.dtype]
-    turned = ops.linear(layers, torch.arange(57).flip(0))
-    assert error(turned(x_MI), exact.flip(1)) < NEAR[ops.dtype]
+def test_layers_of_one_input_are_one_product(bias: bool, ops: TorchOps) -> None:
+    layers = _layers((50, 7), bias)
+    both, turned = ops.fused_linear(layers), ops.fused_linear(layers, torch.arange(57).flip(0))
+    for rows in (1, 6, 33):
+        x_MI = draw(rows, 151).to(ops.dtype)
+        parts = [F.linear(x_MI.double(), *(p.double() for p in layer.parameters())) for layer in layers]
+        exact = torch.cat(parts, dim=1)
+        assert error(both(x_MI), exact) < NEAR[ops.dtype]
+        assert error(turned(x_MI), exact.flip(1)) < NEAR[ops.dtype]
+        onto = torch.ones(rows, 57, dtype=ops.stream)
+        assert both(x_MI, onto) is onto
+        assert error(onto, exact + 1) < NEAR[ops.dtype]
 
 
 @each_ops
 def test_layers_with_and_without_a_bias_do_not_mix(ops: TorchOps) -> None:
     some, none = _layers((8,), True) + _layers((8,), False)
-    for mix in (lambda: ops.linear([some, none]), lambda: ops.swiglu(some, none)):
-        with pytest.raises(AssertionError, match="side by side"):
+    for mix in (lambda: ops.fused_linear([some, none]), lambda: ops.swiglu(some, none)):
+        with pytest.raises(AssertionError, match="with and without a bias"):
             mix()
 
 
@@ -133,7 +127,7 @@ def test_a_recorded_slot_equals_the_newest_one() -> None:
 def test_torchs_operations_are_not_recorded() -> None:
     ops = TorchOps(FP32, FP32)
     assert not ops.records
-    with pytest.raises(RuntimeError, match="not recorded"):
+    with pytest.raises(RuntimeError, match="record"):
         ops.record(lambda x: x, [torch.zeros(1)])
 
 

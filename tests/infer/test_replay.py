@@ -80,7 +80,7 @@ def test_a_control_a_slot_that_is_not_hidden_is_noticed(monkeypatch: pytest.Monk
 def test_steps_that_cannot_be_recorded_are_run_and_reported_once() -> None:
     model = make()
     model.backend = WithOps(_FailingOps)
-    with pytest.warns(UserWarning, match="steps are not replayed, since recording one failed: no") as warned:
+    with pytest.warns(UserWarning, match="decoding without CUDA graphs, because recording a step failed: no") as warned:
         assert broken(Decoder(model), model, Case((12, 12), 18), FP32) == []
     assert len(warned) == 1
     assert made == [2]

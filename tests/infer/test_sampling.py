@@ -15,9 +15,9 @@ from ingot.infer.sampling import (
     Candidates,
     Sampling,
     draw,
+    inverse_cdf_sample,
     min_p,
     penalise,
-    pick,
     top_k,
     top_p,
     truncate,
@@ -118,8 +118,8 @@ def test_a_large_vocabulary_is_truncated_and_drawn_from_as_sorting_it_says(ties)
     assert short.shape[1] == 256  # peaked rows alone need no more
     u_B = torch.rand(rows, generator=generator, dtype=torch.double)
     expected_B = torch.searchsorted(p_BV.cumsum(-1), u_B[:, None], right=True)[:, 0]
-    assert pick(logits_BV.double(), u_B).tolist() == expected_B.tolist()
-    assert nucleus.pick(u_B).tolist() == pick(_full_vocabulary(nucleus, vocab), u_B).tolist()
+    assert inverse_cdf_sample(logits_BV.double(), u_B).tolist() == expected_B.tolist()
+    assert nucleus.sample(u_B).tolist() == inverse_cdf_sample(_full_vocabulary(nucleus, vocab), u_B).tolist()
 
 
 def test_a_nucleus_does_not_depend_on_the_rows_beside_it():
@@ -143,11 +143,11 @@ def test_blocks_of_a_large_vocabulary_are_drawn_in_proportion():
     p = torch.tensor([0.5, 0.3, 0.15, 0.05])
     logits_V[[0, 255, 256, 2999]] = p.log()
     u_B = torch.from_numpy(uniforms(1, 2, np.array([(i, 0) for i in range(10_000)]), np.full(10_000, 7)))
-    found, counts = pick(logits_V.expand(len(u_B), -1), u_B).unique(return_counts=True)
+    found, counts = inverse_cdf_sample(logits_V.expand(len(u_B), -1), u_B).unique(return_counts=True)
     assert found.tolist() == [0, 255, 256, 2999]
     assert float(((counts - 10_000 * p) ** 2 / (10_000 * p)).sum()) < _quantile(3)
     ends = torch.tensor([0.0, 1 - 2**-52], dtype=torch.double)
-    assert pick(logits_V.expand(2, -1), ends).tolist() == [0, 2999]
+    assert inverse_cdf_sample(logits_V.expand(2, -1), ends).tolist() == [0, 2999]
 
 
 def test_the_likeliest_token_always_stays():
@@ -183,7 +183,7 @@ def test_a_temperature_near_zero_takes_the_likeliest_and_stays_a_number(temperat
 def test_a_token_without_weight_is_never_picked_at_either_end():
     row = torch.tensor([-torch.inf, -torch.inf, 0.3, -torch.inf, 0.1, -torch.inf]).expand(4, 6)
     u = torch.tensor([0.0, 2.0**-52, 1 - 2.0**-52, 0.999], dtype=torch.float64)
-    assert pick(row, u).tolist() == [2, 2, 4, 4]
+    assert inverse_cdf_sample(row, u).tolist() == [2, 2, 4, 4]
 
 
 def test_ids_past_the_tokenizers_vocabulary_are_never_drawn():
@@ -281,7 +281,7 @@ def test_G2_draws_with_one_stream_of_uniforms_are_uniform_too():
     p = np.array([0.02, 0.48, 0.0, 0.3, 0.2])
     keys = np.array([(row, sample) for row, sample in itertools.product(range(200), range(100))])
     u = torch.from_numpy(uniforms(0, 0, keys, np.full(len(keys), 3)))
-    ids = pick(torch.from_numpy(p).log().expand(len(keys), 5), u)
+    ids = inverse_cdf_sample(torch.from_numpy(p).log().expand(len(keys), 5), u)
     counts = np.bincount(ids.numpy(), minlength=5)
     assert counts[2] == 0
     kept = p > 0

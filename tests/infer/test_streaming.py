@@ -72,7 +72,7 @@ def test_the_property_fails_for_a_stream_that_holds_nothing_back():
     """The control: the same pieces through a stream that shows everything at once."""
 
     class Hasty(TextStream):
-        def _begun(self, stop: str) -> int:
+        def _partial_match(self, stop: str) -> int:
             return 0
 
     def shown(kind):
@@ -164,8 +164,8 @@ def test_the_python_api(babbler, monkeypatch):
     assert answers[0].text == text
     assert len({a.text for a in answers}) == 9
     for rows, memory in ((1, 1 << 30), (2, 1 << 30), (4, 1 << 30), (64, 2**14)):
-        monkeypatch.setattr(api, "ROWS", rows)
-        monkeypatch.setattr(api, "CACHE_BYTES", memory)
+        monkeypatch.setattr(api, "MAX_ROWS", rows)
+        monkeypatch.setattr(api, "MAX_CACHE_BYTES", memory)
         again = babbler.complete(["ab", "ba", "a"], samples=3, **options)
         assert [a.text for a in again] == [a.text for a in answers]
     messages = [{"role": "user", "content": "ab"}]
@@ -192,7 +192,7 @@ def test_log_probabilities_come_with_the_text(babbler):
 
 def test_a_prompt_begins_as_the_model_has_learned_texts(babbler):
     tokenizer = babbler.loaded.tokenizer
-    assert prompt_ids(tokenizer, "") == tokenizer.start == [tokenizer.eot]
+    assert prompt_ids(tokenizer, "") == tokenizer.start_ids == [tokenizer.eot]
     assert prompt_ids(tokenizer, "ab") == [tokenizer.eot, *tokenizer.encode("ab")]
     assert prompt_ids(Char("ab"), "ba") == [1, 0]
     assert prompt_ids(Char("ab"), "") == [0]  # nothing to begin with, but a model must read something

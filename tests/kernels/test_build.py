@@ -58,7 +58,7 @@ def test_the_compilers_first_error_is_reported(source: Path) -> None:
     assert messages[1].startswith("g++ could not build the C++ kernels (")
     assert "small.cpp:1" in messages[1]
     assert "forty_two" in messages[1]
-    assert messages[1].endswith("; PyTorch computes, which is slower")
+    assert messages[1].endswith("; using PyTorch, which is slower")
 
 
 @pytest.mark.parametrize("compiler", ["/nowhere/g++", "false", "true"])
@@ -68,12 +68,12 @@ def test_a_compiler_that_does_not_work(source: Path, compiler: str, monkeypatch:
     messages: list[str] = []
     assert build.build(source, messages.append) is None
     assert messages[1].startswith(f"{compiler} could not build the C++ kernels (")
-    assert list((artifact.cache() / "native").iterdir()) == []
+    assert list((artifact.cache_directory() / "native").iterdir()) == []
 
 
 @needs_compiler
 def test_a_cache_that_cannot_be_written_is_no_error(source: Path) -> None:
-    (artifact.cache() / "native").write_text("")
+    (artifact.cache_directory() / "native").write_text("")
     messages: list[str] = []
     assert build.build(source, messages.append, ("-DANSWER=42",)) is None
     assert "could not build" in messages[-1]
@@ -89,7 +89,7 @@ def test_a_damaged_library_is_built_again(source: Path, damage: Callable[[bytes]
     """A process that loads half of one ends."""
     messages: list[str] = []
     assert build.build(source, messages.append, ("-DANSWER=42",)) is not None
-    (path,) = (artifact.cache() / "native").iterdir()
+    (path,) = (artifact.cache_directory() / "native").iterdir()
     complete = path.read_bytes()
     path.unlink()  # this process has it mapped
     path.write_bytes(damage(complete))
@@ -97,4 +97,4 @@ def test_a_damaged_library_is_built_again(source: Path, damage: Callable[[bytes]
     assert again is not None
     assert again.answer() == 42
     assert messages == [BUILDING] * 2
-    assert list((artifact.cache() / "native").iterdir()) == [path]
+    assert list((artifact.cache_directory() / "native").iterdir()) == [path]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ingot.kernels import build, cpu_decode
-from tests.kernels.exactness import FLOOR, draw, error
+from tests.exactness import FLOOR, draw, error
 
 BF16, FP32 = torch.bfloat16, torch.float32
 slow = pytest.mark.slow
@@ -79,12 +79,12 @@ def _product(rows: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
     x, weight, bias = draw(rows, inputs, dtype=dtype), draw(outputs, inputs, seed=1, dtype=dtype), draw(outputs, seed=2)
     panels, exact, torchs = cpu_decode.pack(weight), x.double() @ weight.double().T, x.float() @ weight.float().T
     floor, scale = 2e-7 * inputs**0.5, (rows * inputs * outputs) ** 0.5
-    found = cpu_decode.product(panels, outputs, None, x)
+    found = cpu_decode.linear(panels, outputs, None, x)
     assert found.dtype == FP32
     _near(found, torchs, exact, floor, scale)
     onto = draw(rows, outputs, seed=3)
     exact, torchs = exact + bias.double() + onto.double(), torchs + bias + onto
-    found = cpu_decode.product(panels, outputs, bias, x.repeat(1, 2)[:, :inputs], onto)
+    found = cpu_decode.linear(panels, outputs, bias, x.repeat(1, 2)[:, :inputs], onto)
     assert found is onto
     _near(found, torchs, exact, floor, scale)
 
@@ -144,9 +144,9 @@ def test_a_control_a_weight_less_is_noticed(kernels: None) -> None:
     wrong = weight.clone()
     wrong[49, 32] = 0
     exact, torchs = x.double() @ weight.double().T, x @ weight.T
-    _near(cpu_decode.product(cpu_decode.pack(weight), 50, None, x), torchs, exact, 1e-6)
+    _near(cpu_decode.linear(cpu_decode.pack(weight), 50, None, x), torchs, exact, 1e-6)
     with pytest.raises(AssertionError, match="error"):
-        _near(cpu_decode.product(cpu_decode.pack(wrong), 50, None, x), torchs, exact, 1e-6)
+        _near(cpu_decode.linear(cpu_decode.pack(wrong), 50, None, x), torchs, exact, 1e-6)
 
 
 # -- norms -------------------------------------------------------------------------------------------------------------
@@ -321,13 +321,13 @@ def test_the_greedy_choice(kernels: None, vocab: int, dtype: torch.dtype) -> Non
 def _extremes(dtype: torch.dtype) -> None:
     """NaN and infinities stay what they are, in their own rows and outputs."""
     x, weight = torch.tensor([[1.0, 2.0, 3.0], [torch.nan, 0.0, 0.0]]), torch.eye(3)
-    found = cpu_decode.product(cpu_decode.pack(weight.to(dtype)), 3, None, x.to(dtype))
+    found = cpu_decode.linear(cpu_decode.pack(weight.to(dtype)), 3, None, x.to(dtype))
     assert found[0].tolist() == [1, 2, 3], "zeros that fill a pair or a panel met a neighbour's NaN"
     assert found[1].isnan().all()
     x, weight = torch.ones(300, 300, dtype=dtype), torch.ones(300, 300, dtype=dtype)
     x[7, 5] = weight[9, 299] = torch.nan
     x[11, 3] = torch.inf
-    found = cpu_decode.product(cpu_decode.pack(weight), 300, None, x)
+    found = cpu_decode.linear(cpu_decode.pack(weight), 300, None, x)
     assert found[7].isnan().all()
     assert found[:, 9].isnan().all()
     assert found.isnan().sum() == 599

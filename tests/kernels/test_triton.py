@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from ingot.backends.cuda import CUDABackend, TritonHead
 from ingot.model.lm_head import LMHead
-from tests.kernels.exactness import failures
+from tests.exactness import failures
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -153,13 +153,13 @@ def test_the_mask_of_a_forward_pass_is_none_where_it_is_causal_and_the_kernel_is
             expected = causal_mask(8, shape.window, cpu)[None] if given is None else document_mask(given, shape.window)
             assert mask.impl == impl
             if impl == "eager":
-                assert torch.equal(mask.allowed_BTS, additive(expected, torch.float32))
+                assert torch.equal(mask.attn_mask_BTS, additive(expected, torch.float32))
             elif shape is wide and given is None:
-                assert mask.allowed_BTS is None
+                assert mask.attn_mask_BTS is None
             else:
-                assert torch.equal(mask.allowed_BTS, expected)
+                assert torch.equal(mask.attn_mask_BTS, expected)
     short = make_mask(config, None, 3, cpu, torch.float32, 0.0)
-    assert short.allowed_BTS is None, "a window as long as the row is no window"
+    assert short.attn_mask_BTS is None, "a window as long as the row is no window"
 
 
 def test_a_pair_is_of_both_halves_and_is_rotated_by_its_angle():

@@ -139,7 +139,7 @@ def test_learned_positions_are_a_table_of_the_context():
         after = model(ids).hidden
     assert torch.equal(before[:, :30], after[:, :30])
     assert (before[:, 30:] != after[:, 30:]).any(dim=-1).all()
-    with pytest.raises(AssertionError, match="65 tokens in a context of 64"):
+    with pytest.raises(AssertionError, match="65 tokens exceed the context of 64"):
         model(_ids(1, 65))
 
 
@@ -254,7 +254,7 @@ def _configs():
 def test_parameters_are_exact_by_part_for_every_combination(config):
     with torch.device("meta"):
         model = Transformer(config)
-    sums = dict.fromkeys(config.parameters_by_part(), 0)
+    sums = dict.fromkeys(config.parameters_by_module(), 0)
     for name, parameter in model.named_parameters():
         parts = name.split(".")
         if any(part.endswith("norm") for part in parts):
@@ -264,7 +264,7 @@ def test_parameters_are_exact_by_part_for_every_combination(config):
         else:
             part = "positions" if parts[0] == "position_embedding" else parts[0]
         sums[part] += parameter.numel()
-    assert sums == config.parameters_by_part()
+    assert sums == config.parameters_by_module()
     assert sum(sums.values()) == config.parameters
 
 

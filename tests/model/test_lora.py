@@ -296,7 +296,7 @@ def test_a_pull_through_lengths_of_rows_is_the_slope_of_what_is_logged() -> None
     model, frozen = _pair("dora", dtype=torch.float64)
     _stirred(model)
     anchor = Anchor("hold", 3.0, {n: p.detach() for n, p in frozen.named_parameters()})
-    anchor.pull(lora.weights(model))
+    anchor.add_gradients(lora.weights(model))
     slopes = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
     def value(part: str, by: float) -> float:
@@ -330,7 +330,7 @@ def test_a_pull_on_the_merged_weights_reaches_what_is_trained(kind: str) -> None
     expected = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     assert len(expected) == 2 * 2 * 7
     model.zero_grad()
-    pulled = Anchor("hold", 3.0, start, importance).pull(lora.weights(model))
+    pulled = Anchor("hold", 3.0, start, importance).add_gradients(lora.weights(model))
     assert pulled["hold"].item() == pytest.approx(1.5 * sum(t.item() for t in terms), rel=1e-12)
     for name, p in model.named_parameters():
         assert (p.grad is None) == (name not in expected)
@@ -496,7 +496,11 @@ def test_patterns_name_matrices(targets: tuple[str, ...], found: set[str]) -> No
 
 @pytest.mark.parametrize(
     ("pattern", "says"),
-    [("q_proj", "here are attention|here are down"), ("head", "whole, by modules_to_save"), ("embed*", "whole")],
+    [
+        ("q_proj", "names end in attention|names end in down"),
+        ("head", "in full with modules_to_save"),
+        ("embed*", "in full"),
+    ],
 )
 def test_a_pattern_that_fits_no_model_is_refused_with_the_recipe(pattern: str, says: str) -> None:
     with pytest.raises(ValueError, match=f"'{pattern.replace('*', '.')}.*{says}"):

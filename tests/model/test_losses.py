@@ -59,15 +59,15 @@ def test_D1_chunked_equals_whole(max_logits):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_D1_a_few_rows_at_a_time_equal_torchs_cross_entropy(dtype, monkeypatch):
     """Logits become the gradient where they lie, in their own precision; columns past the vocabulary are not read."""
-    monkeypatch.setitem(lm_head._SOFTMAX_AT_ONCE, "cpu", 3 * V)
+    monkeypatch.setitem(lm_head._SOFTMAX_CHUNK, "cpu", 3 * V)
     filled = torch.full((20, V + 3), torch.nan, dtype=dtype)
     filled[:, :V] = 3 * torch.randn(20, V, generator=torch.Generator().manual_seed(1))
     labels = torch.arange(20) % V
     wide = filled[:, :V].to(torch.promote_types(dtype, torch.float32)).requires_grad_()
     expected = torch.nn.functional.cross_entropy(wide, labels, reduction="none")
     expected.sum().backward()
-    torch.testing.assert_close(lm_head.nll_(filled.clone(), labels, V, keep=False), expected, rtol=0, atol=0)
-    torch.testing.assert_close(lm_head.nll_(filled, labels, V, keep=True), expected, rtol=0, atol=0)
+    torch.testing.assert_close(lm_head.nll_(filled.clone(), labels, V, needs_grad=False), expected, rtol=0, atol=0)
+    torch.testing.assert_close(lm_head.nll_(filled, labels, V, needs_grad=True), expected, rtol=0, atol=0)
     eps = torch.finfo(dtype).eps
     torch.testing.assert_close(filled[:, :V], wide.grad.to(dtype), rtol=4 * eps, atol=eps)
     assert not filled[:, V:].any()

@@ -20,7 +20,7 @@ seed = 3
 kind = "corpus"
 sources = ["pairs.jsonl"]
 format = "pairs"
-holdout = { share = 0.2 }
+holdout = { fraction = 0.2 }
 
 [stage.bpe]
 kind = "tokenizer"
@@ -41,7 +41,7 @@ loop = { log_every = 1, threads = 1 }
 [stage.notes]
 kind = "corpus"
 sources = ["notes.txt"]
-holdout = { share = 0.2, by = "tail" }
+holdout = { fraction = 0.2, by = "tail" }
 quality = "none"
 
 [stage.tuned]

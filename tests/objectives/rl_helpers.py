@@ -13,7 +13,7 @@ from ingot.distributed.mesh import Mesh
 from ingot.model.config import ModelSettings
 from ingot.model.transformer import Transformer, build
 from ingot.objectives.grpo import GRPO
-from ingot.objectives.on_policy import Sampled
+from ingot.objectives.on_policy import OnPolicyObjective
 from ingot.objectives.on_policy_settings import GRPOSettings, PPOSettings
 from ingot.objectives.ppo import PPO
 from ingot.optim.schedule import Schedule
@@ -32,7 +32,7 @@ class Letters(Tokenizer):
 
     kind = "letters"
     vocab = V
-    names = {"eos_token": "<|end|>"}  # noqa: RUF012
+    special_tokens_map = {"eos_token": "<|end|>"}  # noqa: RUF012
     specials = {"<|end|>": STOP}  # noqa: RUF012
 
     def decode_bytes(self, ids):
@@ -48,7 +48,7 @@ class Letters(Tokenizer):
 class Endless(Letters):
     """No id ends a text."""
 
-    names = {}  # noqa: RUF012
+    special_tokens_map = {}  # noqa: RUF012
     specials = {}  # noqa: RUF012
 
 
@@ -87,13 +87,13 @@ def grpo(**settings: Any) -> GRPO:
     return GRPO(GRPOSettings(**{"reward": "judge", **settings}))
 
 
-def count_a(played, ctx) -> torch.Tensor:
+def count_a(rollout, ctx) -> torch.Tensor:
     """The number of a's (id 1) in each completion."""
-    return torch.tensor([float((c.ids == 1).sum()) for c in played.completions])
+    return torch.tensor([float((c.ids == 1).sum()) for c in rollout.completions])
 
 
 def play(
-    objective: Sampled,
+    objective: OnPolicyObjective,
     path: Path,
     model: Transformer | None = None,
     precision: str = "fp32",

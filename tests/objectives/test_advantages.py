@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from ingot.objectives.advantages import (
-    adapted,
+    adapt_beta,
     explained_variance,
     gae,
     group_advantages,
     last_positions,
-    to_go,
+    sum_to_end,
     token_rewards,
     whiten,
 )
@@ -52,7 +52,7 @@ def test_2_3_gae_equals_its_definition(gamma, lam, bootstrap):
 def test_2_3_gae_with_lambda_1_is_the_return_less_the_value_and_with_0_one_step():
     rewards, values, mask = _ragged(1)
     after = torch.zeros(B, dtype=torch.float64)
-    monte_carlo = to_go(rewards, mask) - values.where(mask, torch.zeros(()).double())
+    monte_carlo = sum_to_end(rewards, mask) - values.where(mask, torch.zeros(()).double())
     torch.testing.assert_close(gae(rewards, values, mask, after, 1.0, 1.0), monte_carlo, rtol=0, atol=1e-12)
     one = gae(rewards, values, mask, after, 1.0, 0.0)
     last = last_positions(mask)
@@ -111,13 +111,13 @@ def test_2_3_explained_variance():
 
 def test_2_3_adaptive_kl_rises_above_its_target_and_falls_below():
     """beta (1 + clip(KL / target - 1, -0.2, 0.2) n / horizon), by hand."""
-    assert adapted(0.1, kl=6.6, target=6.0, rows=100, horizon=1000) == pytest.approx(0.1 * (1 + 0.1 * 0.1))
-    assert adapted(0.1, kl=60.0, target=6.0, rows=100, horizon=1000) == pytest.approx(0.1 * 1.02)
-    assert adapted(0.1, kl=0.0, target=6.0, rows=100, horizon=1000) == pytest.approx(0.1 * 0.98)
-    assert adapted(0.1, kl=0.0, target=6.0, rows=64, horizon=10) == pytest.approx(0.1 * 0.8)  # and not -0.028
+    assert adapt_beta(0.1, kl=6.6, target=6.0, rows=100, horizon=1000) == pytest.approx(0.1 * (1 + 0.1 * 0.1))
+    assert adapt_beta(0.1, kl=60.0, target=6.0, rows=100, horizon=1000) == pytest.approx(0.1 * 1.02)
+    assert adapt_beta(0.1, kl=0.0, target=6.0, rows=100, horizon=1000) == pytest.approx(0.1 * 0.98)
+    assert adapt_beta(0.1, kl=0.0, target=6.0, rows=64, horizon=10) == pytest.approx(0.1 * 0.8)  # and not -0.028
     beta = 0.1
     for _ in range(100):
-        beta = adapted(beta, kl=60.0, target=6.0, rows=100, horizon=10_000)
+        beta = adapt_beta(beta, kl=60.0, target=6.0, rows=100, horizon=10_000)
     assert beta / 0.1 == pytest.approx(math.exp(0.2), rel=2e-3)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ingot.objectives.grpo import GRPO
-from ingot.objectives.on_policy import Sampled
+from ingot.objectives.on_policy import OnPolicyObjective
 from ingot.objectives.on_policy_settings import GRPOSettings, PPOSettings
 from ingot.objectives.ppo import PPO
 from ingot.objectives.rollout import roll_out
@@ -43,15 +43,15 @@ def test_P1_the_closed_form_is_the_table(beta, table):
 
 def reached(engine) -> tuple[float, float]:
     """Exact reward and KL given the prefixes of fresh completions: sums over the whole vocabulary at every place."""
-    played = roll_out(PROMPTS, engine.context(10**6), samples=4, max_new=LENGTH, temperature=1.0)
-    rows = played.batch.to("cpu")
+    rollout = roll_out(PROMPTS, engine.context(10**6), samples=4, max_new=LENGTH, temperature=1.0)
+    rows = rollout.batch.to("cpu")
     with torch.no_grad():
         logp = engine.model(rows.ids_BT).logits.log_softmax(-1)[rows.labels_BT != rows.ignore]
     kl = (logp.exp() * (logp + math.log(8))).sum(-1)
     return LENGTH * logp[:, 1].exp().mean().item(), LENGTH * kl.mean().item()
 
 
-def trained(path, steps: int, objective: Sampled, scorer=count_a):
+def trained(path, steps: int, objective: OnPolicyObjective, scorer=count_a):
     """From a policy that is exactly uniform, which is also its reference."""
     model = policy()
     with torch.no_grad():
@@ -70,8 +70,8 @@ def ppo(kl: str = "k1-reward") -> PPO:
     )
 
 
-def _negative(played, ctx):
-    return -count_a(played, ctx)
+def _negative(rollout, ctx):
+    return -count_a(rollout, ctx)
 
 
 def test_E3_P1_ppo_reaches_the_frontier_and_with_a_flipped_reward_leaves_it(tmp_path):

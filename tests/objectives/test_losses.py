@@ -14,6 +14,9 @@ from ingot.model.transformer import ModelOut
 from ingot.objectives.preference import LOSSES, Options, Preference, Unpaired, kto, log1mexp
 from ingot.objectives.reward import bradley_terry, calibration
 from ingot.objectives.settings import PreferenceSettings, UnpairedSettings
+from ingot.train.execution import Execution
+from ingot.train.objective import Context
+from ingot.train.runner import Runner
 
 GOLDEN = json.loads((Path(__file__).parent / "trl.json").read_text())
 """Inputs and outputs of trl 1.10's trainers (DPO, KTO, CPO, ORPO, Reward) on seeded tensors in fp64, ORPO's in fp32."""
@@ -48,13 +51,15 @@ def test_2_5_every_loss_and_its_gradient_equal_trl(case) -> None:
     batch, logits, order = _golden_batch()
     if case["kind"] == "kto":
         objective: Preference | Unpaired = Unpaired(UnpairedSettings(**options))
-        batch.columns["zero_B"] = np.full(len(batch), max(0.0, case["zero"]))  # type: ignore[index]
+        batch.columns["kl_zero_B"] = np.full(len(batch), max(0.0, case["zero"]))  # type: ignore[index]
     else:
         objective = Preference(PreferenceSettings(**options))
     batch, counts = batch.to("cpu"), batch.counts()
     logits.requires_grad_(True)
     head = LMHead(torch.eye(logits.shape[-1], dtype=logits.dtype))
-    term = objective.loss(ModelOut(logits[order], head, {}), batch)["preference"]
+    execution = Execution("cpu", "fp64", 1, len(batch), "test")
+    ctx = Context(1, 0, torch.nn.Identity(), execution, Runner(execution))
+    term = objective.loss(ModelOut(logits[order], head, {}), batch, ctx)["preference"]
     loss = term.sum / counts[term.unit]
     loss.backward()
     tight = 1e-5 if case.get("loss") == "orpo" else 1e-12
@@ -179,7 +184,7 @@ def test_2_2_canary_a_constant_reward_costs_ln_2() -> None:
     assert bradley_terry(constant, constant).tolist() == pytest.approx([math.log(2)] * 5, abs=1e-15)
 
 
-def test_2_2_what_is_said_of_a_reward_model() -> None:
+def test_2_2_calibration_of_a_reward_model() -> None:
     reward = np.array([2.0, 1.0, 0.0, 1.0, 3.0, 3.0, 5.0, 0.0])
     length = np.array([4, 2, 0, 2, 6, 6, 10, 0])
     found = calibration(reward, length)

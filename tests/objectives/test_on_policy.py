@@ -10,10 +10,10 @@ import torch
 
 from ingot.core.errors import UserError
 from ingot.core.events import EventLog, read_events, stable
-from ingot.data.batches import Batch, answered
+from ingot.data.batches import Batch, append_answers
 from ingot.model.losses import token_logps, token_logps_and_entropies
 from ingot.objectives.replay import Replay
-from ingot.objectives.reward_functions import Scorer, ask
+from ingot.objectives.reward_functions import Scorer, call_reward_function
 from ingot.objectives.rollout import roll_out
 from ingot.train.loop import train, update_best
 from tests.objectives.rl_helpers import STOP, Letters, count_a, grpo, play, policy, ppo, prompts, ragged_prompts
@@ -41,13 +41,13 @@ def _expanded(engine, raw, step=1):
 def test_2_3_a_completion_ends_with_the_first_stop_token_which_is_learned(tmp_path):
     engine = play(ppo(max_new=8), tmp_path)
     raw = ragged_prompts(32)
-    played = roll_out(raw, engine.context(1), samples=2, max_new=8, temperature=1.0)
-    batch = played.batch
-    assert 0 < played.truncated_B.sum() < 64
-    for row, completion in enumerate(played.completions):
+    rollout = roll_out(raw, engine.context(1), samples=2, max_new=8, temperature=1.0)
+    batch = rollout.batch
+    assert 0 < rollout.truncated_B.sum() < 64
+    for row, completion in enumerate(rollout.completions):
         start = int(raw.columns["lengths_B"][row // 2])
         ids = completion.ids
-        assert (STOP in ids) == (not played.truncated_B[row])
+        assert (STOP in ids) == (not rollout.truncated_B[row])
         assert STOP not in ids[:-1]
         assert batch.columns["lengths_B"][row] == start + len(ids)
         assert batch.ids_BT[row, :start].tolist() == raw.ids_BT[row // 2, :start].tolist()
@@ -55,7 +55,7 @@ def test_2_3_a_completion_ends_with_the_first_stop_token_which_is_learned(tmp_pa
         labels = batch.labels_BT[row]
         assert labels[start - 1 : start - 1 + len(ids)].tolist() == ids.tolist()
         assert (labels != batch.ignore).sum() == len(ids)
-    assert len({tuple(c.ids) for c in played.completions}) > 32  # samples of a prompt differ
+    assert len({tuple(c.ids) for c in rollout.completions}) > 32  # samples of a prompt differ
 
 
 def test_2_3_draws_are_others_at_each_step_and_place_and_the_same_again(tmp_path):
@@ -63,8 +63,8 @@ def test_2_3_draws_are_others_at_each_step_and_place_and_the_same_again(tmp_path
     raw = prompts([[1, 2]] * 12)
 
     def drawn(step):
-        played = roll_out(raw, engine.context(step), samples=1, max_new=8, temperature=1.0)
-        return [tuple(c.ids.tolist()) for c in played.completions]
+        rollout = roll_out(raw, engine.context(step), samples=1, max_new=8, temperature=1.0)
+        return [tuple(c.ids.tolist()) for c in rollout.completions]
 
     assert drawn(1) == drawn(1)
     assert len(set(drawn(1))) > 6
@@ -72,7 +72,7 @@ def test_2_3_draws_are_others_at_each_step_and_place_and_the_same_again(tmp_path
 
 
 def test_2_3_answers_stand_behind_their_prompts():
-    batch = answered(prompts([[5, 6], [7]]), [np.array(a) for a in ([1, 2], [3], [1, 0], [2, 2, 2])], 2)
+    batch = append_answers(prompts([[5, 6], [7]]), [np.array(a) for a in ([1, 2], [3], [1, 0], [2, 2, 2])], 2)
     assert batch.columns["lengths_B"].tolist() == [4, 3, 3, 4]
     assert batch.ids_BT.tolist() == [[5, 6, 1, 2], [5, 6, 3, 0], [7, 1, 0, 0], [7, 2, 2, 2]]
     i = batch.ignore
@@ -222,7 +222,7 @@ def test_2_3_the_loss_of_ppo_is_the_sum_of_its_parts(tmp_path, kl):
     logp = logp_BTV.gather(-1, rows.labels_BT.clamp(min=0)[..., None])[..., 0]
     ratio, a = (logp - c["old_logps_BT"]).exp(), c["advantages_BT"]
     parts = torch.maximum(-a * ratio, -a * ratio.clamp(0.8, 1.2))
-    v, old, returns = objective.value(out.hidden), c["old_values_BT"], c["returns_BT"]
+    v, old, returns = engine.modules["value"](out.hidden), c["old_values_BT"], c["returns_BT"]
     near = old + (v - old).clamp(-0.2, 0.2)
     parts = parts + 0.7 * 0.5 * torch.maximum((v - returns) ** 2, (near - returns) ** 2)
     parts = parts + 0.3 * (logp_BTV.exp() * logp_BTV).sum(-1)
@@ -302,8 +302,8 @@ def test_2_7_a_replayed_target_weighs_as_much_as_a_sampled_one(tmp_path, method)
 
 
 @pytest.mark.parametrize("replayed", [5, 2])
-def test_2_7_replayed_rows_are_dealt_out_over_the_updates_of_a_pass(tmp_path, monkeypatch, replayed):
-    """Each once an epoch, as each completion is; otherwise more minibatches would mean a larger share."""
+def test_2_7_replayed_rows_are_split_over_the_updates_of_a_pass(tmp_path, monkeypatch, replayed):
+    """Each once an epoch, as each completion is; otherwise more minibatches would mean a larger fraction."""
     engine, seen = play(ppo(max_new=6, epochs=2, minibatches=3), tmp_path), []
     engine.replay, gradients = Replay(), engine.gradients
     monkeypatch.setattr(engine, "gradients", lambda batch, *more: (seen.append(batch), gradients(batch, *more))[1])
@@ -312,8 +312,8 @@ def test_2_7_replayed_rows_are_dealt_out_over_the_updates_of_a_pass(tmp_path, mo
     rows = [batch.replay.row_B.tolist() if batch.replay else [] for batch in seen]
     assert [len(update) for update in rows] == ([2, 2, 1] * 2 if replayed == 5 else [1, 1, 0] * 2)
     assert [row for update in rows for row in update] == 2 * list(range(replayed))
-    share = 2 * 12 * replayed / (2 * 12 * replayed + metrics.tokens)
-    assert metrics.others["replay_share"] == pytest.approx(share)
+    fraction = 2 * 12 * replayed / (2 * 12 * replayed + metrics.tokens)
+    assert metrics.others["replay_fraction"] == pytest.approx(fraction)
     assert metrics.tokens == sum(b.counts()["token"] for b in seen)
 
 
@@ -323,8 +323,8 @@ def test_2_7_replayed_rows_are_dealt_out_over_the_updates_of_a_pass(tmp_path, mo
 def _some(what):
     """`count_a`, but every third completion gets `what`."""
 
-    def scorer(played, ctx):
-        scores = count_a(played, ctx)
+    def scorer(rollout, ctx):
+        scores = count_a(rollout, ctx)
         scores[::3] = what
         return scores
 
@@ -339,16 +339,16 @@ def test_2_4_what_cannot_be_scored_moves_nothing(tmp_path):
     assert (batch.labels_BT[1::3] != batch.ignore).any(1).all()
     assert batch.columns["advantages_BT"].isfinite().all()
     engine = play(grpo(max_new=6, group=4), tmp_path, scorer=_some(math.nan))
-    played = roll_out(ragged_prompts(6), engine.context(1), samples=4, max_new=6, temperature=1.0)
+    rollout = roll_out(ragged_prompts(6), engine.context(1), samples=4, max_new=6, temperature=1.0)
     (batch,) = _expanded(engine, ragged_prompts(6))
     found = batch.columns["advantages_BT"]
     assert (found[::3] == 0).all()
-    scores, known = count_a(played, None)[:4], torch.tensor([False, True, True, False])
+    scores, known = count_a(rollout, None)[:4], torch.tensor([False, True, True, False])
     expected = torch.where(known, scores - scores[known].mean(), 0.0)
     assert expected.any()
     mask = torch.from_numpy(batch.labels_BT != batch.ignore)
     assert torch.equal(found[:4], torch.where(mask[:4], expected[:, None], 0.0))
-    assert engine.step(ragged_prompts(6)).others["unscored_share"] == pytest.approx(1 / 3)
+    assert engine.step(ragged_prompts(6)).others["unscored_fraction"] == pytest.approx(1 / 3)
     for kl in ("k1-reward", "k3-loss"):
         engine = play(grpo(max_new=6, group=4, beta=0.3, kl=kl), tmp_path, scorer=_some(math.nan))
         (batch,) = _expanded(engine, ragged_prompts(6))
@@ -359,21 +359,21 @@ def test_2_4_what_cannot_be_scored_moves_nothing(tmp_path):
 def test_a_mean_reward_is_of_what_could_be_scored(tmp_path):
     """Batches count by their scored completions; where nothing is scored there is no reward, and none is the best."""
 
-    def scorer(played, ctx):
-        scores = count_a(played, ctx)
+    def scorer(rollout, ctx):
+        scores = count_a(rollout, ctx)
         scores[1 if len(scores) == 4 else 3 :] = math.nan
         return scores
 
     batches = [ragged_prompts(4), ragged_prompts(6, seed=1)]
     engine = play(grpo(max_new=6, group=4), tmp_path, scorer=scorer)
     drawn = [roll_out(b, engine.context(0), samples=1, max_new=6, temperature=1.0) for b in batches]
-    known = torch.cat([scorer(played, None) for played in drawn])
+    known = torch.cat([scorer(rollout, None) for rollout in drawn])
     known = known[~known.isnan()]
     assert len(known) == 4
     numbers = engine.evaluate(batches)[2]
     assert numbers["reward"] == pytest.approx(float(known.mean()))
-    assert numbers["unscored_share"] == pytest.approx(0.6)
-    nothing = play(grpo(max_new=6, group=4), tmp_path, scorer=lambda played, _: count_a(played, None) * math.nan)
+    assert numbers["unscored_fraction"] == pytest.approx(0.6)
+    nothing = play(grpo(max_new=6, group=4), tmp_path, scorer=lambda rollout, _: count_a(rollout, None) * math.nan)
     assert "reward" not in nothing.evaluate(batches)[2]
     assert "reward" not in nothing.step(ragged_prompts(6)).others
     update_best(nothing, {"val_loss": 0.0}, EventLog(tmp_path / "metrics.jsonl"))
@@ -384,22 +384,22 @@ def test_2_3_eos_rule_a_constant_where_no_stop_token_came(tmp_path):
     objective = grpo(max_new=4, group=4, no_stop_reward=-1.0)
     engine = play(objective, tmp_path)
     raw = ragged_prompts()
-    played = roll_out(raw, engine.context(1), samples=4, max_new=4, temperature=1.0)
+    rollout = roll_out(raw, engine.context(1), samples=4, max_new=4, temperature=1.0)
     seen = {}
 
-    def prepared(played, scores, ctx):
+    def training_batch(rollout, scores, ctx):
         seen["scores"] = scores
-        return played.batch
+        return rollout.batch
 
-    objective.prepared = prepared
+    objective.training_batch = training_batch
     next(iter(engine._expand(raw, engine.context(1))))
-    cut = torch.from_numpy(played.truncated_B)
+    cut = torch.from_numpy(rollout.truncated_B)
     assert 0 < cut.sum() < 64
     assert (seen["scores"][cut] == -1).all()
-    assert torch.equal(seen["scores"][~cut], count_a(played, None)[~cut])
+    assert torch.equal(seen["scores"][~cut], count_a(rollout, None)[~cut])
     context = engine.context(1)
     next(iter(engine._expand(raw, context)))
-    assert context.notes["reward"].value == pytest.approx(float(seen["scores"].mean()))  # as it is learned from
+    assert context.metrics["reward"].value == pytest.approx(float(seen["scores"].mean()))  # as it is learned from
 
 
 def test_2_3_truncated_completions_are_ended_unfinished_or_left_out(tmp_path):
@@ -408,15 +408,15 @@ def test_2_3_truncated_completions_are_ended_unfinished_or_left_out(tmp_path):
         objective = ppo(max_new=4, beta=0.0, whiten=False, lam=1.0, truncated=how)
         engine = play(objective, tmp_path, precision="fp64")
         with torch.no_grad():
-            objective.value.weight.normal_(generator=torch.Generator().manual_seed(0))
+            engine.modules["value"].weight.normal_(generator=torch.Generator().manual_seed(0))
         raw = ragged_prompts()
-        played = roll_out(raw, engine.context(1), samples=1, max_new=4, temperature=1.0)
-        cut, scores = torch.from_numpy(played.truncated_B), count_a(played, None).double()
+        rollout = roll_out(raw, engine.context(1), samples=1, max_new=4, temperature=1.0)
+        cut, scores = torch.from_numpy(rollout.truncated_B), count_a(rollout, None).double()
         (batch, *_) = _expanded(engine, raw)
         columns[how], masks[how] = batch.columns, torch.from_numpy(batch.labels_BT != batch.ignore)
         with torch.no_grad():
-            rows = played.batch.to("cpu")
-            values = objective.value(engine.model(rows.ids_BT).hidden)
+            rows = rollout.batch.to("cpu")
+            values = engine.modules["value"](engine.model(rows.ids_BT).hidden)
         after = values[torch.arange(16), rows.columns["lengths_B"] - 1]
     mask = masks["terminal"]
     expected = torch.where(mask, scores[:, None], 0.0)
@@ -443,14 +443,14 @@ def test_2_3_the_value_is_read_before_the_token_is_chosen(tmp_path):
     objective = ppo(max_new=6)
     engine = play(objective, tmp_path)
     with torch.no_grad():
-        objective.value.weight.normal_()
+        engine.modules["value"].weight.normal_()
     (batch, *_) = _expanded(engine, ragged_prompts(1))
     rows = batch.to("cpu")
     t = int((batch.labels_BT[0] != batch.ignore).argmax()) + 1  # the second token of the completion
     other = rows.ids_BT.clone()
     other[0, t + 1] = (other[0, t + 1] + 1) % 8
     with torch.no_grad():
-        a, b = (objective.value(engine.model(ids).hidden)[0] for ids in (rows.ids_BT, other))
+        a, b = (engine.modules["value"](engine.model(ids).hidden)[0] for ids in (rows.ids_BT, other))
     assert torch.equal(a[: t + 1], b[: t + 1])
     assert (a[t + 1] != b[t + 1]).all()
     assert batch.labels_BT[0, t] == rows.ids_BT[0, t + 1]
@@ -467,12 +467,12 @@ def test_a_function_gets_prompts_with_their_fields_and_texts_without_stop_tokens
     scorer._function = right
     engine = play(grpo(max_new=3, group=2), tmp_path, scorer=scorer)
     raw = prompts([[1, 2, STOP], [3]], extra=['{"answer": "a"}', '{"answer": ""}'])
-    played = roll_out(raw, engine.context(1), samples=2, max_new=3, temperature=1.0)
-    scores = scorer(played, engine.context(1))
+    rollout = roll_out(raw, engine.context(1), samples=2, max_new=3, temperature=1.0)
+    scores = scorer(rollout, engine.context(1))
     given, completions = asked[0]
     assert given == [{"answer": "a", "prompt": "ab"}] * 2 + [{"answer": "", "prompt": "c"}] * 2
     letters = Letters()
-    assert completions == [letters.decode(c.ids).rstrip(".") for c in played.completions]
+    assert completions == [letters.decode(c.ids).rstrip(".") for c in rollout.completions]
     assert scores.tolist() == [float(c == p["answer"]) for p, c in zip(given, completions, strict=True)]
 
 
@@ -483,7 +483,7 @@ def _raises(given, completions):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (_raises, r"raised ZeroDivisionError: .* at prompt 'two' with completion 'bb'; mend it"),
+        (_raises, r"raised ZeroDivisionError: .* at prompt 'two' with completion 'bb'; fix it"),
         (lambda p, c: [1.0, math.nan, 0.0], r"returned nan at prompt 'two' with completion 'bb', expected a finite"),
         (lambda p, c: [1.0, 0.0, 10**400], r"returned 10+ at prompt .*, expected a finite"),
         (lambda p, c: [1.0, 1e39, 0.0], r"returned 1e\+39 at prompt 'two' with completion 'bb', expected a finite"),
@@ -495,11 +495,13 @@ def _raises(given, completions):
 def test_2_4_what_goes_wrong_in_a_reward_is_said_and_never_a_reward_of_0(function, message):
     given = [{"prompt": p} for p in ("one", "two", "three")]
     with pytest.raises(UserError, match=message):
-        ask("check.py:right", function, given, ["a", "bb", "ccc"])
+        call_reward_function("check.py:right", function, given, ["a", "bb", "ccc"])
 
 
 def test_2_4_none_is_no_score():
-    assert [math.isnan(s) for s in ask("f", lambda p, c: [None, True], [{"prompt": ""}] * 2, ["", ""])] == [True, False]
+    assert [
+        math.isnan(s) for s in call_reward_function("f", lambda p, c: [None, True], [{"prompt": ""}] * 2, ["", ""])
+    ] == [True, False]
 
 
 def test_rows_of_running_text_are_refused(tmp_path):
@@ -524,8 +526,8 @@ def test_a_gold_reward_is_logged_of_the_same_completions_and_moves_nothing(tmp_p
 def test_2_3_an_evaluation_samples_afresh_the_same_way_and_moves_nothing(tmp_path):
     engine = play(ppo(max_new=6, kl_target=1.0), tmp_path)
     raw = ragged_prompts()
-    whole, halves = engine.evaluate([raw])[2], engine.evaluate(list(raw.micro(4)))[2]
-    for name in ("reward", "completion_tokens", "truncated_share"):
+    whole, halves = engine.evaluate([raw])[2], engine.evaluate(list(raw.micro_batches(4)))[2]
+    for name in ("reward", "completion_tokens", "truncated_fraction"):
         assert whole[name] == pytest.approx(halves[name])
     assert engine.evaluate([raw])[2] == whole
     assert engine.state["objective"] == {"beta": 0.05}
@@ -539,10 +541,10 @@ def _run(engine, path, stop_at=None):
     if stop_at:
         score = engine.objective.scorer
 
-        def killed(played, ctx):
+        def killed(rollout, ctx):
             if ctx.step == stop_at:
                 raise InterruptedError
-            return score(played, ctx)
+            return score(rollout, ctx)
 
         engine.objective.scorer = killed
     held_out = ragged_prompts(8, seed=99)
@@ -568,10 +570,12 @@ def test_2_3_killed_in_the_middle_of_a_rollout_a_run_goes_on_to_the_bit(tmp_path
     with pytest.raises(InterruptedError):
         _run(fresh("b"), tmp_path / "b", stop_at=6)
     again = fresh("b")
-    assert again.resume(print)
+    assert again.training_state.resume(print)
     assert again.state["step"] == 4
     assert {**_run(again, tmp_path / "b"), "tok_s": 0} == {**final, "tok_s": 0}
-    for (name, a), b in zip(straight.tensors().items(), again.tensors().values(), strict=True):
+    for (name, a), b in zip(
+        straight.training_state.tensors().items(), again.training_state.tensors().values(), strict=True
+    ):
         assert torch.equal(a, b), name
     assert {**again.state} == {**straight.state}
     if method == "ppo":

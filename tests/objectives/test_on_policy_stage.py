@@ -31,19 +31,19 @@ name = "small"
 kind = "corpus"
 sources = ["notes.txt"]
 quality = "none"
-holdout = {{ share = 0.2, by = "tail" }}
+holdout = {{ fraction = 0.2, by = "tail" }}
 
 [stage.preferences]
 kind = "corpus"
 sources = ["pairs.jsonl"]
 format = "pairs"
-holdout = {{ share = 0.2 }}
+holdout = {{ fraction = 0.2 }}
 
 [stage.questions]
 kind = "corpus"
 sources = ["questions.jsonl"]
 format = "prompts"
-holdout = {{ share = 0.2 }}
+holdout = {{ fraction = 0.2 }}
 
 [stage.bpe]
 kind = "tokenizer"
@@ -154,7 +154,7 @@ def test_prompts_leave_room_for_their_completions(work):
     with pytest.raises(UserError, match=r"objective.max_new: found 64, expected less than the context of 64"):
         load_graph(Path("small.toml"), ["stage.polite.objective.max_new=64"], Path("runs"))
     graph = load_graph(Path("small.toml"), ["stage.polite.objective.max_new=60"], Path("runs"))
-    with pytest.raises(UserError, match=r"prompts are longer than the 4 tokens there are .* smaller objective.max_new"):
+    with pytest.raises(UserError, match=r"longer than the maximum of 4 tokens, .* smaller objective.max_new"):
         child.run(job_of(graph, graph.nodes["polite"], quiet=True))
 
 
@@ -163,8 +163,11 @@ def test_prompts_leave_room_for_their_completions(work):
     [
         ('stage.right.objective.reward="gone.py:right"', r"objective.reward: 'gone.py:right': no file gone.py"),
         ('stage.right.objective.gold="gone.py:right"', r"objective.gold: 'gone.py:right': no file gone.py"),
-        ('stage.polite.objective.gold="base"', r"'base' is no reward model, expected a train stage with objective"),
-        ('stage.polite.objective.reward="base"', r"'base' is no reward model, expected a train stage with objective"),
+        ('stage.polite.objective.gold="base"', r"'base' is not a reward model, expected a train stage with objective"),
+        (
+            'stage.polite.objective.reward="base"',
+            r"'base' is not a reward model, expected a train stage with objective",
+        ),
     ],
 )
 def test_what_a_recipe_gets_wrong_is_said_before_anything_runs(work, override, message):
@@ -174,7 +177,7 @@ def test_what_a_recipe_gets_wrong_is_said_before_anything_runs(work, override, m
 
 def test_settings_that_nobody_reads_are_refused():
     for model, table, message in (
-        (GRPOSettings, {"reference": "a"}, "with beta = 0, so nobody reads it"),
+        (GRPOSettings, {"reference": "a"}, "with beta = 0, which does not use it"),
         (PPOSettings, {"beta": 0, "kl_target": 1}, "kl_target with beta = 0"),
         (PPOSettings, {"beta": 0.1, "kl_target": 1, "kl": "k2-loss"}, "kl_target with kl = 'k2-loss'"),
         (PPOSettings, {"truncated": "mask", "no_stop_reward": -1}, "no_stop_reward with truncated = 'mask'"),

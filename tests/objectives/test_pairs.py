@@ -18,7 +18,7 @@ from ingot.model.config import ModelSettings
 from ingot.model.lm_head import LMHead
 from ingot.model.losses import cross_entropy
 from ingot.model.transformer import ModelOut, build
-from ingot.objectives.preference import Preference, Unpaired, answer_logps, mismatched
+from ingot.objectives.preference import Preference, Unpaired, answer_logps, mismatched_answers
 from ingot.objectives.replay import Replay
 from ingot.objectives.reward import Reward, RewardHead, RewardModel, calibration
 from ingot.objectives.settings import PreferenceSettings, RewardSettings, UnpairedSettings
@@ -45,7 +45,7 @@ def _made(name: str) -> Objective:
 
 def _ready(name: str, batch: Batch) -> Batch:
     """The batch as `expand` would leave it."""
-    return replace(batch, columns={**batch.columns, "zero_B": np.full(len(batch), 0.2)}) if name == "kto" else batch
+    return replace(batch, columns={**batch.columns, "kl_zero_B": np.full(len(batch), 0.2)}) if name == "kto" else batch
 
 
 def _masked(batch: Batch, pair: int) -> Batch:
@@ -69,7 +69,7 @@ def test_2_0_any_split_of_8_ragged_pairs_gives_one_gradient(name: str, tmp_path:
     others = rows(batch, np.array([r for r in range(16) if r not in (6, 7)]))
     assert (gradient(engine(tmp_path, _made(name)), others) - whole).norm() <= 1e-12 * whole.norm()
     unequal = engine(tmp_path, _made(name), micro=4)  # control: means of micro-batches are another gradient
-    means = torch.stack([gradient(unequal, part) for part in batch.micro(6)]).mean(0)
+    means = torch.stack([gradient(unequal, part) for part in batch.micro_batches(6)]).mean(0)
     assert (means - whole).norm() > 1e-3 * whole.norm()
 
 
@@ -160,7 +160,7 @@ def test_2_5_the_column_and_expand_give_the_same_numbers(tmp_path: Path) -> None
     live = engine(tmp_path, Preference(PreferenceSettings()), micro=4, companions={"reference": reference})
     column = {f"{name}_B": v for name, v in live.annotate(batch).items()}
     stored = replace(batch, columns={**batch.columns, **{n: v.numpy() for n, v in column.items()}})
-    (expanded,) = live._expanded(batch, live.context(1))
+    (expanded,) = live._expand(batch, live.context(1))
     assert torch.equal(torch.as_tensor(expanded.columns["reference_logps_B"]), column["reference_logps_B"])
     alone = engine(tmp_path, Preference(PreferenceSettings()), micro=12)  # no companion is left
     assert alone.evaluate([stored])[0] == pytest.approx(live.evaluate([batch])[0], rel=1e-12)
@@ -170,7 +170,7 @@ def test_2_2_rewards_do_not_hang_on_padding_or_company(tmp_path: Path) -> None:
     """fp32, 1e-5; and what stands behind the last token, be it its own id, is never looked at."""
     batch = pairs(6)
     made = engine(tmp_path, Reward(RewardSettings()), "fp32")
-    head = made.objective._head  # type: ignore[attr-defined]
+    head = made.modules["reward"]
     frozen = RewardModel(made.model.eval(), head, 0.0, 1.0)
     ids, lengths = torch.from_numpy(batch.ids_BT), torch.from_numpy(batch.columns["lengths_B"])
     together = frozen.scores(ids, lengths).detach()
@@ -198,12 +198,12 @@ def test_2_2_a_frozen_trunk_is_logistic_regression(tmp_path: Path) -> None:
         p = 1 / (1 + np.exp(-x @ w))
         w += np.linalg.solve((x * (p * (1 - p))[:, None]).T @ x + 1e-9 * np.eye(len(w)), x.T @ (1 - p))
     out = ModelOut(hidden, LMHead(net.embedding.weight), {})
-    head, ready = made.objective._head, batch.to("cpu")  # type: ignore
+    head, ready = made.modules["reward"], batch.to("cpu")
     slopes = []
     for at in (w, 1.01 * w):
         head.weight.data = torch.from_numpy(at)[None]
         head.zero_grad()
-        made.objective.loss(out, ready)["reward"].sum.backward()
+        made.objective.loss(out, ready, made.context(1))["reward"].sum.backward()
         slopes.append(float(head.weight.grad.norm()))
     assert slopes[0] < 1e-8  # the loss is convex in the head, so where its gradient is 0 there is its one minimum
     assert slopes[1] > 1e-2
@@ -211,7 +211,7 @@ def test_2_2_a_frozen_trunk_is_logistic_regression(tmp_path: Path) -> None:
 
 
 def test_2_2_a_head_starts_small_and_alike(tmp_path: Path) -> None:
-    one, two = (engine(tmp_path, Reward(RewardSettings())).objective._head for _ in range(2))  # type: ignore[attr-defined]
+    one, two = (engine(tmp_path, Reward(RewardSettings())).modules["reward"] for _ in range(2))
     assert torch.equal(one.weight, two.weight)
     assert one.weight.std().item() == pytest.approx(1 / math.sqrt(33), rel=0.4)
     assert not one.bias.any()
@@ -219,7 +219,7 @@ def test_2_2_a_head_starts_small_and_alike(tmp_path: Path) -> None:
 
 def test_2_5_a_mismatched_answer_is_the_next_pairs(tmp_path: Path) -> None:
     batch = pairs(4)
-    other = mismatched(batch, 64)
+    other = mismatched_answers(batch, 64)
     assert other is not None
     firsts = (batch.labels_BT != IGNORE).argmax(1) + 1
     for row in range(8):
@@ -228,8 +228,8 @@ def test_2_5_a_mismatched_answer_is_the_next_pairs(tmp_path: Path) -> None:
         assert other.ids_BT[row, : len(right)].tolist() == right
         learned = other.labels_BT[row][other.labels_BT[row] != IGNORE]
         assert learned.tolist() == right[firsts[row] :]
-    assert mismatched(pairs(1), 64) is None
-    short = mismatched(batch, 6)
+    assert mismatched_answers(pairs(1), 64) is None
+    short = mismatched_answers(batch, 6)
     assert short is not None
     assert short.context == 6
 
@@ -239,9 +239,9 @@ def test_2_5_a_mismatched_answer_is_never_one_to_the_same_prompt(tmp_path: Path)
     prompts, answers = ([5, 6], [7, 8]), {"A": [1, 2, 3], "B": [4, 9], "C": [10, 11, 12, 13]}
     rows = [(prompt, answers[name]) for prompt in prompts for name in "ABACBC"]
     one = rows_of(rows[:6])
-    assert mismatched(one, 16) is None
+    assert mismatched_answers(one, 16) is None
     both = rows_of(rows)
-    other = mismatched(both, 16)
+    other = mismatched_answers(both, 16)
     assert other is not None
     assert len(other) == 12
     for row in range(12):
@@ -250,8 +250,8 @@ def test_2_5_a_mismatched_answer_is_never_one_to_the_same_prompt(tmp_path: Path)
     reference = model(2).eval()
     made = engine(tmp_path, Unpaired(UnpairedSettings()), companions={"reference": reference})
     ctx = made.context(1)
-    (expanded,) = made._expanded(one, ctx)  # nothing to measure by, so the zero is 0, and training goes on
-    assert (expanded.columns["zero_B"] == 0).all()
+    (expanded,) = made._expand(one, ctx)  # nothing to measure by, so the zero is 0, and training goes on
+    assert (expanded.columns["kl_zero_B"] == 0).all()
 
 
 def rows_of(documents: list[tuple[list[int], list[int]]]) -> Batch:
@@ -273,11 +273,11 @@ def test_2_5_ktos_zero_is_of_the_whole_step_and_never_negative(tmp_path: Path) -
     for micro in (12, 4):
         made = engine(tmp_path, Unpaired(UnpairedSettings()), micro=micro, companions={"reference": reference})
         ctx = made.context(1)
-        (expanded,) = made._expanded(batch, ctx)
-        zeros.append(ctx.notes["kl_zero"])
-        assert (expanded.columns["zero_B"] == zeros[-1]).all()
+        (expanded,) = made._expand(batch, ctx)
+        zeros.append(ctx.metrics["kl_zero"])
+        assert (expanded.columns["kl_zero_B"] == zeros[-1]).all()
     assert zeros[0] == pytest.approx(zeros[1], abs=1e-12)
-    other = mismatched(batch, T * 2)
+    other = mismatched_answers(batch, T * 2)
     assert other is not None
     with torch.no_grad():
         ready = other.to("cpu")
@@ -319,7 +319,7 @@ def test_2_2_2_5_the_gradient_is_that_of_the_whole_loss_written_down(name: str, 
     reference, mean = torch.from_numpy(batch.columns["reference_logps_B"]), logp / kept.sum(1)
     ratio = logp - reference
     if name == "reward":
-        head, last = made.extra["reward"], torch.from_numpy(batch.columns["lengths_B"]) - 1
+        head, last = made.modules["reward"], torch.from_numpy(batch.columns["lengths_B"]) - 1
         reward = hidden[torch.arange(12), last] @ head.weight[0] + head.bias
         expected = -F.logsigmoid(reward[::2] - reward[1::2] - 0.3) + 0.05 * (reward[::2] + reward[1::2]) ** 2
     elif name == "ipo":
@@ -415,10 +415,10 @@ def test_2_2_a_finished_model_gives_rewards_in_units_of_held_out_answers(tmp_pat
     for step in range(3):
         made.step(_ranked(16, step, True))
     held_out = _ranked(40, 99, True)
-    found = made.conclude(held_out.micro(8))
+    found = made.final_metrics(held_out.micro_batches(8))
     whole = calibration(_rewards(made, held_out), held_out.columns["lengths_B"])
     assert found == pytest.approx(whole, abs=1e-5)
-    frozen = made.objective.frozen(made.model, made.extra, found)
+    frozen = made.objective.companion(made.model, made.modules, found)
     assert isinstance(frozen, RewardModel)
     ids, lengths = torch.from_numpy(held_out.ids_BT), torch.from_numpy(held_out.columns["lengths_B"])
     scores = frozen.scores(ids, lengths).detach()
@@ -429,14 +429,14 @@ def test_2_2_a_finished_model_gives_rewards_in_units_of_held_out_answers(tmp_pat
 def _rewards(made, batch: Batch) -> np.ndarray:
     ready = batch.to("cpu")
     with torch.no_grad():
-        return made.objective._head(made.model(ready.ids_BT).hidden, ready.columns["lengths_B"]).double().numpy()
+        return made.modules["reward"](made.model(ready.ids_BT).hidden, ready.columns["lengths_B"]).double().numpy()
 
 
 @pytest.mark.parametrize("name", ["reward", "sigmoid", "kto"])
 def test_D12_resume_is_never_having_stopped_to_the_bit(name: str, tmp_path: Path) -> None:
     def made(path: str):
         fresh = engine(tmp_path / path, _made(name), "fp32", 4, {"reference": model(1, "fp32").eval()}, steps=6)
-        fresh.resume(lambda text: None)
+        fresh.training_state.resume(lambda message: None)
         return fresh
 
     def train(one, until: int) -> list[tuple]:
@@ -450,9 +450,11 @@ def test_D12_resume_is_never_having_stopped_to_the_bit(name: str, tmp_path: Path
     log = train(straight, 6)
     stopped = made("b")
     before = train(stopped, 3)
-    stopped.save()
+    stopped.training_state.save()
     train(stopped, 5)  # lost
     again = made("b")
     assert before + train(again, 6) == log
-    for (tensor, a), b in zip(straight.tensors().items(), again.tensors().values(), strict=True):
+    for (tensor, a), b in zip(
+        straight.training_state.tensors().items(), again.training_state.tensors().values(), strict=True
+    ):
         assert torch.equal(a, b), tensor

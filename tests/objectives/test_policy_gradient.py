@@ -9,8 +9,8 @@ import itertools
 import pytest
 import torch
 
-from ingot.objectives.advantages import gae, to_go, token_rewards
-from ingot.objectives.policy import KLS, aggregated, clipped, k1, k2, k3, log_ratios, per_row, policy_loss, value_loss
+from ingot.objectives.advantages import gae, sum_to_end, token_rewards
+from ingot.objectives.policy import KLS, aggregate, clipped, k1, k2, k3, log_ratios, per_row, policy_loss, value_loss
 
 V, L = 4, 3
 PREFIXES = [p for n in range(L) for p in itertools.product(range(V), repeat=n)]
@@ -63,7 +63,7 @@ def _values(tree: Tree, logits, reference, reward, beta) -> torch.Tensor:
     """The exact value of every state under the policy: what still comes, k1 penalties included; [N, L]."""
     logps, ref, chance = tree.logps(logits), tree.logps(reference), tree.chance(logits)
     rewards = token_rewards(reward, beta * (logps - ref), tree.mask)
-    future = to_go(rewards, tree.mask)
+    future = sum_to_end(rewards, tree.mask)
     values = torch.zeros(len(PREFIXES), dtype=torch.float64)
     for s in range(len(PREFIXES)):
         here = (tree.state == s) & tree.mask
@@ -149,7 +149,7 @@ def test_2_3_kl_table_in_the_reward(tree):
     found = {}
     for name in ("k1-reward", "k2-reward", "k3-reward"):
         kl_NL = KLS[name].estimate(tree.logps(logits).detach(), tree.logps(reference))
-        future = to_go(kl_NL, tree.mask)
+        future = sum_to_end(kl_NL, tree.mask)
         surrogate = tree.chance(logits).detach() * (future * tree.logps(logits)).sum(1)
         found[name] = _gradient(surrogate.sum(), logits)
     torch.testing.assert_close(found["k1-reward"], reverse, rtol=0, atol=1e-9)
@@ -163,7 +163,7 @@ def test_2_3_kl_table_near_the_reference_k3_in_the_reward_does_nothing():
     logits = (reference + 1e-3 * _draw(4)).requires_grad_()
     sizes = {}
     for name in ("k1-reward", "k3-reward"):
-        future = to_go(KLS[name].estimate(tree.logps(logits).detach(), tree.logps(reference)), tree.mask)
+        future = sum_to_end(KLS[name].estimate(tree.logps(logits).detach(), tree.logps(reference)), tree.mask)
         sizes[name] = _gradient((tree.chance(logits).detach() * (future * tree.logps(logits)).sum(1)).sum(), logits)
     assert sizes["k3-reward"].norm() < 0.01 * sizes["k1-reward"].norm()
 
@@ -212,7 +212,7 @@ def test_2_3_ratios_are_cut_before_they_overflow():
 def test_2_4_gspo_has_one_ratio_a_sequence():
     mask = torch.tensor([[False, True, True, True], [True, True, False, False]])
     logp, old = torch.randn(2, 2, 4, dtype=torch.float64)
-    found = log_ratios(logp, old, mask, whole_sequences=True)
+    found = log_ratios(logp, old, mask, per_sequence=True)
     for row in range(2):
         expected = (logp - old)[row][mask[row]].mean()
         torch.testing.assert_close(found[row], expected.expand(4))
@@ -229,5 +229,5 @@ def test_2_4_aggregation_against_loops():
         ("sequence", torch.stack([r.mean() for r in kept]).mean()),
         ("constant", torch.stack([r.sum() / 10 for r in kept]).mean()),
     ):
-        term = aggregated(x, mask, how, 10)
+        term = aggregate(x, mask, how, 10)
         assert (term.sum / counts[term.unit]).item() == pytest.approx(expected.item(), rel=1e-12)

@@ -18,7 +18,7 @@ from ingot.pipeline.graph import Graph, load_graph
 from ingot.pipeline.run import job_of, link
 from ingot.stages import child
 from ingot.stages.models.load import load_frozen, load_model
-from ingot.store import writer
+from ingot.store.columns import ColumnFiller
 from ingot.train.engine import Engine
 from tests.objectives.conftest import make_work
 
@@ -118,13 +118,13 @@ def test_D12_a_killed_stage_goes_on_to_the_bit(work: Path, objective: str, monke
     """Killed while the reference is read, and again between two checkpoints."""
     graph = _of(objective, 'stage.tuned.duration="9 steps"')
     straight = _run(graph)
-    original, add, moments = Engine.step, writer.OverlayWriter.append, ["columns", "steps"]
+    original, put, moments = Engine.step, ColumnFiller.put, ["columns", "steps"]
 
-    def append(self: Any, **values: Any) -> None:
+    def put_or_stop(self: ColumnFiller, *arguments: Any) -> None:
         if "columns" in moments:
             moments.remove("columns")
             raise InterruptedError
-        add(self, **values)
+        put(self, *arguments)
 
     def step(self: Engine, raw: Any) -> Any:
         if self.state["step"] == 7 and "steps" in moments:
@@ -132,7 +132,7 @@ def test_D12_a_killed_stage_goes_on_to_the_bit(work: Path, objective: str, monke
             raise InterruptedError
         return original(self, raw)
 
-    monkeypatch.setattr(writer.OverlayWriter, "append", append)
+    monkeypatch.setattr(ColumnFiller, "put", put_or_stop)
     monkeypatch.setattr(Engine, "step", step)
     for _ in range(1 if objective == '"reward"' else 2):
         with pytest.raises(InterruptedError):
@@ -242,16 +242,16 @@ def test_a_companion_of_other_tokens_and_a_reward_that_is_none_are_refused(work:
     with pytest.raises(UserError) as error:
         load_graph(Path("other.toml"), ['stage.tuned.objective={kind="dpo", reference="foreign"}'], RUNS)
     assert (
-        "stage.tuned: its reference 'foreign' reads the tokens of 'bpe2', expected 'bpe', the tokenizer of this stage"
+        "stage.tuned: its reference 'foreign' has the tokenizer 'bpe2', expected 'bpe', the tokenizer of this stage"
         in str(error.value)
     )
     load_graph(Path("other.toml"), [], RUNS)  # a reward model is one
     Path("other.toml").write_text(recipe + OTHER.replace("REWARD", "base"))
-    with pytest.raises(UserError, match=r"stage.policy: 'base' is no reward model, expected a train stage"):
+    with pytest.raises(UserError, match=r"stage.policy: 'base' is not a reward model, expected a train stage"):
         load_graph(Path("other.toml"), [], RUNS)
     reward = recipe.replace('init = "base"', 'tokenizer = "bpe2"\nmodel = { depth = 1, width = 16, heads = 1 }')
     Path("other.toml").write_text(reward + OTHER.replace("REWARD", "tuned"))
-    with pytest.raises(UserError, match=r"stage.policy: its reward 'tuned' reads the tokens of 'bpe2', expected 'bpe'"):
+    with pytest.raises(UserError, match=r"stage.policy: its reward 'tuned' has the tokenizer 'bpe2', expected 'bpe'"):
         load_graph(Path("other.toml"), [], RUNS)
 
 
@@ -261,7 +261,7 @@ def test_a_companion_whose_positions_end_before_the_rows_do_is_refused(work: Pat
     Path("other.toml").write_text(Path("prefs.toml").read_text() + small)
     graph = load_graph(Path("other.toml"), ['stage.tuned.objective={kind="dpo", reference="small"}'], RUNS)
     _run(graph, "small")
-    with pytest.raises(UserError, match=r"reference: 'small' has learned positions for 16 tokens, expected \d+, as"):
+    with pytest.raises(UserError, match=r"reference: 'small' has 16 learned positions, expected \d+, the"):
         _run(graph)
 
 
@@ -269,12 +269,14 @@ def test_pairs_beyond_the_context_are_left_out_or_all_refused(work: Path) -> Non
     stage = _run(_of('"reward"', "stage.tuned.context=15", 'stage.tuned.duration="2 steps"'))
     dropped = _result(stage)["dropped_documents"]
     assert 0 < dropped < 64
-    with pytest.raises(UserError, match=r"data.preferences: all \d+ pairs have a side longer than the 6 tokens there "):
+    with pytest.raises(UserError, match=r"all \d+ pairs have a side longer than the maximum of 6 tokens"):
         _run(_of('"reward"', "stage.tuned.context=6"))
 
 
 def test_replay_needs_rows_beside_it(work: Path) -> None:
     with pytest.raises(UserError, match="'notes' has format = \"text\", but objective dpo learns from pairs; name a"):
         _of('"dpo"', "stage.tuned.data={notes=1.0}")
-    with pytest.raises(UserError, match=r"data: the 1 rows of step \d+ are all replayed ones \(notes\), so the obj"):
+    with pytest.raises(
+        UserError, match=r"data: found only replayed rows \(notes\) among the 1 rows of step \d+, expected"
+    ):
         _run(_of('"dpo"', "stage.tuned.data={preferences=0.1, notes=0.9}", "stage.tuned.batch=1"))

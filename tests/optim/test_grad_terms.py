@@ -2,7 +2,7 @@
 
 import torch
 
-from ingot.optim.grad_terms import Anchor, mean_of, shaped
+from ingot.optim.grad_terms import Anchor, mean_importance, prepare_importance
 
 F64 = torch.float64
 
@@ -26,7 +26,7 @@ def _ewc_after_a(x_a, y_a, x_b, y_b, weight: float = 1.0) -> torch.Tensor:
     def gradient(theta: torch.Tensor) -> torch.Tensor:
         leaf = theta.clone().requires_grad_()
         (0.5 * (x_b @ leaf - y_b).square().sum()).backward()
-        anchor.pull({"theta": leaf})
+        anchor.add_gradients({"theta": leaf})
         assert leaf.grad is not None
         return leaf.grad
 
@@ -54,7 +54,7 @@ def test_2_7_the_penaltys_gradient_is_weight_f_distance() -> None:
     leaf.grad = torch.ones_like(leaf)
     buffer = leaf.grad
     anchor = Anchor("ewc", 3.0, {"w": center, "frozen": center}, {"w": importance, "frozen": importance})
-    logged = anchor.pull({"w": leaf, "frozen": frozen, "new": theta.clone().requires_grad_()})
+    logged = anchor.add_gradients({"w": leaf, "frozen": frozen, "new": theta.clone().requires_grad_()})
     assert torch.equal(leaf.grad - 1, (1 + (theta - center) * importance * 3.0) - 1)
     assert leaf.grad is buffer, "a gradient that lies in a larger buffer stays there"
     assert frozen.grad is None
@@ -65,14 +65,14 @@ def test_2_7_the_penaltys_gradient_is_weight_f_distance() -> None:
     torch.testing.assert_close(logged["ewc"], value.detach(), rtol=1e-14, atol=0)
     torch.testing.assert_close(leaf.grad - 1, again.grad, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(logged["ewc_grad_norm"], again.grad.norm(), rtol=1e-12, atol=0)
-    assert Anchor("l2sp", 3.0, {"w": theta}).pull({"w": leaf})["l2sp"] == 0  # at the anchor it costs nothing
+    assert Anchor("l2sp", 3.0, {"w": theta}).add_gradients({"w": leaf})["l2sp"] == 0  # at the anchor it costs nothing
 
 
 def test_2_7_an_anchor_pulls_through_a_merged_adapter() -> None:
     """W + B A with W frozen: the pull on A and B is the chain rule's, as autograd has it."""
     w, center, importance = _random(4, 3), _random(4, 3, seed=1), _random(4, 3, seed=2).square()
     factors = [(_random(4, 2, seed=5) * 0.1).requires_grad_(), _random(2, 3, seed=6).requires_grad_()]
-    Anchor("ewc", 2.0, {"w": center}, {"w": importance}).pull({"w": w + factors[0] @ factors[1]})
+    Anchor("ewc", 2.0, {"w": center}, {"w": importance}).add_gradients({"w": w + factors[0] @ factors[1]})
     found = [f.grad for f in factors]
     expected = torch.autograd.grad((importance * (w + factors[0] @ factors[1] - center).square()).sum(), factors)
     for ours, theirs in zip(found, expected, strict=True):
@@ -81,11 +81,11 @@ def test_2_7_an_anchor_pulls_through_a_merged_adapter() -> None:
 
 def test_2_7_importances_are_clipped_floored_and_normalised() -> None:
     raw = {"a": torch.arange(1000, dtype=F64), "b": torch.full((1,), 1e6, dtype=F64)}
-    cut = shaped(raw, clip=0.999)
+    cut = prepare_importance(raw, clip=0.999)
     assert float(cut["b"]) == 999.0  # the value of rank 999 of 1,000
     assert torch.equal(cut["a"], raw["a"])
-    assert abs(mean_of(shaped(raw, normalise=True)) - 1) < 1e-12
-    floored = shaped({"a": torch.tensor([0.0, 1.0, 2.0])}, floor=0.5)
+    assert abs(mean_importance(prepare_importance(raw, normalise=True)) - 1) < 1e-12
+    floored = prepare_importance({"a": torch.tensor([0.0, 1.0, 2.0])}, floor=0.5)
     assert floored["a"].tolist() == [0.5, 1.0, 2.0]
-    assert shaped(raw) == raw
-    assert float(shaped({"a": torch.zeros(3)}, normalise=True)["a"].sum()) == 0  # nothing to divide by
+    assert prepare_importance(raw) == raw
+    assert float(prepare_importance({"a": torch.zeros(3)}, normalise=True)["a"].sum()) == 0  # nothing to divide by

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ingot.optim.groups import clip_, counts, decays, global_norm, groups
+from ingot.optim.groups import clip_, decay_counts, decays, global_norm, groups
 from ingot.optim.settings import OptimSettings
 
 
@@ -23,7 +23,7 @@ def test_D3_what_decays() -> None:
     named = dict(_model().named_parameters())
     assert {n for n, p in named.items() if decays(n, p)} == {"embedding.weight", "linear.weight"}
     assert {n for n, p in named.items() if decays(n, p, embeddings=False)} == {"linear.weight"}
-    assert counts(named, OptimSettings()) == {"decayed_parameters": 28 + 12, "undecayed_parameters": 3 + 6 + 8}
+    assert decay_counts(named, OptimSettings()) == {"decayed_parameters": 28 + 12, "undecayed_parameters": 3 + 6 + 8}
     frozen = dict(named)
     frozen["linear.weight"].requires_grad_(False)
     assert sum(len(g["params"]) for g in groups(frozen, OptimSettings())) == len(named) - 1

@@ -118,7 +118,7 @@ def test_D5_peaks_by_size() -> None:
     """6e-4 at 124M, 3e-4 at 7B, 1.5e-4 at 65B, by the square root of the width, to a quarter; E1: a tenth with init."""
     for width, peak in ((768, 6e-4), (4096, 3e-4), (8192, 1.5e-4)):
         assert schedule(OptimSettings(), 1000, width).peak == pytest.approx(peak, rel=0.25)
-    assert schedule(OptimSettings(), 1000, 768, tuned=True).peak == pytest.approx(6e-5)
+    assert schedule(OptimSettings(), 1000, 768, finetune=True).peak == pytest.approx(6e-5)
     assert schedule(OptimSettings(kind="lion"), 1000, 768).peak == pytest.approx(1.2e-4)  # 3 to 10 times below Adam's
     assert (
         schedule(OptimSettings(), 10_000, 768).warmup == 200

@@ -15,13 +15,13 @@ seed = 3
 kind = "corpus"
 sources = ["notes"]
 quality = "none"
-holdout = { share = 0.2, by = "document" }
+holdout = { fraction = 0.2, by = "document" }
 
 [stage.talk]
 kind = "corpus"
 sources = ["talk.jsonl"]
 format = "chat"
-holdout = { share = 0.2, by = "document" }
+holdout = { fraction = 0.2, by = "document" }
 
 [stage.bpe]
 kind = "tokenizer"

@@ -23,7 +23,7 @@ name = "tiny"
 kind = "corpus"
 sources = ["notes.txt"]
 quality = "none"
-holdout = { share = 0.2, by = "tail" }
+holdout = { fraction = 0.2, by = "tail" }
 
 [stage.bpe]
 kind = "tokenizer"

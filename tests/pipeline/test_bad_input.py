@@ -74,7 +74,7 @@ def test_a_wrong_recipe_is_refused_before_anything_runs(work: Path, ingot, chang
 
 
 def test_all_errors_of_a_recipe_are_told_at_once(work: Path, ingot) -> None:
-    _recipe(work, ("vocab = 300", "vocab = 100"), ("share = 0.2", "shar = 0.2"), ("depth = 2", 'depth = "two"'))
+    _recipe(work, ("vocab = 300", "vocab = 100"), ("fraction = 0.2", "shar = 0.2"), ("depth = 2", 'depth = "two"'))
     error = ingot("plan", "tiny.toml", cwd=work).stderr
     assert all(
         name in error
@@ -132,8 +132,10 @@ def test_context_longer_than_the_data(work: Path, ingot) -> None:
 
 
 def test_nothing_held_out(work: Path, ingot) -> None:
-    _recipe(work, ('share = 0.2, by = "document" }\n\n[stage.talk]', 'share = 0.0, by = "document" }\n\n[stage.talk]'))
-    _refused(ingot("run", "tiny.toml", cwd=work), "data.clean", "no held-out text", "holdout.share")
+    _recipe(
+        work, ('fraction = 0.2, by = "document" }\n\n[stage.talk]', 'fraction = 0.0, by = "document" }\n\n[stage.talk]')
+    )
+    _refused(ingot("run", "tiny.toml", cwd=work), "data.clean", "no held-out text", "holdout.fraction")
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +143,7 @@ def run_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small recipe run up to `base`; tests that damage it take a copy."""
     path = make_work(tmp_path_factory.mktemp("once"))
     command = [sys.executable, "-c", "from ingot.cli.app import main; main()", "run", "tiny.toml", "--only", "base"]
-    subprocess.run(command, cwd=path, check=True, capture_output=True, timeout=240)
+    subprocess.run(command, cwd=path, check=True, capture_output=True)
     return path
 
 
@@ -169,7 +171,7 @@ def test_a_damaged_checkpoint_falls_back_and_says_so(trained: Path, ingot) -> No
     newest.write_bytes(newest.read_bytes()[:-4])
     result = ingot("generate", "runs/tiny/base", "the", "--max-new", "3", cwd=trained)
     assert result.returncode == 0, result.stderr
-    assert "damaged checkpoint passed over" in result.stdout + result.stderr
+    assert "skipped a damaged checkpoint" in result.stdout + result.stderr
     assert "00000060" in result.stdout + result.stderr
     _refused(ingot("verify", "tiny.toml", cwd=trained), "00000060")
 
@@ -239,7 +241,7 @@ def test_a_damaged_file_of_a_stage_is_named(work: Path, ingot, name: str) -> Non
 
 def test_no_memory_is_a_sentence(work: Path, ingot) -> None:
     huge = ingot("run", "tiny.toml", "--only", "base", "--set", "stage.base.model.width=100000000", cwd=work)
-    _refused(huge, "base: there is not enough memory", "`ingot plan` says how much")
+    _refused(huge, "base: there is not enough memory", "`ingot plan` shows how much")
 
 
 def _training(work: Path, **options: Any) -> "subprocess.Popen[str]":
@@ -267,7 +269,7 @@ def test_a_run_that_ignores_interruptions_goes_on(work: Path) -> None:
         assert stage.is_locked(), "the stage's process goes on too"
     finally:
         os.killpg(began.pid, signal.SIGKILL)
-        began.communicate(timeout=60)
+        began.communicate()
 
 
 @pytest.mark.parametrize(
@@ -279,7 +281,7 @@ def test_who_asks_a_run_to_end_finds_it_saved(work: Path, number: int, everybody
     _recipe(work, ("save_every = 5", "save_every = 1000000"))
     began = _training(work, start_new_session=True)
     (os.killpg if everybody else os.kill)(began.pid, number)
-    _, rest = began.communicate(timeout=60)
+    _, rest = began.communicate()
     assert began.returncode == 128 + number, rest
     assert "Traceback" not in rest
     stage = StageDir((work / "runs" / "tiny" / "base").resolve())
@@ -300,7 +302,7 @@ def test_who_asks_again_does_not_cost_what_was_learned(work: Path, numbers: tupl
     for number in numbers:
         os.killpg(began.pid, number)
         time.sleep(0.2)
-    _, rest = began.communicate(timeout=60)
+    _, rest = began.communicate()
     assert began.returncode == 128 + numbers[0], rest
     assert checkpoint_steps(stage / "checkpoints")
     assert "saved after step" in rest
@@ -326,9 +328,7 @@ def test_a_terminal_that_closes_does_not_cost_what_was_learned(work: Path) -> No
 
 
 def _until(there: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
     while not there():
-        assert time.monotonic() < end, "it never came"
         time.sleep(0.05)
 
 

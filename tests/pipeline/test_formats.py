@@ -19,14 +19,14 @@ name = "formats"
 kind    = "corpus"
 sources = ["pairs.json"]
 format  = "pairs"
-holdout = { share = 0.2 }
+holdout = { fraction = 0.2 }
 
 [stage.tasks]
 kind    = "corpus"
 sources = ["tasks.csv"]
 format  = "prompts"
 fields  = { prompt = "problem" }
-holdout = { share = 0.2 }
+holdout = { fraction = 0.2 }
 
 [stage.bpe]
 kind  = "tokenizer"
@@ -105,7 +105,7 @@ def test_the_language_model_refuses_them_before_anything_runs(work, monkeypatch,
 
 def test_likelihood_is_not_measured_on_them(work, monkeypatch):
     monkeypatch.chdir(work)
-    text = '[stage.text]\nkind = "corpus"\nsources = ["recipe.toml"]\nholdout = { share = 0.2, by = "tail" }\n'
+    text = '[stage.text]\nkind = "corpus"\nsources = ["recipe.toml"]\nholdout = { fraction = 0.2, by = "tail" }\n'
     card = '[stage.card]\nkind = "evaluate"\nmodels = ["base"]\n'
     Path("card.toml").write_text(RECIPE + TRAIN.replace("NAME", "text") + text + card)
     graph = load_graph(Path("card.toml"), [], Path("runs"))

@@ -53,7 +53,7 @@ def test_nodes_come_after_their_inputs(work: Path) -> None:
         ("stage.bpe.vocab=320", {"bpe", "clean@bpe", "talk@bpe", "base", "chat", "card"}),
         ("stage.base.optim.lr=0.01", {"base", "chat", "card"}),
         ("stage.chat.data.clean=0.2", {"chat", "card"}),
-        ("stage.talk.holdout.share=0.3", {"talk", "talk@bpe", "chat", "card"}),
+        ("stage.talk.holdout.fraction=0.3", {"talk", "talk@bpe", "chat", "card"}),
         ("stage.card.overlap=0.25", {"card"}),
         ("run.seed=4", {"base", "chat", "card"}),
         ("stage.base.seed=0", {"base", "chat", "card"}),
@@ -135,7 +135,7 @@ CANDIDATES: list[Any] = [
         {"every": 9},
         {"save_every": 9},
         "p{2}",
-        {"share": 0.2},
+        {"fraction": 0.2},
         {"exact": False},
         {"min_words": 3},
         "[a-z]+|.",
@@ -148,7 +148,7 @@ CANDIDATES: list[Any] = [
     ),
     *("gpt2", "learned", "layer", "gelu", "qkv", ROPE_SCALING),
     *("muon", "cosine"),
-    *([{"name": "y", "share": 1.0}], -1, "4K tokens"),
+    *([{"name": "y", "fraction": 1.0}], -1, "4K tokens"),
     {"chosen": "x"},
     "own.jinja",
     [{"kind": "kl", "reference": "a", "weight": 1.0}],
@@ -162,7 +162,7 @@ CANDIDATES: list[Any] = [
 ONE_VALUE = {
     ("train", "objective"),
     ("generate", "format"),
-    ("train", "phases", "0", "share"),  # shares add up to 1, and here is one phase
+    ("train", "phases", "0", "fraction"),  # fractions add up to 1, and here is one phase
 }
 """Fields that have one legal value so far."""
 RAMP = {"from": 4, "to": 8, "over": "9 steps"}
@@ -190,16 +190,16 @@ WITH = {
     },
     **{("train", "batch", name): {**BASES["train"], "batch": RAMP} for name in ("start", "to", "over")},
     **{
-        ("train", "phases", "0", *path): {**BASES["train"], "phases": [{"name": "x", "share": 1.0, **more}]}
+        ("train", "phases", "0", *path): {**BASES["train"], "phases": [{"name": "x", "fraction": 1.0, **more}]}
         for path, more in (
-            *(((name,), {}) for name in ("name", "share", "context", "batch", "schedule", "warmup", "min_ratio")),
+            *(((name,), {}) for name in ("name", "fraction", "context", "batch", "schedule", "warmup", "min_ratio")),
             (("lr",), {"schedule": "linear"}),
             *((("batch", name), {"batch": RAMP}) for name in ("start", "to", "over")),
         )
     },
     ("train", "phases", "0", "data"): {
         **BASES["train"],
-        "phases": [{"name": "x", "share": 0.5}, {"name": "y", "share": 0.5}],
+        "phases": [{"name": "x", "fraction": 0.5}, {"name": "y", "fraction": 0.5}],
     },
     ("train", "phases", "0", "duration"): {
         **{name: value for name, value in BASES["train"].items() if name != "duration"},
@@ -222,7 +222,7 @@ WITH = {
         ("train", *path): {"data": {"a": 1.0}, "duration": "5 steps", "init": "t", "adapter": {"rank": 8}}
         for path in (("adapter",), *(("adapter", name) for name in AdapterSettings.model_fields))
     },
-    ("label", "least"): {"data": "s", "by": "rm", "format": "chat"},
+    ("label", "min_score"): {"data": "s", "by": "rm", "format": "chat"},
     ("corpus", "fields"): {"sources": ["a"], "format": "pairs"},
     ("corpus", "sources", "0", "fields"): {"sources": [{"path": "a"}], "format": "pairs"},
 }
@@ -311,7 +311,7 @@ def test_a_circle_and_a_wrong_kind_are_named(work: Path) -> None:
         .replace('tokenizer = "bpe"\nmodel = { depth = 2, width = 32, heads = 2, context = 32 }', 'init = "chat"')
     )
     (work / "tiny.toml").write_text(text)
-    with pytest.raises(UserError, match="reads itself by way of"):
+    with pytest.raises(UserError, match="found the cycle"):
         _graph(work)
 
 

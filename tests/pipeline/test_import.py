@@ -35,7 +35,7 @@ name = "tune"
 kind = "corpus"
 sources = ["talk.jsonl"]
 format = "chat"
-holdout = { share = 0.2, by = "document" }
+holdout = { fraction = 0.2, by = "document" }
 
 [stage.tuned]
 kind = "train"
@@ -95,7 +95,7 @@ name = "judge"
 kind = "corpus"
 sources = ["text.jsonl"]
 quality = "none"
-holdout = { share = 0.3, by = "document" }
+holdout = { fraction = 0.3, by = "document" }
 
 [stage.card]
 kind = "evaluate"
@@ -105,7 +105,7 @@ sample_tokens = 2
 """
     )
     card = ingot.run("judge.toml")["card"]
-    rows = reading.yardsticks(card)["plain"]
+    rows = reading.bits_per_byte(card)["plain"]
     guesses = {"uniform guess of hf:start.tokenizer", "uniform guess of hf:words.tokenizer"}
     assert {r["model"] for r in rows if r["reference"]} == {*guesses, "gzip -9", "xz -9"}
     assert {r["model"] for r in rows if not r["reference"]} == {"hf:start", "hf:words"}
@@ -113,6 +113,14 @@ sample_tokens = 2
     bits = {r["model"]: r["value"] for r in rows}
     assert bits["uniform guess of hf:start.tokenizer"] > 8 > bits["uniform guess of hf:words.tokenizer"]
     assert "<tr><td>hf:words<td" in str(panels_model.evaluate(card))
+
+
+def test_models_of_equal_tokenizers_read_a_corpus_once(start: Path) -> None:
+    shutil.copytree(start, "again")
+    Path("tune.toml").write_text(TUNE.replace('models = ["hf:start", "tuned"]', 'models = ["hf:start", "hf:again"]'))
+    roles = load_graph(Path("tune.toml"), [], Path("runs")).nodes["card"].inputs
+    assert len([role for role in roles if role.startswith("data:")]) == 1
+    assert len([role for role in roles if role.startswith("model:")]) == 2
 
 
 def test_the_python_door_says_what_it_expects(start: Path) -> None:
@@ -166,6 +174,7 @@ def test_the_plan_knows_the_shape_before_the_import_has_run(start: Path) -> None
     assert rows["tuned"]["forecast"]["parameters"]["total"] == hf_weights.read_config(start).parameters
 
 
+@pytest.mark.slow
 def test_what_was_made_from_files_that_are_gone_still_holds(start: Path, ingot: Callable[..., Any]) -> None:
     """The model imported and the conversations: nothing is needed but what is to be made anew."""
     made = ingot("run", "tune.toml", "--json")
@@ -180,10 +189,10 @@ def test_what_was_made_from_files_that_are_gone_still_holds(start: Path, ingot: 
         assert ingot(*command, "tune.toml").returncode == 0
     rows = json.loads(ingot("plan", "tune.toml", "--json").stdout)
     assert {row["state"] for row in rows} == {"HIT"}
-    gone = {row["name"] for row in rows if "files that are not there now" in row["why"]}
+    gone = {row["name"] for row in rows if "its source files are gone" in row["why"]}
     assert {"talk", "hf:start", "hf:start.tokenizer"} <= gone
 
-    changed = ["tune.toml", "--set", "stage.talk.holdout.share=0.1"]
+    changed = ["tune.toml", "--set", "stage.talk.holdout.fraction=0.1"]
     refused = ingot("run", *changed)
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: stage.talk: sources: 'talk.jsonl' does not exist")
@@ -229,7 +238,7 @@ def test_weights_that_are_no_numbers_are_refused(start: Path) -> None:
     node = graph.nodes["hf:start"]
     vocabulary, jobs = (job_of(graph, n, quiet=True) for n in (node.inputs["tokenizer"], node))
     child.run(vocabulary)
-    with pytest.raises(UserError, match=r"layers\.0\.ffn\.up\.weight here hold NaN or infinite numbers"):
+    with pytest.raises(UserError, match=r"found NaN or infinite numbers in layers\.0\.ffn\.up\.weight"):
         child.run(jobs)
     assert not (Path(jobs["dir"]) / "DONE").exists()
 
@@ -253,7 +262,7 @@ def test_a_larger_tokenizer_makes_the_embeddings_grow(start: Path) -> None:
     export_peft(tuned, Path("adapter"), "float32", False, said.append)
     named = json.loads(Path("adapter/adapter_config.json").read_text())["base_model_name_or_path"]
     assert named is None, "the directory's own model has fewer ids than the adapter's"
-    assert said[0].startswith("the model under it is grown; `ingot export ")
+    assert said[0].startswith("the base model of the adapter is grown; `ingot export ")
 
 
 def test_two_directories_of_one_name_keep_their_own_tokenizers(start: Path) -> None:
@@ -288,7 +297,7 @@ def test_directories_that_hold_no_model_are_refused(start: Path) -> None:
     Path("pickled/config.json").write_text("{}")
     Path("pickled/pytorch_model.bin").write_bytes(b"x")
     assert "weights as .safetensors" in problem("hf:pickled")
-    assert "is no finished train stage" in problem("start/../start")
+    assert "is not a finished train stage" in problem("start/../start")
     assert "no stage 'strat'" in problem("strat")
 
 

@@ -50,8 +50,8 @@ SMALL = (
     "stage.base.evaluate.tokens=512",
     'stage.chat.duration="3 steps"',
     "stage.chat.evaluate.tokens=512",
-    "stage.clean.holdout.share=0.01",
-    "stage.questions.holdout.share=0.01",
+    "stage.clean.holdout.fraction=0.01",
+    "stage.questions.holdout.fraction=0.01",
     "stage.bpe.vocab=512",
     "stage.card.sample_tokens=8",
     'stage.reward.duration="3 steps"',
@@ -59,7 +59,7 @@ SMALL = (
     'stage.dpo.duration="2 steps"',
     "stage.ppo.objective.max_new=8",
     *(f"stage.{name}.evaluate.tokens=512" for name in ("reward", "ppo", "dpo")),
-    *(f"stage.{name}.holdout.share=0.01" for name in ("preferences", "prompts")),
+    *(f"stage.{name}.holdout.fraction=0.01" for name in ("preferences", "prompts")),
     *(f"stage.{name}.batch=4" for name in ("reward", "ppo", "dpo")),
 )
 
@@ -102,7 +102,7 @@ def test_gpt2_124m_runs_when_made_small(tmp_path: Path, ingot) -> None:
     pl.DataFrame({"text": texts}).write_parquet(tmp_path / "data" / "a.parquet")
     recipe = next(r for r in RECIPES if r.name == "gpt2-124m.toml")
     small = ["depth=1", "width=32", "heads=2", "context=32"]
-    overrides = [f"stage.base.model.{o}" for o in small] + ["stage.bpe.vocab=300", "stage.text.holdout.share=0.2"]
+    overrides = [f"stage.base.model.{o}" for o in small] + ["stage.bpe.vocab=300", "stage.text.holdout.fraction=0.2"]
     overrides += ['stage.base.duration="2 steps"', "stage.base.batch=24", "stage.base.evaluate.tokens=64"]
     sets = [a for o in overrides for a in ("--set", o)]
     result = ingot("run", recipe, "--only", "base", *sets, cwd=tmp_path)
@@ -137,7 +137,7 @@ def test_the_demo_makes_no_network_call_and_ends_in_a_report(tmp_path: Path, ing
     assert "gzip -9" in page
     assert not re.search(r"(src|href)=\"https?://", page)
     talk = json.loads((tmp_path / "runs" / "stdlib" / "questions@bpe" / "result.json").read_text())
-    assert 0.2 < talk["trained_share"] < 0.9
+    assert 0.2 < talk["trained_fraction"] < 0.9
     control = ingot("run", "work/shakespeare-char.toml", cwd=tmp_path, env=environment)
     assert control.returncode == 2  # the one recipe that needs the network says what to do without it
     assert "sources=" in control.stderr
@@ -156,7 +156,7 @@ def test_d13_source_error_the_loss_is_2_after_500_steps_and_no_1_4_by_2000(
     overrides = [f"stage.text.sources={json.dumps([str(shakespeare)])}", *(f"stage.base.model.{m}" for m in model)]
     overrides += ['stage.base.duration="2000 steps"', "stage.base.optim.decay_steps=5000", "stage.base.optim.ema=0"]
     sets = [a for o in overrides for a in ("--set", o)]
-    result = ingot("run", recipe, "--only", "base", *sets, cwd=tmp_path, timeout=3600)
+    result = ingot("run", recipe, "--only", "base", *sets, cwd=tmp_path)
     assert result.returncode == 0, result.stderr[-3000:]
     stage = tmp_path / "runs" / "shakespeare-char" / "base"
     assert json.loads((stage / "result.json").read_text())["parameters"] == 804_096
@@ -167,20 +167,24 @@ def test_d13_source_error_the_loss_is_2_after_500_steps_and_no_1_4_by_2000(
     assert found[500]["train_loss_nats"] == pytest.approx(1.90, abs=0.05)
 
 
-def _readme_commands() -> list[str]:
-    fenced = (ROOT / "README.md").read_text().split("```")[1::2]
+def _documented_commands() -> list[str]:
+    texts = [(ROOT / page).read_text() for page in ("README.md", "docs/commands.md", "docs/recipes.md")]
+    fenced = [block for text in texts for block in text.split("```")[1::2]]
     lines = [line.split("  #")[0].strip() for block in fenced for line in block.splitlines()]
-    return [line for line in lines if line.startswith("ingot ")]
+    return sorted({line for line in lines if line.startswith("ingot ")})
 
 
-def test_the_readme_opens_with_the_two_commands_and_shows_the_recipe() -> None:
+def test_the_readme_is_short_and_opens_with_the_two_commands(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text()
-    assert re.search(r"make demo.*\n.*make test", text[:600])
-    assert (ROOT / "src/ingot/recipes/stdlib.toml").read_text().strip() in text
+    assert text.count("\n") <= 150
+    assert re.search(r"make demo.*\n.*make test", text[:800])
+    (recipe,) = re.findall(r"```toml\n(.*?)```", text, re.S)
+    (tmp_path / "mine.toml").write_text(recipe)
+    assert {"clean", "bpe", "clean@bpe", "base", "card"} == set(load_graph(tmp_path / "mine.toml", [], tmp_path).nodes)
 
 
-@pytest.mark.parametrize("command", _readme_commands())
-def test_readme_commands_are_understood(command: str, tmp_path: Path, ingot) -> None:
+@pytest.mark.parametrize("command", _documented_commands())
+def test_documented_commands_are_understood(command: str, tmp_path: Path, ingot) -> None:
     """Each command's words are accepted: no unknown command or option (what they do is tested elsewhere)."""
     words = shlex.split(command.split(" && ")[0])[1:]
     words = [w.replace("stdlib.toml", str(RECIPES[-1])) if w.endswith("stdlib.toml") else w for w in words]
@@ -194,39 +198,6 @@ def test_readme_commands_are_understood(command: str, tmp_path: Path, ingot) -> 
     result = ingot(*words, cwd=tmp_path)
     assert "No such" not in result.stderr, result.stderr
     assert "Usage" not in result.stderr, result.stderr
-
-
-def test_the_filter_of_the_extending_page_works(tmp_path: Path, ingot) -> None:
-    code, recipe = re.findall(r"```(?:python|toml)\n(.*?)```", (ROOT / "docs/extending.md").read_text(), re.S)[:2]
-    (tmp_path / "my_filters.py").write_text(code)
-    (tmp_path / "notes").mkdir()
-    for i in range(40):
-        sign = "!" * 30 if i == 7 else "."
-        (tmp_path / "notes" / f"{i}.txt").write_text(" ".join(f"word{j * i}" for j in range(150)) + sign)
-    (tmp_path / "r.toml").write_text(f'[run]\nname = "x"\n{recipe}')
-    assert ingot("run", "r.toml", cwd=tmp_path).returncode == 0
-    funnel = json.loads((tmp_path / "runs" / "x" / "clean" / "funnel.json").read_text())
-    assert funnel["dropped"]["too_shouty"]["documents"] == 1
-
-
-def test_the_objective_of_the_extending_page_works(tmp_path: Path) -> None:
-    """The page's file and its one line: a recipe may name it, and a step trains on the last positions only."""
-    from ingot.objectives import settings
-    from tests.train.test_engine import B, _engine, _ragged
-
-    _, code, line = re.findall(r"```python\n(.*?)```", (ROOT / "docs/extending.md").read_text(), re.S)
-    scope: dict[str, type] = {}
-    exec(code, scope)
-    entries = eval("{" + line + "}", vars(settings))
-    asked = entries["last_token"].settings.model_validate({"kind": "last_token"})
-    assert asked.kind == "last_token"
-    engine = _engine(tmp_path)
-    engine.objective = scope["LastToken"](asked)  # type: ignore[assignment]
-    batch = _ragged()
-    batch.labels_BT[:, -1] = 1
-    (expanded,) = engine._expand(batch, engine.context(1))
-    assert expanded.counts() == {"token": B, "sequence": B}
-    assert engine.step(batch).tokens == B
 
 
 def _packages(requirements: list[str]) -> set[str]:
@@ -256,8 +227,8 @@ def test_the_base_install_is_all_that_the_product_imports() -> None:
         assert _imports(tree) <= base, f"{file}: an extra is imported where its user may not have it"
 
 
-def test_the_readmes_post_training_is_a_legal_recipe(tmp_path: Path) -> None:
-    fenced = (ROOT / "README.md").read_text().split("```")[1::2]
+def test_the_post_training_of_the_recipes_page_is_a_legal_recipe(tmp_path: Path) -> None:
+    fenced = (ROOT / "docs/recipes.md").read_text().split("```")[1::2]
     shown = next(b.removeprefix("toml") for b in fenced if b.startswith("toml\n[stage.rm]"))
     (tmp_path / "more.toml").write_text(BEFORE + shown)
     graph = load_graph(tmp_path / "more.toml", [], tmp_path)
@@ -296,7 +267,6 @@ duration = "10 steps"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 def test_D13_shakespeare_500_steps(shakespeare: Path, tmp_path: Path, ingot) -> None:
     """1,115,394 ids, 65 symbols, the contiguous split, ln 65 at the start, at most 2.05 nats after 500 steps."""
     recipe = next(r for r in RECIPES if r.name == "shakespeare-char.toml")
@@ -304,7 +274,6 @@ def test_D13_shakespeare_500_steps(shakespeare: Path, tmp_path: Path, ingot) -> 
         *("run", recipe, "--only", "base", "--set", f'stage.text.sources="{shakespeare}"'),
         *("--set", 'stage.base.duration="500 steps"', "--set", "stage.base.evaluate.tokens=8192"),
         cwd=tmp_path,
-        timeout=1100,
         env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},  # all cores
     )
     assert result.returncode == 0, result.stderr[-3000:]

@@ -21,7 +21,7 @@ def test_F4_an_edited_task_runs_the_stage_again_and_no_other(work, monkeypatch):
 def test_F4_code_is_off_by_default(work, monkeypatch):
     monkeypatch.chdir(work)
     tasks = 'stage.card.tasks=["code-small"]'
-    with pytest.raises(UserError, match=r"stage\.card: tasks: 'code-small' runs code that a model wrote; allow"):
+    with pytest.raises(UserError, match=r"stage\.card: tasks: 'code-small' runs code that a model has written; allow"):
         _startable(tasks)
     _startable(tasks, "stage.card.run_code=true")
     with pytest.raises(UserError, match=r"stage.card: tasks: no task 'icl'; "):

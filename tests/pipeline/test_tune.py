@@ -20,7 +20,7 @@ name = "tiny"
 kind    = "corpus"
 sources = ["text.txt"]
 quality = "none"
-holdout = { share = 0.1, by = "tail" }
+holdout = { fraction = 0.1, by = "tail" }
 
 [stage.chars]
 kind = "tokenizer"
@@ -64,7 +64,9 @@ def test_the_winner_is_what_run_begins_with(
     run(graph, ["base"], lambda *_: None, quiet=True)
     began = json.loads((graph.stage(graph.nodes["base"]) / "execution.json").read_text())
     assert began == chosen
-    with pytest.raises(UserError, match=r"base: found that it ran already .*, expected a stage that has not begun"):
+    with pytest.raises(
+        UserError, match=r"base: found a stage that has run already .*, expected one that has not started"
+    ):
         tune(recipe, [], "base", tmp_path / "runs", 5, said.append)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ingot.model.config import ModelSettings
-from ingot.plan.flops import attention_flops, forward_flops, multiplied, training_flops, training_flops_per_token
+from ingot.plan.flops import attention_flops, forward_flops, matmul_parameters, training_flops, training_flops_per_token
 from ingot.plan.machine import GPUS, gpu_hours
 
 BILLION = 10**9
@@ -38,10 +38,10 @@ def test_f1_source_error_table_of_compute(billions: int, tokens: float, flops: f
 
 def test_f1_gpt2_counts_attention_and_the_tied_head_but_no_position():
     assert GPT2.parameters == 124_439_808
-    assert multiplied(GPT2) == 124_439_808 - 1024 * 768
+    assert matmul_parameters(GPT2) == 124_439_808 - 1024 * 768
     attention = attention_flops(12, 768, 1024)
     assert attention == 12 * 12 * 768 * 1024
-    assert training_flops_per_token(GPT2) == 6 * multiplied(GPT2) + attention
+    assert training_flops_per_token(GPT2) == 6 * matmul_parameters(GPT2) + attention
     assert attention / training_flops_per_token(GPT2) == pytest.approx(0.13, abs=0.005)
 
 
@@ -54,8 +54,8 @@ def test_f1_a_second_table_is_looked_up_and_not_multiplied():
 def test_e6_what_is_frozen_costs_two_thirds_and_what_is_trained_whole_costs_all_of_it():
     """Corrections are products of their own; a head that is trained whole was multiplied with anyway."""
     attention = attention_flops(12, 768, 1024)
-    assert training_flops_per_token(GPT2, 1000) == 4 * multiplied(GPT2) + 6 * 1000 + attention
-    assert training_flops_per_token(GPT2, 0, multiplied(GPT2)) == training_flops_per_token(GPT2)
+    assert training_flops_per_token(GPT2, 1000) == 4 * matmul_parameters(GPT2) + 6 * 1000 + attention
+    assert training_flops_per_token(GPT2, 0, matmul_parameters(GPT2)) == training_flops_per_token(GPT2)
 
 
 def test_f1_a_window_limits_what_attention_costs():

@@ -19,15 +19,15 @@ from ingot.plan import machine
     ],
 )
 def test_a_gpu_is_known_by_its_drivers_name(driver: str, name: str, tera: int) -> None:
-    found = machine.known(driver, 40 << 30, 8.0)
+    found = machine.gpu_from_driver(driver, 40 << 30, 8.0)
     assert (found.name, found.peak, found.memory) == (name, tera * 1e12, 40 << 30)
 
 
 def test_an_unknown_gpu_keeps_its_name_and_has_no_peak() -> None:
-    found = machine.known("Some Card 9", 8 << 30, 6.1)
+    found = machine.gpu_from_driver("Some Card 9", 8 << 30, 6.1)
     assert (found.name, found.peak, found.half) == ("Some Card 9", None, None)
     for name in ("NVIDIA RTX A1000 Laptop GPU", "NVIDIA L40", "NVIDIA T400 4GB"):
-        assert machine.known(name, 8 << 30, 8.6).peak is None, "its name only begins like another's"
+        assert machine.gpu_from_driver(name, 8 << 30, 8.6).peak is None, "its name only begins like another's"
 
 
 def test_the_driver_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,14 +8,14 @@ import pytest
 from proofs.__main__ import main, proofs
 from proofs.d2_fixed_points import PROOF as D2
 from proofs.e3_consolidation import PROOF as E3
-from proofs.e3_consolidation import at_equal
+from proofs.e3_consolidation import a_at_equal_b
 from proofs.e3_consolidation import figure as frontiers
 from proofs.g2_groups import PROOF as G2
 from proofs.i1_rounds import Pairs, gold
 from proofs.p1_frontier import PROOF as P1
 from proofs.p1_frontier import best_reward, closed_form, figure
 from proofs.p4_hacking import closed_form as hacked
-from proofs.p4_hacking import judged
+from proofs.p4_hacking import evaluate
 from proofs.page import page
 from proofs.proof import Arm, Gate, Results
 from proofs.r1_reward import PROOF as R1
@@ -80,12 +80,12 @@ def test_P4_what_is_judged_is_the_fall_of_gold_and_when_it_was_told():
         flat = {"kl_nats": [1.0] * 100, "completion_tokens": [3.0] * 100}
         return {"reward": [0.1 * t for t in range(100)], "gold_reward": gold, **flat}
 
-    falls = judged(log([min(t, 60 - t) * 0.1 for t in range(50)] + [1.0] * 50))
+    falls = evaluate(log([min(t, 60 - t) * 0.1 for t in range(50)] + [1.0] * 50))
     assert falls["proxy's largest fall"] == 0
     assert falls["gold lost"] == pytest.approx(2 / 3, abs=0.1)
     assert falls["peak"] == 30
     assert 30 <= falls["steps without alarm"] <= 40
-    stays = judged(log([min(t, 30) * 0.1 for t in range(100)]))
+    stays = evaluate(log([min(t, 30) * 0.1 for t in range(100)]))
     assert (stays["gold lost"], stays["steps without alarm"]) == (0, 100)
     assert stays["gold lost at the alarm"] == 1
 
@@ -94,7 +94,7 @@ def test_I1_gold_and_the_accuracy_of_bayes():
     answers = np.array([[0, 0, 0, 1, 1, 1, 2, 2], [0] * 8, [3] * 8, [1, 0, 2, 2, 2, 2, 2, 2]])
     assert gold(answers).tolist() == [7.5, -3.0, 0.0, 2.5]
     draw = np.random.default_rng(0)
-    pairs = Pairs.of(draw.integers(0, 8, (8000, 8)), draw)
+    pairs = Pairs.label(draw.integers(0, 8, (8000, 8)), draw)
     chosen = gold(pairs.answers).reshape(-1, 2)
     better = np.mean(chosen[:, 0] > chosen[:, 1]) + 0.5 * np.mean(chosen[:, 0] == chosen[:, 1])
     assert better == pytest.approx(pairs.bayes, abs=0.02)
@@ -102,11 +102,11 @@ def test_I1_gold_and_the_accuracy_of_bayes():
 
 def test_E3_frontiers_are_compared_where_B_is_as_good():
     points = [(0.9, 0.5), (0.5, 0.9), (0.1, 1.0)]  # A and B
-    assert at_equal(points, 0.7) == pytest.approx(0.7)
-    assert at_equal(points, 0.95) == pytest.approx(0.3)
-    assert at_equal(points, 0.4) == 0.9
-    assert at_equal(points[:2], 0.99) == 0.5  # no point is as good: the nearest, which is a favour to it
-    assert at_equal([(0.2, 0.8), (0.6, 0.95)], 0.8) == 0.6  # a better B is no handicap
+    assert a_at_equal_b(points, 0.7) == pytest.approx(0.7)
+    assert a_at_equal_b(points, 0.95) == pytest.approx(0.3)
+    assert a_at_equal_b(points, 0.4) == 0.9
+    assert a_at_equal_b(points[:2], 0.99) == 0.5  # no point is as good: the nearest, which is a favour to it
+    assert a_at_equal_b([(0.2, 0.8), (0.6, 0.95)], 0.8) == 0.6  # a better B is no handicap
 
 
 def test_a_gate_holds_between_its_borders_and_never_for_a_nan():
@@ -140,7 +140,7 @@ def test_a_result_is_kept_until_what_made_it_changes(tmp_path, capsys, monkeypat
 
 def test_a_result_belongs_to_all_code_that_its_proof_imports(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "_ROOTS", {"rooms": tmp_path})
-    monkeypatch.setattr(results, "_BESIDE", ("rooms.shown",))
+    monkeypatch.setattr(results, "_IGNORED", ("rooms.shown",))
     files = {name: tmp_path / f"{name}.py" for name in ("start", "near", "far", "shown", "alone")}
     files["start"].write_text("from rooms.near import x\nfrom rooms import shown\n")
     files["near"].write_text("def x():\n    import rooms.far\n")
@@ -193,4 +193,4 @@ def test_the_page_says_what_was_not_run_and_why_a_gate_is_where_it_is(tmp_path):
     page([P1, E3], Results(tmp_path), [1], tmp_path / "PROOFS.md")
     written = (tmp_path / "PROOFS.md").read_text()
     assert "beta 1: not run" in written
-    assert "\n30 <= Fisher / empirical: 99 where every letter is as sure as .99, and some are less.\n" in written
+    assert "\n30 <= Fisher / empirical: 99 if every letter had probability .99; some have less.\n" in written

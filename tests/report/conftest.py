@@ -25,13 +25,13 @@ name = "small"
 [stage.clean]
 kind    = "corpus"
 sources = ["text.jsonl"]
-holdout = { share = 0.2 }
+holdout = { fraction = 0.2 }
 
 [stage.questions]
 kind    = "corpus"
 sources = ["chat.jsonl"]
 format  = "chat"
-holdout = { share = 0.2 }
+holdout = { fraction = 0.2 }
 
 [stage.bpe]
 kind  = "tokenizer"

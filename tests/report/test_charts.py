@@ -6,7 +6,7 @@ import re
 import pytest
 
 from ingot.report.html.axes import log_ticks, tick_labels, ticks
-from ingot.report.html.charts import BUCKETS, Series, line_chart, smoothed, thinned
+from ingot.report.html.charts import MAX_BUCKETS, Series, line_chart, smoothed, thinned
 
 
 def chart(*series: Series, **more) -> str:
@@ -54,7 +54,7 @@ def test_hundred_thousand_points_stay_small_and_keep_the_spike():
     svg = chart(Series("norm", points, smooth=0.9))
     assert len(svg) < 30_000
     assert (54_321, 77.0) in thinned(points)
-    assert len(thinned(points)) <= 3 * BUCKETS + 2
+    assert len(thinned(points)) <= 3 * MAX_BUCKETS + 2
 
 
 def test_thinning_keeps_a_nan():

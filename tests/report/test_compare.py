@@ -153,11 +153,11 @@ def test_D15_source_error_losses_compare_within_one_tokenizer_only(
     b = _train(tmp_path, "words/base", 3.1, vocab=50257, bits_per_byte=3.1 / math.log(2) / 4.3)
     found = _only([a, b])
     assert found.metric == "bits_per_byte"
-    assert any("the tokenizers differ: losses in nats per token do not compare" in w for w in found.warnings)
+    assert any("the tokenizers differ: losses in nats per token are not comparable" in w for w in found.warnings)
     assert found.differing["bpe.vocab"] == [65, 50257]
     best = min(found.groups, key=lambda g: g.by_seed(found.metric)[(1,)])
     assert best.label == "words"
-    assert "do not compare" in _printed(found, capsys)
+    assert "not comparable" in _printed(found, capsys)
     c = _train(tmp_path, "again/base", 1.4, vocab=65, lr=0.3)
     assert _only([a, c]).metric == "val_loss_nats"
     assert _only([a, c]).warnings == []
@@ -192,7 +192,7 @@ def test_runs_are_compared_by_the_names_of_their_stages(tmp_path: Path) -> None:
     _train(tmp_path, "b/extra", 9.0)
     found = compare([tmp_path / "a", tmp_path / "b"])
     assert [(c.stage, [g.label for g in c.groups]) for c in found] == [("base", ["a", "b"]), ("chat", ["a", "b"])]
-    assert found[0].warnings == ["b/extra: no stage of that name elsewhere, so it is compared with nothing"]
+    assert found[0].warnings == ["b/extra: no other run has a stage of that name, so it is not compared"]
     (one,) = compare([tmp_path / "a"])
     assert [g.label for g in one.groups] == ["base", "chat"]
     (mixed,) = compare([tmp_path / "a" / "base", tmp_path / "b" / "chat"])
@@ -309,5 +309,5 @@ def test_the_page_stands_alone_and_groups_what_has_no_colour_left(tmp_path: Path
     assert all(f".s{n} {{" in style for n in range(8))
     assert page.count("<path") >= 24  # every run is drawn
     assert len(rows(found)) == 12
-    assert len(rows(found, apart=True)) == 24
+    assert len(rows(found, per_run=True)) == 24
     assert "Each run" in page

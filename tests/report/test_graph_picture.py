@@ -2,7 +2,7 @@
 
 import re
 
-from ingot.report.html.graph_picture import BOX, Box, columns, draw, reduced
+from ingot.report.html.graph_picture import BOX_WIDTH, Box, columns, draw, reduced
 
 STAGES = {
     "clean": (),
@@ -37,9 +37,11 @@ def test_inputs_stand_left_of_their_readers_and_close_to_them():
 
 def test_boxes_do_not_overlap():
     svg = str(draw([Box(n, "train", "done", "1 s", inputs) for n, inputs in STAGES.items()]))
-    places = [(float(x), float(y)) for x, y in re.findall(rf"<rect x=(\S+) y=(\S+) width={BOX}", svg)]
+    places = [(float(x), float(y)) for x, y in re.findall(rf"<rect x=(\S+) y=(\S+) width={BOX_WIDTH}", svg)]
     assert len(places) == len(STAGES)
-    assert all(abs(x0 - x1) >= BOX or abs(y0 - y1) >= 64 for i, (x0, y0) in enumerate(places) for x1, y1 in places[:i])
+    assert all(
+        abs(x0 - x1) >= BOX_WIDTH or abs(y0 - y1) >= 64 for i, (x0, y0) in enumerate(places) for x1, y1 in places[:i]
+    )
 
 
 def test_one_stage_and_hostile_names():

@@ -11,7 +11,7 @@ from ingot.core.errors import UserError
 from ingot.model.config import ModelSettings
 from ingot.report.inspect import mask as inspect_mask
 from ingot.report.inspect.mask import mask, print_mask
-from ingot.stages.job import MODEL, TOKENIZER, open_stage
+from ingot.stages.job import MODEL, TOKENIZER, read_record
 
 
 def _text(document, learned):
@@ -63,18 +63,18 @@ def test_a_train_stage_shows_what_its_rows_hold(finished, tmp_path, capsys):
     root = tmp_path / "runs"
     shutil.copytree(finished.root, root, symlinks=True)
     base, chat = ((root / "small" / name).resolve() for name in ("base", "chat"))
-    tokenizer = root / open_stage(base)["inputs"]["tokenizer"]["dir"] / TOKENIZER
+    tokenizer = root / read_record(base)["inputs"]["tokenizer"]["dir"] / TOKENIZER
     shutil.copy(tokenizer, chat / TOKENIZER)
     config = ModelSettings(depth=2).resolve(300)
     atomic_write(base / MODEL, config.model_dump_json())
     (whole, *_) = mask(root / "small" / "questions", 1)["stores"][0]["documents"]
     first_learned = [learned for _, learned in whole["pieces"]].index(True)
     for context, held in ((first_learned + 1, first_learned + 2), (first_learned - 1, 0)):
-        told = open_stage(chat)
+        told = read_record(chat)
         told["settings"] |= {"context": context}
         atomic_json(chat / "inputs.json", told)
         if not held:
-            with pytest.raises(UserError, match="its answer begins behind that, so nothing is left to learn"):
+            with pytest.raises(UserError, match="its answer begins after that, so no target is left"):
                 mask(chat, 1)
             continue
         data = mask(chat, 1)

@@ -17,7 +17,7 @@ def test_facts_and_pieces(finished, capsys):
     json.dumps(data)
     print_tokenizer(data)
     out = capsys.readouterr().out
-    assert "bpe: byte-bpe, 300 ids, 16 special tokens; spells any text" in out
+    assert "bpe: byte-bpe, 300 ids, 16 special tokens; encodes any text" in out
     assert f"{len(data['pieces'])} tokens" in out
     assert "script Latin" in out
 
@@ -38,7 +38,7 @@ def test_A3_merges_are_told_step_by_step(capsys):
     assert told["merges"][0]["pairs"]["l o"] == told["merges"][0]["count"] == 7
     print_tokenizer(data)
     out = capsys.readouterr().out
-    assert "1  l + o -> lo  7 times; tied with e r, o w, r _: its halves are seen less apart" in out
+    assert "1  l + o -> lo  7 times; tied with e r, o w, r _: its symbols occur less often apart" in out
     assert "lo w e s t _" in out
 
 
@@ -73,12 +73,12 @@ def test_the_panel_shows_tables_and_charts_where_there_is_something_to_compare(f
         "vocab": 2048,
         "by_script": {"Latin": row, "Han": row},
         "tradeoff": [{"vocab": 512, "bytes_per_token": 2.0}, {"vocab": 2048, "bytes_per_token": 3.0}],
-        "unknown_share": 0.125,
+        "unknown_fraction": 0.125,
         "longest_tokens": ["<b>"],
     }
     (tmp_path / "report.json").write_text(json.dumps(report))
     html = str(panel("tokenizer", tmp_path))
-    assert "What a larger vocabulary saves" in html
+    assert "Compression by vocabulary size" in html
     assert html.count("<svg") == 2
     assert "<td>Han" in html
     assert "12.50 %" in html

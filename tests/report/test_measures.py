@@ -27,8 +27,8 @@ def titles(charts):
 
 def test_a_chart_of_each_number_that_has_none_yet_in_order_with_words():
     charts = measures(PAIRS, HELD_OUT, 0.0)
-    assert titles(charts) == ["Pairs told apart", "Implicit reward", "Mine, nats"]
-    assert "share" in charts[0]
+    assert titles(charts) == ["Accuracy on pairs", "Implicit reward", "Mine, nats"]
+    assert "fraction" in charts[0]
     assert "beta times log-ratio" in charts[1]
 
 

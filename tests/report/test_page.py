@@ -173,7 +173,7 @@ def test_figures():
     assert figures.duration(8000) == "2 h 13 min"
     assert figures.size(3_200_000) == "3.2 MB"
     assert figures.short(1_115_394) == "1.1M"
-    assert figures.share(1, 0) == "–"
+    assert figures.percentage(1, 0) == "–"
     assert figures.value(1.5) == "1.5"
     assert visible(" " * 64) == '" " × 64'
     assert visible("\n\tx") == '"\\n\\tx"'

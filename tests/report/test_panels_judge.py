@@ -35,7 +35,7 @@ def test_rates_intervals_and_alarms_are_shown(stage):
     assert "Against chat, judged by proxy" in page
     assert "73.0 %" in page
     assert "67.0 % to 79.0 %, n = 50" in page
-    assert "What the answers are like" in page
+    assert "Statistics of the answers" in page
     assert "dpo, proxy 1.25" in page
     assert HOSTILE not in page
     assert page.index("<td>chat") < page.index("<td>dpo") < page.index("<td>ppo")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from ingot.backends import estimate
 from ingot.core.errors import UserError
 from ingot.pipeline.graph import load_graph
 from ingot.plan.machine import GPUS, Device
@@ -36,10 +35,9 @@ def test_rows(finished: Run, capsys: pytest.CaptureFixture) -> None:
 
 
 def test_figures_are_exact_where_the_corpora_are_encoded(
-    finished: Run, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    finished: Run, capsys: pytest.CaptureFixture, without_cpu_kernels: None
 ) -> None:
     """The store's own count, not the assumption that every row is full; the shape of `chat` comes with its init."""
-    monkeypatch.setattr(estimate, "_has_instructions", lambda precision: False)  # attention as on any machine
     rows = _by_name(finished)
     base, chat = rows["base"]["forecast"], rows["chat"]["forecast"]
     tokens = json.loads((finished.dir("clean@bpe") / "result.json").read_text())["train_tokens"]

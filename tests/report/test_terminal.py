@@ -104,14 +104,16 @@ CHANGES = ((100, "always clipped"), (300, "healthy"), (900, "always clipped"))
 
 
 def test_what_a_loss_comes_to_goes_by_what_was_learned() -> None:
-    assert figures.meaning({"val_loss_nats": 1.0}) == "perplexity 2.7"
-    assert figures.meaning({"val_loss_nats": 0.2, "val_accuracy": 0.9388}) == "93.9 % of held-out pairs right"
-    assert figures.meaning({"val_loss_nats": 0.2, "val_rewards/accuracy": 1.0}) == "100.0 % of held-out pairs right"
+    assert figures.describe_loss({"val_loss_nats": 1.0}) == "perplexity 2.7"
+    assert figures.describe_loss({"val_loss_nats": 0.2, "val_accuracy": 0.9388}) == "93.9 % of held-out pairs right"
+    assert (
+        figures.describe_loss({"val_loss_nats": 0.2, "val_rewards/accuracy": 1.0}) == "100.0 % of held-out pairs right"
+    )
 
 
 def test_one_document_has_no_interval_and_equal_ones_have_one_without_width() -> None:
     row = {"value": 1.0, "low": 1.0, "high": 1.0}
-    assert panels_forgetting.spelled({**row, "n": 1}) == "+1.0000 (no interval, n = 1)"
-    assert panels_forgetting.spelled({**row, "n": 200}) == "+1.0000 (+1.0000 to +1.0000)"
-    found = [panels_forgetting._signed({**row, "n": n}) for n in (1, 200)]
+    assert panels_forgetting.with_interval({**row, "n": 1}) == "+1.0000 (no interval, n = 1)"
+    assert panels_forgetting.with_interval({**row, "n": 200}) == "+1.0000 (+1.0000 to +1.0000)"
+    found = [panels_forgetting._with_css({**row, "n": n}) for n in (1, 200)]
     assert [one and one["css"] for one in found] == ["", "bad"]

@@ -21,25 +21,25 @@ name = "grid"
 kind = "corpus"
 sources = ["notes.txt"]
 quality = "none"
-holdout = {{ share = 0.1, by = "tail" }}
+holdout = {{ fraction = 0.1, by = "tail" }}
 
 [stage.talk]
 kind = "corpus"
 sources = ["talk.jsonl"]
 format = "chat"
-holdout = {{ share = 0.1 }}
+holdout = {{ fraction = 0.1 }}
 
 [stage.preferences]
 kind = "corpus"
 sources = ["pairs.jsonl"]
 format = "pairs"
-holdout = {{ share = 0.1 }}
+holdout = {{ fraction = 0.1 }}
 
 [stage.questions]
 kind = "corpus"
 sources = ["questions.jsonl"]
 format = "prompts"
-holdout = {{ share = 0.1 }}
+holdout = {{ fraction = 0.1 }}
 
 [stage.bpe]
 kind = "tokenizer"

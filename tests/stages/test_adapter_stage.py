@@ -21,9 +21,9 @@ from ingot.pipeline.graph import import_graph, load_graph
 from ingot.pipeline.run import job_of, link, require_files
 from ingot.stages import child
 from ingot.stages.models.export import export_hf, export_peft
-from ingot.stages.models.load import load_adapted, load_model
+from ingot.stages.models.load import load_model, load_with_adapter
 from ingot.stages.training import build
-from ingot.stages.training.phases import timeline
+from ingot.stages.training.phases import build_timeline
 from ingot.stages.training.settings import TrainSettings
 from ingot.stages.training.timeline import assumed_size
 from ingot.train.engine import Engine
@@ -42,7 +42,7 @@ name = "small"
 kind = "corpus"
 sources = ["old.txt"]
 quality = "none"
-holdout = {{ share = 0.2, by = "tail" }}
+holdout = {{ fraction = 0.2, by = "tail" }}
 
 [stage.bpe]
 kind = "tokenizer"
@@ -79,7 +79,7 @@ kind = "corpus"
 sources = ["pairs.jsonl"]
 format = "pairs"
 pii = false
-holdout = {{ share = 0.2, by = "document" }}
+holdout = {{ fraction = 0.2, by = "document" }}
 
 [stage.prefer]
 {TRAIN.replace("old", "pairs")}
@@ -203,7 +203,7 @@ def test_the_rate_of_an_adapter_is_ten_times_that_of_all_weights() -> None:
     config = ModelSettings(depth=2, width=48).resolve(100)
     table = {"data": {"a": 1.0}, "init": "b", "duration": "9 steps"}
     whole, adapter = (
-        timeline(TrainSettings.model_validate(table | more), config, assumed_size).peak
+        build_timeline(TrainSettings.model_validate(table | more), config, assumed_size).peak
         for more in ({}, {"adapter": "lora"})
     )
     assert (whole, adapter) == (pytest.approx(6e-5 * 4), pytest.approx(6e-4 * 4))
@@ -211,7 +211,7 @@ def test_the_rate_of_an_adapter_is_ten_times_that_of_all_weights() -> None:
 
 def test_a_loaded_stage_is_the_merged_model() -> None:
     for options in ({}, {"best": True}):
-        beside = load_adapted(_at("tuned"), print, device="cpu", **options).model
+        beside = load_with_adapter(_at("tuned"), print, device="cpu", **options).model
         merged = load_model(_at("tuned"), print, device="cpu", **options).model
         assert len(lora.adapters(beside)) == 14
         assert not lora.adapters(merged)
@@ -222,10 +222,10 @@ def test_a_loaded_stage_is_the_merged_model() -> None:
 
 
 def test_a_stage_upon_an_adapter_starts_from_merged_weights() -> None:
-    beside = load_adapted(_at("again"), print, device="cpu").model
+    beside = load_with_adapter(_at("again"), print, device="cpu").model
     frozen = {n: p.detach() for n, p in beside.named_parameters() if "lora_" not in n}
     assert _same(frozen, _weights(_at("tuned")))
-    draws = [load_adapted(_at(n), print, device="cpu").model.layers["0"].ffn.up.lora_A for n in ("again", "held")]  # type: ignore[union-attr]
+    draws = [load_with_adapter(_at(n), print, device="cpu").model.layers["0"].ffn.up.lora_A for n in ("again", "held")]  # type: ignore[union-attr]
     assert not torch.equal(draws[0][:2], draws[1])
 
 
@@ -242,7 +242,7 @@ def test_an_adapter_goes_out_and_comes_back_upon_its_model(tmp_path: Path, ingot
     written = ingot("export", _at("tuned"), tmp_path / "adapter", "--to", "peft", "--json", cwd=Path.cwd())
     assert written.returncode == 0, written.stderr
     assert set(json.loads(written.stdout)["files"]) == {"adapter_config.json", "adapter_model.safetensors"}
-    assert "the model under it is base; `ingot export" in written.stderr
+    assert "the base model of the adapter is base; `ingot export" in written.stderr
     assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"] is None
     arguments = ("import", f"hf:{tmp_path / 'base'}", "--adapter", tmp_path / "adapter", "--out", tmp_path / "runs")
     brought = ingot(*arguments, "--json", cwd=tmp_path)
@@ -298,14 +298,16 @@ def test_an_adapter_upon_an_import_names_its_directory(tmp_path: Path, monkeypat
 
 
 def test_what_is_no_adapter_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"base: has no adapter, expected a stage with one; .*--to hf"):
+    with pytest.raises(UserError, match=r"base: found no adapter, expected a stage with one; .*--to hf"):
         export_peft(_at("base"), tmp_path / "no", "float32", False, print)
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "adapter_config.json").write_text("{}")
     export_hf(_at("base"), tmp_path / "base", "float32", False, print)
-    with pytest.raises(UserError, match=r"adapter: .*half holds adapter_config\.json, expected .*as PEFT writes them"):
+    with pytest.raises(
+        UserError, match=r"adapter: .*half contains adapter_config\.json, expected .*as PEFT writes them"
+    ):
         require_files([import_graph(f"hf:{tmp_path / 'base'}", tmp_path, adapter=str(tmp_path / "half"))], [])
-    with pytest.raises(UserError, match=r"holds an adapter and no model.*make it a stage: kind = \"import\""):
+    with pytest.raises(UserError, match=r"contains an adapter and no model.*add a stage with kind = \"import\""):
         require_files([import_graph(f"hf:{tmp_path / 'half'}", tmp_path)], [])
 
 
@@ -357,7 +359,7 @@ def test_the_frozen_model_is_not_loaded_a_second_time(work: Path, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "__init__", init)
         _run(work, "held", to="seen")
-        patch.setattr(build, "is_bare", lambda stage: False)
+        patch.setattr(build, "companion_is_model", lambda stage: False)
         apart = _run(work, "held", to="apart")
     shared, loaded = ({p.data_ptr() for c in e.companions.values() for p in c.parameters()} for e in seen)
     assert len(seen[0].companions) == 1
@@ -394,7 +396,9 @@ def test_what_lies_under_an_adapter_is_kept_and_missed(work: Path, tmp_path: Pat
     (root / "small" / "base").unlink()
     assert base not in {o.path.resolve() for o in orphans(root)}
     shutil.rmtree(base)
-    with pytest.raises(UserError, match=r"is an adapter of 'base', and .* is gone; run the recipe again") as caught:
+    with pytest.raises(
+        UserError, match=r"found no directory .*, expected 'base', the base model of its adapter; run the recipe again"
+    ) as caught:
         load_model(root / "small" / "again", print, device="cpu")
     assert "\n" not in str(caught.value)
 

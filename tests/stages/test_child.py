@@ -20,7 +20,7 @@ sinks = ["tensorboard"]
 kind = "corpus"
 sources = ["note.txt"]
 quality = "none"
-holdout = { share = 0.5, by = "tail" }
+holdout = { fraction = 0.5, by = "tail" }
 """
 
 
@@ -48,7 +48,7 @@ def test_a_dashboard_that_fails_costs_a_warning(
         assert list((tmp_path / "runs/tensorboard/x/clean").iterdir())
     else:
         (why,) = warnings
-        assert why.startswith("tensorboard gets no more numbers (ImportError: a package of another age)")
+        assert why.startswith("tensorboard: closed after an error (ImportError: a package of another age)")
         assert why in capsys.readouterr().err
 
 
@@ -56,9 +56,9 @@ def test_threads_of_a_stage_that_trains_do_not_spin_for_long(monkeypatch: pytest
     """Beside another program they would spin on the core that it has left; alone, decoding is better off so."""
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
-    assert child_environment(patient=True)["GOMP_SPINCOUNT"] == "1000"
+    assert child_environment(short_spin=True)["GOMP_SPINCOUNT"] == "1000"
     assert "GOMP_SPINCOUNT" not in child_environment()
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    assert "GOMP_SPINCOUNT" not in child_environment(patient=True), "the user has chosen"
+    assert "GOMP_SPINCOUNT" not in child_environment(short_spin=True), "the user has chosen"
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    assert child_environment(patient=True)["GOMP_SPINCOUNT"] == "7"
+    assert child_environment(short_spin=True)["GOMP_SPINCOUNT"] == "7"

@@ -17,8 +17,8 @@ from ingot.evaluate.likelihood import divergence
 from ingot.pipeline.graph import Graph, load_graph
 from ingot.pipeline.run import job_of, link
 from ingot.stages import child
-from ingot.stages.evaluation.fisher import read_fisher
 from ingot.stages.kinds import RECIPE_KINDS
+from ingot.stages.models.importance import read_fisher
 from ingot.stages.models.load import load_model
 from ingot.store.reader import Store
 from ingot.train.engine import Engine
@@ -31,14 +31,14 @@ name = "keep"
 kind = "corpus"
 sources = ["old.txt"]
 quality = "none"
-holdout = { share = 0.2, by = "tail" }
+holdout = { fraction = 0.2, by = "tail" }
 
 [stage.new]
 kind = "corpus"
 sources = ["new.jsonl"]
 format = "chat"
 pii = false
-holdout = { share = 0.2, by = "document" }
+holdout = { fraction = 0.2, by = "document" }
 
 [stage.bpe]
 kind = "tokenizer"
@@ -144,7 +144,7 @@ def test_2_7_a_fisher_stage_keeps_f_and_theta(graph: Graph) -> None:
     assert result["trace_low"] < result["trace"] < result["trace_high"]
     assert result["samples"] == 12
     assert result["parameters"] == len(values)
-    assert 0 < result["zero_share"] < 1  # ids that the text does not hold are anchored to nothing
+    assert 0 < result["zero_fraction"] < 1  # ids that the text does not hold are anchored to nothing
     assert list((stage / "fisher").glob("*.safetensors"))
 
 
@@ -154,11 +154,11 @@ def test_a_killed_fisher_stage_goes_on_to_the_bit(graph: Graph, monkeypatch: pyt
 
     original, done = Fisher.add, []
 
-    def add(self: Fisher, batch: Any, place: int) -> None:
-        if place == 7 and not done:
-            done.append(place)
+    def add(self: Fisher, batch: Any, first_row: int) -> None:
+        if first_row == 7 and not done:
+            done.append(first_row)
             raise InterruptedError
-        original(self, batch, place)
+        original(self, batch, first_row)
 
     monkeypatch.setattr(Fisher, "add", add)
     monkeypatch.setattr(stage, "_SAVE_SECONDS", 0.0)

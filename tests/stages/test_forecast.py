@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.backends import estimate
 from ingot.core.errors import UserError
 from ingot.core.recipe import load_recipe
 from ingot.model import lora
@@ -16,7 +15,7 @@ from ingot.model.adapter_config import AdapterSettings
 from ingot.model.config import FAMILIES, ModelConfig, ModelSettings
 from ingot.model.transformer import Transformer
 from ingot.optim.average import Average
-from ingot.optim.groups import counts
+from ingot.optim.groups import decay_counts
 from ingot.optim.optimizers import build
 from ingot.optim.settings import OptimSettings
 from ingot.plan.flops import training_flops_per_token
@@ -30,12 +29,7 @@ from ingot.train.execution import Execution
 CPU = Device("CPU", 16 * 10**9, half="bf16")
 
 
-@pytest.fixture(autouse=True)
-def _without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch's own memory, whatever the kernels of this machine would need."""
-    monkeypatch.setattr(estimate, "_has_instructions", lambda precision: False)
-
-
+pytestmark = pytest.mark.usefixtures("without_cpu_kernels")  # PyTorch's own memory, whatever this machine has
 BOTH = ("embedding", "head")
 SMALL = {
     "data": {"text": 1.0},
@@ -78,6 +72,16 @@ def test_f5_llama_7b() -> None:
     assert phase["first_lr"] == pytest.approx(3e-4 / 2000)
     assert told["memory"]["weights"] == 4 * 7_499_681_792
     assert told["memory"]["optimizer"] == 8 * 7_499_681_792
+
+
+def test_f2_d9_activations_of_70B() -> None:
+    """Source 002: 91 GB for a row of 4,096, and 429 GB more without fused attention."""
+    large = {"depth": 80, "width": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672, "context": 4096}
+    forecasts = [_told(_small(model=large, batch=8, loop={"micro_batch": rows}), 32_000) for rows in (1, 2)]
+    one, two = (forecast["published"] for forecast in forecasts)
+    assert one["activations"] / 1e9 == pytest.approx(91, abs=0.5)
+    assert one["attention"] / 1e9 == pytest.approx(429, abs=1)
+    assert two == {name: 2 * size for name, size in one.items()}
 
 
 def _tuned(config: ModelConfig, device: Device, **changes: object) -> dict:
@@ -127,7 +131,7 @@ def test_e6_the_state_of_an_adapter_is_that_of_its_model_and_optimizer(
     assert told["memory"]["optimizer"] == sum(t.nbytes for t in kept.values() if t.dim() > 0)
     assert told["parameters"]["trained"] == sum(p.numel() for p in trained.values())
     tables = 64 * 300 * (2 - tied) * bool(whole)
-    assert told["parameters"]["decayed"] == counts(trained, optim)["decayed_parameters"] == tables
+    assert told["parameters"]["decayed"] == decay_counts(trained, optim)["decayed_parameters"] == tables
     bare = _tuned(config, CPU, adapter={**table, "modules_to_save": ()}, optim=optim, precision=precision)
     flops = told["length"]["flops"] - bare["length"]["flops"]
     assert flops == (2 * 64 * 300 * 100 * 16 * 64 if whole else 0), "the head's gradient; the embedding is looked up"
@@ -221,7 +225,7 @@ def test_d15_decayed_and_undecayed_are_the_optimizers(family: str, embeddings: b
     config = ModelSettings(family=family, depth=2, width=64, context=32).resolve(300)  # type: ignore[arg-type]
     optim = OptimSettings(decay_embeddings=embeddings)
     with torch.device("meta"):
-        real = counts(dict(Transformer(config).named_parameters()), optim)
+        real = decay_counts(dict(Transformer(config).named_parameters()), optim)
     told = parameters(config, optim)
     assert (told["decayed"], told["undecayed"]) == (real["decayed_parameters"], real["undecayed_parameters"])
     assert told["decayed"] + told["undecayed"] == sum(told["parts"].values()) == config.parameters
@@ -281,6 +285,8 @@ def test_d7_what_the_device_decides(device: Device, precision: str, attention: s
 
 
 def test_the_cpu_backend_keeps_less_and_is_not_for_every_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimate = pytest.importorskip("ingot.backends.estimate")
+
     def told(kernels: bool, **other: Any) -> dict[str, Any]:
         monkeypatch.setattr(estimate, "_has_instructions", lambda precision: kernels)
         return _told(_small(**other))
@@ -310,7 +316,7 @@ def test_epochs_are_known_with_the_data_and_not_before() -> None:
 def test_rows_are_as_long_as_a_phase_has_them_whatever_the_model_can_do() -> None:
     tuned = {"data": {"text": 1.0}, "init": "base", "batch": 8, "duration": "10 steps", "loop": {"micro_batch": 2}}
     config = ModelSettings(family="gpt2", depth=2, width=64, context=4096).resolve(300)
-    short = TrainSettings.model_validate(tuned | {"phases": [{"name": "all", "share": 1.0, "context": 128}]})
+    short = TrainSettings.model_validate(tuned | {"phases": [{"name": "all", "fraction": 1.0, "context": 128}]})
     told = [forecast(TrainSettings.model_validate(s), ForecastInputs(config, CPU)) for s in (tuned, short)]
     assert [t["batch"]["context"] for t in told] == [4096, 128]
     assert told[0]["memory"]["activations"] == 32 * told[1]["memory"]["activations"]
@@ -321,7 +327,7 @@ def test_rows_are_as_long_as_a_phase_has_them_whatever_the_model_can_do() -> Non
 
 def test_a_phase_of_shorter_rows_has_more_of_them_at_once() -> None:
     """As the engine splits it: the micro-batch is for the longest rows, and a pass holds no more tokens than that."""
-    phases = [{"name": "short", "share": 0.5, "context": 16, "batch": 64}, {"name": "long", "share": 0.5}]
+    phases = [{"name": "short", "fraction": 0.5, "context": 16, "batch": 64}, {"name": "long", "fraction": 0.5}]
     batch = _told(_small(loop={"micro_batch": 4}, batch=8, phases=phases))["batch"]
     assert batch == {"rows": 64, "context": 16, "micro_batch": 16, "accumulation": 4, "ranks": 1}
     execution = Execution("cpu", "fp32", 1, 4, "test", context=64)
@@ -357,8 +363,8 @@ def test_operations_are_of_every_row_that_is_trained_on_each_time() -> None:
 
 def test_b9_c8_phases_and_a_ramp_have_their_own_figures() -> None:
     phases = [
-        {"name": "first", "share": 0.75, "context": 32},
-        {"name": "last", "share": 0.25, "data": {"text": 0.5, "code": 0.5}, "lr": 1e-4},
+        {"name": "first", "fraction": 0.75, "context": 32},
+        {"name": "last", "fraction": 0.25, "data": {"text": 0.5, "code": 0.5}, "lr": 1e-4},
     ]
     told = _told(_small(batch={"start": 2, "to": 8, "over": "50 steps"}, phases=phases))
     first, last = told["phases"]

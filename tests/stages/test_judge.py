@@ -38,7 +38,7 @@ kind = "corpus"
 sources = ["talk.jsonl"]
 format = "chat"
 pii = false
-holdout = {{ share = 0.3, by = "document" }}
+holdout = {{ fraction = 0.3, by = "document" }}
 
 [stage.bpe]
 kind = "tokenizer"
@@ -64,7 +64,7 @@ kind = "corpus"
 sources = ["pairs.jsonl"]
 format = "pairs"
 pii = false
-holdout = {{ share = 0.3, by = "document" }}
+holdout = {{ fraction = 0.3, by = "document" }}
 
 [stage.rewards]
 {TRAIN}
@@ -239,7 +239,7 @@ def test_a_reward_model_scores_prompt_answer_and_end_in_its_own_units(graph: Gra
 
 def test_what_a_reward_model_cannot_hold_has_no_score(graph: Graph) -> None:
     node = graph.nodes["rewards"]
-    job: Any = SimpleNamespace(display=SimpleNamespace(say=print))
+    job: Any = SimpleNamespace(display=SimpleNamespace(notify=print))
     rewards = RewardStage(Input(node.name, node.key, graph.stage(node).path), job, "cpu")
     rows = [np.arange(1, length) for length in (5, rewards.context + 2, 9)]
     done: list[int] = []

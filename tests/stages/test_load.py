@@ -6,7 +6,7 @@ import pytest
 
 from ingot.core.errors import UserError
 from ingot.model.config import ModelSettings
-from ingot.stages.models.load import measured_context, read_config
+from ingot.stages.models.load import evaluation_context, read_config
 
 
 def test_a_shape_is_read_back(tmp_path):
@@ -17,10 +17,10 @@ def test_a_shape_is_read_back(tmp_path):
 
 def test_a_model_is_measured_within_its_learned_positions():
     learned, turned = (ModelSettings(depth=1, family=f, context=64).resolve(65) for f in ("gpt2", "llama"))
-    assert measured_context(None, learned) == measured_context(64, learned) == 64
-    assert measured_context(128, turned) == 128
+    assert evaluation_context(None, learned) == evaluation_context(64, learned) == 64
+    assert evaluation_context(128, turned) == 128
     with pytest.raises(UserError, match="context: found 65, expected at most 64"):
-        measured_context(65, learned)
+        evaluation_context(65, learned)
 
 
 @pytest.mark.parametrize("change", ["older", "newer", "garbage"])
@@ -28,9 +28,9 @@ def test_a_shape_of_another_version_is_one_sentence(tmp_path, change):
     table = ModelSettings(depth=2).resolve(65).model_dump()
     table = {**table, "depht": 3} if change == "newer" else {k: v for k, v in table.items() if k != "head_size"}
     (tmp_path / "model.json").write_text("{" if change == "garbage" else json.dumps(table))
-    with pytest.raises(UserError, match=r"model\.json: found a shape that this version does not read") as caught:
+    with pytest.raises(UserError, match=r"model\.json: found a configuration that this version cannot read") as caught:
         read_config(tmp_path)
-    assert {"older": "head_size", "newer": "depht", "garbage": "the whole"}[change] in str(caught.value)
+    assert {"older": "head_size", "newer": "depht", "garbage": "the object"}[change] in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -31,13 +31,13 @@ seed = 5
 kind = "corpus"
 sources = ["prose.txt"]
 quality = "none"
-holdout = { share = 0.2, by = "tail" }
+holdout = { fraction = 0.2, by = "tail" }
 
 [stage.code]
 kind = "corpus"
 sources = ["code.txt"]
 quality = "none"
-holdout = { share = 0.2, by = "tail" }
+holdout = { fraction = 0.2, by = "tail" }
 
 [stage.letters]
 kind = "tokenizer"
@@ -57,19 +57,19 @@ loop = { micro_batch = 2, save_every = 3, log_every = 1, threads = 1 }
 
 [[stage.base.phases]]
 name = "foundation"
-share = 0.5
+fraction = 0.5
 data = { prose = 1.0 }
 
 [[stage.base.phases]]
 name = "mix"
-share = 0.3
+fraction = 0.3
 data = { prose = 0.5, code = 0.5 }
 lr = 2e-2
 warmup = 2
 
 [[stage.base.phases]]
 name = "long"
-share = 0.2
+fraction = 0.2
 data = { prose = 0.3, code = 0.7 }
 context = 32
 batch = 5
@@ -88,7 +88,7 @@ loop = { threads = 1 }
 
 [[stage.longer.phases]]
 name = "all"
-share = 1.0
+fraction = 1.0
 context = 48
 """
 NAMES = ["foundation"] * 11 + ["mix"] * 7 + ["long"] * 4

@@ -30,7 +30,7 @@ def _rows(name: str, *rows: dict[str, Any]) -> str:
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     """Settings -> what the process of a stage says on standard error, up to the first stage that ends with 2."""
-    monkeypatch.setattr(child, "die_with", lambda parent: None)
+    monkeypatch.setattr(child, "die_with_parent", lambda parent: None)
 
     def run(*changes: str, recipe: str = "grid.toml") -> str:
         graph = load_graph(Path(recipe), list(changes), RUNS)
@@ -62,8 +62,8 @@ ENDLESS = """{% for m in messages %}<|{{ m.role }}|>{{ m.content + '\n' }}{% end
 def test_pairs_with_equal_sides(refused: Any) -> None:
     rows = [{**PAIR, "rejected": " the  cat"}, {**PAIR, "prompt": "say dog", "chosen": "no"}]
     assert refused(f'stage.preferences.sources=["{_rows("equal.jsonl", *rows)}"]', *PAIRS) == (
-        "preferences: sources: none of 2 documents is kept (equal_sides 2); equal.jsonl, document at 0: found the same "
-        "answer chosen and rejected, expected two that differ; mend them\n"
+        "preferences: sources: kept none of 2 documents (equal_sides 2); equal.jsonl, document at 0: found equal "
+        "chosen and rejected answers, expected different ones; fix the rows\n"
     )
 
 
@@ -71,16 +71,16 @@ def test_pairs_with_equal_sides(refused: Any) -> None:
 def test_an_empty_side(refused: Any, side: str) -> None:
     rows = _rows("silent.jsonl", {**PAIR, side: " \n"})
     assert refused(f'stage.preferences.sources=["{rows}"]', *PAIRS) == (
-        "preferences: sources: none of 1 documents is kept (empty 1); silent.jsonl, document at 0: found a question or "
-        "an answer without a character, expected some; mend them\n"
+        "preferences: sources: kept none of 1 documents (empty 1); silent.jsonl, document at 0: found an empty "
+        "question or answer, expected text; fix the rows\n"
     )
 
 
 def test_an_empty_completion(refused: Any) -> None:
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": ""}]
     assert refused(f'stage.talk.sources=["{_rows("silence.jsonl", {"messages": turns})}"]') == (
-        "talk: sources: none of 1 documents is kept (empty 1); silence.jsonl, document at 0: found a question or an "
-        "answer without a character, expected some; mend them\n"
+        "talk: sources: kept none of 1 documents (empty 1); silence.jsonl, document at 0: found an empty question or "
+        "answer, expected text; fix the rows\n"
     )
 
 
@@ -92,19 +92,19 @@ def test_where_some_rows_are_wrong_the_first_of_each_kind_is_named(capsys: pytes
     child.run(job_of(graph, graph.nodes["preferences"], quiet=False))
     said = capsys.readouterr().err
     assert (
-        f"some.jsonl, document at {before:,}: found the same answer chosen and rejected, expected two that differ; 2 "
-        "of this kind are left out, see dropped.parquet\n" in said
+        f"some.jsonl, document at {before:,}: found equal chosen and rejected answers, expected different ones; "
+        "dropped 2 such documents, see dropped.parquet\n" in said
     )
-    assert "found a question or an answer without a character, expected some; 1 of this kind are left out" in said
+    assert "found an empty question or answer, expected text; dropped 1 such documents" in said
 
 
 def test_a_template_without_an_end_token(refused: Any) -> None:
     """One that somebody gives, and one that comes with the files of a model, where conversations are encoded by it."""
     Path("endless.jinja").write_text(ENDLESS)
     sentence = (
-        "chat template: an answer ends in '\\n', so a model would never learn to stop, expected a special token of the "
-        "tokenizer, such as <|end|>; let the template write one after each answer, or set another one (template = "
-        '"turns" or "FILE.jinja") in the tokenizer stage\n'
+        "chat template: an answer ends in '\\n', expected a special token such as <|end|>, without which a model does "
+        "not learn to stop; write one after each answer in the template, or set another template "
+        '("turns" or "FILE.jinja") in the tokenizer stage\n'
     )
     assert refused('stage.bpe.template="endless.jinja"') == f"bpe: endless.jinja: {sentence}"
     bpe = load_graph(Path("grid.toml"), [], RUNS).nodes["bpe"]
@@ -117,17 +117,17 @@ def test_a_template_without_an_end_token(refused: Any) -> None:
 
 def test_a_context_that_cuts_every_answer_off(refused: Any) -> None:
     assert refused("stage.tuned.context=4") == (
-        "tuned: data.talk: each of its 54 documents is longer than the context of 4 and its answer begins behind that, "
-        "so nothing is left to learn; use a longer context or shorten the prompts\n"
+        "tuned: data.talk: each of its 54 documents is longer than the context of 4, and its answer begins after that, "
+        "so no target is left; use a longer context or shorten the prompts\n"
     )
     assert refused("stage.tuned.context=4", *PAIRS) == (
-        "tuned: data.preferences: all 56 pairs have a side longer than the 4 tokens there are for them, and none is "
-        "cut; set a larger context\n"
+        "tuned: data.preferences: all 56 pairs have a side longer than the maximum of 4 tokens, and they are not "
+        "truncated; set a larger context\n"
     )
     sampled = _of("questions", '{ kind = "grpo", reward = "check.py:score", max_new = 5, group = 2 }')
     assert refused("stage.tuned.context=9", *sampled) == (
-        "tuned: data.questions: all 56 prompts are longer than the 4 tokens there are for them, and none is cut; set a "
-        "larger context or a smaller objective.max_new\n"
+        "tuned: data.questions: all 56 prompts are longer than the maximum of 4 tokens, and they are not truncated; "
+        "set a larger context or a smaller objective.max_new\n"
     )
 
 
@@ -157,16 +157,16 @@ def leaves(prompts, completions):
     [
         (
             "raises",
-            r"raised ZeroDivisionError: .* at prompt 'say \w+ \d+' with completion '.*'; mend it, or let it return "
-            r"None for what it cannot score",
+            r"raised ZeroDivisionError: .* at prompt 'say \w+ \d+' with completion '.*'; fix it, or return None for a "
+            r"completion that cannot be scored",
         ),
         (
             "nan",
-            r"returned nan at prompt 'say \w+ \d+' with completion '.*', expected a finite number, or None for what "
-            r"it cannot score; mend it",
+            r"returned nan at prompt 'say \w+ \d+' with completion '.*', expected a finite number, or None for a "
+            r"completion that cannot be scored; fix it",
         ),
-        ("leaves", r"raised SystemExit: 3 at prompt .*; mend it, or let it return None for what it cannot score"),
-        ("short", r"returned 1 scores for \d+ completions, expected one for each; mend its return value"),
+        ("leaves", r"raised SystemExit: 3 at prompt .*; fix it, or return None for a completion that cannot be scored"),
+        ("short", r"returned 1 scores for \d+ completions, expected one for each; fix its return value"),
     ],
 )
 @pytest.mark.parametrize("kind", ["ppo", "grpo"])
@@ -199,6 +199,6 @@ def test_a_reward_model_with_another_tokenizer(ingot: Any) -> None:
     found = ingot("run", "foreign.toml", *(part for change in changes for part in ("--set", change)), cwd=Path.cwd())
     assert found.returncode == 2
     assert found.stderr == (
-        "error: stage.tuned: its reward 'strange' reads the tokens of 'other', expected 'bpe', the tokenizer of this "
-        "stage: the same text would be other tokens; train one of the two anew\n"
+        "error: stage.tuned: its reward 'strange' has the tokenizer 'other', expected 'bpe', the tokenizer of this "
+        "stage; train one of the two again\n"
     )

@@ -33,13 +33,13 @@ name = "rounds"
 kind = "corpus"
 sources = ["notes.txt"]
 quality = "none"
-holdout = {{ share = 0.2, by = "tail" }}
+holdout = {{ fraction = 0.2, by = "tail" }}
 
 [stage.questions]
 kind = "corpus"
 sources = ["questions.jsonl"]
 format = "prompts"
-holdout = {{ share = 0.3 }}
+holdout = {{ fraction = 0.3 }}
 
 [stage.bpe]
 kind = "tokenizer"
@@ -202,7 +202,7 @@ def test_sampling_goes_on_after_a_kill_to_the_byte(work: Path, monkeypatch: pyte
 
     whole = _documents("sample-1")
     overrides = ("repeat.rounds=1", "stage.sample.seed=1")  # the run's own, under another key
-    monkeypatch.setattr(generate, "ROWS", 12)
+    monkeypatch.setattr(generate, "BATCH_ROWS", 12)
     calls, real = [], generate.generate
 
     def dies(*arguments: Any, **named: Any) -> Any:
@@ -228,9 +228,9 @@ def test_people_fill_a_file_and_the_same_command_goes_on(work: Path) -> None:
         found = status(graph, graph.nodes["people"])
         return found.state, found.why
 
-    assert state() == ("WAIT", "for people to fill better.jsonl, which is written once its answers are there")
+    assert state() == ("WAIT", "for human labels in better.jsonl, which is written when the answers are complete")
     with pytest.raises(
-        UserError, match=r'waits for people to fill better.jsonl: \d+ of \d+ lines have no "better" yet'
+        UserError, match=r'waiting for human labels in better.jsonl: \d+ of \d+ lines have no "better" yet'
     ):
         _build(["people"], "people.toml")
     rows = [json.loads(line) for line in Path("better.jsonl").read_text().splitlines()]
@@ -259,11 +259,15 @@ def test_people_fill_a_file_and_the_same_command_goes_on(work: Path) -> None:
 
 def test_two_sets_of_samples_do_not_share_a_file_of_answers(work: Path) -> None:
     Path("sweep.toml").write_text(Path("people.toml").read_text() + '[sweep]\n"stage.sample.temperature" = [0.5, 1]\n')
-    with pytest.raises(UserError, match=r"stage\.people\.by: 'better.jsonl' is for the samples of another point"):
+    with pytest.raises(
+        UserError, match=r"stage\.people\.by: found 'better.jsonl', which another point of the sweep uses for other"
+    ):
         load_graphs(Path("sweep.toml"), [], ROOT)
     Path("two.toml").write_text(Path("people.toml").read_text() + PEOPLE.split("[stage.best]")[0].replace(
         "stage.people", "stage.others").replace("sample-1", "sample-2"))  # fmt: skip
-    with pytest.raises(UserError, match=r"stage\.others\.by: 'better.jsonl' is for the samples of stage\.people too"):
+    with pytest.raises(
+        UserError, match=r"stage\.others\.by: found 'better.jsonl', which stage\.people uses for other samples"
+    ):
         load_graphs(Path("two.toml"), [], ROOT)
     load_graphs(Path("two.toml"), ["stage.others.by='more.jsonl'"], ROOT)
 
@@ -297,9 +301,9 @@ def test_a_reward_model_picks_what_is_learned_from(work: Path) -> None:
     [
         ('stage.sample.data="notes"', "'notes' has format = \"text\", but a generate stage answers prompts"),
         ('stage.pairs.data="questions"', "stage 'questions' is a corpus, expected a generate"),
-        ('stage.pairs.by="base"', "'base' is no reward model"),
+        ('stage.pairs.by="base"', "'base' is not a reward model"),
         ('stage.pairs.by="gone.py:f"', "by: 'gone.py:f': no file gone.py"),
-        ("stage.pairs.least=1.0", "found least = 1, which only"),
+        ("stage.pairs.min_score = 1.0", "found min_score = 1, which only"),
     ],
 )
 def test_what_a_recipe_gets_wrong_is_said_before_anything_runs(override: str, message: str) -> None:

@@ -11,15 +11,15 @@ from pydantic import ValidationError
 from ingot.core.errors import UserError
 from ingot.data.packing import BestFit, Concatenated
 from ingot.model.config import ModelSettings
-from ingot.stages.training.phases import longest, timeline
+from ingot.stages.training.phases import build_timeline, trained_config
 from ingot.stages.training.settings import TrainSettings
 from ingot.stages.training.timeline import AssumedSize, Timeline, assumed_size
 
 PHASES_OF_001 = [
-    {"name": "foundation", "share": 0.4, "lr": 3e-4},
-    {"name": "knowledge", "share": 0.3, "lr": 2e-4},
-    {"name": "reasoning", "share": 0.2, "lr": 1.5e-4},
-    {"name": "synthesis", "share": 0.1, "lr": 1e-4},
+    {"name": "foundation", "fraction": 0.4, "lr": 3e-4},
+    {"name": "knowledge", "fraction": 0.3, "lr": 2e-4},
+    {"name": "reasoning", "fraction": 0.2, "lr": 1.5e-4},
+    {"name": "synthesis", "fraction": 0.1, "lr": 1e-4},
 ]
 CONSTANT = {"schedule": "constant", "warmup": 0}
 
@@ -32,7 +32,7 @@ def _stage(**table) -> TrainSettings:
 
 def _line(sizes=assumed_size, context: int = 256, **table) -> Timeline:
     settings = _stage(**table)
-    return timeline(settings, ModelSettings(depth=2, context=context).resolve(300), sizes, seed=1)
+    return build_timeline(settings, ModelSettings(depth=2, context=context).resolve(300), sizes, seed=1)
 
 
 def _sizes(**rows: int):
@@ -69,20 +69,23 @@ def test_B9_source_error_no_wrap_around_after_the_last_phase():
 @pytest.mark.parametrize(
     ("table", "sentence"),
     [
-        ({"phases": [{"name": "x", "share": 0.4}, {"name": "y", "share": 0.5}]}, "add up to 0.9, expected 1"),
-        ({"phases": [{"name": "x", "share": 0.5}, {"name": "x", "share": 0.5}]}, "more than one phase named 'x'"),
-        ({"phases": [{"name": "x", "share": 0.5}, {"name": "y", "duration": "5 steps"}]}, "expected one kind"),
-        ({"phases": [{"name": "x"}]}, "found neither of share and duration in phase 'x'"),
-        ({"phases": [{"name": "x", "share": 1, "duration": "5 steps"}]}, "found both of share and duration"),
+        ({"phases": [{"name": "x", "fraction": 0.4}, {"name": "y", "fraction": 0.5}]}, "add up to 0.9, expected 1"),
+        ({"phases": [{"name": "x", "fraction": 0.5}, {"name": "x", "fraction": 0.5}]}, "more than one phase named 'x'"),
+        ({"phases": [{"name": "x", "fraction": 0.5}, {"name": "y", "duration": "5 steps"}]}, "expected one of them"),
+        ({"phases": [{"name": "x"}]}, "found neither of fraction and duration in phase 'x'"),
+        ({"phases": [{"name": "x", "fraction": 1, "duration": "5 steps"}]}, "found both of fraction and duration"),
         ({"phases": [{"name": "x", "duration": "5 steps"}]}, "found duration beside phases that all have their own"),
-        ({"phases": [{"name": "x", "share": 1}], "duration": None}, "found no duration"),
+        ({"phases": [{"name": "x", "fraction": 1}], "duration": None}, "found no duration"),
         ({"duration": None}, "found no duration"),
         ({"data": None}, "found no data; name the corpora"),
-        ({"data": None, "phases": [{"name": "x", "share": 1}]}, "and phase 'x' has none"),
-        ({"phases": [{"name": "x", "share": 1, "data": {"b": 1}}]}, "found data beside phases that all have their own"),
-        ({"phases": [{"name": "x", "share": 1, "data": {"b": -1}}]}, "the share of b is -1.0, expected more than 0"),
-        ({"phases": [{"name": "x", "share": 1, "duration": "soon"}]}, "found 'soon', expected a number and a unit"),
-        ({"phases": [{"name": "x", "share": 1, "schedule": "constant", "min_ratio": 0.1}]}, "found min_ratio with"),
+        ({"data": None, "phases": [{"name": "x", "fraction": 1}]}, "and phase 'x' has none"),
+        (
+            {"phases": [{"name": "x", "fraction": 1, "data": {"b": 1}}]},
+            "found data beside phases that all have their own",
+        ),
+        ({"phases": [{"name": "x", "fraction": 1, "data": {"b": -1}}]}, "found b = -1.0, expected a fraction above 0"),
+        ({"phases": [{"name": "x", "fraction": 1, "duration": "soon"}]}, "found 'soon', expected a number and a unit"),
+        ({"phases": [{"name": "x", "fraction": 1, "schedule": "constant", "min_ratio": 0.1}]}, "found min_ratio with"),
         ({"batch": {"from": 8, "to": 8, "over": "9 steps"}}, "write batch = 8 for one that does not"),
         ({"batch": {"from": 8, "to": 16, "over": "a while"}}, "found 'a while', expected a number and a unit"),
         ({"batch": {"from": 8, "to": 16}}, "Field required"),
@@ -108,7 +111,7 @@ def test_B9_phases_with_durations_of_their_own():
 
 def test_B9_the_rounding_of_phases_does_not_add_up():
     """Ten phases of 2.5 steps' worth of tokens each are 25 steps, not 30; each begins where the one before ended."""
-    phases = [{"name": f"p{i}", "share": 0.1} for i in range(10)]
+    phases = [{"name": f"p{i}", "fraction": 0.1} for i in range(10)]
     for duration in ("25 steps", f"{25 * 8 * 256} tokens"):
         line = _line(duration=duration, batch=8, phases=phases)
         assert line.steps == 25
@@ -119,8 +122,8 @@ def test_B9_the_rounding_of_phases_does_not_add_up():
 def test_B9_a_source_goes_on_where_the_phase_before_stopped():
     """200 rows of `a` in two phases of other shares: no row twice before every row was there once."""
     phases = [
-        {"name": "x", "share": 0.5, "data": {"a": 0.6, "b": 0.4}},
-        {"name": "y", "share": 0.5, "data": {"a": 0.3, "b": 0.3, "c": 0.4}},
+        {"name": "x", "fraction": 0.5, "data": {"a": 0.6, "b": 0.4}},
+        {"name": "y", "fraction": 0.5, "data": {"a": 0.3, "b": 0.3, "c": 0.4}},
     ]
     line = _line(_sizes(a=200, b=300, c=50), data=None, batch=16, duration="40 steps", phases=phases)
     drawn = {name: [] for name in line.sources}
@@ -134,13 +137,13 @@ def test_B9_a_source_goes_on_where_the_phase_before_stopped():
     assert len(drawn["a"]) == 192 + 96  # 320 rows a phase: .6 and .3, exactly
     assert (len(drawn["b"]), len(drawn["c"])) == (128 + 96, 128)
     assert line.epochs(_sizes(a=200, b=300, c=50)) == pytest.approx({"a": 1.44, "b": 224 / 300, "c": 2.56})
-    assert line.shares == pytest.approx([0.45, 0.35, 0.2])
+    assert line.fractions == pytest.approx([0.45, 0.35, 0.2])
 
 
 def test_B9_shares_are_exact_within_each_phase():
     phases = [
-        {"name": "x", "share": 0.3, "data": {"a": 0.9, "b": 0.1}},
-        {"name": "y", "share": 0.7, "data": {"a": 0.25, "b": 0.75}},
+        {"name": "x", "fraction": 0.3, "data": {"a": 0.9, "b": 0.1}},
+        {"name": "y", "fraction": 0.7, "data": {"a": 0.25, "b": 0.75}},
     ]
     line = _line(_sizes(a=9000, b=9000), data=None, batch=10, duration="100 steps", phases=phases)
     for first, last, share in ((1, 30, 0.1), (31, 100, 0.75)):
@@ -151,14 +154,14 @@ def test_B9_shares_are_exact_within_each_phase():
 
 def test_B9_another_context_has_other_rows_and_its_own_count():
     phases = [
-        {"name": "short", "share": 0.4},
-        {"name": "long", "share": 0.2, "context": 512, "batch": 4},
-        {"name": "again", "share": 0.4},
+        {"name": "short", "fraction": 0.4},
+        {"name": "long", "fraction": 0.2, "context": 512, "batch": 4},
+        {"name": "again", "fraction": 0.4},
     ]
     settings = _stage(batch=8, duration="50 steps", phases=phases)
     config = ModelSettings(depth=2).resolve(300)
-    line = timeline(settings, config, _sizes(a=400), seed=1)
-    assert longest(settings, config).context == 512
+    line = build_timeline(settings, config, _sizes(a=400), seed=1)
+    assert trained_config(settings, config).context == 512
     assert [p.context for p in line.phases] == [256, 512, 256]
     short = [r for s in [*range(1, 21), *range(31, 51)] for r in line.at(s)[2].tolist()]
     long = [r for s in range(21, 31) for r in line.at(s)[2].tolist()]
@@ -169,14 +172,18 @@ def test_B9_another_context_has_other_rows_and_its_own_count():
 
 def test_B9_a_model_is_as_long_as_its_longest_phase():
     config = ModelSettings(depth=2, context=64).resolve(300)
-    short = _stage(phases=[{"name": "x", "share": 0.5, "context": 16}, {"name": "y", "share": 0.5, "context": 32}])
-    assert longest(short, config).context == 32
+    short = _stage(
+        phases=[{"name": "x", "fraction": 0.5, "context": 16}, {"name": "y", "fraction": 0.5, "context": 32}]
+    )
+    assert trained_config(short, config).context == 32
     tuned = {"init": "base", "tokenizer": None, "model": None}
-    assert longest(_stage(**tuned, phases=[{"name": "x", "share": 1.0, "context": 32}]), config).context == 64
-    assert longest(_stage(**tuned, phases=[{"name": "x", "share": 1.0, "context": 128}]), config).context == 128
+    assert trained_config(_stage(**tuned, phases=[{"name": "x", "fraction": 1.0, "context": 32}]), config).context == 64
+    assert (
+        trained_config(_stage(**tuned, phases=[{"name": "x", "fraction": 1.0, "context": 128}]), config).context == 128
+    )
     learned = ModelSettings(depth=2, context=64, family="gpt2").resolve(300)
     with pytest.raises(UserError, match="found a context of 128, expected at most 64"):
-        longest(_stage(**tuned, phases=[{"name": "x", "share": 1.0, "context": 128}]), learned)
+        trained_config(_stage(**tuned, phases=[{"name": "x", "fraction": 1.0, "context": 128}]), learned)
 
 
 def test_B9_C8_the_example_of_the_page():
@@ -186,13 +193,13 @@ def test_B9_C8_the_example_of_the_page():
     assert table.pop("kind") == "train"
     settings = TrainSettings.model_validate(table)
     config = ModelSettings.model_validate(table["model"]).resolve(50_257)
-    line = timeline(settings, config, assumed_size)
+    line = build_timeline(settings, config, assumed_size)
     assert [(p.name, p.context, p.tokens / 3e11) for p in line.phases] == [
         ("foundation", 2048, pytest.approx(0.7, rel=1e-4)),
         ("knowledge", 2048, pytest.approx(0.2, rel=1e-4)),
         ("long", 8192, pytest.approx(0.1, rel=1e-4)),
     ]
-    assert longest(settings, config).context == 8192
+    assert trained_config(settings, config).context == 8192
     (_, second, third), steps = (p.first for p in line.phases), line.steps
     assert [line.rows(s) for s in (1, second, third)] == [16, 1600, 400]
     assert [line.lr(s) for s in (2000, second + 500, third - 1)] == [3e-4, 2e-4, 2e-4]
@@ -205,15 +212,15 @@ def test_B9_C8_the_example_of_the_page():
 
 def test_D5_the_stages_curve_runs_through_phases_without_their_own():
     plain = _line(optim={"lr": 1e-3})
-    phased = _line(optim={"lr": 1e-3}, phases=[{"name": "x", "share": 0.3}, {"name": "y", "share": 0.7}])
+    phased = _line(optim={"lr": 1e-3}, phases=[{"name": "x", "fraction": 0.3}, {"name": "y", "fraction": 0.7}])
     assert [plain.lr(s) for s in range(1, 120)] == [phased.lr(s) for s in range(1, 120)]
 
 
 def test_D5_a_phase_warms_up_again_from_where_the_last_one_ended():
     phases = [
-        {"name": "x", "share": 0.5, "lr": 1e-3, "warmup": 10},
-        {"name": "y", "share": 0.3, "lr": 5e-4, "warmup": 5},
-        {"name": "z", "share": 0.2, "schedule": "linear", "min_ratio": 0},
+        {"name": "x", "fraction": 0.5, "lr": 1e-3, "warmup": 10},
+        {"name": "y", "fraction": 0.3, "lr": 5e-4, "warmup": 5},
+        {"name": "z", "fraction": 0.2, "schedule": "linear", "min_ratio": 0},
     ]
     line = _line(phases=phases)
     assert line.lr(1) == pytest.approx(1e-4)  # 1e-3 x 1 / 10: the first update moves
@@ -229,7 +236,7 @@ def test_D5_a_phase_warms_up_again_from_where_the_last_one_ended():
 def test_D5_a_warmup_that_the_run_is_too_short_for_is_known():
     assert _line(optim={"warmup": 100}).unfinished_warmups() == []  # the last step has the peak
     assert _line(optim={"warmup": 101}).unfinished_warmups() == [101]
-    two = [{"name": "x", "share": 0.3}, {"name": "y", "share": 0.7}]
+    two = [{"name": "x", "fraction": 0.3}, {"name": "y", "fraction": 0.7}]
     assert _line(optim={"warmup": 60}, phases=two).unfinished_warmups() == [], "it ends in the second phase"
     own = [two[0] | {"lr": 1e-3, "warmup": 31}, two[1] | {"lr": 1e-3, "warmup": 70}]
     assert _line(phases=own).unfinished_warmups() == [31]
@@ -237,7 +244,7 @@ def test_D5_a_warmup_that_the_run_is_too_short_for_is_known():
 
 def test_D5_a_phase_takes_what_it_leaves_out_from_the_stage():
     optim = {"kind": "sgd", "lr": 0.2, "schedule": "wsd", "cooldown": 0.5, "warmup": 4}
-    line = _line(optim=optim, phases=[{"name": "x", "share": 0.5, "lr": 0.1}, {"name": "y", "share": 0.5}])
+    line = _line(optim=optim, phases=[{"name": "x", "fraction": 0.5, "lr": 0.1}, {"name": "y", "fraction": 0.5}])
     own, whole = (curve.schedule for curve in line.curves)
     assert (own.kind, own.warmup, own.cooldown, own.end, own.peak) == ("wsd", 4, 25, 50, 0.1)
     assert (whole.cooldown, whole.end, whole.peak) == (50, 100, 0.2)
@@ -251,7 +258,7 @@ def test_C8_tokens_of_a_ramp_by_hand():
     line = _line(context=4, batch={"from": 1, "to": 5, "over": "32 tokens"}, duration="7 steps")
     assert [line.rows(s) for s in range(1, 8)] == [1, 1, 2, 3, 4, 5, 5]
     assert [line.tokens(s) for s in range(1, 8)] == [4, 8, 16, 28, 44, 64, 84]
-    assert line.largest == 5
+    assert line.max_rows == 5
 
 
 def test_C8_gpt3():
@@ -281,7 +288,7 @@ def test_C8_durations_end_with_the_step_that_reaches_them(duration, steps):
 def test_C8_a_stages_ramp_runs_through_its_phases_and_a_phases_own_begins_with_it():
     batch = {"from": 2, "to": 6, "over": "16 steps"}
     plain = _line(batch=batch)
-    phases = [{"name": "x", "share": 0.06}, {"name": "y", "share": 0.94}]
+    phases = [{"name": "x", "fraction": 0.06}, {"name": "y", "fraction": 0.94}]
     assert [plain.rows(s) for s in range(1, 30)] == [_line(batch=batch, phases=phases).rows(s) for s in range(1, 30)]
     own = _line(batch=3, phases=[phases[0], {**phases[1], "batch": batch}])
     assert [own.rows(s) for s in (1, 6, 7, 10, 11, 22, 23, 100)] == [3, 3, 2, 2, 3, 5, 6, 6]
@@ -343,7 +350,7 @@ def test_an_epoch_of_packed_documents_is_all_its_rows():
 
 def test_the_summary_is_flat_and_says_what_a_phase_is():
     first, last = _line(
-        batch=4, phases=[{"name": "x", "share": 0.5}, {"name": "y", "share": 0.5, "batch": 2}]
+        batch=4, phases=[{"name": "x", "fraction": 0.5}, {"name": "y", "fraction": 0.5, "batch": 2}]
     ).summary()
     assert (first["name"], first["first_step"], first["last_step"], first["rows"]) == ("x", 1, 50, 4)
     assert (last["first_step"], last["last_step"], last["rows"], last["tokens"]) == (51, 100, 2, 50 * 2 * 256)

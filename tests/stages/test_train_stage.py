@@ -12,7 +12,7 @@ def _stage(**table):
 
 
 def schedule_of(stage, config, steps):
-    return schedule(stage.optim, steps, config.width, tuned=stage.init is not None)
+    return schedule(stage.optim, steps, config.width, finetune=stage.init is not None)
 
 
 def test_D5_E1_what_a_stage_derives():

@@ -113,12 +113,12 @@ def test_there_is_no_overlay_before_it_is_published(base: Store, tmp_path: Path)
     filler = ColumnFiller(tmp_path / "overlay", base, COLUMNS)
     _fill(filler, base, np.arange(40))
     filler.checkpoint(40)
-    with pytest.raises(UserError, match="never finished"):
+    with pytest.raises(UserError, match="missing, expected a finished"):
         Store.open(base.path, overlays=[tmp_path / "overlay"])
     filler.publish()
     again = ColumnFiller(tmp_path / "overlay", base, COLUMNS)
     assert again.done == 0, "what was published is not in progress"
-    with pytest.raises(UserError, match="never finished"):
+    with pytest.raises(UserError, match="missing, expected a finished"):
         Store.open(base.path, overlays=[tmp_path / "overlay"])
 
 
@@ -158,7 +158,7 @@ def test_a_process_killed_while_it_published_is_continued(
         with pytest.raises(InterruptedError):
             filler.publish()
     assert (path / "logp.bin").exists()
-    with pytest.raises(UserError, match="never finished"):
+    with pytest.raises(UserError, match="missing, expected a finished"):
         Store.open(base.path, overlays=[path])
     again = ColumnFiller(path, base, COLUMNS)
     assert again.done == 40
@@ -206,9 +206,9 @@ def test_an_overlay_of_another_store_is_refused_and_so_is_a_second_column_of_a_n
     ColumnFiller(tmp_path / "overlay", base, {"value": SCORE}).publish()
     write_store(tmp_path / "other", length=200, vocab=4000)
     other = Store.open(tmp_path / "other").fingerprint
-    with pytest.raises(UserError, match=f"columns of the store {base.fingerprint}, but .* is {other}"):
+    with pytest.raises(UserError, match=f"columns of store {base.fingerprint}, expected store {other}"):
         Store.open(tmp_path / "other", overlays=[tmp_path / "overlay"])
-    with pytest.raises(UserError, match="column 'value' exists already"):
+    with pytest.raises(UserError, match="column 'value' already exists"):
         Store.open(base.path, overlays=[tmp_path / "overlay"] * 2)
 
 
@@ -270,5 +270,5 @@ def test_a_damaged_overlay_is_found_when_it_is_read(base: Store, tmp_path: Path)
     path.write_bytes(data)
     column = Store.open(large.path, overlays=[tmp_path / "overlay"]).columns["logp"]
     assert column.read(0, 1000).all()
-    with pytest.raises(UserError, match=r"logp\.bin: block 1 .* was damaged"):
+    with pytest.raises(UserError, match=r"logp\.bin: block 1 .* is damaged"):
         column.gather(np.array([BLOCK // 4 + 1]))

@@ -15,7 +15,7 @@ from ingot.store import encode
 from ingot.store.encode import build_tokens
 from ingot.store.reader import Store
 from ingot.tokenizer.byte_bpe import Char
-from ingot.tokenizer.chat import render, show
+from ingot.tokenizer.chat import masked_runs, render
 from ingot.tokenizer.train import train, training_texts
 from tests.conftest import DATA
 from tests.corpus.corpus_helpers import make
@@ -81,10 +81,10 @@ def test_E1_chat_store_has_the_mask_beside_the_ids(corpus, bpe, display, log, tm
         ids, expected = render(json.loads(texts[number]), bpe)
         assert np.array_equal(store.ids.read(*store.span(number)), ids)
         assert np.array_equal(mask.read(*store.span(number)), expected)
-    learned = [text for text, is_target in show(store.ids.read(0, 40), mask.read(0, 40), bpe) if is_target]
+    learned = [text for text, is_target in masked_runs(store.ids.read(0, 40), mask.read(0, 40), bpe) if is_target]
     assert learned[0] == "0 + 0 = 0 €<|end|>"
     assert result["train_targets"] == mask.read(0, store.tokens).sum()
-    assert result["trained_share"] == result["train_targets"] / result["train_tokens"]
+    assert result["trained_fraction"] == result["train_targets"] / result["train_tokens"]
     assert store.columns["bytes"].read(7, 8)[0] == len("7 + 7 = 14 €".encode())
 
 
@@ -148,7 +148,7 @@ def test_malformed_conversation_names_its_document(corpus, bpe, display, log, tm
 
 def test_nothing_to_encode_and_chat_of_characters(corpus, display, log, tmp_path):
     directory = corpus([], ["abc"])
-    with pytest.raises(UserError, match="no text in the train split"):
+    with pytest.raises(UserError, match="the train split contains no text"):
         build_tokens(directory, Char("abc"), "text", tmp_path / "out", 2, display, log)
     with pytest.raises(UserError, match="no special tokens"):
         build_tokens(directory, Char("abc"), "chat", tmp_path / "out", 2, display, log)
@@ -216,7 +216,7 @@ def test_pairs_and_prompts_of_a_template_that_rewrites_earlier_turns(bpe, corpus
     store = Store.open(tmp_path / "pairs" / "train")
     ids, mask = (column.read(*store.span(0)) for column in (store.ids, store.columns["mask"]))
     asked = "<|user|>What is 3 + 3?<|end|><|user|>and?<|end|><|assistant|>"
-    assert show(ids, mask, tokenizer) == [(asked, False), ("It is 2.<|end|>", True)]
+    assert masked_runs(ids, mask, tokenizer) == [(asked, False), ("It is 2.<|end|>", True)]
     build_tokens(
         _plain_corpus(tmp_path, [json.dumps(history)]), tokenizer, "prompts", tmp_path / "out", 1, display, log
     )
@@ -273,14 +273,14 @@ def test_tokenizers_learn_from_both_sides_of_pairs(corpus):
 @pytest.mark.skipif(not DATA.exists(), reason="the public data sets are not on this machine")
 def test_real_pairs_and_prompts_through_corpus_and_store(bpe, display, log, tmp_path):
     pairs = DATA / "instructions" / "instruction-data-with-preference.json"
-    make(tmp_path / "pairs", pairs, format="pairs", holdout={"share": 0.1})
+    make(tmp_path / "pairs", pairs, format="pairs", holdout={"fraction": 0.1})
     result = build_tokens(tmp_path / "pairs", bpe, "pairs", tmp_path / "pairs-out", 1, display, log)
     assert result["train_pairs"] + result["val_pairs"] == 1094
     store = Store.open(tmp_path / "pairs-out" / "train")
     prompt = {store.identity(0)["extra"], store.identity(1)["extra"]}
     assert len(prompt) == 1
     assert list(json.loads(prompt.pop())) == ["output"]
-    make(tmp_path / "prompts", DATA / "gsm8k" / "test.jsonl", format="prompts", holdout={"share": 0.1})
+    make(tmp_path / "prompts", DATA / "gsm8k" / "test.jsonl", format="prompts", holdout={"fraction": 0.1})
     result = build_tokens(tmp_path / "prompts", bpe, "prompts", tmp_path / "prompts-out", 1, display, log)
     assert result["train_documents"] + result["val_documents"] == 1319
     assert "####" in json.loads(Store.open(tmp_path / "prompts-out" / "train").identity(7)["extra"])["answer"]
@@ -290,5 +290,5 @@ def test_words_that_are_unknown_are_counted_and_spell_nothing(corpus, tmp_path, 
     directory = corpus(["the cat sat"], ["the dog sat"])
     words, _ = train(settings(type="word"), training_texts(directory), display, log)
     result = build_tokens(directory, words, "text", tmp_path / "store", 1, display, log)
-    assert (result["train_unknown_share"], result["val_unknown_share"]) == (0.0, 1 / 3)
+    assert (result["train_unknown_fraction"], result["val_unknown_fraction"]) == (0.0, 1 / 3)
     assert (result["train_bytes"], result["val_bytes"]) == (len("the cat sat"), len(" the sat"))

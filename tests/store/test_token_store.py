@@ -145,7 +145,7 @@ def test_flipped_byte_names_file_and_block_on_first_read(written):
     assert np.array_equal(top.read(0, 1000), data["top"][:1000])
     damaged = (3 * BLOCK + 17) // 12
     for read in (lambda: top.gather(np.array([[5, damaged]])), lambda: top.read(damaged, damaged + 1), store.verify):
-        with pytest.raises(UserError, match=r"top\.bin: block 3 .* was damaged"):
+        with pytest.raises(UserError, match=r"top\.bin: block 3 .* is damaged"):
             read()
     across = 3 * BLOCK // 12  # starts in block 2, ends in block 3
     with pytest.raises(UserError, match="block 3"):
@@ -187,12 +187,12 @@ def test_damaged_identities_are_refused(written):
 
 
 def test_other_tokenizer_is_refused_with_both_fingerprints(written):
-    with pytest.raises(UserError, match="tokenizer fp, but opened with tokenizer other"):
+    with pytest.raises(UserError, match="tokenizer fp, expected other"):
         Store.open(written[0], tokenizer="other")
 
 
 def test_no_store_and_other_formats(tmp_path, written):
-    with pytest.raises(UserError, match="never finished"):
+    with pytest.raises(UserError, match="missing, expected a finished"):
         Store.open(tmp_path / "nothing")
     manifest = written[0] / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"version": 2', '"version": 9'))
@@ -217,7 +217,7 @@ def test_failed_writing_leaves_nothing(tmp_path):
 def test_rewriting_starts_by_withdrawing_the_manifest(written):
     path, _ = written
     writer = StoreWriter(path, tokenizer="fp", vocab=300)
-    with pytest.raises(UserError, match="never finished"):
+    with pytest.raises(UserError, match="missing, expected a finished"):
         Store.open(path)
     writer.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
 

@@ -5,7 +5,7 @@ import pytest
 
 from ingot.core.errors import UserError
 from ingot.tokenizer.byte_bpe import Char
-from ingot.tokenizer.chat import ROLES, parse_conversation, render, render_batch, show, stop_ids
+from ingot.tokenizer.chat import ROLES, masked_runs, parse_conversation, render, render_batch, stop_ids
 
 TURNS = [
     {"role": "system", "content": "Be brief."},
@@ -30,16 +30,16 @@ def test_E1_mask_is_born_right_token_by_token(bpe):
 
 def test_E1_mask_shows_as_the_answers_with_their_ends(bpe):
     ids, mask = render(TURNS, bpe)
-    runs = show(ids, mask, bpe)
+    runs = masked_runs(ids, mask, bpe)
     assert [text for text, learned in runs if learned] == ["A module.<|end|>", "It parses arguments.<|end|>"]
     assert "".join(text for text, _ in runs) == "".join(f"<|{m['role']}|>{m['content']}<|end|>" for m in TURNS)
-    assert show(ids[:0], mask[:0], bpe) == []
+    assert masked_runs(ids[:0], mask[:0], bpe) == []
 
 
 def test_E1_mask_follows_train_of_a_message(bpe):
     turns = [dict(m, train=False) if m["content"] == "A module." else m for m in TURNS]
     ids, mask = render(turns, bpe)
-    assert [text for text, learned in show(ids, mask, bpe) if learned] == ["It parses arguments.<|end|>"]
+    assert [text for text, learned in masked_runs(ids, mask, bpe) if learned] == ["It parses arguments.<|end|>"]
     assert np.array_equal(ids, render(TURNS, bpe)[0])
 
 
@@ -80,11 +80,11 @@ def test_batches_equal_single_renderings_for_any_threads(bpe):
         ([{"content": "x"}], "message 1: role nothing; known: assistant, system, tool, user"),
         ([{"role": "user", "content": 3}], "content is 3, expected a string"),
         ([{"role": "user", "content": None}], "content is nothing, expected a string"),
-        ([{"role": "user", "content": "x", "tool_calls": []}], "unknown field 'tool_calls' would be lost"),
-        ([{"role": "user", "content": "x", "train": True}], "only assistant messages are learned"),
+        ([{"role": "user", "content": "x", "tool_calls": []}], "unknown field 'tool_calls'"),
+        ([{"role": "user", "content": "x", "train": True}], "expected an assistant message"),
         ([{"role": "assistant", "content": "x", "train": "no"}], "train is 'no', expected true or false"),
-        ([{"role": "user", "content": "x"}], "nothing to learn"),
-        ([{"role": "assistant", "content": "x", "train": False}], "nothing to learn"),
+        ([{"role": "user", "content": "x"}], "no assistant message to train on"),
+        ([{"role": "assistant", "content": "x", "train": False}], "no assistant message to train on"),
     ],
 )
 def test_bad_conversations_are_one_sentence(bpe, messages, sentence):

@@ -51,7 +51,7 @@ def test_A4_gpt2s_own_vocabulary(tmp_path):
     tokenizer = import_tokenizer(GPT2)
     assert tokenizer.encode(SENTENCE).tolist() == [464, 3797, 3332, 319, 262, 2603, 13]
     assert (tokenizer.vocab, tokenizer.eot, tokenizer.specials) == (50_257, 50_256, {"<|endoftext|>": 50_256})
-    assert (tokenizer.pad, tokenizer.start, tokenizer.lossless) == (50_256, [50_256], True)
+    assert (tokenizer.pad, tokenizer.start_ids, tokenizer.lossless) == (50_256, [50_256], True)
     assert 50_256 not in tokenizer.encode("<|endoftext|>")
     export_tokenizer(tokenizer, tmp_path)
     theirs = transformers_tokenizer(tmp_path)
@@ -164,7 +164,7 @@ def test_exported_characters_give_the_same_ids(tmp_path):
     for text in [SOURCES[0], "é\r\n😀  ", ""]:
         assert theirs(text).input_ids == tokenizer.encode(text).tolist()
         assert theirs.decode(tokenizer.encode(text).tolist()) == text
-    with pytest.raises(UserError, match=r'all Unicode code points has no form .* alphabet = "corpus"'):
+    with pytest.raises(UserError, match=r'code points cannot be written as tokenizer.json; .* alphabet = "corpus"'):
         export_tokenizer(Char(None), tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
@@ -227,8 +227,8 @@ def test_special_tokens_span_what_they_spell_and_no_blanks_beside_it(tmp_path):
     data["added_tokens"] = [{**t, "rstrip": t["content"] == "[SEP]"} for t in data["added_tokens"]]
     path.write_text(json.dumps(data))
     tokenizer = import_tokenizer(tmp_path)
-    mark = tokenizer.marks["[SEP]"]
-    (ids, spans), *_ = tokenizer.encode_marked([f"漢 {mark}   the"])
+    mark = tokenizer.placeholders["[SEP]"]
+    (ids, spans), *_ = tokenizer.encode_with_specials([f"漢 {mark}   the"])
     found = {int(id): span.tolist() for id, span in zip(ids, spans, strict=True)}
     assert found[tokenizer.specials["[UNK]"]] == [0, 1]
     assert found[tokenizer.specials["[SEP]"]] == [2, 2 + len(mark)]
@@ -253,9 +253,9 @@ def test_the_library_would_make_a_special_token_of_text(tmp_path):
 
 def test_what_special_tokens_are_for(tmp_path):
     llama, qwen = import_tokenizer(like_llama(tmp_path / "l")), import_tokenizer(like_qwen(tmp_path / "q"))
-    assert (llama.start, llama.eot, llama.pad, llama.unknown, llama.stops) == ([1], 2, 2, None, ())
+    assert (llama.start_ids, llama.eot, llama.pad, llama.unknown, llama.stops) == ([1], 2, 2, None, ())
     end, text_end = qwen.specials["<|im_end|>"], qwen.specials["<|endoftext|>"]
-    assert (qwen.start, qwen.eot, qwen.pad, qwen.stops) == ([end], end, text_end, (text_end, end))
+    assert (qwen.start_ids, qwen.eot, qwen.pad, qwen.stops) == ([end], end, text_end, (text_end, end))
     assert "<think>" not in qwen.specials
     assert qwen.decode(qwen.encode("a<think>b")) == "a<think>b"
 
@@ -278,18 +278,18 @@ def test_metaspace_decodes_with_and_without_its_first_space(tmp_path):
         ({"vocab.txt": "a"}, "found vocab.txt"),
         ({"tokenizer.json": "{"}, "tokenizer.json: not JSON"),
         ({"tokenizer.json": "[]"}, "found a list, expected a JSON object"),
-        ({"tokenizer.json": "{}"}, "has no model with a type"),
+        ({"tokenizer.json": "{}"}, "found no model with a type"),
         ({"tokenizer.json": '{"model": {"type": "Magic", "vocab": {}}}'}, "the tokenizers library cannot read it"),
-        ({"tokenizer.json": '{"model": {"type": "BPE", "merges": []}}'}, "not what the tokenizers library writes"),
+        ({"tokenizer.json": '{"model": {"type": "BPE", "merges": []}}'}, "expected the format of the tokenizers"),
         (
             {
                 "tokenizer.json": '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, '
                 '"added_tokens": [{"id": 7, "content": "<x>", "special": true, "single_word": false, '
                 '"lstrip": false, "rstrip": false, "normalized": false}]}'
             },
-            "token '<x>' has id 7, expected 1 .added tokens are numbered without holes",
+            "token '<x>' has id 7, expected 1 .ids of added tokens follow the vocabulary",
         ),
-        ({"encoder.json": '{"a": 1}', "vocab.bpe": ""}, "ids are not 0 to 0"),
+        ({"encoder.json": '{"a": 1}', "vocab.bpe": ""}, "the ids of 1 tokens are not 0 to 0"),
         ({"encoder.json": '{"a": 0}', "vocab.bpe": "#version\na b\n"}, "line 2: found 'a b', expected two tokens"),
         ({"vocab.json": '{"a": 0}', "merges.txt": ""}, "has no token for 255 of the 256 bytes"),
         (

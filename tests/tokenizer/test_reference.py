@@ -10,13 +10,13 @@ import rustbpe
 from ingot.tokenizer import trainers
 from ingot.tokenizer.byte_bpe import ByteBPE
 from ingot.tokenizer.reference import (
+    bpe,
+    bpe_by_age,
     encode_bpe,
     encode_wordpiece,
-    oldest,
     pair_counts,
     steps,
     symbols_of,
-    together,
     wordpiece,
     wordpiece_score,
     words_of,
@@ -71,7 +71,7 @@ def test_A5_the_score_that_is_told():
     assert round(float(wordpiece_score(50, 60, 300)), 5) == 0.00278
     words = {("e", "r"): 100, ("e",): 400, ("r",): 100, ("q", "u"): 50, ("q",): 10, ("u",): 250}
     assert next(steps(words, wordpiece)).pair == ("q", "u")
-    assert next(steps(words, together)).pair == ("e", "r")
+    assert next(steps(words, bpe)).pair == ("e", "r")
 
 
 def test_A5_the_trainer_takes_the_pair_that_is_told():
@@ -86,16 +86,18 @@ def _corpus(draw: random.Random, letters: str, words: int) -> list[str]:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_A3_A4_rustbpe_learns_the_references_merges(seed):
-    """Up to ties: rustbpe's own rule is the pair of the oldest symbols, the bytes by value."""
+    """Up to ties: rustbpe's own rule is the pair of the bpe_by_age symbols, the bytes by value."""
     draw = random.Random(seed)
     corpus = _corpus(draw, "abcd", 60)
     trainer = rustbpe.Tokenizer()
     trainer.train_from_iterator(iter([" ".join(corpus)]), 256 + 25, pattern=r"[a-z]+| ")
     tokens = [bytes(t).decode("latin-1") for t, _ in sorted(trainer.get_mergeable_ranks(), key=lambda pair: pair[1])]
     words = words_of(" ".join(corpus), end="")
-    reference = [step.symbol for step, _ in zip(steps(words, oldest, map(chr, range(256))), range(25), strict=False)]
+    reference = [
+        step.symbol for step, _ in zip(steps(words, bpe_by_age, map(chr, range(256))), range(25), strict=False)
+    ]
     assert tokens[256:] == reference[: len(tokens) - 256]
-    merges = [step.pair for step, _ in zip(steps(words, oldest, map(chr, range(256))), range(25), strict=False)]
+    merges = [step.pair for step, _ in zip(steps(words, bpe_by_age, map(chr, range(256))), range(25), strict=False)]
     ours = ByteBPE([t.encode("latin-1") for t in tokens], r"[a-z]+| ")
     for word in _corpus(draw, "abcd", 200):
         assert [tokens[id] for id in ours.encode(word)] == list(encode_bpe(tuple(word), merges))
@@ -112,7 +114,7 @@ def test_A3_A6_the_librarys_bpe_learns_the_references_merges(seed, display):
     for n, word in enumerate(corpus):
         words[tuple(word if n == 0 else " " + word)] = words.get(tuple(word if n == 0 else " " + word), 0) + 1
     words = {word: count for word, count in words.items() if count}
-    found = steps(words, oldest, sorted({letter for word in words for letter in word}))
+    found = steps(words, bpe_by_age, sorted({letter for word in words for letter in word}))
     merges = [step.pair for step, _ in zip(found, range(20), strict=False)]
     assert [tuple(pair) for pair in made.data["model"]["merges"]] == merges
     for word in _corpus(draw, "abcdé", 100):
@@ -131,7 +133,7 @@ def test_A5_the_wordpiece_trainer_learns_the_references_pieces(seed):
     marked = {tuple(c if n == 0 else "##" + c for n, c in enumerate(word)): count for word, count in words.items()}
     known = [*letters, *("##" + letter for letter in letters)]
     reference = _marked_steps(marked, known, 30)
-    pieces = learn_pieces(list(words), np.array(list(words.values())), letters, len(reference), floor=1)
+    pieces = learn_pieces(list(words), np.array(list(words.values())), letters, len(reference), min_count=1)
     assert pieces == reference
 
 
@@ -180,4 +182,4 @@ def test_the_score_alone_spends_a_vocabulary_on_rare_letters(display):
         assert len(pieces) == size
         return sum(count * len(encode_wordpiece(word, pieces) or ()) for word, count in spelled)
 
-    assert tokens() < 0.7 * tokens(floor=1)
+    assert tokens() < 0.7 * tokens(min_count=1)

@@ -13,7 +13,7 @@ from ingot.core.errors import UserError
 from ingot.store.encode import _ENCODERS
 from ingot.tokenizer.base import Tokenizer
 from ingot.tokenizer.byte_bpe import ByteBPE
-from ingot.tokenizer.chat import check_template, render, render_batch, show, stop_ids
+from ingot.tokenizer.chat import check_template, masked_runs, render, render_batch, stop_ids
 from ingot.tokenizer.hf_files import TURNS_JINJA, export_tokenizer, import_tokenizer
 from tests.tokenizer.hf_helpers import BRACKETS, CHATML, MARKED_CHATML, STOCK, like_bert, like_llama, like_qwen, stock
 
@@ -55,7 +55,7 @@ def with_template(tokenizer: Tokenizer, source: str) -> ByteBPE:
 
 def learned(messages, tokenizer: Tokenizer) -> list[str]:
     ids, mask = render(messages, tokenizer)
-    return [text for text, on in show(ids, mask, tokenizer) if on]
+    return [text for text, on in masked_runs(ids, mask, tokenizer) if on]
 
 
 @pytest.mark.parametrize("template", LEARNED)
@@ -109,7 +109,7 @@ def test_E1_learned_are_the_answers_with_their_ends(imported, template):
     only_last = [TALK[0], {**TALK[1], "train": False}, *TALK[2:]]
     assert learned(only_last, tokenizer) == LEARNED[template][1:]
     assert np.array_equal(render(only_last, tokenizer)[0], render(TALK, tokenizer)[0])
-    with pytest.raises(UserError, match="nothing to learn"):
+    with pytest.raises(UserError, match="no assistant message to train on"):
         render([{**m, "train": False} if m["role"] == "assistant" else m for m in TALK], tokenizer)
 
 
@@ -127,7 +127,7 @@ def test_2_1_vi_ten_stock_templates(tmp_path, name):
         if "bos_token" in names and "every two" not in name:
             assert np.count_nonzero(ids == ours.specials[names["bos_token"]]) == ("tags" not in name)
     if not forms:
-        with pytest.raises(UserError, match="chat template: what it writes with message 2 is not the start"):
+        with pytest.raises(UserError, match="chat template: the text with message 2 is not a prefix"):
             render(TALK, ours)  # the prompts above are rendered all the same: nothing is learned of them
         assert learned(_last_only(TALK), ours) == [TALK[3]["content"] + "<|end|>\n" + names["eos_token"]]
         return
@@ -158,7 +158,7 @@ def test_special_tokens_in_contents_stay_text(imported, template):
     def count(content: str, answer: str) -> int:
         messages = [{"role": "user", "content": content}, {"role": "assistant", "content": answer}]
         ids, mask = render(messages, tokenizer)
-        assert answer in "".join(text for text, on in show(ids, mask, tokenizer) if on)
+        assert answer in "".join(text for text, on in masked_runs(ids, mask, tokenizer) if on)
         return sum(id in special for id in ids.tolist())
 
     wanted = count("plain", "plain")
@@ -189,7 +189,7 @@ def test_turns_that_a_later_turn_rewrites_are_refused_by_name(qwen, bpe):
         "{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
     tokenizer = with_template(bpe, source)
-    with pytest.raises(UserError, match="chat template: what it writes with message 2 is not the start"):
+    with pytest.raises(UserError, match="chat template: the text with message 2 is not a prefix"):
         render(TALK, tokenizer)
     assert learned([TALK[0], {**TALK[1], "train": False}, *TALK[2:]], tokenizer) == [
         "(last) Text <think> and 漢字<|end|>"
@@ -206,13 +206,13 @@ def test_an_end_of_turn_outside_the_block_is_learned_too(bpe):
     ("source", "sentence"),
     [
         ("{% for m in messages %}", "chat template, line 1: Unexpected end of template"),
-        ("{{ raise_exception('no system') }}", "it refuses this conversation: no system"),
-        ("{{ strftime_now('%d') }}", r"'strftime_now' is undefined \(ids would change with the day\)"),
+        ("{{ raise_exception('no system') }}", "rejects this conversation: no system"),
+        ("{{ strftime_now('%d') }}", r"'strftime_now' is undefined \(ids would change with the date\)"),
         ("{{ messages[0].content.nothing.more }}", "chat template: 'str object' has no attribute"),
         ("{{ ''.__class__.__mro__ }}", "chat template: access to attribute '__class__'"),
         ("{{ namespace(__class__=1) }}", "may not be set"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
-        ("{% generation %}{% endgeneration %}", "writes nothing that an answer could be learned from"),
+        ("{% generation %}{% endgeneration %}", "the rendered text contains no answer to train on"),
     ],
 )
 def test_bad_templates_are_one_sentence(bpe, source, sentence):
@@ -224,7 +224,7 @@ def test_bad_templates_are_one_sentence(bpe, source, sentence):
 def test_blocks_that_do_not_match_the_answers(bpe):
     tokenizer = with_template(bpe, "{% generation %}x{% endgeneration %}")
     assert learned(TALK, tokenizer) == ["x"]
-    with pytest.raises(UserError, match="it marks 1 answers of 2, so train = false of one message cannot be followed"):
+    with pytest.raises(UserError, match=r"found 1 generation block.s. for 2 answers, so train = false"):
         render([TALK[0], {**TALK[1], "train": False}, *TALK[2:]], tokenizer)
 
 
@@ -241,14 +241,14 @@ def test_a_prompt_that_ends_within_a_token_is_refused(bpe):
     source = "{% for m in messages %}{{ m.role + ':' + SEAM + m.content + '<|end|>' }}{% endfor %}"
     source += "{% if add_generation_prompt %}{{ 'assistant:' + SEAM }}{% endif %}"
     check_template(with_template(bpe, source.replace("SEAM", "'\n'")))
-    with pytest.raises(UserError, match="the prompt ends in ' ', which is another token when the answer follows"):
+    with pytest.raises(UserError, match="the prompt ends in ' ', which becomes another token when the answer follows"):
         check_template(with_template(bpe, source.replace("SEAM", "' '")))
 
 
 def test_2_1_a_template_without_an_end_of_turn_is_refused(bpe):
     source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content + NL }}{% endfor %}"
     source += "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-    with pytest.raises(UserError, match=r"an answer ends in '\\n', so a model would never learn to stop"):
+    with pytest.raises(UserError, match=r"an answer ends in '\\n', expected a special token"):
         check_template(with_template(bpe, source.replace("NL", "'\n'")))
     check_template(with_template(bpe, source.replace("NL", "'<|end|>\n'")))
 

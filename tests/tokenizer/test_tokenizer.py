@@ -31,12 +31,12 @@ def test_A1_corpus_alphabet_is_in_code_point_order():
     assert tokenizer.encode(" act").tolist() == [0, 1, 2, 3]
     assert (tokenizer.vocab, tokenizer.eot, tokenizer.specials) == (7, None, {})
     assert tokenizer.decode(tokenizer.encode("é€😀 cat")) == "é€😀 cat"
-    assert tokenizer.spelled_bytes(tokenizer.encode("é€😀a")) == len("é€😀a".encode())
+    assert tokenizer.text_bytes(tokenizer.encode("é€😀a")) == len("é€😀a".encode())
     assert tokenizer.token_bytes(6) == "😀".encode()
 
 
 def test_A1_unseen_character_is_one_sentence():
-    with pytest.raises(UserError, match=r"character 'z' \(U\+007A\) at position 2: not among the 3 characters"):
+    with pytest.raises(UserError, match=r"character 'z' \(U\+007A\) at position 2 is not one of the 3 characters"):
         Char("act").encode("caz")
 
 
@@ -57,7 +57,7 @@ def test_A1_A4_bpe_and_code_points_are_lossless_on_any_text(bpe, text):
         ids = tokenizer.encode(text)
         assert tokenizer.decode(ids) == text
         assert tokenizer.decode_bytes(ids) == text.encode()
-        assert tokenizer.spelled_bytes(ids) == len(text.encode())
+        assert tokenizer.text_bytes(ids) == len(text.encode())
 
 
 def test_special_strings_in_text_are_text(bpe):
@@ -167,7 +167,7 @@ def test_pattern_that_is_invalid_or_skips_text(pattern, display, log):
 
 
 def test_ids_must_spell_all_of_a_text(bpe):
-    with pytest.raises(UserError, match="ids spell 3 of 4 bytes"):
+    with pytest.raises(UserError, match="ids encode 3 of 4 bytes"):
         check_lossless(bpe, "abcd", bpe.encode("abc"))
 
 
@@ -202,8 +202,8 @@ def test_settings_from_is_a_name_or_a_list():
         ({"vocab": 100}, r"found 100, expected at least 272 \(256 bytes \+ 16 special tokens\)"),
         ({}, "missing; a byte-bpe needs"),
         ({"type": "char", "vocab": 65}, "found 65, but a char vocabulary is as large as its alphabet"),
-        ({"type": "char", "pattern": "x"}, "means nothing to type char"),
-        ({"vocab": 4096, "alphabet": "unicode"}, "means nothing to type byte-bpe"),
+        ({"type": "char", "pattern": "x"}, "type char does not use it"),
+        ({"vocab": 4096, "alphabet": "unicode"}, "type byte-bpe does not use it"),
         ({"vocab": 4096, "sample_bytes": 2**31}, "less than"),
     ],
 )

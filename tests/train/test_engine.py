@@ -69,7 +69,7 @@ def test_C7_source_error_averaging_micro_batch_means(tmp_path: Path) -> None:
     batch = _ragged()
     engine = _engine(tmp_path)
     whole = _gradient(engine, batch)
-    means = torch.stack([_gradient(engine, part) for part in batch.micro(4)]).mean(0)
+    means = torch.stack([_gradient(engine, part) for part in batch.micro_batches(4)]).mean(0)
     assert (means - whole).norm() > 0.05 * whole.norm()
 
 
@@ -214,7 +214,7 @@ def _run(
     notify: Callable[[str], None] = lambda message: None,
 ) -> dict[str, float]:
     order = Order((source.plan.rows,), (1.0,), seed=1)
-    engine.saved.resume(lambda text: None)
+    engine.training_state.resume(lambda text: None)
     loader = Loader(
         lambda step: make_batch([source], *order.at(8 * (step - 1), 8)), engine.state["step"] + 1, engine.plan.steps
     )
@@ -252,7 +252,9 @@ def test_D12_resume_is_never_having_stopped_to_the_bit(tmp_path: Path, make_stor
             _run(_engine(tmp_path / "b", **options), source, tmp_path / "b", stop_at=stop)
     again = _engine(tmp_path / "b", **options)
     assert _run(again, source, tmp_path / "b") == final
-    for (name, a), b in zip(straight.saved.tensors().items(), again.saved.tensors().values(), strict=True):
+    for (name, a), b in zip(
+        straight.training_state.tensors().items(), again.training_state.tensors().values(), strict=True
+    ):
         assert torch.equal(a, b), name
     logs = [[stable(e) for e in read_events(tmp_path / x / "metrics.jsonl")] for x in "ab"]
     assert sorted(map(str, logs[0])) == sorted(map(str, logs[1]))
@@ -274,9 +276,11 @@ def test_D12_every_optimizer_goes_on_to_the_bit(tmp_path: Path, make_store, kind
         _run(engine("b"), source, tmp_path / "b", stop_at=4)
     again = engine("b")
     assert _run(again, source, tmp_path / "b") == final
-    moments = set(straight.saved.tensors()) - set(straight.saved.tensors(moments=False))
+    moments = set(straight.training_state.tensors()) - set(straight.training_state.tensors(moments=False))
     assert {n.rpartition(".")[0].removeprefix("optim.") for n in moments} == set(straight.trained)
-    for (name, a), b in zip(straight.saved.tensors().items(), again.saved.tensors().values(), strict=True):
+    for (name, a), b in zip(
+        straight.training_state.tensors().items(), again.training_state.tensors().values(), strict=True
+    ):
         assert torch.equal(a, b), name
 
 
@@ -295,7 +299,7 @@ def test_an_averaged_run_trains_the_same_and_hands_on_the_average(tmp_path: Path
     assert found["val_loss_nats"] != last["val_loss_nats"]
     reader = _engine(tmp_path / "reader", "fp32", micro=8)
     for name in ("00000009", "best"):
-        checkpoint.load(tmp_path / "averaged" / "checkpoints" / name, reader.saved.tensors(moments=False))
+        checkpoint.load(tmp_path / "averaged" / "checkpoints" / name, reader.training_state.tensors(moments=False))
         assert not torch.equal(reader.named["norm.weight"], averaged.named["norm.weight"])
         if name != "best":
             assert reader.evaluate(all_rows(source, 8))[0] == found["val_loss_nats"]
@@ -314,7 +318,7 @@ def test_D12_a_run_goes_on_from_the_last_good_checkpoint(tmp_path: Path, make_st
     file.write_bytes(file.read_bytes()[:-1])
     messages: list[str] = []
     engine = _engine(tmp_path / "b", **options)
-    assert engine.saved.resume(messages.append)
+    assert engine.training_state.resume(messages.append)
     assert engine.state["step"] == 8
     assert checkpoint.checkpoint_steps(root) == [8]
     assert "00000012" in messages[0]
@@ -324,9 +328,9 @@ def test_D12_a_run_goes_on_from_the_last_good_checkpoint(tmp_path: Path, make_st
 def test_D12_weights_load_without_the_optimizer(tmp_path: Path, make_store) -> None:
     engine = _engine(tmp_path, "fp32")
     engine.step(next(all_rows(_text(make_store), 8)))
-    engine.saved.save()
+    engine.training_state.save()
     other = _engine(tmp_path / "other", "fp32")
-    weights = other.saved.tensors(moments=False)
+    weights = other.training_state.tensors(moments=False)
     assert not any("exp_avg" in n for n in weights)
     state = checkpoint.load(checkpoint.checkpoint_path(tmp_path / "checkpoints", 1), weights)
     assert torch.equal(other.named["norm.weight"], engine.named["norm.weight"])
@@ -338,7 +342,7 @@ def test_D12_undeclared_state_is_refused(tmp_path: Path, make_store) -> None:
     engine.step(next(all_rows(_text(make_store), 8)))
     engine.state["surplus"] = 1
     with pytest.raises(AssertionError, match=r"undeclared state: \{'surplus'\}"):
-        engine.saved.save()
+        engine.training_state.save()
 
 
 def test_D15_the_logged_loss_is_the_mean_of_the_whole_step(tmp_path: Path) -> None:
@@ -346,7 +350,7 @@ def test_D15_the_logged_loss_is_the_mean_of_the_whole_step(tmp_path: Path) -> No
     batch = _ragged()
     whole = _engine(tmp_path / "a", micro=16).step(batch)
     split = _engine(tmp_path / "b", micro=4).step(batch)
-    last = _engine(tmp_path / "c", micro=4).step(list(batch.micro(4))[-1])
+    last = _engine(tmp_path / "c", micro=4).step(list(batch.micro_batches(4))[-1])
     assert float(split.loss) == pytest.approx(float(whole.loss), rel=1e-12)
     assert abs(float(last.loss) - float(whole.loss)) > 1e-3
     assert split.tokens == batch.counts()["token"]

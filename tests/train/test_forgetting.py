@@ -20,7 +20,7 @@ from ingot.evaluate.fisher import Fisher, Labels
 from ingot.model.config import ModelSettings
 from ingot.model.transformer import Transformer, build
 from ingot.objectives.lm import LanguageModel
-from ingot.optim.grad_terms import Anchor, mean_of, shaped
+from ingot.optim.grad_terms import Anchor, mean_importance, prepare_importance
 from ingot.optim.schedule import Schedule
 from ingot.optim.settings import OptimSettings
 from ingot.train.engine import Engine, Plan
@@ -94,7 +94,7 @@ def results(seed: int) -> dict[str, tuple[float, float]]:
     center = {name: p.detach().clone() for name, p in base.named_parameters()}
     true, empirical = _fisher(base, "mixed"), _fisher(base, "empirical")
     shapes = {"clip": 0.999, "floor": 0.03}
-    mean = mean_of(shaped(true, **shapes))
+    mean = mean_importance(prepare_importance(true, **shapes))
 
     def then(mix: Mapping[int, int], anchor: Anchor | None = None) -> tuple[float, float]:
         model = _learn(base, mix, 120, 2e-3, seed + 100, anchor)
@@ -102,7 +102,7 @@ def results(seed: int) -> dict[str, tuple[float, float]]:
 
     def ewc(importance: Weights) -> Anchor:
         """Of the same strength for both Fishers: 1 where the true one has a mean of 1."""
-        return Anchor("ewc", 1 / mean, center, shaped(importance, **shapes))
+        return Anchor("ewc", 1 / mean, center, prepare_importance(importance, **shapes))
 
     alone = {SORT: ROWS}
     return {
@@ -111,7 +111,7 @@ def results(seed: int) -> dict[str, tuple[float, float]]:
         "replay": then({SORT: ROWS - 3, REVERSE: 3}),
         "ewc": then(alone, ewc(true)),
         "ewc, empirical": then(alone, ewc(empirical)),
-        "mean F, true and empirical": (mean_of(true), mean_of(empirical)),
+        "mean F, true and empirical": (mean_importance(true), mean_importance(empirical)),
     }
 
 

@@ -30,7 +30,7 @@ class _Measuring(LanguageModel):
         self.updates = updates
 
     def expand(self, batch, ctx):
-        ctx.notes["ids"] = float(batch.ids_BT.sum())
+        ctx.metrics["ids"] = float(batch.ids_BT.sum())
         ctx.state["steps"] += 1
         half = len(batch) // self.updates
         for start in range(0, len(batch), half):
@@ -67,7 +67,7 @@ def test_numbers_of_a_step_with_several_updates(tmp_path):
     """Mean loss, largest norm, all tokens; the weights move at each update."""
     batch = _ragged(1)
     engine = _measuring(tmp_path, updates=2)
-    halves = list(replace(batch).micro(8))
+    halves = list(replace(batch).micro_batches(8))
     first = engine.gradients(halves[0])[0]
     step = engine.step(batch)
     assert step.tokens == step.tokens_seen == engine.state["tokens"] == batch.counts()["token"]
@@ -83,11 +83,11 @@ def test_numbers_of_a_step_with_several_updates(tmp_path):
 def test_an_evaluation_goes_through_expand_and_keeps_nothing(tmp_path):
     engine = _measuring(tmp_path)
     batch = _ragged()
-    loss, counts, measured = engine.evaluate([batch, *batch.micro(4)])
+    loss, counts, measured = engine.evaluate([batch, *batch.micro_batches(4)])
     plain = _engine(tmp_path).evaluate([batch])
     assert (loss, counts["token"]) == (pytest.approx(plain[0], rel=1e-12), 2 * plain[1]["token"])
     assert measured["double"] == pytest.approx(2.0)
-    quarters = [float(part.ids_BT.sum()) for part in batch.micro(4)]
+    quarters = [float(part.ids_BT.sum()) for part in batch.micro_batches(4)]
     assert measured["ids"] == pytest.approx((16 * sum(quarters) + 4 * sum(quarters)) / 32)
     assert engine.state["objective"] == {"steps": 0}
 
@@ -96,14 +96,14 @@ def test_the_state_of_an_objective_is_declared_saved_and_restored(tmp_path):
     engine = _measuring(tmp_path)
     for _ in range(3):
         engine.step(_ragged())
-    engine.saved.save()
+    engine.training_state.save()
     again = _measuring(tmp_path)
     assert again.state["objective"] == {"steps": 0}
-    assert again.saved.resume(print)
+    assert again.training_state.resume(print)
     assert again.state["objective"] == {"steps": 3}
     again.state["objective"]["secret"] = 1
     with pytest.raises(AssertionError, match=r"undeclared state: \{'secret'\}"):
-        again.saved.save()
+        again.training_state.save()
 
 
 def test_the_best_weights_are_those_of_the_lowest_loss_unless_an_objective_needs_another_metric():

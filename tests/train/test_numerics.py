@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ingot.backends.compiled import CompiledBackend
 from ingot.core.errors import Notice, UserError
 from ingot.core.events import read_events, stable
 from ingot.data.batches import Batch
@@ -51,7 +50,9 @@ def test_D7_source_error_half_precision_halves_no_state(tmp_path: Path, precisio
     """16 B a parameter with Adam in every precision: weight, gradient and two moments stay fp32."""
     engine = _engine(tmp_path, precision)
     engine.gradients(_ragged())
-    held = list(engine.saved.tensors().values()) + [p.grad for p in engine.trained.values() if p.grad is not None]
+    held = list(engine.training_state.tensors().values()) + [
+        p.grad for p in engine.trained.values() if p.grad is not None
+    ]
     assert {t.dtype for t in held} == {torch.float32}
     parameters = sum(p.numel() for p in engine.trained.values())
     counters = 4 * len(engine.trained)  # Adam's step numbers
@@ -106,7 +107,7 @@ def test_D7_by_hardware(
     _gpu(monkeypatch, capability)
     chosen = choose(LoopSettings(), "auto", 64, 8)
     assert (chosen.device, chosen.precision) == ("cuda", precision), name
-    assert f"{precision} (the GPU has" in chosen.line()
+    assert f"{precision} (the GPU has" in chosen.summary()
 
 
 def test_D7_source_error_is_bf16_supported_counts_emulation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +122,7 @@ def test_D7_on_a_cpu(monkeypatch: pytest.MonkeyPatch, real: bool, precision: str
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     chosen = choose(LoopSettings(device="cpu"), "auto", 64, 8)
     assert chosen.precision == precision
-    assert "matrix instructions" in chosen.line()
+    assert "matrix instructions" in chosen.summary()
     asked = choose(LoopSettings(device="cpu"), "bf16", 64, 8).reason
     assert asked == ("as set" if real else "as set, emulated and slow: the CPU has no bf16 matrix instructions")
 
@@ -240,7 +241,7 @@ def test_D7_the_scale_halves_on_overflow_and_doubles_after_a_long_calm() -> None
 def test_D7_an_overflow_skips_the_update_and_the_step_goes_on(tmp_path: Path) -> None:
     batch, engine = _ragged(), _engine(tmp_path, "fp16")
     engine.state["loss_scale"], engine.state["loss_scale_steps"] = 2.0**30, 5
-    before = {n: t.clone() for n, t in engine.saved.tensors().items()}
+    before = {n: t.clone() for n, t in engine.training_state.tensors().items()}
     metrics = engine.step(batch)
     assert metrics.skipped
     assert math.isfinite(metrics.loss)
@@ -248,7 +249,7 @@ def test_D7_an_overflow_skips_the_update_and_the_step_goes_on(tmp_path: Path) ->
     assert (engine.state["loss_scale"], engine.state["loss_scale_steps"]) == (2.0**29, 0)
     assert (engine.state["step"], engine.state["skipped_steps"]) == (1, 1)
     assert engine.state["tokens"] == batch.counts()["token"]
-    assert all(torch.equal(t, before[n]) for n, t in engine.saved.tensors().items())
+    assert all(torch.equal(t, before[n]) for n, t in engine.training_state.tensors().items())
     while engine.step(batch).skipped:
         pass
     assert engine.state["loss_scale"] < 2.0**29
@@ -305,7 +306,9 @@ def test_D12_a_run_in_fp16_goes_on_to_the_bit_with_its_scale(tmp_path: Path, mak
     again = engine("b")
     assert _run(again, source, tmp_path / "b") == final
     assert again.state == straight.state
-    for (name, a), b in zip(straight.saved.tensors().items(), again.saved.tensors().values(), strict=True):
+    for (name, a), b in zip(
+        straight.training_state.tensors().items(), again.training_state.tensors().values(), strict=True
+    ):
         assert torch.equal(a, b), name
     logs = [[stable(e) for e in read_events(tmp_path / x / "metrics.jsonl")] for x in "ab"]
     assert sorted(map(str, logs[0])) == sorted(map(str, logs[1]))
@@ -322,11 +325,11 @@ def test_D12_source_error_a_checkpoint_without_scale_best_loss_random_state_or_p
     engine = _engine(tmp_path, "fp16")
     engine.step(_ragged())
     engine.state["loss_scale"], engine.state["best_val"] = 512.0, 2.5
-    engine.saved.save()
+    engine.training_state.save()
     (path,) = (tmp_path / "checkpoints").iterdir()
     assert not [f for f in os.listdir(path) if f.endswith((".pt", ".pkl", ".bin"))]
     other = _engine(tmp_path, "fp16")
-    assert other.saved.resume(lambda message: None)
+    assert other.training_state.resume(lambda message: None)
     assert other.state == engine.state
     assert (other.state["loss_scale"], other.state["best_val"], other.state["step"]) == (512.0, 2.5, 1)
     torch.manual_seed(5)
@@ -341,11 +344,12 @@ def test_D12_source_error_a_checkpoint_without_scale_best_loss_random_state_or_p
 
 def test_D12_source_error_names_that_change_when_compiled(tmp_path: Path) -> None:
     """003 puts the compiled model in the model's place, and a checkpoint loads only where it is compiled again."""
+    compiled_backend = pytest.importorskip("ingot.backends.compiled")
     theirs = torch.compile(torch.nn.Linear(2, 2), backend="eager").state_dict()
     assert set(theirs) == {"_orig_mod.weight", "_orig_mod.bias"}
     plain, compiled = _engine(tmp_path), _engine(tmp_path)
-    compiled.model.backend = CompiledBackend(TORCH, "cpu", depth=2, shape=(16, 12))
-    assert compiled.saved.tensors().keys() == plain.saved.tensors().keys()
+    compiled.model.backend = compiled_backend.CompiledBackend(TORCH, "cpu", depth=2, shape=(16, 12))
+    assert compiled.training_state.tensors().keys() == plain.training_state.tensors().keys()
 
 
 def test_D7_accumulation_is_the_same_in_fp16(tmp_path: Path) -> None:
@@ -357,15 +361,15 @@ def test_D7_accumulation_is_the_same_in_fp16(tmp_path: Path) -> None:
 # -- choices of a run ------------------------------------------------------------------------------------------------
 
 
-def test_replaying_is_a_choice_for_a_gpu_that_can_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not choose(LoopSettings(), "fp32", 64, 8).replay
+def test_cuda_graphs_are_a_choice_for_a_gpu_that_can_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not choose(LoopSettings(), "fp32", 64, 8).cuda_graphs
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     chosen = {p: choose(LoopSettings(backend="torch"), p, 64, 8) for p in ("bf16", "fp16")}
-    assert chosen["bf16"].replay
-    details = f"{torch.get_num_threads()} threads, micro-batch 8, backend torch, replayed"
-    assert chosen["bf16"].line() == f"cuda, bf16 (as set), {details}"
-    assert not chosen["fp16"].replay, "its loss scale is a number of the device"
-    assert not choose(LoopSettings(replay=False), "bf16", 64, 8).replay
+    assert chosen["bf16"].cuda_graphs
+    details = f"{torch.get_num_threads()} threads, micro-batch 8, backend torch, CUDA graphs"
+    assert chosen["bf16"].summary() == f"cuda, bf16 (as set), {details}"
+    assert not chosen["fp16"].cuda_graphs, "its loss scale is a number of the device"
+    assert not choose(LoopSettings(cuda_graphs=False), "bf16", 64, 8).cuda_graphs
 
 
 def test_D12_a_resumed_run_computes_as_it_began_and_explicit_settings_win(tmp_path: Path) -> None:
@@ -374,13 +378,13 @@ def test_D12_a_resumed_run_computes_as_it_began_and_explicit_settings_win(tmp_pa
     assert execution.resumed(path, chosen, settings) == chosen, "nothing was kept"
     assert not path.exists(), "`resumed` writes nothing"
     began = replace(
-        chosen, precision="bf16", reason="by hardware", threads=1, micro_batch=3, backend="cpu", replay=True
+        chosen, precision="bf16", reason="by hardware", threads=1, micro_batch=3, backend="cpu", cuda_graphs=True
     )
     execution.write(path, began)
     assert execution.resumed(path, chosen, settings) == began
-    explicit = LoopSettings(device="cpu", threads=2, micro_batch=5, backend="torch", replay=False)
+    explicit = LoopSettings(device="cpu", threads=2, micro_batch=5, backend="torch", cuda_graphs=False)
     again = execution.resumed(path, choose(explicit, "fp32", 64, 8), explicit)
-    assert again == replace(began, threads=2, micro_batch=5, backend="torch", replay=False)
+    assert again == replace(began, threads=2, micro_batch=5, backend="torch", cuda_graphs=False)
 
 
 def test_D12_a_run_of_a_larger_machine_resumes_with_the_cores_that_are_here(tmp_path: Path) -> None:
@@ -392,7 +396,7 @@ def test_D12_a_run_of_a_larger_machine_resumes_with_the_cores_that_are_here(tmp_
 
 def test_a_recipe_that_still_says_compile_names_a_backend() -> None:
     for old, new in ((True, "compiled"), (False, "torch")):
-        with pytest.warns(Notice, match=f'loop.compile is called loop.backend now; read as backend = "{new}"'):
+        with pytest.warns(Notice, match=f'compile is now called backend; read as backend = "{new}"'):
             assert LoopSettings.model_validate({"compile": old}).backend == new
     with pytest.raises(ValueError, match="compile"):
         LoopSettings.model_validate({"compile": "blocks"})

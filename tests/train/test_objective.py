@@ -17,7 +17,7 @@ from ingot.model.losses import cross_entropy
 from ingot.model.transformer import build
 from ingot.objectives.lm import LanguageModel
 from ingot.objectives.settings import LanguageModelSettings
-from ingot.stages.models.load import objective_of
+from ingot.stages.models.load import build_objective
 from ingot.stages.training.settings import TrainSettings
 from ingot.train.engine import Engine
 from tests.train.test_engine import T, V, _engine, _gradient, _ragged, _run, _text
@@ -68,7 +68,7 @@ def test_D15_source_error_the_logged_loss_divided_by_the_accumulation(tmp_path: 
     batch = _ragged()
     kept = replace(batch, labels_BT=np.random.default_rng(1).integers(0, V, batch.labels_BT.shape))
     engine = _engine(tmp_path, micro=4)
-    micros = list(kept.micro(4))
+    micros = list(kept.micro_batches(4))
     theirs = float(engine.gradients(micros[-1])[0]) / len(micros)
     ours = float(engine.step(kept).loss)
     assert ours == pytest.approx(math.log(V), abs=0.05)
@@ -130,7 +130,7 @@ def test_the_recipe_reaches_the_objective() -> None:
     stage = TrainSettings.model_validate(
         {"data": {"a": 1.0}, "duration": "5 steps", "tokenizer": "t", "model": {"depth": 2}, "objective": table}
     )
-    objective = objective_of(stage)
+    objective = build_objective(stage.objective)
     assert isinstance(objective, LanguageModel)
     assert (objective.label_smoothing, objective.z_loss) == (0.1, 1e-4)
 
@@ -156,7 +156,7 @@ def _dropping(engine: Engine) -> Engine:
     """The same engine over a model with dropout."""
     config = engine.model.config.model_copy(update={"dropout": 0.3})
     model = build(config, seed=3, dtype=engine.execution.parameter_dtype)
-    path = engine.saved.checkpoints.parent
+    path = engine.training_state.checkpoints.parent
     return Engine(model, engine.objective, engine.plan, engine.execution, engine.mesh, path)
 
 
@@ -169,7 +169,9 @@ def test_D12_with_dropout_a_resumed_run_draws_the_same(tmp_path: Path, make_stor
     torch.manual_seed(99)  # another process's generator
     again = _dropping(_engine(tmp_path / "b", **options))
     assert _run(again, source, tmp_path / "b") == final
-    for (name, a), b in zip(straight.saved.tensors().items(), again.saved.tensors().values(), strict=True):
+    for (name, a), b in zip(
+        straight.training_state.tensors().items(), again.training_state.tensors().values(), strict=True
+    ):
         assert torch.equal(a, b), name
 
 

@@ -37,7 +37,7 @@ def _with(engine: Engine, ewc: float | None = None, l2sp: float | None = None, k
         losses.append(Divergence("kl", kl, old))
     plan = replace(engine.plan, optim=OptimSettings(weight_decay=0.0))
     penalties = Penalties(losses, anchors, lambda: dict(engine.model.named_parameters()))
-    where = engine.saved.checkpoints.parent
+    where = engine.training_state.checkpoints.parent
     return Engine(engine.model, engine.objective, plan, engine.execution, engine.mesh, where, None, penalties)
 
 
@@ -92,7 +92,9 @@ def test_2_7_weight_zero_is_plain_training_to_the_bit(tmp_path: Path) -> None:
     for batch in batches:
         plain.step(batch)
         zero.step(batch)
-    for (name, a), b in zip(plain.saved.tensors().items(), zero.saved.tensors().values(), strict=True):
+    for (name, a), b in zip(
+        plain.training_state.tensors().items(), zero.training_state.tensors().values(), strict=True
+    ):
         assert torch.equal(a, b), name
 
 
@@ -130,7 +132,9 @@ def test_D12_a_run_with_penalties_resumes_to_the_bit(tmp_path: Path, make_store)
             _run(engine("b"), source, tmp_path / "b", stop_at=stop)
     again = engine("b")
     assert _run(again, source, tmp_path / "b") == final
-    for (name, a), b in zip(straight.saved.tensors().items(), again.saved.tensors().values(), strict=True):
+    for (name, a), b in zip(
+        straight.training_state.tensors().items(), again.training_state.tensors().values(), strict=True
+    ):
         assert torch.equal(a, b), name
     logs = [[stable(e) for e in read_events(tmp_path / x / "metrics.jsonl")] for x in "ab"]
     assert sorted(map(str, logs[0])) == sorted(map(str, logs[1]))

@@ -157,7 +157,7 @@ def test_2_1_the_loss_is_that_of_transformers_with_the_items_of_the_whole_step(t
     batch = _packed(make_store, documents, masks)
     ours = _engine(tmp_path, "fp64", micro=1).gradients(batch)[0].item()
     model, items, theirs = _engine(tmp_path, "fp64").model, batch.counts()["token"], 0.0
-    for row in batch.micro(1):
+    for row in batch.micro_batches(1):
         labels = torch.from_numpy(row.labels_BT)
         loss = ForCausalLMLoss(
             _logits(model, row), labels=None, vocab_size=V, num_items_in_batch=items, shift_labels=labels

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from ingot.core.events import read_events, stable
-from ingot.core.process import ENDING
+from ingot.core.process import TERMINATION_SIGNALS
 from ingot.distributed import checkpoint
 from ingot.optim.settings import OptimSettings
 from ingot.train.engine import Engine
 from tests.train.test_engine import _engine, _run, _text
 
 OPTIONS = {"precision": "fp32", "micro": 4, "log_every": 1, "save_every": 1000}
-SIGNALS = (signal.SIGINT, *ENDING)
+SIGNALS = (signal.SIGINT, *TERMINATION_SIGNALS)
 
 
 def _new(path: Path, ema: float = 0, **options) -> Engine:
@@ -25,7 +25,7 @@ def _new(path: Path, ema: float = 0, **options) -> Engine:
     engine = Engine(engine.model, engine.objective, plan, engine.execution, engine.mesh, path)
     evaluate = engine.evaluate
     engine.evaluate = lambda batches: evaluate(
-        row for batch in batches for row in batch.micro(1)
+        row for batch in batches for row in batch.micro_batches(1)
     )  # many pieces of work
     return engine
 
@@ -71,7 +71,9 @@ def test_what_was_learned_is_saved_and_the_run_goes_on_to_the_bit(
     assert done == ([0, 5, 10] if learning else [0, 5])
     again = _new(tmp_path / "b", ema)
     assert _run(again, source, tmp_path / "b") == final
-    for (name, a), b in zip(straight.saved.tensors().items(), again.saved.tensors().values(), strict=True):
+    for (name, a), b in zip(
+        straight.training_state.tensors().items(), again.training_state.tensors().values(), strict=True
+    ):
         assert torch.equal(a, b), name
     logs = [[stable(e) for e in read_events(tmp_path / x / "metrics.jsonl")] for x in "ab"]
     assert sorted(map(str, logs[0])) == sorted(map(str, logs[1]))

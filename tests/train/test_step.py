@@ -85,7 +85,7 @@ def test_C7_ranks_of_unequal_counts_divide_by_the_global_count(tmp_path):
             return torch.tensor(list(counts.values())) if tensor.dtype == torch.int64 else tensor
 
     engine.mesh = Two(0, 2)
-    halves = [_gradient(engine, part) for part in batch.micro(6)]  # 6 + 6 + 4 rows, other counts in each
+    halves = [_gradient(engine, part) for part in batch.micro_batches(6)]  # 6 + 6 + 4 rows, other counts in each
     assert (sum(halves) - whole).norm() <= 1e-12 * whole.norm()
 
 
@@ -127,7 +127,7 @@ def test_D12_best_is_the_weights_of_the_lowest_validation_loss(tmp_path, make_st
     loader = Loader(lambda step: make_batch([source], *order.at(8 * (step - 1), 8)), 1, 20)
     train(engine, iter(loader), evaluation, EventLog(tmp_path / "m.jsonl"), lambda m, rate: None)
     loader.close()
-    weights = {n: torch.empty_like(t) for n, t in engine.saved.tensors(moments=False).items()}
+    weights = {n: torch.empty_like(t) for n, t in engine.training_state.tensors(moments=False).items()}
     state = checkpoint.load(tmp_path / "checkpoints" / "best", weights)
     assert (state["best_step"], state["best_val"]) == (10, 1.0)
     assert torch.equal(weights["model.norm.weight"], seen[10])
@@ -150,7 +150,7 @@ def test_a_step_that_is_not_compiled_imports_no_compiler() -> None:
     """Nor what it brings along, nor what reads tables: seconds and 100 MB of every process that trains."""
     code = (
         "import pathlib, ingot.stages.training.build; from tests.train.test_engine import _engine, _ragged\n"
-        "engine = _engine(pathlib.Path('nowhere'), 'fp32'); engine.step(_ragged()); engine.saved.tensors()\n"
+        "engine = _engine(pathlib.Path('nowhere'), 'fp32'); engine.step(_ragged()); engine.training_state.tensors()\n"
         "assert engine.state['step'] == 1"
     )
     assert_not_imported(code, "torch._dynamo", "sympy", "pyarrow")

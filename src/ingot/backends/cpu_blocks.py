@@ -1,13 +1,13 @@
-"""A model's blocks by C++ kernels on a CPU (`kernels/cpp/train/`), forward and backward.
+"""The backend `cpu`: blocks with C++ kernels (`kernels/cpp/train/`), forward and backward.
 
-The epilogue of a product runs while its sums are in registers (SwiGLU and its gradient, the residual), attention never
-writes scores to memory and skips what a mask hides, and gradients of weights are written in the fp32 that the optimizer
-reads. Nothing is compiled for a model: the kernels are built once in seconds.
+Epilogues of matrix products (SwiGLU and its gradient, the residual) run while the sums are in registers. Attention does
+not write scores to memory and skips masked blocks. Weight gradients are written in fp32, as the optimizer reads them.
+The kernels are built once per machine, not per model.
 
-Supported is the common decoder: RMSNorm, SwiGLU, no biases, no dropout while training, and parameters of which all or
-none are trained. Other models (LoRA, LayerNorm, norms of heads) and taps are PyTorch's.
+They support RMSNorm, SwiGLU, no biases, no dropout in training, and parameters that are either all trained or all
+frozen. Other models (LoRA, LayerNorm, qk_norm) and taps use PyTorch.
 
-Shapes: B rows, T tokens, M = B T, W width, N = H + 2K heads: H of queries, K of keys, K of values; D features of a
+Shapes: B rows, T tokens, M = B T, W width, N = H + 2K heads: H query heads, K key heads, K value heads; D features of a
 head, V = H D, U = N D, F features of the feed-forward.
 """
 
@@ -23,7 +23,7 @@ from ingot.backends.cpu_decode import CPUOps
 from ingot.backends.cpu_head import CPUHead
 from ingot.backends.estimate import has_kernel
 from ingot.kernels import cpu_decode, cpu_train
-from ingot.kernels.build import words
+from ingot.kernels.build import pack_arguments
 from ingot.kernels.cpu_train import call, function
 from ingot.model.backend import Backend, Taps
 from ingot.model.config import ModelConfig
@@ -34,21 +34,21 @@ from ingot.model.transformer import document_starts
 
 
 class CPUDecodeBackend(Backend):
-    """PyTorch's operations, and C++ kernels for generation.
+    """PyTorch, with C++ kernels for generation.
 
     Args:
-        notify: receives a message when kernels are built, which takes some seconds.
+        notify: receives a message when kernels are built, which takes seconds.
     """
 
     def __init__(self, notify: Callable[[str], None] | None = None):
         self.notify = notify
 
-    def decode_ops(self, device: torch.device, dtype: torch.dtype, stored: torch.dtype) -> CPUOps | None:
-        return CPUOps(dtype, stored) if cpu_decode.available(device, dtype, stored, self.notify) else None
+    def decode_ops(self, device: torch.device, dtype: torch.dtype, stream: torch.dtype) -> CPUOps | None:
+        return CPUOps(dtype, stream) if cpu_decode.available(device, dtype, stream, self.notify) else None
 
 
 class CPUBackend(CPUDecodeBackend):
-    """C++ kernels for blocks, head and generation; products are in autocast's dtype, else in fp32."""
+    """C++ kernels for blocks, head and generation. Matrix products are in autocast's dtype, else in fp32."""
 
     name = "cpu"
 
@@ -58,7 +58,7 @@ class CPUBackend(CPUDecodeBackend):
         return has_kernel(model.config) and cpu_train.available(_product_dtype(), self.notify) and _is_plain(model)
 
     def mask(self, model: Any, documents_BT: Tensor | None, T: int) -> Tensor | None:
-        """The first position that a token sees, (B or 1) x T int32; None where that is the row's first."""
+        """The first position that each token attends to, (B or 1) x T int32; None: the first of the row."""
         window = model.config.window
         starts_BT = None if documents_BT is None else document_starts(documents_BT)
         if window is None or window >= T:
@@ -72,10 +72,10 @@ class CPUBackend(CPUDecodeBackend):
         angles = None if rope is None else torch.cat((rope.cos_BT1E, rope.sin_BT1E), -1)
         if mask is not None:
             mask = mask.expand(x_BTW.shape[:2]).contiguous()
-        call = _Call(model.config, _product_dtype(), x_BTW.shape, angles, mask)
+        shared = _SharedArguments(model.config, _product_dtype(), x_BTW.shape, angles, mask)
         inputs = x_BTW, *_parameters(model)
-        keep = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-        return _Blocks.apply(call, keep, *inputs), {}  # type: ignore[return-value]
+        needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+        return _Blocks.apply(shared, needs_grad, *inputs), {}  # type: ignore[return-value]
 
     def lm_head(self, weight_VD: Tensor) -> LMHead:
         return CPUHead(weight_VD)
@@ -86,7 +86,7 @@ def _product_dtype() -> torch.dtype:
 
 
 def _is_plain(model: Any) -> bool:
-    """Whether all parameters are fp32 tensors of this process, of which all or none are trained."""
+    """Whether all parameters are unsharded fp32 tensors on the CPU, without adapters, all trained or all frozen."""
     if not all(type(matrix) is nn.Linear for block in model.layers.values() for matrix in _matrices(block)):
         return False
     parameters = [*_parameters(model), model.embedding.weight]
@@ -96,7 +96,7 @@ def _is_plain(model: Any) -> bool:
 
 
 class _Weights(NamedTuple):
-    """The weights of a block in fp32, or their gradients. In the order of `Weights` in cpp/train/block.h."""
+    """The weights of a block or their gradients, fp32. Same order as `Weights` in cpp/train/block.h."""
 
     attention_norm: Tensor
     q: Tensor
@@ -109,7 +109,7 @@ class _Weights(NamedTuple):
     down: Tensor
 
     def empty_gradients(self) -> "_Weights":
-        """Memory for gradients; matrices of one input lie one after another."""
+        """Uninitialised gradients. Those of q, k and v are contiguous, and so are those of gate and up."""
         q, k, v = torch.empty(len(self.q) + 2 * len(self.k), self.q.shape[1]).split([len(self.q), *[len(self.k)] * 2])
         gate, up = torch.empty(2 * len(self.gate), self.gate.shape[1]).chunk(2)
         others = {name: torch.empty_like(getattr(self, name)) for name in ("attention_norm", "o", "ffn_norm", "down")}
@@ -122,7 +122,7 @@ def _matrices(block: Any) -> list[nn.Module]:
 
 
 def _parameters(model: Any) -> list[nn.Parameter]:
-    """In the order of `_Weights`, block after block, then the last norm's."""
+    """All parameters of the blocks, in the order of `_Weights`, then that of the final norm."""
     parameters: list[nn.Parameter] = []
     for block in model.layers.values():
         q, k, v, o, gate, up, down = (matrix.weight for matrix in _matrices(block))
@@ -131,44 +131,44 @@ def _parameters(model: Any) -> list[nn.Parameter]:
 
 
 def _by_block(parameters: Sequence[Tensor]) -> tuple[list[_Weights], Tensor]:
-    """The weights of each block, and the last norm's."""
+    """The weights of each block, and the weight of the final norm."""
     *weights, last_W = parameters
     size = len(_Weights._fields)
     return [_Weights(*weights[i : i + size]) for i in range(0, len(weights), size)], last_W
 
 
 class _Saved(NamedTuple):
-    """What a block's backward pass reads. In the order of `Kept` in cpp/train/block.h."""
+    """The activations of a block for its backward pass. Same order as `Saved` in cpp/train/block.h."""
 
     x_MW: Tensor
     normed_MW: Tensor
     qkv_MU: Tensor
-    log_sums_BHT: Tensor
-    """Logarithms of the sums that attention divides by."""
+    lse_BHT: Tensor
+    """Log-sum-exp of attention's scores."""
     attended_MV: Tensor
     middle_MW: Tensor
-    """The stream between attention and feed-forward."""
+    """The residual stream between attention and feed-forward."""
     middle_normed_MW: Tensor
-    gates_M2F: Tensor
+    gate_up_M2F: Tensor
 
 
 class _StreamGrad(NamedTuple):
-    """The gradient of the stream in fp32 and in the dtype of products; a block's backward pass replaces it in place.
+    """The gradient of the residual stream in fp32 and in the dtype of matrix products; updated in place by each block.
 
-    In the order of `Flow` in cpp/train/block.h.
+    Same order as `StreamGradient` in cpp/train/block.h.
     """
 
     fp32_MW: Tensor
     product_MW: Tensor
 
 
-class _Call:
-    """The arguments that all blocks share. Its words are in the order of `Where` in cpp/train/block.h.
+class _SharedArguments:
+    """The arguments that all blocks share. Packed in the order of `BlockArguments` in cpp/train/block.h.
 
     Args:
-        dtype: of products.
-        angles: (1 or B) x T x 1 x 2E, cosines and then sines; None where positions are learned.
-        first_BT: the first position that a token sees, int32; None: its row's first.
+        dtype: of matrix products.
+        angles: (1 or B) x T x 1 x 2E, cosines and then sines; None with learned positions.
+        first_BT: the first position that each token attends to, int32; None: the first of the row.
     """
 
     def __init__(
@@ -181,21 +181,21 @@ class _Call:
     ):
         self.config, self.dtype, (self.B, self.T, self.W) = config, dtype, shape
         self.M, self.V, self.threads = self.B * self.T, config.heads * config.head_size, torch.get_num_threads()
-        self._alive = angles, first_BT  # `words` holds their addresses
+        self._references = angles, first_BT  # `packed` has their addresses
         angle_rows = 0 if angles is None else len(angles)
         sizes = (self.B, self.T, self.W, config.heads, config.kv_heads, config.head_size, config.ffn)
         eps = struct.unpack("<q", struct.pack("<d", config.norm_eps))[0]
-        self.words = words(angles, angle_rows, first_BT, *sizes, eps, self.threads)
+        self.packed = pack_arguments(angles, angle_rows, first_BT, *sizes, eps, self.threads)
         self.norm_arguments = (config.norm_eps, self.M, self.W, self.threads)
 
     def empty_saved(self, x_MW: Tensor) -> _Saved:
         config, M = self.config, self.M
-        normed, qkv, attended, middle_normed, gates = (
+        normed, qkv, attended, middle_normed, gate_up = (
             torch.empty(M, size, dtype=self.dtype)
             for size in (self.W, self.V + 2 * config.kv_heads * config.head_size, self.V, self.W, 2 * config.ffn)
         )
-        log_sums = torch.empty(self.B, config.heads, self.T)
-        return _Saved(x_MW, normed, qkv, log_sums, attended, torch.empty_like(x_MW), middle_normed, gates)
+        lse = torch.empty(self.B, config.heads, self.T)
+        return _Saved(x_MW, normed, qkv, lse, attended, torch.empty_like(x_MW), middle_normed, gate_up)
 
     def empty_stream_grad(self) -> _StreamGrad:
         fp32_MW = torch.empty(self.M, self.W)
@@ -204,40 +204,43 @@ class _Call:
 
 
 class _Blocks(torch.autograd.Function):
-    """The hidden states after the last norm, from the stream before the first block.
+    """All blocks and the final norm: the residual stream before the first block to hidden states.
 
-    One node of the graph for all blocks, since a node has a cost of its own that small models feel.
+    One autograd node for all blocks, because the overhead of a node per block matters for small models.
 
     Args:
-        keep: whether a backward pass may follow; without one all blocks use the same memory.
+        needs_grad: whether a backward pass may follow; if not, all blocks share one set of buffers.
     """
 
     @staticmethod
-    def forward(ctx: Any, shared: _Call, keep: bool, x_BTW: Tensor, *parameters: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, shared: _SharedArguments, needs_grad: bool, x_BTW: Tensor, *parameters: Tensor
+    ) -> Tensor:
         x_MW, saved = x_BTW.reshape(shared.M, shared.W).contiguous(), []
         blocks, last_W = _by_block(parameters)
         forward = function(shared.dtype, "forward_block")
         for weights in blocks:
-            block = shared.empty_saved(x_MW) if keep or not saved else saved.pop()._replace(x_MW=x_MW)
+            activations = shared.empty_saved(x_MW) if needs_grad or not saved else saved.pop()._replace(x_MW=x_MW)
             x_MW = torch.empty_like(x_MW)
-            forward(shared.words, words(*weights), words(*block), x_MW.data_ptr())
-            saved.append(block)
+            forward(shared.packed, pack_arguments(*weights), pack_arguments(*activations), x_MW.data_ptr())
+            saved.append(activations)
         out_BTW = torch.empty(x_BTW.shape)
-        call(shared.dtype, "rms_norm_last", out_BTW, x_MW, last_W, *shared.norm_arguments)
+        call(shared.dtype, "final_norm", out_BTW, x_MW, last_W, *shared.norm_arguments)
         ctx.shared, ctx.blocks, ctx.last_W, ctx.saved = shared, blocks, last_W, (saved, x_MW)
         return out_BTW
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient_BTW: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        shared, kept, ctx.saved = ctx.shared, ctx.saved, None
-        assert kept is not None, "a second backward pass: the first one freed the activations"
-        (saved, x_MW), stream, gradients = kept, shared.empty_stream_grad(), [torch.empty_like(ctx.last_W)]
+        shared, all_saved, ctx.saved = ctx.shared, ctx.saved, None
+        assert all_saved is not None, "a second backward pass: the first one freed the activations"
+        (saved, x_MW), stream, gradients = all_saved, shared.empty_stream_grad(), [torch.empty_like(ctx.last_W)]
         inputs = (*stream, gradients[0], False, None, gradient_BTW.contiguous(), x_MW, ctx.last_W)
-        call(shared.dtype, "rms_norm_last_backward", *inputs, *shared.norm_arguments)
+        call(shared.dtype, "final_norm_backward", *inputs, *shared.norm_arguments)
         backward = function(shared.dtype, "backward_block")
         for weights in reversed(ctx.blocks):
-            block, of_weights = saved.pop(), weights.empty_gradients()
-            backward(shared.words, *(words(*part) for part in (weights, block, of_weights, stream)))
-            gradients[:0] = of_weights
+            activations, block_gradients = saved.pop(), weights.empty_gradients()
+            arguments = (weights, activations, block_gradients, stream)
+            backward(shared.packed, *(pack_arguments(*tensors) for tensors in arguments))
+            gradients[:0] = block_gradients
         return None, None, stream.fp32_MW.view_as(gradient_BTW), *gradients

@@ -1,4 +1,4 @@
-"""The operations of generation by C++ kernels on a CPU. Shapes as in `infer/ops.py`."""
+"""The operations of generation with C++ kernels on a CPU. Shapes as in `infer/ops.py`."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,18 +12,18 @@ from ingot.model.norms import LayerNorm, RMSNorm
 
 
 class CPUOps(TorchOps):
-    """Weights packed in panels; attention, norms and the greedy choice in one call each."""
+    """Linear layers with packed weights; attention, norms and argmax in one call each."""
 
     def __init__(self, dtype: torch.dtype, stream: torch.dtype):
         super().__init__(dtype, stream)
         self.key_dtype = dtype
 
-    def product(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
+    def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
         bias_O = None if bias_O is None else bias_O.float().contiguous()
-        return partial(cpu_decode.product, cpu_decode.pack(weight_OI.to(self.dtype)), len(weight_OI), bias_O)
+        return partial(cpu_decode.linear, cpu_decode.pack(weight_OI.to(self.dtype)), len(weight_OI), bias_O)
 
     def swiglu(self, gate: nn.Linear, up: nn.Linear) -> Function:
-        assert (gate.bias is None) == (up.bias is None), "layers with and without a bias side by side"
+        assert (gate.bias is None) == (up.bias is None), "layers with and without a bias cannot be fused"
         panels = cpu_decode.pack_gated(*(effective_weight(layer).to(self.dtype) for layer in (gate, up)))
         bias = None if gate.bias is None else torch.cat([gate.bias, up.bias]).float()
         return partial(cpu_decode.swiglu, panels, gate.out_features, bias)

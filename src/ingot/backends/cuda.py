@@ -1,4 +1,4 @@
-"""A GPU: the head's loss in one Triton kernel, steps of decoding and whole updates as CUDA graphs."""
+"""The backend of a GPU: the head's loss in a Triton kernel, decoding steps and training updates as CUDA graphs."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -16,25 +16,25 @@ _HAS_TRITON = find_spec("triton") is not None
 
 
 class CUDABackend(Backend):
-    """PyTorch's operations on a GPU, with kernels for the head and recordings."""
+    """PyTorch, with a Triton kernel for the head and CUDA graphs."""
 
     def lm_head(self, weight_VD: Tensor) -> LMHead:
         return TritonHead(weight_VD) if _HAS_TRITON and weight_VD.is_cuda else LMHead(weight_VD)
 
-    def decode_ops(self, device: torch.device, dtype: torch.dtype, stored: torch.dtype) -> CUDAOps:
-        return CUDAOps(dtype, stored)
+    def decode_ops(self, device: torch.device, dtype: torch.dtype, stream: torch.dtype) -> CUDAOps:
+        return CUDAOps(dtype, stream)
 
     def recorder(self, update: Callable[..., Any]) -> Recorder:
         return Recorder(update)
 
 
 class TritonHead(LMHead):
-    """The head with its softmax in one kernel, which reads and writes each logit once."""
+    """The head with log-softmax and its gradient in one kernel."""
 
-    def nll_chunk(self, x_nD: Tensor, matrix_PD: Tensor, labels_n: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
+    def nll_chunk(self, x_nD: Tensor, weight_PD: Tensor, labels_n: Tensor, needs_grad: bool) -> tuple[Tensor, Tensor]:
         if x_nD.dtype == torch.float64:
-            return super().nll_chunk(x_nD, matrix_PD, labels_n, keep)
+            return super().nll_chunk(x_nD, weight_PD, labels_n, needs_grad)
         from ingot.kernels.triton import nll_
 
-        logits_nP = x_nD @ matrix_PD.T
-        return nll_(logits_nP, labels_n, len(self.weight), keep), logits_nP
+        logits_nP = x_nD @ weight_PD.T
+        return nll_(logits_nP, labels_n, len(self.weight), needs_grad), logits_nP

@@ -1,10 +1,11 @@
-"""Generation on a GPU: a step of decoding recorded as a CUDA graph.
+"""Generation on a GPU with CUDA graphs.
 
-A token of a 124M model is some 200 kernels of a few microseconds each, which take Python and torch several times as
-long to launch. A recorded step reads the same memory each time, so the slot that it writes is a number on the device.
+A decoding step of a 124M model has about 200 kernels of a few microseconds, and launching them takes several times as
+long. Replaying a recorded step avoids the launches. A recorded step always reads the same memory, so the index of the
+slot that it writes is on the device.
 
-`torch.cuda.graph` is not used: it waits for the device and empties the allocator first, while a recording is made here
-for every batch of prompts, also in the middle of training.
+`torch.cuda.graph` is not used because it synchronises the device and empties the allocator's cache before each capture,
+and a step is recorded for every batch of prompts, also during training.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from ingot.infer.ops import TorchOps
 
 
 class CUDAOps(TorchOps):
-    """PyTorch's operations, whose steps are recorded and replayed."""
+    """PyTorch's operations, with steps recorded as CUDA graphs."""
 
     records = True
 
@@ -30,11 +31,11 @@ class RecordedStep:
     """A function of tensors as a CUDA graph.
 
     Args:
-        step: reads no number from the device. It ran once before, which prepared its kernels.
-        inputs: tensors like those of every later call.
+        step: must not read numbers from the device, and has run once before, which prepared its kernels.
+        inputs: tensors of the shapes of every later call.
 
     Raises:
-        RuntimeError: `step` cannot be recorded.
+        RuntimeError: `step` cannot be captured.
     """
 
     def __init__(self, step: Callable[..., Tensor], inputs: Sequence[Tensor]):
@@ -54,7 +55,7 @@ class RecordedStep:
         current.wait_stream(side)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """The step for other inputs; the next call overwrites the result."""
+        """Replay the step with these inputs; the next call overwrites the result."""
         for recorded, new in zip(self._inputs, inputs, strict=True):
             recorded.copy_(new)
         self._graph.replay()
@@ -63,5 +64,5 @@ class RecordedStep:
 
 @cache
 def _side_stream() -> torch.cuda.Stream:
-    """The stream of all recordings: cuBLAS keeps some 30 MB for every stream that it has ever used."""
+    """One stream for all captures: cuBLAS allocates about 30 MB for every stream."""
     return torch.cuda.Stream()

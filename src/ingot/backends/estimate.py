@@ -1,4 +1,4 @@
-"""Which models the CPU's kernels compute, and the memory that they keep: what `ingot plan` asks. No torch."""
+"""Which models the CPU backend supports, and the memory of its activations, for `ingot plan`. No torch."""
 
 import os
 import shutil
@@ -13,20 +13,20 @@ _ELEMENT = {"fp32": 4, "bf16": 2}
 
 
 def cpu_activations(shape: Shape, rows: int, precision: str, max_logits: int) -> Activations | None:
-    """What a micro-batch keeps for its backward pass; None where the kernels do not train this model here.
+    """Activations of a micro-batch; None if the kernels do not train this model on this machine.
 
-    Neither attention scores nor copies of matrices are kept. Angles are left out: all blocks share one set.
+    Attention scores and copies of weights are not stored. Rotary angles, which all blocks share, are not counted.
 
     Args:
         rows: of a micro-batch.
-        max_logits: elements of logits held at once.
+        max_logits: elements of a chunk's logits.
     """
     if precision not in _ELEMENT or shape.dropout or not has_kernel(shape) or not _has_instructions(precision):
         return None
     tokens, d, element = rows * shape.context, shape.width, _ELEMENT[precision]
     queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
     stream = 2 * d * FP32  # before attention and before the feed-forward
-    inputs = 2 * d + 2 * (queries + keys) + 2 * shape.ffn  # norms, queries, keys, values, output, gates and ups
+    inputs = 2 * d + 2 * (queries + keys) + 2 * shape.ffn  # norms; queries, keys, values, output; gate and up
     layer = stream + inputs * element + shape.heads * FP32
     return Activations(
         layers=tokens * (shape.depth * layer + d * FP32 + d * element),
@@ -37,7 +37,7 @@ def cpu_activations(shape: Shape, rows: int, precision: str, max_logits: int) ->
 
 
 def has_kernel(shape: Shape) -> bool:
-    """Whether the kernels compute blocks of this kind."""
+    """Whether the kernels support blocks of this shape."""
     return (
         (shape.norm, shape.activation, shape.bias) == ("rms", "swiglu", "none")
         and not shape.qk_norm

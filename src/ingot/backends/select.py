@@ -1,10 +1,10 @@
-"""The choice of a backend. Called in two places only: where training builds a model and where a stage loads one.
+"""Selection of a backend. Called in two places only: where training builds a model and where a stage loads one.
 
-| backend | what it is | when `auto` takes it |
+| backend | implementation | selected by `auto` for |
 |---|---|---|
-| torch | PyTorch's operations; C++ or CUDA graphs for generation | short runs; sharded parameters |
-| cpu | C++ kernels for blocks and head | models of the common kind on a CPU with a C++ compiler |
-| compiled | torch.compile | other models, where a run is long enough to repay compiling |
+| torch | PyTorch; C++ kernels or CUDA graphs for generation | short runs; sharded parameters |
+| cpu | C++ kernels for blocks and head | supported models on a CPU with a C++ compiler |
+| compiled | torch.compile | other models, if the run is long enough to repay compilation |
 """
 
 import shutil
@@ -23,19 +23,19 @@ from ingot.kernels import cpu_train
 from ingot.model.backend import TORCH, Backend
 from ingot.model.transformer import Transformer
 
-_REPAID_S = {"cpu": 300.0, "cuda": 60.0}
-"""Seconds of training from which compiling pays: it takes 20 to 40 s, and makes steps 10 to 40 % faster."""
+_MIN_COMPILED_S = {"cpu": 300.0, "cuda": 60.0}
+"""Seconds of training from which compilation pays: it takes 20 to 40 s and makes steps 10 to 40 % faster."""
 _UTILISATION = 0.5
-"""Fraction of the rate of its matrix products at which a step runs."""
+"""Assumed speed of a training step, as a fraction of that of matrix products."""
 
 
 class Training(TypedDict):
-    """What is known of the run that a model is built for."""
+    """The run that a model is built for."""
 
     shape: tuple[int, int]
     """Rows and tokens of a full micro-batch."""
     flops: float
-    """Of the whole run."""
+    """FLOPs of the complete run."""
 
 
 def select(
@@ -51,16 +51,16 @@ def select(
 
     Args:
         device: "cpu" or "cuda".
-        dtype: of its matrix products.
-        name: "torch", "compiled", "cpu", or "auto" for the fastest here.
-        training: the run, for a model that is trained; None for one that is loaded.
-        notify: receives a message when kernels are built, which takes some seconds.
+        dtype: of matrix products.
+        name: "torch", "compiled", "cpu", or "auto" for the fastest.
+        training: the run; None if the model is not trained.
+        notify: receives a message when kernels are built, which takes seconds.
 
     Raises:
-        UserError: a backend was asked for that cannot compute this model here.
+        UserError: the named backend does not support this model on this machine.
     """
     if not isinstance(model, Transformer) or any(type(p) is not nn.Parameter for p in model.parameters()):
-        return TORCH  # parameters of a subclass are sharded, and kernels would read one shard as if it were all
+        return TORCH  # parameters of a subclass may be sharded, and a kernel would read one shard as the full tensor
     base = _base(device, notify)
     if name == "torch":
         return base
@@ -69,7 +69,7 @@ def select(
     on_cpu = _trains_on_cpu(model, device, dtype, notify) if training else device == "cpu"
     if name == "cpu" and not on_cpu and training:
         raise UserError(
-            'loop.backend: found "cpu" for a model, device or precision that its kernels do not compute, or no C++ '
+            'loop.backend: found "cpu" for a model, device or precision that its kernels do not support, or no C++ '
             'compiler; use "auto"'
         )
     if on_cpu:
@@ -80,7 +80,7 @@ def select(
 
 
 def _base(device: str, notify: Callable[[str], None] | None) -> Backend:
-    """PyTorch's operations with what generation and the head have on that device."""
+    """PyTorch, with the device's kernels for generation and the head."""
     if device.startswith("cuda"):
         from ingot.backends.cuda import CUDABackend
 
@@ -93,16 +93,16 @@ def _compiled(base: Backend, model: Transformer, device: str, training: Training
         return base
     if not _has_compiler():
         raise UserError(
-            'loop.backend: found "compiled" and no C++ compiler on the PATH, expected c++, g++ or clang++; install '
+            'loop.backend: found "compiled" but no C++ compiler on the PATH, expected c++, g++ or clang++; install '
             'one, or use "auto"'
         )
     return CompiledBackend(base, device.split(":")[0], model.config.depth, training["shape"])
 
 
 def _trains_on_cpu(model: Any, device: str, dtype: torch.dtype, notify: Callable[[str], None] | None) -> bool:
-    """Whether the C++ kernels train this model; builds them."""
-    plain = all(p.requires_grad for p in model.parameters()) and not model.config.dropout
-    return device == "cpu" and plain and has_kernel(model.config) and cpu_train.available(dtype, notify)
+    """Whether the C++ kernels can train this model; builds them."""
+    supported = all(p.requires_grad for p in model.parameters()) and not model.config.dropout
+    return device == "cpu" and supported and has_kernel(model.config) and cpu_train.available(dtype, notify)
 
 
 def _has_compiler() -> bool:
@@ -112,11 +112,11 @@ def _has_compiler() -> bool:
 def _repays_compiling(device: str, dtype: torch.dtype, flops: float) -> bool:
     if not _has_compiler() or flops <= 0:
         return False
-    return flops / (_UTILISATION * _matmul_rate(device, dtype)) > _REPAID_S[device.split(":")[0]]
+    return flops / (_UTILISATION * _matmul_rate(device, dtype)) > _MIN_COMPILED_S[device.split(":")[0]]
 
 
 def _matmul_rate(device: str, dtype: torch.dtype) -> float:
-    """FLOP/s of a matrix product of middling size, measured in a few hundredths of a second."""
+    """FLOP/s of a matrix product of medium size, measured in a few hundredths of a second."""
     a, b = torch.zeros(2, 1024, 1024, dtype=dtype, device=device)
     times = []
     for _ in range(4):

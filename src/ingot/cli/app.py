@@ -1,4 +1,4 @@
-"""The command line: arguments in, one call, words out. Heavy imports wait until a command needs them."""
+"""The command line. Commands import what they need, so that `--help` is fast and never loads torch."""
 
 import contextlib
 import io
@@ -14,8 +14,8 @@ import typer
 from ingot.cli.inspect import inspect_app
 from ingot.cli.models import chat, export, generate, import_
 from ingot.cli.options import JsonOption, OnlyOption, OutOption, RecipeArg, SetOption, StageArg, emit
-from ingot.core.errors import Notice, StageFailed, UserError, refused
-from ingot.core.process import ENDING, on_ending
+from ingot.core.errors import Notice, StageFailed, UserError, os_error_message
+from ingot.core.process import TERMINATION_SIGNALS, handle_termination
 
 app = typer.Typer(
     help="From raw text to a trained, aligned language model, from one recipe file.\n\n"
@@ -26,53 +26,53 @@ app = typer.Typer(
 )
 app.add_typer(inspect_app, name="inspect")
 
-_ENDED = [128 + number for number in ENDING]
+_SIGNAL_EXIT_CODES = [128 + number for number in TERMINATION_SIGNALS]
 
 
-def _end(number: int, _: FrameType | None) -> None:
-    """Leave in order what is under way. Who asks again changes nothing, but for Ctrl-C."""
-    for other in ENDING:
+def _terminate(number: int, _: FrameType | None) -> None:
+    """End the command in good order. Further termination signals are ignored; Ctrl-C is not."""
+    for other in TERMINATION_SIGNALS:
         signal.signal(other, signal.SIG_IGN)
     sys.exit(128 + number)
 
 
 def main() -> None:
-    """Entry point: a user's error is one sentence and exit code 2, what the machine refuses likewise."""
+    """Entry point. Errors that a user can fix print one message and exit with code 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # what this place's encoding has no sign for
-    on_ending(_end)
+            stream.reconfigure(errors="backslashreplace")  # for characters outside the terminal's encoding
+    handle_termination(_terminate)
     warnings.showwarning = _show_warning
     try:
         app()
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):
-            sys.exit(0)  # whoever reads has read enough
-        if error.code in _ENDED:
-            _say_stopped()
+            sys.exit(0)  # the reader of the pipe has closed it
+        if error.code in _SIGNAL_EXIT_CODES:
+            _print_stopped()
         raise
     except UserError as error:
         _fail(str(error))
     except StageFailed as error:
         sys.exit(error.code)
     except KeyboardInterrupt:
-        _say_stopped()
+        _print_stopped()
         sys.exit(130)
     except OSError as error:
-        if (sentence := refused(error)) is None:
+        if (message := os_error_message(error)) is None:
             raise
-        _fail(sentence)
+        _fail(message)
 
 
 @app.command()
 def init(
     directory: Annotated[Path, typer.Argument(help="Where to write the example recipes.", show_default=False)],
 ) -> None:
-    """Write the example recipes, and the files of functions that they call, to a directory, to start from."""
+    """Write the example recipes, and the Python files that they use, to a directory."""
     from importlib.resources import files
 
-    shipped = (f for f in files("ingot.recipes").iterdir() if f.name.endswith((".toml", ".py")))
-    sources = sorted((f for f in shipped if not f.name.startswith("_")), key=lambda f: f.name)
+    packaged = (f for f in files("ingot.recipes").iterdir() if f.name.endswith((".toml", ".py")))
+    sources = sorted((f for f in packaged if not f.name.startswith("_")), key=lambda f: f.name)
     for source in sources:
         if (target := directory / source.name).exists():
             raise UserError(f"{target}: exists already; choose another directory or move it away")
@@ -89,18 +89,18 @@ def plan(
     set: SetOption = [],  # noqa: B006
     out: OutOption = Path("runs"),
     nproc: Annotated[int, typer.Option("--nproc", help="Plan for this many ranks.", min=1)] = 1,
-    gpu: Annotated[str | None, typer.Option("--gpu", help="Plan for this GPU, such as a100, not this machine.")] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="Plan for this GPU, such as a100.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what `run` would do: every stage as HIT, RESUME or RUN, which setting changed, and what training takes."""
+    """Show what `run` would do: the state of every stage, which setting changed, and the cost of training."""
     from ingot.pipeline.graph import load_graphs
     from ingot.pipeline.run import require_files
     from ingot.report.plan import device_of, plan_rows
-    from ingot.report.swept import print_any_plan, swept_rows
+    from ingot.report.sweep import print_any_plan, sweep_rows
 
     device = device_of(gpu)
     graphs = load_graphs(recipe, set, out)
-    rows = swept_rows(graphs, lambda graph: plan_rows(graph, device, nproc))
+    rows = sweep_rows(graphs, lambda graph: plan_rows(graph, device, nproc))
     emit(rows, as_json, lambda: print_any_plan(graphs, rows))
     require_files(graphs, only=[])
 
@@ -113,7 +113,7 @@ def run(
     out: OutOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """Run a recipe: finished stages are kept, interrupted ones go on, changed ones are made anew."""
+    """Run a recipe: finished stages are reused, interrupted ones resume, changed ones run again."""
     from ingot.pipeline.run import require_files
     from ingot.pipeline.sweep import run_all
     from ingot.report.terminal import Progress
@@ -124,8 +124,8 @@ def run(
     progress = Progress(graphs, quiet=as_json)
     try:
         done = run_all(graphs, only, progress.stage, progress.point, quiet=as_json)
-    finally:  # a half-finished run has a report too
-        from ingot.report.swept import print_any_end, write_any_report
+    finally:  # an unfinished run gets a report too
+        from ingot.report.sweep import print_any_end, write_any_report
 
         page = write_any_report(graphs)
     results = {name: {"directory": str(path), "result": read_result(path)} for name, path in done.items()}
@@ -134,11 +134,11 @@ def run(
 
 @app.command()
 def status(recipe: RecipeArg, set: SetOption = [], out: OutOption = Path("runs"), as_json: JsonOption = False) -> None:  # noqa: B006
-    """Show how far a recipe is: state, last step, loss, speed."""
-    from ingot.report.swept import swept_rows
+    """Show the progress of a recipe: state, last step, loss, speed."""
+    from ingot.report.sweep import sweep_rows
     from ingot.report.terminal import print_status, status_rows
 
-    rows = swept_rows(_graphs(recipe, set, out), status_rows)
+    rows = sweep_rows(_graphs(recipe, set, out), status_rows)
     emit(rows, as_json, lambda: print_status(rows))
 
 
@@ -150,8 +150,8 @@ def report(
     to: Annotated[Path | None, typer.Option("--to", help="File to write; default: runs/NAME/report.html.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write one self-contained HTML page about a run; of a sweep, one that compares its points."""
-    from ingot.report.swept import write_any_report
+    """Write a self-contained HTML page about a run, or one that compares the points of a sweep."""
+    from ingot.report.sweep import write_any_report
 
     page = str(write_any_report(_graphs(recipe, set, out), to))
     emit({"report": page}, as_json, lambda: print(page))
@@ -164,26 +164,26 @@ def compare(
         typer.Argument(help="Stages, runs or sweeps: runs/a/base runs/b, or runs/SWEEP.", show_default=False),
     ],
     metric: Annotated[
-        str | None, typer.Option(help="The number that differences are taken of, such as bits_per_byte.")
+        str | None, typer.Option(help="The metric to compute differences of, such as bits_per_byte.")
     ] = None,
     to: Annotated[Path | None, typer.Option("--to", help="Page to write; default: runs/compare.html.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare runs: final numbers with intervals over seeds, the settings that differ, the curves."""
+    """Compare runs: final metrics with intervals over seeds, the settings that differ, the curves."""
     from ingot.report.compare.compare import compare as compared
     from ingot.report.compare.page import write_comparison
     from ingot.report.compare.table import data, print_comparison
     from ingot.report.terminal import console
 
-    found = compared(runs, metric)
-    page = write_comparison(found, to or found[0].root / "compare.html", " and ".join(map(str, runs)))
+    comparisons = compared(runs, metric)
+    page = write_comparison(comparisons, to or comparisons[0].root / "compare.html", " and ".join(map(str, runs)))
 
     def show() -> None:
-        for comparison in found:
+        for comparison in comparisons:
             print_comparison(comparison, console())
         print(f"page  {page}")
 
-    emit([data(c) for c in found], as_json, show)
+    emit([data(c) for c in comparisons], as_json, show)
 
 
 @app.command()
@@ -194,19 +194,19 @@ def sink(
     to: Annotated[str, typer.Option("--to", help="tensorboard, wandb or trackio.")] = "tensorboard",
     as_json: JsonOption = False,
 ) -> None:
-    """Send what stages have logged so far to a dashboard (`sinks` in a recipe's run table does it while they run)."""
-    from ingot.report.finding import root_of, show_in
+    """Send the metrics that stages have logged to a dashboard. (`sinks` in the run table sends them during a run.)"""
+    from ingot.report.stage_paths import root_of, send_to_dashboard
 
-    shown = show_in(to, stages)
+    event_counts = send_to_dashboard(to, stages)
 
     def show() -> None:
-        for stage, events in shown.items():
+        for stage, events in event_counts.items():
             print(f"{stage}: {events:,} events")
         if to == "tensorboard":
-            roots = ",".join(sorted({str(root_of(Path(s)) / "tensorboard") for s in shown}))
+            roots = ",".join(sorted({str(root_of(Path(s)) / "tensorboard") for s in event_counts}))
             print(f"next: tensorboard --logdir {roots}")
 
-    emit(shown, as_json, show)
+    emit(event_counts, as_json, show)
 
 
 @app.command()
@@ -215,23 +215,23 @@ def tune(
     stage: Annotated[str, typer.Option(help="The train stage.")],
     set: SetOption = [],  # noqa: B006
     out: OutOption = Path("runs"),
-    steps: Annotated[int, typer.Option(help="Timed steps of a candidate.", min=3)] = 30,
+    steps: Annotated[int, typer.Option(help="Timed steps for each candidate.", min=3)] = 30,
     as_json: JsonOption = False,
 ) -> None:
-    """Try ways to compute a train stage on this machine, some steps each; `run` then begins with the fastest."""
+    """Time execution settings of a train stage on this machine, some steps each; `run` then uses the fastest."""
     from dataclasses import asdict
 
-    from ingot.pipeline.tune import described
+    from ingot.pipeline.tune import describe
     from ingot.pipeline.tune import tune as tuned
     from ingot.report.terminal import print_rows
 
-    trials, path = tuned(recipe, set, stage, out, steps, _say)
+    trials, path = tuned(recipe, set, stage, out, steps, _print_progress)
     rows = [
         {
-            "tried": described(trial.candidate),
-            "a step": f"{trial.step_s * 1e3:,.1f} ms",
-            "to the first": f"{trial.start_s:.1f} s",
-            "the whole run": f"{trial.total_s:,.0f} s",
+            "candidate": describe(trial.candidate),
+            "step": f"{trial.step_s * 1e3:,.1f} ms",
+            "first step after": f"{trial.start_s:.1f} s",
+            "complete run": f"{trial.total_s:,.0f} s",
         }
         for trial in trials
     ]
@@ -252,24 +252,24 @@ def trace(
     stage: StageArg,
     step: Annotated[int, typer.Option(help="1-based step, past or future.", min=1)] = 1,
     document: Annotated[
-        str, typer.Option(help="Instead of a step: a document's file; shows the steps that it is in.")
+        str, typer.Option(help="A document's file: show the steps that contain it, instead of a step's batch.")
     ] = "",
     rows: Annotated[int, typer.Option(help="Rows (or documents) shown.", min=1)] = 4,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the documents in the batch of any step, or the steps of any document; past or future."""
+    """Show the documents in the batch of a step, or the steps that contain a document; past or future."""
     from itertools import islice
 
     from ingot.report.terminal import print_document_steps, print_trace
     from ingot.stages.training.trace import trace as traced
     from ingot.stages.training.trace import trace_document
 
-    most = None if as_json else rows
+    limit = None if as_json else rows
     if document:
-        found = list(islice(trace_document(stage, document), most))
-        emit(found, as_json, lambda: print_document_steps(found))
+        documents = list(islice(trace_document(stage, document), limit))
+        emit(documents, as_json, lambda: print_document_steps(documents))
         return
-    batch = islice(traced(stage, step), most)
+    batch = islice(traced(stage, step), limit)
     data = [{"source": t.source, "row": t.row, "pieces": t.pieces, "ids": t.ids.tolist()} for t in batch]
     emit(data, as_json, lambda: print_trace(data, step))
 
@@ -280,7 +280,7 @@ app.command()(export)
 
 @app.command()
 def verify(recipe: RecipeArg, set: SetOption = [], out: OutOption = Path("runs"), as_json: JsonOption = False) -> None:  # noqa: B006
-    """Check every finished stage's files against their digests."""
+    """Check the files of every finished stage against their digests."""
     checked, problems = 0, []
     graphs = _graphs(recipe, set, out)
     stages = {node.key: graph.stage(node) for graph in graphs for node in graph.nodes.values()}
@@ -300,26 +300,26 @@ def verify(recipe: RecipeArg, set: SetOption = [], out: OutOption = Path("runs")
 @app.command()
 def gc(
     out: OutOption = Path("runs"),
-    delete: Annotated[bool, typer.Option("--delete", help="Delete them; without it they are only listed.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the results; default: only list them.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List results that no run links to any more, such as those of settings that were changed since; --delete removes
-    them, trained models too.
+    """List results that no run links to any more, for example those of earlier settings. --delete removes them,
+    including trained models.
     """
     from ingot.pipeline.gc import delete_all, orphans
 
-    found = orphans(out)
-    total = sum(o.bytes for o in found)
-    data = [{"directory": str(o.path), "bytes": o.bytes, "what": o.what} for o in found]
+    unused = orphans(out)
+    total = sum(o.bytes for o in unused)
+    data = [{"directory": str(o.path), "bytes": o.bytes, "what": o.description} for o in unused]
 
     def show() -> None:
-        for o in found:
-            print(f"{o.bytes / 1e6:10.1f} MB  {o.path}  {o.what}")
-        print(f"{len(found)} orphans, {total / 1e6:.1f} MB{'' if delete or not found else '; --delete removes them'}")
+        for o in unused:
+            print(f"{o.bytes / 1e6:10.1f} MB  {o.path}  {o.description}")
+        print(f"{len(unused)} orphans, {total / 1e6:.1f} MB{'' if delete or not unused else '; --delete removes them'}")
 
     emit(data, as_json, show)
     if delete:
-        delete_all(found)
+        delete_all(unused)
 
 
 def _graphs(recipe: Path, overrides: list[str], out: Path) -> list[Any]:
@@ -328,27 +328,26 @@ def _graphs(recipe: Path, overrides: list[str], out: Path) -> list[Any]:
     return load_graphs(recipe, overrides, out)
 
 
-def _say(text: str) -> None:
-    """Progress, on standard error."""
+def _print_progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _say_stopped() -> None:
-    with contextlib.suppress(OSError):  # the terminal may be what has ended
-        print("stopped; the same command goes on from here", file=sys.stderr)
+def _print_stopped() -> None:
+    with contextlib.suppress(OSError):  # the terminal may be closed
+        print("stopped; the same command resumes from here", file=sys.stderr)
 
 
-_show_warning_of_python = warnings.showwarning
+_default_showwarning = warnings.showwarning
 
 
-def _show_warning(message: Any, category: type[Warning], *place: Any) -> None:
-    """A `Notice` is one line without its place in the code."""
+def _show_warning(message: Any, category: type[Warning], *location: Any) -> None:
+    """Print a `Notice` as one line, without its location in the code."""
     if issubclass(category, Notice):
         print(f"note: {message}", file=sys.stderr)
     else:
-        _show_warning_of_python(message, category, *place)
+        _default_showwarning(message, category, *location)
 
 
-def _fail(sentence: str) -> None:
-    print(f"error: {sentence}", file=sys.stderr)
+def _fail(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr)
     sys.exit(2)

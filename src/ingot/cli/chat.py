@@ -1,7 +1,6 @@
-"""What `ingot generate` and `ingot chat` read and write at the terminal: prompts, answers, a conversation.
+"""Terminal input and output of `ingot generate` and `ingot chat`.
 
-Text goes to standard output; what is said about it (why it was cut, what was dropped) to standard error, so that a pipe
-gets the text alone.
+Generated text goes to standard output. Messages about it go to standard error, so that a pipe receives the text alone.
 """
 
 import contextlib
@@ -14,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from ingot.core.allocator import keep_freed_memory
 from ingot.core.artifact import atomic_write
-from ingot.core.errors import UserError, nearest, refused
-from ingot.core.process import busy, sleep_early
-from ingot.stages.models.lineage import conversed
+from ingot.core.errors import UserError, nearest, os_error_message
+from ingot.core.process import machine_is_busy, shorten_spin
+from ingot.stages.models.lineage import trained_on_conversations
 from ingot.tokenizer.chat import render, require_chat
 
 if TYPE_CHECKING:
@@ -26,17 +25,17 @@ if TYPE_CHECKING:
 QUOTES = '"""'
 COMMANDS = {
     "/reset": "forget the conversation; the system message stays",
-    "/system TEXT": "instructions that come before the conversation; without TEXT: none",
-    "/save FILE": "write the conversation as a line of JSON, as a corpus of format chat reads it",
-    "/help": "this list",
-    "/quit": "end, as Ctrl-D does",
+    "/system TEXT": "set the system message; without TEXT: remove it",
+    "/save FILE": "write the conversation as a line of JSON, which a corpus of format chat can read",
+    "/help": "show this list",
+    "/quit": "end, like Ctrl-D",
 }
 
 
-def loaded(stage: str | Path, best: bool, precision: str) -> "LanguageModel":
-    """The model of a stage, in a process that is ours alone."""
-    if busy():
-        sleep_early(os.environ)  # before torch is loaded
+def load_for_generation(stage: str | Path, best: bool, precision: str) -> "LanguageModel":
+    """Load a stage's model and set up the process (allocator, thread spinning) for generation."""
+    if machine_is_busy():
+        shorten_spin(os.environ)  # OpenMP reads it when torch loads
     from ingot.api import load
 
     keep_freed_memory()
@@ -44,13 +43,13 @@ def loaded(stage: str | Path, best: bool, precision: str) -> "LanguageModel":
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Prompts of a file: one a line, blank lines apart; where the name ends in .jsonl, the `prompt` of each object.
+    """Prompts of a file: its non-empty lines, or the `prompt` of each object of a .jsonl file.
 
     Raises:
-        UserError: no such file, not UTF-8, not JSON, no prompt in a line, or no prompt at all.
+        UserError: the file cannot be read, is not UTF-8 or JSON, or a line has no prompt.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # JSON may hold other ends of a line
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # JSON may contain other separators
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; expected a file of prompts, one a line") from None
     except UnicodeDecodeError as error:
@@ -76,7 +75,7 @@ def _prompt(line: str, where: str) -> str:
 
 
 def records(prompts: Sequence[str], samples: int, answers: Iterable["Answer"]) -> Iterator[dict[str, Any]]:
-    """What --json and --jsonl say of each answer, in the order of `LanguageModel.complete`."""
+    """The objects that --json and --jsonl print, in the order of `LanguageModel.complete`."""
     for number, answer in enumerate(answers):
         yield {
             "prompt": prompts[number // samples],
@@ -88,67 +87,71 @@ def records(prompts: Sequence[str], samples: int, answers: Iterable["Answer"]) -
         }
 
 
-def note_cut(stop_reason: str, tokens: int) -> None:
-    """Say on standard error that a text did not end by itself."""
-    why = {
+def report_truncation(stop_reason: str, tokens: int) -> None:
+    """Print to standard error why a text was cut off; nothing where the model ended it."""
+    messages = {
         "length": f"cut after {tokens} tokens; --max-new allows more",
         "context": f"cut after {tokens} tokens; the model's context is full",
     }
-    if stop_reason in why:
-        print(f"[{why[stop_reason]}]", file=sys.stderr)
+    if stop_reason in messages:
+        print(f"[{messages[stop_reason]}]", file=sys.stderr)
 
 
 def require_conversations(stage: Path) -> None:
-    """Raise a UserError for a train stage that, with all it started from, never saw a conversation."""
-    if conversed(stage) is False:
+    """Check that a model, or one that it was started from, was trained on conversations.
+
+    Raises:
+        UserError: it was trained on plain text only.
+    """
+    if trained_on_conversations(stage) is False:
         raise UserError(
-            f"{stage}: learned from running text only, so it goes on from text and answers nobody; use `ingot "
-            "generate`, or train a stage on a corpus of format chat"
+            f"{stage}: trained on plain text only, expected a model trained on conversations; use `ingot generate`, "
+            "or train a stage on a corpus of format chat"
         )
 
 
 class Dialogue:
-    """A conversation at the terminal: its messages, and how much of it the model's context still holds.
+    """A conversation at the terminal.
 
     Args:
-        model: one trained on conversations.
-        system: instructions that come first; empty for none.
-        max_new: longest answer in tokens; at most half of the context is kept free for it.
-        options: what `LanguageModel.stream` takes besides.
+        model: a model that was trained on conversations.
+        system: system message; empty for none.
+        max_new: longest answer in tokens; at most half of the context is reserved for it.
+        options: further options of `LanguageModel.stream`.
 
     Raises:
-        UserError: the model's tokenizer has no chat format.
+        UserError: the model's tokenizer has no chat template.
     """
 
     def __init__(self, model: "LanguageModel", system: str = "", max_new: int = 512, **options: Any):
-        from ingot.infer.streaming import room_for_prompt
+        from ingot.infer.streaming import max_prompt_length
 
         require_chat(model.loaded.tokenizer)
         self.model, self.options = model, {**options, "max_new": max_new}
-        self.limit = room_for_prompt(model.loaded.config.context, max_new)
+        self.max_prompt = max_prompt_length(model.loaded.config.context, max_new)
         self.messages: list[dict[str, str]] = []
         self.first = 0
-        """Messages before this one no longer fit and are not shown to the model."""
+        """Index of the first message that fits into the context; earlier ones are left out of the prompt."""
         self.saved: Path | None = None
         self.system = system
 
     def run(self) -> None:
-        """Read and answer until the input ends."""
+        """Answer messages until the input ends."""
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  (editing and history for `input`)
-        while (text := _ask()) is not None and text != "/quit":
+        while (text := _read_message()) is not None and text != "/quit":
             try:
                 if text.startswith("/"):
                     self.command(text)
                 elif text:
-                    self.turn(text)
+                    self.answer(text)
             except UserError as error:
                 print(f"error: {error}", file=sys.stderr)
             except KeyboardInterrupt:
                 print("\n[stopped]", file=sys.stderr)
 
     def command(self, text: str) -> None:
-        """One of `COMMANDS`."""
+        """Execute one of `COMMANDS`."""
         name, _, argument = text.partition(" ")
         argument = argument.strip()
         if name == "/reset":
@@ -158,40 +161,47 @@ class Dialogue:
         elif name == "/save":
             self._save(argument)
         elif name == "/help":
-            print("\n".join(f"  {command:13} {what}" for command, what in COMMANDS.items()))
-            print(f"  Ctrl-C stops an answer. Lines between two lines of {QUOTES} are one message.")
+            print("\n".join(f"  {command:13} {description}" for command, description in COMMANDS.items()))
+            print(f"  Ctrl-C stops an answer. Text between {QUOTES} and {QUOTES} may have several lines.")
         else:
             raise UserError(f"{name}: no such command; {nearest(name, [c.split()[0] for c in COMMANDS])}")
 
-    def turn(self, text: str) -> None:
-        """Answer one message; a stopped answer counts as far as it came, a failed one leaves no trace."""
-        messages, parts = [*self.messages, {"role": "user", "content": text}], []
+    def answer(self, text: str) -> None:
+        """Answer one message.
+
+        An answer that Ctrl-C stops stays in the conversation as far as it was generated. After an error the
+        conversation is unchanged.
+        """
+        messages, pieces = [*self.messages, {"role": "user", "content": text}], []
         first = self._fit(messages)
         if first > self.first:
-            print(f"[the context is full: the oldest {first} messages are no longer seen]", file=sys.stderr)
+            print(f"[the context is full: the model no longer sees the oldest {first} messages]", file=sys.stderr)
         try:
-            stream = self.model.stream(self._shown(messages, first), step=len(messages), **self.options)
+            stream = self.model.stream(self._visible(messages, first), step=len(messages), **self.options)
             print("it>  ", end="", flush=True)
             for piece in stream:
-                parts.append(piece)
+                pieces.append(piece)
                 print(piece, end="", flush=True)
             print()
-            note_cut(stream.answer.completion.stop_reason, len(stream.answer.completion.ids))
+            report_truncation(stream.answer.completion.stop_reason, len(stream.answer.completion.ids))
         except KeyboardInterrupt:
-            if not parts:
+            if not pieces:
                 raise
             print("\n[stopped]", file=sys.stderr)
-        self.messages, self.first = [*messages, {"role": "assistant", "content": "".join(parts)}], first
+        self.messages, self.first = [*messages, {"role": "assistant", "content": "".join(pieces)}], first
 
-    def _shown(self, messages: list[dict[str, str]], first: int) -> list[dict[str, str]]:
+    def _visible(self, messages: list[dict[str, str]], first: int) -> list[dict[str, str]]:
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *messages[first:]]
 
     def _fit(self, messages: list[dict[str, str]]) -> int:
-        """First message to show, so that an answer has room: whole turns go, the newest message stays."""
+        """Index of the first message of a prompt that leaves room for an answer.
+
+        Complete turns (a message and its answer) are dropped, oldest first. The newest message always stays.
+        """
         for first in range(self.first, len(messages), 2):
-            ids, _ = render(self._shown(messages, first), self.model.loaded.tokenizer, generation_prompt=True)
-            if len(ids) <= self.limit:
+            ids, _ = render(self._visible(messages, first), self.model.loaded.tokenizer, generation_prompt=True)
+            if len(ids) <= self.max_prompt:
                 return first
         return len(messages) - 1
 
@@ -203,15 +213,15 @@ class Dialogue:
         if (path := Path(name)) != self.saved and path.exists():
             raise UserError(f"{path}: exists already; choose another name")
         try:
-            atomic_write(path, json.dumps({"messages": self._shown(self.messages, 0)}, ensure_ascii=False) + "\n")
-        except OSError as error:  # the conversation goes on
-            raise UserError(refused(error) or f"{path}: {error.strerror}; choose another name") from None
+            atomic_write(path, json.dumps({"messages": self._visible(self.messages, 0)}, ensure_ascii=False) + "\n")
+        except OSError as error:  # must not end the conversation
+            raise UserError(os_error_message(error) or f"{path}: {error.strerror}; choose another name") from None
         self.saved = path
         print(f"wrote {path}")
 
 
-def _ask() -> str | None:
-    """The user's next message; None at the end of the input. Ctrl-C starts the line anew."""
+def _read_message() -> str | None:
+    """The user's next message; None at the end of the input. Ctrl-C discards the line."""
     try:
         line = input("you> ").strip()
         if not line.startswith(QUOTES):

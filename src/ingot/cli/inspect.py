@@ -1,4 +1,4 @@
-"""`ingot inspect`: the commands that look inside what a stage made."""
+"""`ingot inspect`: commands that show the contents of a stage's directory."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,12 +7,12 @@ import typer
 
 from ingot.cli.options import JsonOption, StageArg, emit
 
-inspect_app = typer.Typer(help="Look inside what a stage made.", no_args_is_help=True)
+inspect_app = typer.Typer(help="Show the contents of a stage's directory.", no_args_is_help=True)
 
 
 @inspect_app.command("corpus")
 def inspect_corpus(stage: StageArg, as_json: JsonOption = False) -> None:
-    """The funnel of a corpus stage: what came in, what was removed and why, with samples."""
+    """Show a corpus stage: how many documents were read, and which were removed for which reason, with samples."""
     from ingot.report.inspect.inspect import corpus, print_corpus
 
     data = corpus(stage)
@@ -24,14 +24,14 @@ def inspect_mask(
     stage: Annotated[
         Path,
         typer.Argument(
-            help="A tokens or corpus stage, such as runs/stdlib/questions, or a train stage: then as its rows hold it.",
+            help="A tokens or corpus stage, such as runs/stdlib/questions, or a train stage, which shows packed rows.",
             show_default=False,
         ),
     ],
-    rows: Annotated[int, typer.Option(help="Documents shown of each store; of pairs, pairs.", min=1)] = 3,
+    rows: Annotated[int, typer.Option(help="Documents (or pairs) shown of each store.", min=1)] = 3,
     as_json: JsonOption = False,
 ) -> None:
-    """What is trained on, token by token, in colour."""
+    """Show which tokens are training targets, in colour."""
     from ingot.report.inspect.mask import mask, print_mask
 
     data = mask(stage, rows)
@@ -40,7 +40,7 @@ def inspect_mask(
 
 @inspect_app.command("store")
 def inspect_store(stage: StageArg, as_json: JsonOption = False) -> None:
-    """A token store's manifest, columns and first document."""
+    """Show a token store's manifest, columns and first document."""
     from ingot.report.inspect.inspect import print_store, store
 
     data = store(stage)
@@ -52,14 +52,14 @@ def inspect_tokenizer(
     stage: Annotated[
         Path | None, typer.Argument(help="A stage with a tokenizer, such as runs/stdlib/bpe.", show_default=False)
     ] = None,
-    text: Annotated[str, typer.Option(help="Show how this text is cut; merged with --steps.")] = "",
-    steps: Annotated[bool, typer.Option("--steps", help="Merge step by step, with every reason.")] = False,
-    tradeoff: Annotated[bool, typer.Option("--tradeoff", help="What a vocabulary costs and what it saves.")] = False,
-    width: Annotated[int, typer.Option(help="Width of the model that --tradeoff reckons with.", min=1)] = 4096,
-    layers: Annotated[int, typer.Option(help="Its layers.", min=1)] = 32,
+    text: Annotated[str, typer.Option(help="Show the tokens of this text; with --steps, every merge.")] = "",
+    steps: Annotated[bool, typer.Option("--steps", help="Show every merge, with its reason.")] = False,
+    tradeoff: Annotated[bool, typer.Option("--tradeoff", help="Show cost and benefit by vocabulary size.")] = False,
+    width: Annotated[int, typer.Option(help="Model width for --tradeoff.", min=1)] = 4096,
+    layers: Annotated[int, typer.Option(help="Model layers for --tradeoff.", min=1)] = 32,
     as_json: JsonOption = False,
 ) -> None:
-    """A vocabulary: its report, how it cuts a text, how merging goes, what its size costs a model."""
+    """Show a tokenizer: its report, the tokens of a text, its merges, and the cost of its vocabulary size."""
     from ingot.report.inspect.tokenizer import print_tokenizer, tokenizer
 
     data = tokenizer(stage, text, steps, tradeoff, width, layers)
@@ -68,7 +68,7 @@ def inspect_tokenizer(
 
 @inspect_app.command("checkpoint")
 def inspect_checkpoint(stage: StageArg, as_json: JsonOption = False) -> None:
-    """A train stage's checkpoints: steps, state, tensors, whether their digests hold."""
+    """Show a train stage's checkpoints: steps, state, tensors, and whether their digests match."""
     from ingot.report.inspect.inspect import checkpoints, print_checkpoints
 
     data = checkpoints(stage)

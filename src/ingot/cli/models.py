@@ -1,4 +1,4 @@
-"""`ingot generate`, `chat`, `import` and `export`: what is done with a model, as commands."""
+"""The commands that use a model: `ingot generate`, `chat`, `import` and `export`."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ from ingot.core.errors import UserError
 
 def generate(
     stage: StageArg,
-    prompts: Annotated[list[str], typer.Argument(help="Texts to go on from; none: an empty one.")] = [],  # noqa: B006
+    prompts: Annotated[list[str], typer.Argument(help="Texts to continue; default: an empty one.")] = [],  # noqa: B006
     file: Annotated[
         Path | None,
         typer.Option("--prompts", help='File of prompts: one a line, or .jsonl of {"prompt": "..."}.', metavar="FILE"),
@@ -47,11 +47,11 @@ def generate(
     as_json: JsonOption = False,
     as_jsonl: Annotated[bool, typer.Option("--jsonl", help="Print a line of JSON for each text.")] = False,
 ) -> None:
-    """Continue texts with a trained model. A single text appears as it is made."""
-    from ingot.cli.chat import loaded, note_cut, read_prompts, records
+    """Continue texts with a trained model. A single text is printed while it is generated."""
+    from ingot.cli.chat import load_for_generation, read_prompts, records, report_truncation
 
     texts = [*prompts, *(read_prompts(file) if file else [])] or [""]
-    model = loaded(stage, best, precision)
+    model = load_for_generation(stage, best, precision)
     options: dict[str, Any] = {
         "max_new": max_new,
         "temperature": temperature,
@@ -63,27 +63,27 @@ def generate(
         "seed": seed,
     }
     if as_json or as_jsonl or len(texts) * samples > 1:
-        found = records(texts, samples, model.complete(texts, samples=samples, **options))
+        answers = records(texts, samples, model.complete(texts, samples=samples, **options))
         if as_json:
-            return emit(list(found), True, None)
-        for number, record in enumerate(found, 1):
+            return emit(list(answers), True, None)
+        for number, record in enumerate(answers, 1):
             if as_jsonl:
                 print(json.dumps(record, ensure_ascii=False), flush=True)
             else:
                 print(f"--- {number} of {len(texts) * samples}\n{record['prompt']}{record['text']}", flush=True)
-                note_cut(record["stop_reason"], record["tokens"])
+                report_truncation(record["stop_reason"], record["tokens"])
     else:
         stream = model.stream(texts[0], **options)
         print(texts[0], end="", flush=True)
         for piece in stream:
             print(piece, end="", flush=True)
         print()
-        note_cut(stream.answer.completion.stop_reason, len(stream.answer.completion.ids))
+        report_truncation(stream.answer.completion.stop_reason, len(stream.answer.completion.ids))
 
 
 def chat(
     stage: StageArg,
-    system: Annotated[str, typer.Option(help="Instructions that come before the conversation.")] = "",
+    system: Annotated[str, typer.Option(help="System message.")] = "",
     max_new: MaxNewOption = 512,
     temperature: TemperatureOption = 0.7,
     top_k: TopKOption = 0,
@@ -95,12 +95,12 @@ def chat(
     best: BestOption = False,
     precision: PrecisionOption = "fp32",
 ) -> None:
-    """Talk to a model that was trained on conversations; /help lists what else it understands, Ctrl-D ends."""
-    from ingot.cli.chat import Dialogue, loaded, require_conversations
+    """Chat with a model that was trained on conversations. /help lists the commands, Ctrl-D ends."""
+    from ingot.cli.chat import Dialogue, load_for_generation, require_conversations
 
     require_conversations(stage)
     Dialogue(
-        loaded(stage, best, precision),
+        load_for_generation(stage, best, precision),
         system,
         max_new,
         temperature=temperature,
@@ -124,9 +124,9 @@ def import_(
     out: OutOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """Bring a model in as a stage: generate, chat and export work on it, and a recipe may start from it.
+    """Import a model as a stage, for generate, chat, export, and as the start of a recipe.
 
-    A recipe needs no import beforehand: init = "hf:DIR" does the same.
+    A recipe can also import it itself, with init = "hf:DIR".
     """
     from ingot.pipeline.graph import import_graph
     from ingot.pipeline.run import run as run_graph
@@ -145,15 +145,15 @@ def export(
     stage: StageArg,
     directory: Annotated[Path, typer.Argument(help="New directory to write.", show_default=False)],
     to: Annotated[
-        str, typer.Option("--to", help="hf: the whole model, for transformers; peft: its adapter alone.")
+        str, typer.Option("--to", help="hf: the complete model, for transformers; peft: only its adapter.")
     ] = "hf",
     dtype: Annotated[str, typer.Option(help="Number format of the written weights: float32 or bfloat16.")] = "float32",
     best: BestOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a trained model, its tokenizer and its chat template for other tools; or its adapter without the model."""
+    """Write a trained model with its tokenizer and chat template for other tools, or only its adapter."""
     if to not in ("hf", "peft"):
-        raise UserError(f"--to: found '{to}', expected hf or peft; other layouts are not written")
+        raise UserError(f"--to: found '{to}', expected hf or peft")
     if dtype not in ("float32", "bfloat16"):
         raise UserError(f"--dtype: found '{dtype}', expected float32 or bfloat16")
     from ingot.stages.models.export import export_hf, export_peft

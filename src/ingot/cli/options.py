@@ -1,4 +1,4 @@
-"""What commands share: arguments and options with a line of help each, and printing as words or as JSON."""
+"""Arguments and options that several commands have, and output as text or as JSON."""
 
 import json
 import math
@@ -22,16 +22,17 @@ MaxNewOption = Annotated[int, typer.Option(help="Longest text, in tokens.", min=
 TemperatureOption = Annotated[
     float,
     typer.Option(
-        help="Below 1 plays safe, above 1 wanders, 0 takes the likeliest token each time. Usual: 0.6 to 1.", min=0
+        help="Lower is more predictable, higher more varied; 0: always the most likely token. Usual: 0.6 to 1.", min=0
     ),
 ]
 TopKOption = Annotated[
-    int, typer.Option(help="Draw from this many likeliest tokens only; 0: from all. Usual: 20 to 50.", min=0)
+    int, typer.Option(help="Sample from this many most likely tokens only; 0: from all. Usual: 20 to 50.", min=0)
 ]
 TopPOption = Annotated[
     float,
     typer.Option(
-        help="Draw from the fewest likeliest tokens that hold this probability; 1: from all. Usual: 0.9 to 0.95.",
+        help="Sample from the smallest set of most likely tokens with this total probability; 1: from all. "
+        "Usual: 0.9 to 0.95.",
         min=0,
         max=1,
     ),
@@ -39,8 +40,8 @@ TopPOption = Annotated[
 MinPOption = Annotated[
     float,
     typer.Option(
-        help="Drop tokens less likely than this share of the likeliest; 0: none. Usual: 0.05 to 0.1, which lets a "
-        "temperature above 1 stay readable.",
+        help="Drop tokens with less than this fraction of the most likely token's probability; 0: none. Usual: 0.05 to "
+        "0.1, which keeps texts of a temperature above 1 readable.",
         min=0,
         max=1,
     ),
@@ -48,31 +49,32 @@ MinPOption = Annotated[
 PenaltyOption = Annotated[
     float,
     typer.Option(
-        help="Above 1 makes tokens that the text holds already less likely; 1: no change. Usual: 1.05 to 1.2."
+        help="Above 1 makes tokens that the text already contains less likely; 1: no change. Usual: 1.05 to 1.2."
     ),
 ]
 StopOption = Annotated[
-    list[str], typer.Option("--stop", help="Text that ends an answer and is cut off; may be repeated.", metavar="TEXT")
+    list[str],
+    typer.Option("--stop", help="Text that ends an answer, not part of it; may be repeated.", metavar="TEXT"),
 ]
 SeedOption = Annotated[int, typer.Option(help="The same seed gives the same text.")]
 BestOption = Annotated[
     bool,
     typer.Option(
         "--best",
-        help="The best weights, not the last: of the lowest held-out loss, of ppo and grpo of the highest reward.",
+        help="Use the best checkpoint (lowest held-out loss; for ppo and grpo highest reward) instead of the last one.",
     ),
 ]
 PrecisionOption = Annotated[
     str,
     typer.Option(
-        help="Of the matrix products: fp32, or bf16, which is faster on CPUs with bf16 instructions and on GPUs and "
-        "may choose other words."
+        help="Of matrix multiplications: fp32, or bf16, which is faster on GPUs and on CPUs with bf16 instructions "
+        "and may give other texts."
     ),
 ]
 
 
 def emit(data: Any, as_json: bool, show: Any) -> None:
-    """Print `data` as one JSON document, or call `show` to print it for people."""
+    """Print `data` as one JSON document, or call `show` to print it as text."""
     if as_json:
         print(json.dumps(_finite(data), indent=1, ensure_ascii=False, allow_nan=False))
     else:
@@ -80,7 +82,7 @@ def emit(data: Any, as_json: bool, show: Any) -> None:
 
 
 def _finite(data: Any) -> Any:
-    """The same with null for what is no number, which JSON has no word for."""
+    """The data with None in place of NaN and infinity, which JSON cannot represent."""
     if isinstance(data, float):
         return data if math.isfinite(data) else None
     if isinstance(data, Mapping):

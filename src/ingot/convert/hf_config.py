@@ -1,13 +1,12 @@
-"""The `config.json` of a Hugging Face model directory to a `ModelConfig`, and back. No network, no torch.
+"""Converts the `config.json` of a Hugging Face model directory to a `ModelConfig`, and back. No network, no torch.
 
-Five architectures are read: GPT-2, Llama, Mistral, Qwen2 and Qwen3, as transformers 4 writes them (`rope_theta`,
-`rope_scaling`, `torch_dtype`) and as 5 does (`rope_parameters`, `dtype`, `layer_types`). Whatever would change a logit
-and is not understood is refused by the name of its field; a field that is left out has the default of transformers'
-class for that architecture. Two things are not taken over: dropout, which says how a model was trained and not what it
-computes (an imported one has none), and the type of the weights (`hf.py` reads any float to fp32).
+Supported are GPT-2, Llama, Mistral, Qwen2 and Qwen3, in the format of transformers 4 (`rope_theta`, `rope_scaling`,
+`torch_dtype`) and 5 (`rope_parameters`, `dtype`, `layer_types`). A field that would change a logit and is not supported
+is an error; an absent field has the default of the architecture's class in transformers. Dropout is not imported,
+because it belongs to training, nor is the dtype, because `hf_weights.py` converts any float to fp32.
 
-Which architecture a model is written as follows from its shape: a Mistral without a window is a Llama, and is written
-as one. The format is that of transformers 4, which 5 and the other readers of such files understand too.
+The exported architecture follows from the model's shape: a Mistral without a window is exported as a Llama. The export
+has the format of transformers 4, which version 5 and other readers support too.
 """
 
 import json
@@ -20,7 +19,7 @@ from typing import Any, Literal, NoReturn
 from pydantic import ValidationError
 
 from ingot.core.errors import UserError
-from ingot.model.config import DEEPEST, Activation, Bias, ModelConfig, RopeScaling
+from ingot.model.config import MAX_DEPTH, Activation, Bias, ModelConfig, RopeScaling
 
 CONFIG = "config.json"
 Dtype = Literal["float32", "bfloat16"]
@@ -39,14 +38,14 @@ _MODEL_TYPES = {
     "Qwen3ForCausalLM": "qwen3",
 }
 _KV_HEADS = {"MistralForCausalLM": 8, "Qwen2ForCausalLM": 32, "Qwen3ForCausalLM": 32}
-"""Defaults of their classes; Llama's is the number of heads."""
+"""Default numbers of key-value heads; Llama's is the number of heads."""
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """The shape of the model in a Hugging Face directory.
+    """The configuration of the model in a Hugging Face directory.
 
     Raises:
-        UserError: no readable config.json, or one that `config_from_hf` refuses.
+        UserError: no readable config.json, or one that `config_from_hf` rejects.
     """
     path = directory / CONFIG
     try:
@@ -61,21 +60,21 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 def config_from_hf(table: Mapping[str, Any], where: str = CONFIG) -> ModelConfig:
-    """The content of a config.json as our shape.
+    """Convert the content of a config.json.
 
     Args:
         table: the parsed file.
-        where: names the file in errors.
+        where: name of the file in errors.
 
     Raises:
-        UserError: an architecture or a field that this transformer does not compute, by the field's name.
+        UserError: an architecture or a field that the transformer does not support.
     """
     fields = _Fields(table, where)
     names = table.get("architectures") or [a for a, t in _MODEL_TYPES.items() if t == table.get("model_type")]
     architecture = names[0] if isinstance(names, list) and len(names) == 1 else None
     if not isinstance(architecture, str) or architecture not in _MODEL_TYPES:
-        fields.refuse("architectures", f"one of {', '.join(_MODEL_TYPES)}")
-    fields.expect("quantization_config", (None,), "absent: weights must be floats; take the model before quantisation")
+        fields.reject("architectures", f"one of {', '.join(_MODEL_TYPES)}")
+    fields.expect("quantization_config", (None,), "nothing: quantised weights are not supported; use the float model")
     try:
         if architecture == "GPT2LMHeadModel":
             return _gpt2(fields)
@@ -92,14 +91,15 @@ def config_to_hf(
     pad: int | None = None,
     dtype: Dtype = "float32",
 ) -> dict[str, Any]:
-    """A config.json for our shape; `architectures` follows from it.
+    """The content of a config.json for a model.
 
     Args:
-        bos, eos, pad: ids of the tokens that begin a text, end it (one or several), and fill rows.
-        dtype: type of the weights beside it.
+        config: the model's configuration, from which the architecture follows.
+        bos, eos, pad: ids of the special tokens; `eos` can be several.
+        dtype: type of the exported weights.
 
     Raises:
-        UserError: no architecture of transformers computes this model; the field that prevents it is named.
+        UserError: transformers has no architecture for the model; the message names the field.
     """
     architecture = _architecture(config)
     common = {
@@ -149,44 +149,44 @@ def config_to_hf(
 
 @dataclass(frozen=True)
 class _Fields:
-    """A config.json with the checks that every reading shares."""
+    """Checked access to the fields of a config.json."""
 
     table: Mapping[str, Any]
     where: str
 
-    def refuse(self, name: str, expected: str) -> NoReturn:
-        found = json.dumps(self.table[name]) if name in self.table else "nothing"
-        raise UserError(f"{self.where}: {name}: found {found}, expected {expected}")
+    def reject(self, name: str, expected: str) -> NoReturn:
+        value = json.dumps(self.table[name]) if name in self.table else "nothing"
+        raise UserError(f"{self.where}: {name}: found {value}, expected {expected}")
 
     def get(self, name: str, default: Any) -> Any:
-        """A field, the default where it is absent or null."""
+        """The value of a field; the default if it is absent or null."""
         value = self.table.get(name)
         return default if value is None else value
 
-    def count(self, name: str, default: int | None = None, least: int = 1, most: int | None = None) -> int:
+    def count(self, name: str, default: int | None = None, minimum: int = 1, maximum: int | None = None) -> int:
         value = self.get(name, default)
-        if type(value) is not int or value < least:
-            self.refuse(name, f"a whole number of at least {least}")
-        if most and value > most:
-            self.refuse(name, f"at most {most:,}")
+        if type(value) is not int or value < minimum:
+            self.reject(name, f"an integer of at least {minimum}")
+        if maximum and value > maximum:
+            self.reject(name, f"at most {maximum:,}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.get(name, default)
         if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
-            self.refuse(name, "a positive number")
+            self.reject(name, "a positive number")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.get(name, default)
         if type(value) is not bool:
-            self.refuse(name, "true or false")
+            self.reject(name, "true or false")
         return value
 
-    def expect(self, name: str, legal: tuple[Any, ...], expected: str, default: Any = None) -> Any:
+    def expect(self, name: str, valid: tuple[Any, ...], expected: str, default: Any = None) -> Any:
         value = self.get(name, default)
-        if value not in legal:
-            self.refuse(name, expected)
+        if value not in valid:
+            self.reject(name, expected)
         return value
 
 
@@ -195,14 +195,14 @@ def _gpt2(fields: _Fields) -> ModelConfig:
     activation = fields.expect(
         "activation_function", tuple(_ACTIVATIONS), f"one of {', '.join(_ACTIVATIONS)}", "gelu_new"
     )
-    fields.expect("scale_attn_weights", (True,), "true: scores are divided by the root of the head's size", True)
+    fields.expect("scale_attn_weights", (True,), "true: scores are divided by the square root of the head size", True)
     for name in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
         fields.expect(name, (False,), "false", False)
     if width % heads:
-        fields.refuse("n_head", f"a divisor of n_embd = {width}")
+        fields.reject("n_head", f"a divisor of n_embd = {width}")
     return ModelConfig(
         vocab=fields.count("vocab_size"),
-        depth=fields.count("n_layer", most=DEEPEST),
+        depth=fields.count("n_layer", maximum=MAX_DEPTH),
         width=width,
         heads=heads,
         kv_heads=heads,
@@ -228,17 +228,17 @@ def _llama_like(fields: _Fields, architecture: str) -> ModelConfig:
     head_size = 128 if architecture == "Qwen3ForCausalLM" else None
     if head_size is None and fields.get("head_dim", None) is None:
         if width % heads:
-            fields.refuse("num_attention_heads", f"a divisor of hidden_size = {width}, or a head_dim")
+            fields.reject("num_attention_heads", f"a divisor of hidden_size = {width}, or a head_dim")
         head_size = width // heads
     absent = "num_key_value_heads" not in fields.table
     kv_heads = fields.count("num_key_value_heads", _KV_HEADS.get(architecture, heads) if absent else heads)
     if heads % kv_heads:
-        fields.refuse("num_key_value_heads", f"a divisor of num_attention_heads = {heads}")
+        fields.reject("num_key_value_heads", f"a divisor of num_attention_heads = {heads}")
     fields.expect("hidden_act", ("silu", "swish"), "silu", "silu")
     theta, scaling = _rope(fields)
     return ModelConfig(
         vocab=fields.count("vocab_size"),
-        depth=fields.count("num_hidden_layers", most=DEEPEST),
+        depth=fields.count("num_hidden_layers", maximum=MAX_DEPTH),
         width=width,
         heads=heads,
         kv_heads=kv_heads,
@@ -263,37 +263,37 @@ def _biases(fields: _Fields, architecture: str) -> Bias:
     attention, mlp = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
     if architecture != "LlamaForCausalLM":
         if attention or mlp:
-            fields.refuse("attention_bias" if attention else "mlp_bias", f"false for {architecture}")
+            fields.reject("attention_bias" if attention else "mlp_bias", f"false for {architecture}")
         return "qkv" if architecture == "Qwen2ForCausalLM" else "none"
     if attention != mlp:
-        fields.refuse(
-            "attention_bias", f"the same as mlp_bias = {json.dumps(mlp)}: biases in one of them are not supported"
+        fields.reject(
+            "attention_bias", f"the same as mlp_bias = {json.dumps(mlp)}: bias in only one of them is not supported"
         )
     return "all" if attention else "none"
 
 
 def _rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
-    """Base and stretching; `rope_parameters` of transformers 5 holds both, `rope_scaling` of 4 the second."""
+    """Theta and scaling. transformers 5 has both in `rope_parameters`; 4 has the scaling in `rope_scaling`."""
     name = "rope_scaling" if fields.get("rope_scaling", None) else "rope_parameters"
     tables = [fields.get("rope_parameters", {}), fields.get("rope_scaling", {})]
     if any(not isinstance(t, dict) or any(isinstance(value, dict) for value in t.values()) for t in tables):
-        fields.refuse(name, "one table for all layers")
+        fields.reject(name, "one table for all layers")
     rope = {**tables[0], **tables[1]}
     if fields.get("partial_rotary_factor", rope.get("partial_rotary_factor", 1.0)) != 1.0:
-        fields.refuse("partial_rotary_factor", "1: all features of a head are rotated")
-    inner = _Fields(rope, f"{fields.where}: {name}")
-    theta = inner.number("rope_theta", fields.number("rope_theta", 10_000.0))
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
+        fields.reject("partial_rotary_factor", "1: partial rotation is not supported")
+    rope_fields = _Fields(rope, f"{fields.where}: {name}")
+    theta = rope_fields.number("rope_theta", fields.number("rope_theta", 10_000.0))
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    if rope_type == "default":
         return theta, None
-    if kind != "llama3":
-        inner.refuse("rope_type" if "rope_type" in rope else "type", "default or llama3")
+    if rope_type != "llama3":
+        rope_fields.reject("rope_type" if "rope_type" in rope else "type", "default or llama3")
     context = fields.count("max_position_embeddings")
     return theta, RopeScaling(
-        factor=inner.number("factor"),
-        low_freq_factor=inner.number("low_freq_factor"),
-        high_freq_factor=inner.number("high_freq_factor"),
-        original_context=inner.count("original_max_position_embeddings", context),
+        factor=rope_fields.number("factor"),
+        low_freq_factor=rope_fields.number("low_freq_factor"),
+        high_freq_factor=rope_fields.number("high_freq_factor"),
+        original_context=rope_fields.count("original_max_position_embeddings", context),
     )
 
 
@@ -310,20 +310,20 @@ def _rope_to_hf(scaling: RopeScaling | None) -> dict[str, Any] | None:
 
 
 def _window(fields: _Fields, architecture: str) -> int | None:
-    """The sliding window of all layers; refused where only some have one."""
-    qwen, depth = architecture.startswith("Qwen"), fields.count("num_hidden_layers", most=DEEPEST)
-    present = architecture == "MistralForCausalLM" or (qwen and fields.flag("use_sliding_window", False))
+    """The sliding window of all layers, or None. A window in only some layers is rejected."""
+    qwen, depth = architecture.startswith("Qwen"), fields.count("num_hidden_layers", maximum=MAX_DEPTH)
+    has_window = architecture == "MistralForCausalLM" or (qwen and fields.flag("use_sliding_window", False))
     if fields.table.get("sliding_window", 4096) is None:
-        present = False
-    window = fields.count("sliding_window", 4096) if present else None
+        has_window = False
+    window = fields.count("sliding_window", 4096) if has_window else None
     layers, source = fields.get("layer_types", None), "layer_types"
-    if layers is None and qwen and window is not None:  # the first layers see everything
-        full, source = min(fields.count("max_window_layers", 28, least=0), depth), "max_window_layers"
+    if layers is None and qwen and window is not None:  # the first layers have full attention
+        full, source = min(fields.count("max_window_layers", 28, minimum=0), depth), "max_window_layers"
         layers = ["full_attention"] * full + ["sliding_attention"] * (depth - full)
     if layers == ["full_attention"] * depth and (qwen or window is None):
         return None
     if layers is not None and (layers != ["sliding_attention"] * depth or window is None):
-        fields.refuse(source, "what gives all layers the window of sliding_window, or none")
+        fields.reject(source, "the same attention in all layers: full, or the window of sliding_window")
     return window
 
 
@@ -341,16 +341,16 @@ def _window_to_hf(config: ModelConfig, architecture: str) -> dict[str, Any]:
 
 
 def _architecture(config: ModelConfig) -> str:
-    """The architecture of transformers that computes this model."""
+    """The architecture of transformers for the model."""
     if config.positions == "learned":
         name = "GPT2LMHeadModel"
-        legal: dict[str, list[Any]] = {
+        valid: dict[str, list[Any]] = {
             "norm": ["layer"],
             "activation": ["gelu-tanh", "gelu"],
             "bias": ["all"],
             "qk_norm": [False],
         }
-        legal |= {"window": [None], "kv_heads": [config.heads], "head_size": [config.width / config.heads]}
+        valid |= {"window": [None], "kv_heads": [config.heads], "head_size": [config.width / config.heads]}
     else:
         name = "LlamaForCausalLM"
         if config.qk_norm or config.bias == "qkv":
@@ -358,13 +358,13 @@ def _architecture(config: ModelConfig) -> str:
         elif config.window is not None:
             name = "MistralForCausalLM"
         biases = {"Qwen2ForCausalLM": ["qkv"], "LlamaForCausalLM": ["none", "all"]}
-        legal = {"norm": ["rms"], "activation": ["swiglu"], "bias": biases.get(name, ["none"])}
-        if name == "LlamaForCausalLM":  # transformers wants a multiple of heads although head_dim says otherwise
-            legal["width"] = [-(-config.width // config.heads) * config.heads]
-    for field, values in legal.items():
-        if (found := getattr(config, field)) not in values:
+        valid = {"norm": ["rms"], "activation": ["swiglu"], "bias": biases.get(name, ["none"])}
+        if name == "LlamaForCausalLM":  # transformers requires a multiple of the heads even if head_dim is given
+            valid["width"] = [-(-config.width // config.heads) * config.heads]
+    for field, values in valid.items():
+        if (value := getattr(config, field)) not in values:
             raise UserError(
-                f"model.{field}: found {found}, expected {' or '.join(map(str, values))}: of the architectures of "
-                f"transformers {name} comes closest to this model, and it differs; such a model cannot be exported"
+                f"model.{field}: found {value}, expected {' or '.join(map(str, values))}: {name} is the most similar "
+                "architecture of transformers, and it differs in this field; the model cannot be exported"
             )
     return name

@@ -1,13 +1,13 @@
-"""The weights of a Hugging Face model directory as ours, and ours as one: renaming, two turns of a matrix, no network.
+"""Converts the weights of a Hugging Face model directory to ingot's parameters, and back. No network.
 
-Only safetensors are read: a pickled `.bin` runs code when it is loaded. Tensors come one at a time from memory-mapped
-files, after all names and shapes were checked against the shape, so nothing is half filled and no more memory is needed
-than the weights. Whatever the file's float type, they come as fp32: bf16 and fp16 are subsets of it.
+Only safetensors are read, because loading a pickled `.bin` runs code. All names and shapes are checked against the
+configuration before the first tensor is read from the memory-mapped files. Any float type is converted to fp32, of
+which bf16 and fp16 are subsets.
 
-One table (`_layout`) tells both directions what a tensor of theirs is made of: parts of ours, one below the other, and
-turned around in GPT-2, which stores its matrices inputs first.
+`_layout` describes both directions: a Hugging Face tensor is a concatenation of ingot's parameters along the rows, and
+in GPT-2, which stores matrices as [inputs, outputs], its transpose.
 
-Our checkpoints are safetensors under our own names (`distributed/checkpoint.py`); this is for everybody else's.
+Ingot's own checkpoints have another format (`distributed/checkpoint.py`).
 """
 
 import contextlib
@@ -32,24 +32,24 @@ from ingot.model.transformer import Transformer, empty
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
-"""Size above which weights are split into several files, the customary one."""
+"""Maximum size of a weight file, as in transformers."""
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
-"""Constants that older versions of transformers saved beside the weights."""
+"""Constants that older versions of transformers saved with the weights."""
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """What one tensor of theirs holds."""
+    """The content of a Hugging Face tensor."""
 
-    parts: tuple[str, ...]
-    """Our parameters, one below the other."""
-    turned: bool = False
-    """Inputs first: the transpose of ours."""
+    parameters: tuple[str, ...]
+    """Names of ingot's parameters, concatenated along the rows."""
+    transposed: bool = False
+    """Whether the tensor is the transpose of the concatenation."""
 
 
 def load(directory: Path, device: torch.device | str = "cpu") -> Transformer:
-    """The model of a Hugging Face directory, in fp32.
+    """Load the model of a Hugging Face directory in fp32.
 
     Raises:
         UserError: as `read_config` and `read_weights`.
@@ -64,32 +64,32 @@ def load(directory: Path, device: torch.device | str = "cpu") -> Transformer:
 
 
 def read_weights(directory: Path, config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
-    """Our names and fp32 tensors, each parameter of `Transformer(config)` exactly once, in the order of the files.
+    """Yield (parameter name, fp32 tensor) of each parameter of `Transformer(config)`, in the order of the files.
 
     Raises:
-        UserError: no safetensors, a damaged file, a tensor too many, too few, of another shape or not a float; all of
-            it before the first tensor is given out, but for a tied head that is not the embedding.
+        UserError: no safetensors, a damaged file, or an unexpected, missing, misshapen or non-float tensor. All checks
+            precede the first tensor, except that a stored tied head equals the embedding.
     """
     shapes = _shapes(config)
     layout = _layout(config, shapes)
     base = "transformer." if config.positions == "learned" else "model."
-    places: dict[str, tuple[Path, str]] = {}
+    locations: dict[str, tuple[Path, str]] = {}
     for file in _files(directory):
-        with opened(file) as tensors:
+        with open_safetensors(file) as tensors:
             for stored in tensors.keys():  # noqa: SIM118 (not a mapping)
                 name = stored if stored.startswith((base, "lm_head.")) else base + stored
                 if name.endswith(_BUFFERS):
                     continue
-                if name in places:
-                    raise UserError(f"{file}: holds {stored}, as {places[name][0].name} does, expected it once")
+                if name in locations:
+                    raise UserError(f"{file}: found tensor {stored}, which is also in {locations[name][0].name}")
                 if name not in layout:
                     raise UserError(f"{file}: found tensor {stored}, expected only those of the model in its {CONFIG}")
-                places[name] = (file, stored)
+                locations[name] = (file, stored)
                 _check(file, stored, tensors.get_slice(stored), layout[name], shapes)
-    if missing := [name for name in layout if name not in places and not _is_copy(name, config)]:
+    if missing := [name for name in layout if name not in locations and not _is_tied_head(name, config)]:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise UserError(f"{directory}: no tensor {missing[0]}{more}, expected all weights of its {CONFIG}")
-    return _stream(places, layout, shapes, config)
+    return _stream(locations, layout, shapes, config)
 
 
 def write(
@@ -103,27 +103,30 @@ def write(
     dtype: Dtype = "float32",
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write config.json and weights that transformers, and whoever reads its format, can load.
+    """Write config.json and weights that transformers can load.
 
-    Several files and an index are written where one would be larger than `shard_bytes`. Not atomic: write into a
-    directory that is not published yet (`core.artifact.atomic_directory`).
+    Weights larger than `shard_bytes` are split into several files with an index. Not atomic: write into a temporary
+    directory (`core.artifact.atomic_directory`).
 
     Args:
-        tensors: our names to tensors, as of `named_parameters`; others are left out.
-        bos, eos, pad: special ids, for config.json.
-        dtype: type of the written weights; fp32 changes no bit of fp32 weights, bf16 rounds them.
+        directory: the directory to write to.
+        config: the model's configuration.
+        tensors: parameter name -> tensor, as in `named_parameters`; other entries are ignored.
+        bos, eos, pad: ids of the special tokens, for config.json.
+        dtype: type of the written weights.
+        shard_bytes: maximum size of a file.
 
     Raises:
-        UserError: transformers has no such model, or the directory holds one already.
+        UserError: transformers has no architecture for the model, or the directory already contains a model.
     """
     table = config_to_hf(config, bos=bos, eos=eos, pad=pad, dtype=dtype)
     directory.mkdir(parents=True, exist_ok=True)
-    if found := sorted(p.name for p in (*directory.glob("*.safetensors*"), *directory.glob(CONFIG))):
-        raise UserError(f"{directory}: holds {found[0]} already; choose another directory")
+    if existing := sorted(p.name for p in (*directory.glob("*.safetensors*"), *directory.glob(CONFIG))):
+        raise UserError(f"{directory}: already contains {existing[0]}; choose another directory")
     shapes = _shapes(config)
-    layout = {name: e for name, e in _layout(config, shapes).items() if not _is_copy(name, config)}
-    kind = getattr(torch, dtype)
-    sizes = {name: sum(shapes[p].numel() for p in entry.parts) * kind.itemsize for name, entry in layout.items()}
+    layout = {name: e for name, e in _layout(config, shapes).items() if not _is_tied_head(name, config)}
+    target = getattr(torch, dtype)
+    sizes = {name: sum(shapes[p].numel() for p in e.parameters) * target.itemsize for name, e in layout.items()}
     shards = _shards(sizes, shard_bytes)
     names = [SINGLE]
     if len(shards) > 1:
@@ -131,16 +134,14 @@ def write(
         weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
         atomic_json(directory / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map})
     for name, shard in zip(names, shards, strict=True):
-        merged = {
-            theirs: _merge([tensors[p] for p in layout[theirs].parts], layout[theirs].turned, kind) for theirs in shard
-        }
-        write_tensors(merged, directory / name)
-        del merged
+        converted = {hf_name: _to_hf(layout[hf_name], tensors, target) for hf_name in shard}
+        write_tensors(converted, directory / name)
+        del converted
     atomic_json(directory / CONFIG, table)
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """A safetensors file that others may read as they may any new file: the library writes for its owner alone."""
+    """Write a safetensors file with the permissions of the umask; the library would make it private to its owner."""
     save_file(tensors, path, metadata={"format": "pt"})
     mask = os.umask(0)
     os.umask(mask)
@@ -150,13 +151,18 @@ def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 def resize_embeddings(
     tensors: Mapping[str, Tensor], config: ModelConfig, vocab: int
 ) -> tuple[dict[str, Tensor], ModelConfig]:
-    """Another vocabulary: rows are cut off at the end, or added as the mean of those there are.
+    """Change the vocabulary size: remove the last rows, or add rows with the mean of all rows.
 
-    With the mean a new token begins about as probable as the average one, so the others' probabilities hardly change; a
-    random row can take all of them (Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language Models").
+    With the mean, a new token is initially about as probable as an average token. A random row can be far more probable
+    (Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language Models").
 
     Args:
-        tensors: our names to tensors; all but the embedding (and an untied head) are passed on as they are.
+        tensors: parameter name -> tensor; only the embedding and an untied head change.
+        config: the model's configuration.
+        vocab: the new size.
+
+    Returns:
+        The tensors and the configuration with the new size.
     """
     if vocab < 1:
         raise UserError(f"vocab: found {vocab}, expected at least 1")
@@ -169,33 +175,33 @@ def resize_embeddings(
     return resized, config.model_copy(update={"vocab": vocab})
 
 
-def matrices(config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """Their modules inside blocks -> our matrices that each holds, one below the other: what can have an adapter."""
+def linear_modules(config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """Hugging Face name of each linear module in blocks -> ingot's modules that it concatenates along the rows."""
     layers = linear_layers(config)
     layout = _layout(config, _shapes(config))
-    found = {theirs: tuple(p.removesuffix(".weight") for p in entry.parts) for theirs, entry in layout.items()}
-    return {theirs.removesuffix(".weight"): parts for theirs, parts in found.items() if parts[0] in layers}
+    modules = {name: tuple(p.removesuffix(".weight") for p in entry.parameters) for name, entry in layout.items()}
+    return {name.removesuffix(".weight"): names for name, names in modules.items() if names[0] in layers}
 
 
-def tables(config: ModelConfig) -> dict[str, str]:
-    """Their embedding and their head -> our module that each is: the same one where the head is tied."""
+def embedding_modules(config: ModelConfig) -> dict[str, str]:
+    """Hugging Face names of the embedding and the head -> ingot's module, the same one for a tied head."""
     layout = _layout(config, _shapes(config))
-    found = {theirs.removesuffix(".weight"): e.parts[0].removesuffix(".weight") for theirs, e in layout.items()}
-    return {theirs: ours for theirs, ours in found.items() if ours in ("embedding", "head")}
+    modules = {name.removesuffix(".weight"): e.parameters[0].removesuffix(".weight") for name, e in layout.items()}
+    return {name: module for name, module in modules.items() if module in ("embedding", "head")}
 
 
 def _layout(config: ModelConfig, shapes: Mapping[str, torch.Size]) -> dict[str, _Entry]:
-    """Their names -> what of ours they hold. A tied head is listed too: some write the copy."""
+    """Hugging Face tensor name -> content. Includes a tied head, because some files contain the copy."""
     gpt2 = config.positions == "learned"
-    theirs = _GPT2 if gpt2 else _LLAMA
+    hf_modules = _GPT2 if gpt2 else _LLAMA
     layout: dict[str, _Entry] = {}
-    for ours in shapes:
-        *path, module, role = ours.split(".")
+    for parameter in shapes:
+        *path, module, role = parameter.split(".")
         layer = path[1] if path else None
-        name = theirs[".".join([*path[2:], module])].format(layer=layer) + "." + role
-        turned = gpt2 and role == "weight" and layer is not None and not module.endswith("norm")
-        before = layout[name].parts if name in layout else ()
-        layout[name] = _Entry((*before, ours), turned)
+        name = hf_modules[".".join([*path[2:], module])].format(layer=layer) + "." + role
+        transposed = gpt2 and role == "weight" and layer is not None and not module.endswith("norm")
+        previous = layout[name].parameters if name in layout else ()
+        layout[name] = _Entry((*previous, parameter), transposed)
     layout.setdefault("lm_head.weight", _Entry(("embedding.weight",)))
     return layout
 
@@ -224,7 +230,7 @@ _LLAMA = {
     "norm": "model.norm",
     "head": "lm_head",
 }
-"""Our modules, the layer's number left out -> theirs."""
+"""Ingot's module without the layer's number -> Hugging Face's module."""
 
 
 def _shapes(config: ModelConfig) -> dict[str, torch.Size]:
@@ -232,26 +238,26 @@ def _shapes(config: ModelConfig) -> dict[str, torch.Size]:
         return {name: p.shape for name, p in Transformer(config).named_parameters()}
 
 
-def _is_copy(name: str, config: ModelConfig) -> bool:
+def _is_tied_head(name: str, config: ModelConfig) -> bool:
     return config.tied and name == "lm_head.weight"
 
 
 def _files(directory: Path) -> list[Path]:
-    """The safetensors files of a directory, by its index where it has one."""
+    """The safetensors files of a directory, from its index if it has one."""
     index = directory / INDEX
     if not index.exists():
         if (directory / SINGLE).is_file():
             return [directory / SINGLE]
         if pickled := sorted(p.name for p in directory.glob("*.bin")):
             raise UserError(
-                f"{directory}: found {pickled[0]}, expected {SINGLE}: pickled weights run code when they are loaded, "
-                "so safetensors only; convert them, or take a revision of the model that has them"
+                f"{directory}: found {pickled[0]}, expected {SINGLE}, because pickled weights run code when they are "
+                "loaded; convert them to safetensors, or use a revision of the model that has them"
             )
         raise UserError(f"{directory}: no {SINGLE} and no {INDEX}, expected the weights of a Hugging Face model")
     try:
         names = sorted({str(name) for name in json.loads(index.read_text())["weight_map"].values()})
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{index}: found no weight_map of names to files; download it again") from None
+        raise UserError(f"{index}: found no weight_map from names to files; download it again") from None
     for name in names:
         if Path(name).name != name or not (directory / name).is_file():
             raise UserError(f"{index}: names the file {name}, which is not in {directory}; download it again")
@@ -259,8 +265,8 @@ def _files(directory: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def opened(file: Path) -> Iterator[safe_open]:
-    """A safetensors file; UserError where it is not one."""
+def open_safetensors(file: Path) -> Iterator[safe_open]:
+    """Open a safetensors file; raises UserError if it is invalid."""
     try:
         with safe_open(file, framework="pt") as tensors:
             yield tensors
@@ -269,52 +275,53 @@ def opened(file: Path) -> Iterator[safe_open]:
 
 
 def _check(file: Path, stored: str, tensor: object, entry: _Entry, shapes: Mapping[str, torch.Size]) -> None:
-    """Type and shape of a tensor, from the header of its file."""
-    expected = torch.Size((sum(shapes[p][0] for p in entry.parts), *shapes[entry.parts[0]][1:]))
-    if entry.turned:
+    """Check the shape and type of a tensor from the header of its file."""
+    expected = torch.Size((sum(shapes[p][0] for p in entry.parameters), *shapes[entry.parameters[0]][1:]))
+    if entry.transposed:
         expected = torch.Size(reversed(expected))
-    found = list(tensor.get_shape())  # type: ignore[attr-defined]
-    if found != list(expected):
-        raise UserError(f"{file}: tensor {stored} has shape {found}, expected {list(expected)} by its {CONFIG}")
+    shape = list(tensor.get_shape())  # type: ignore[attr-defined]
+    if shape != list(expected):
+        raise UserError(f"{file}: tensor {stored} has shape {shape}, expected {list(expected)} by its {CONFIG}")
     if (dtype := tensor.get_dtype()) not in _FLOATS:  # type: ignore[attr-defined]
         raise UserError(f"{file}: tensor {stored} is of type {dtype}, expected one of {', '.join(_FLOATS)}")
 
 
 def _stream(
-    places: Mapping[str, tuple[Path, str]],
+    locations: Mapping[str, tuple[Path, str]],
     layout: Mapping[str, _Entry],
     shapes: Mapping[str, torch.Size],
     config: ModelConfig,
 ) -> Iterator[tuple[str, Tensor]]:
-    for file, group in itertools.groupby(places.items(), key=lambda place: place[1][0]):
-        with opened(file) as tensors:
+    for file, group in itertools.groupby(locations.items(), key=lambda location: location[1][0]):
+        with open_safetensors(file) as tensors:
             for name, (_, stored) in group:
                 entry, tensor = layout[name], tensors.get_tensor(stored)
-                if _is_copy(name, config):
-                    _check_copy(file, stored, tensor, *places[next(n for n, e in layout.items() if e == entry)])
+                if _is_tied_head(name, config):
+                    embedding = next(n for n, e in layout.items() if e == entry)
+                    _check_tied_head(file, stored, tensor, *locations[embedding])
                     continue
-                rows = (tensor.T if entry.turned else tensor).split([shapes[p][0] for p in entry.parts])
-                for part, row in zip(entry.parts, rows, strict=True):
-                    yield part, row.to(torch.float32, copy=len(rows) > 1).contiguous()
+                split = (tensor.T if entry.transposed else tensor).split([shapes[p][0] for p in entry.parameters])
+                for parameter, rows in zip(entry.parameters, split, strict=True):
+                    yield parameter, rows.to(torch.float32, copy=len(split) > 1).contiguous()
 
 
-def _check_copy(file: Path, stored: str, head: Tensor, other: Path, embedding: str) -> None:
-    """A tied head that is stored is the embedding once more."""
-    with opened(other) as beside:
-        if not torch.equal(head, beside.get_tensor(embedding)):
+def _check_tied_head(file: Path, stored: str, head: Tensor, embedding_file: Path, embedding: str) -> None:
+    """Raise UserError if a stored tied head is not a copy of the embedding."""
+    with open_safetensors(embedding_file) as tensors:
+        if not torch.equal(head, tensors.get_tensor(embedding)):
             raise UserError(
-                f"{file}: {stored} is not {embedding}, expected a copy of it, since tie_word_embeddings is true; set "
+                f"{file}: {stored} differs from {embedding}, expected a copy because tie_word_embeddings is true; set "
                 f"that to false in {CONFIG}"
             )
 
 
-def _merge(parts: list[Tensor], turned: bool, dtype: torch.dtype) -> Tensor:
-    whole = torch.cat([p.detach().to("cpu", dtype) for p in parts])
-    return (whole.T if turned else whole).contiguous()
+def _to_hf(entry: _Entry, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    tensor = torch.cat([tensors[p].detach().to("cpu", dtype) for p in entry.parameters])
+    return (tensor.T if entry.transposed else tensor).contiguous()
 
 
 def _shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
-    """Consecutive names whose sizes add up to at most `limit`; a larger one stands alone."""
+    """Split the names into consecutive shards of at most `limit` bytes; a larger tensor is a shard of its own."""
     shards: list[list[str]] = [[]]
     total = 0
     for name, size in sizes.items():

@@ -1,19 +1,19 @@
-"""Adapters in PEFT's file format, in and out; PEFT itself is not needed.
+"""Exports LoRA adapters to PEFT's file format, and merges PEFT adapters into a model. Does not need PEFT.
 
-A directory holds `adapter_config.json` and `adapter_model.safetensors`, whose names are those of the model in
-transformers: `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`, likewise `lora_B.weight`, and for DoRA
-`lora_magnitude_vector`. Which of ours a module of theirs holds is told by the table that exchanges models (`hf.py`).
+A directory contains `adapter_config.json` and `adapter_model.safetensors` with the module names of transformers:
+`base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`, `lora_B.weight`, and for DoRA `lora_magnitude_vector`.
+`hf_weights.linear_modules` maps these modules to ingot's.
 
-An embedding and a head that are trained whole are PEFT's `modules_to_save`: `base_model.model.lm_head.weight`. PEFT
-writes a tied head as a copy of the embedding, with `ensure_weight_tying`, and so do we.
+A fully trained embedding and head are PEFT's `modules_to_save`, such as `base_model.model.lm_head.weight`. As in PEFT,
+a tied head is written as a copy of the embedding, with `ensure_weight_tying`.
 
-GPT-2 keeps queries, keys and values in one module, ours in three. Out: three corrections of rank r are one of rank 3 r,
-A's one below the other and B's along a diagonal, exactly; rank and strength of that module go into the patterns of the
-configuration. In: one correction with a common A is merged into the stacked matrices.
+GPT-2 in transformers has one module for queries, keys and values, ingot has three. On export, three corrections of rank
+r become one of rank 3 r, exactly: the A are stacked and the B block-diagonal; its rank and alpha are in the patterns of
+the configuration. On import, a correction is merged into the rows of all three.
 
-Reading merges into the model: an adapter from elsewhere is a way to have its model, and what is trained from there on
-starts anew. Whatever would make the merged model another one than PEFT's (biases, other modules trained whole, other
-methods, a start that changed the frozen weights) is refused by the name of its field.
+An import merges the adapter into the model; it cannot be trained further as an adapter. A configuration whose merged
+model would differ from PEFT's (biases, other saved modules, other methods, an initialisation that changes the frozen
+weights) is rejected with the name of the field.
 """
 
 import json
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from ingot.convert.hf_config import Dtype
-from ingot.convert.hf_weights import matrices, opened, tables, write_tensors
+from ingot.convert.hf_weights import embedding_modules, linear_modules, open_safetensors, write_tensors
 from ingot.core.artifact import atomic_json
 from ingot.core.errors import UserError
 from ingot.model.adapter_config import PEFT_FILES, AdapterSettings, linear_layers, modules_to_save
@@ -36,8 +36,8 @@ from ingot.model.lora import LoRALinear, merged_weight
 from ingot.model.transformer import Transformer
 
 CONFIG, WEIGHTS = PEFT_FILES
-_PREFIX, _PARTS = "base_model.model.", ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
-_OTHERS = (
+_PREFIX, _SUFFIXES = "base_model.model.", ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
+_UNSUPPORTED = (
     "lora_bias",
     "layer_replication",
     "trainable_token_indices",
@@ -52,35 +52,42 @@ _OTHERS = (
     "corda_config",
     "loftq_config",
 )
-"""Fields that, when set, mean a model which matrices alone do not make."""
-_CHANGED_STARTS = ("pissa", "olora", "loftq", "corda")
-"""Ways to start that take something out of the frozen weights."""
+"""Fields that, if set, mean more than a low-rank correction of weights."""
+_CHANGING_INITS = ("pissa", "olora", "loftq", "corda")
+"""Initialisations that change the frozen weights."""
 
 
 def write(
     directory: Path, model: Transformer, settings: AdapterSettings, base: str | None = None, dtype: Dtype = "float32"
 ) -> None:
-    """Write the adapter of a model. Not atomic: the directory should not be published yet.
+    """Write the adapter of a model. Not atomic: write into a temporary directory.
 
     Args:
-        model: with its adapter beside the frozen matrices.
-        settings: of the adapter.
-        base: where PEFT finds the frozen model, if anywhere.
-        dtype: type of the written numbers.
+        directory: the directory to write to.
+        model: the model with an unmerged adapter.
+        settings: the adapter's settings.
+        base: path or name of the frozen model for PEFT, if there is one.
+        dtype: type of the written tensors.
     """
-    every = {theirs: [model.get_submodule(p) for p in parts] for theirs, parts in matrices(model.config).items()}
-    modules = {theirs: parts for theirs, parts in every.items() if any(isinstance(p, LoRALinear) for p in parts)}
-    kind = getattr(torch, dtype)
-    whole = modules_to_save(settings, model.config)
-    saved = {theirs: model.get_parameter(f"{n}.weight") for theirs, n in tables(model.config).items() if n in whole}
-    tensors = {f"{_PREFIX}{theirs}.weight": p.detach().to("cpu", kind, copy=True) for theirs, p in saved.items()}
+    names = linear_modules(model.config)
+    all_modules = {name: [model.get_submodule(part) for part in parts] for name, parts in names.items()}
+    modules = {name: parts for name, parts in all_modules.items() if any(isinstance(p, LoRALinear) for p in parts)}
+    target = getattr(torch, dtype)
+    to_save = modules_to_save(settings, model.config)
+    saved = {
+        name: model.get_parameter(f"{module}.weight")
+        for name, module in embedding_modules(model.config).items()
+        if module in to_save
+    }
+    tensors = {f"{_PREFIX}{name}.weight": p.detach().to("cpu", target, copy=True) for name, p in saved.items()}
     ranks: dict[str, int] = {}
-    for theirs, parts in modules.items():
-        a_RI, b_OR, magnitude_O = _stacked(parts)
-        found = dict(zip(_PARTS, (a_RI, b_OR, magnitude_O), strict=True))
-        tensors |= {f"{_PREFIX}{theirs}.{n}": t.to("cpu", kind).contiguous() for n, t in found.items() if t is not None}
+    for name, parts in modules.items():
+        a_RI, b_OR, magnitude_O = _stack(parts)
+        for suffix, tensor in zip(_SUFFIXES, (a_RI, b_OR, magnitude_O), strict=True):
+            if tensor is not None:
+                tensors[f"{_PREFIX}{name}.{suffix}"] = tensor.to("cpu", target).contiguous()
         if len(a_RI) != settings.rank:
-            ranks[theirs] = len(a_RI)
+            ranks[name] = len(a_RI)
     directory.mkdir(parents=True, exist_ok=True)
     write_tensors(tensors, directory / WEIGHTS)
     rslora = settings.kind == "rslora"
@@ -91,7 +98,7 @@ def write(
         "r": settings.rank,
         "lora_alpha": _number(settings.alpha),
         "lora_dropout": settings.dropout,
-        "target_modules": _targets(list(modules), list(every)),
+        "target_modules": _targets(list(modules), list(all_modules)),
         "bias": "none",
         "fan_in_fan_out": model.config.positions == "learned",
         "use_rslora": rslora,
@@ -99,7 +106,7 @@ def write(
         "init_lora_weights": True,
         "rank_pattern": ranks,
         "alpha_pattern": {n: _number(settings.scale * (math.sqrt(r) if rslora else r)) for n, r in ranks.items()},
-        "modules_to_save": sorted(theirs.rpartition(".")[2] for theirs in saved) or None,
+        "modules_to_save": sorted(name.rpartition(".")[2] for name in saved) or None,
         "inference_mode": True,
     }
     if saved and model.config.tied:
@@ -109,27 +116,31 @@ def write(
 
 @torch.no_grad()
 def merge(directory: Path, model: Transformer) -> None:
-    """Merge the adapter of a directory into a model that has none.
+    """Merge the adapter in a directory into a model without an adapter.
 
     Raises:
-        UserError: a configuration, a name or a shape that does not fit the model; nothing was changed then.
+        UserError: a configuration, tensor name or shape that does not fit the model, which is then unchanged.
     """
     file, weights = directory / CONFIG, directory / WEIGHTS
-    config, held = _config(file), matrices(model.config)
-    saved = _saved(file, config, model.config)
-    corrections, whole = _read(weights, model.config, saved, bool(config.get("use_dora")))
-    for theirs, tensor in whole.items():
-        model.get_parameter(f"{saved[theirs]}.weight").copy_(tensor)
-    for theirs, (a_RI, b_OR, magnitude_O) in corrections.items():
-        parts_OI = [_weight(model.get_submodule(p)) for p in held[theirs]]
-        scale = _scale(config, theirs, len(a_RI))
-        merged_OI = merged_weight(torch.cat(parts_OI), a_RI, b_OR, scale, magnitude_O)
-        for part_OI, rows_OI in zip(parts_OI, merged_OI.split([len(p) for p in parts_OI]), strict=True):
-            part_OI.copy_(rows_OI)
+    config, modules = _read_config(file), linear_modules(model.config)
+    saved = _saved_modules(file, config, model.config)
+    corrections, saved_tensors = _read(weights, model.config, saved, bool(config.get("use_dora")))
+    for name, tensor in saved_tensors.items():
+        model.get_parameter(f"{saved[name]}.weight").copy_(tensor)
+    for name, (a_RI, b_OR, magnitude_O) in corrections.items():
+        weights_OI = [_weight(model.get_submodule(m)) for m in modules[name]]
+        scale = _scale(config, name, len(a_RI))
+        merged_OI = merged_weight(torch.cat(weights_OI), a_RI, b_OR, scale, magnitude_O)
+        for weight_OI, rows_OI in zip(weights_OI, merged_OI.split([len(w) for w in weights_OI]), strict=True):
+            weight_OI.copy_(rows_OI)
 
 
-def _stacked(parts: list[nn.Module]) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Several corrections as one of the stacked matrices; where a part has none, its rows of B are zero."""
+def _stack(parts: list[nn.Module]) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(A, B, magnitude) of the concatenated module; rows of B are zero for a part without an adapter.
+
+    Args:
+        parts: ingot's modules that a Hugging Face module concatenates; at least one has an adapter.
+    """
     adapted = [p for p in parts if isinstance(p, LoRALinear)]
     if len(parts) == 1:
         magnitude = adapted[0].lora_magnitude
@@ -142,9 +153,9 @@ def _stacked(parts: list[nn.Module]) -> tuple[Tensor, Tensor, Tensor | None]:
             rank = len(part.lora_A)
             rows_OR[:, column : column + rank] = part.lora_B.detach()
             column += rank
-        own = part.lora_magnitude if isinstance(part, LoRALinear) else _weight(part).square().sum(1).sqrt()
+        magnitude = part.lora_magnitude if isinstance(part, LoRALinear) else _weight(part).square().sum(1).sqrt()
         rows.append(rows_OR)
-        magnitudes.append(own)
+        magnitudes.append(magnitude)
     magnitude_O = None if adapted[0].lora_magnitude is None else torch.cat([m.detach() for m in magnitudes])
     return a_RI, torch.cat(rows), magnitude_O
 
@@ -154,52 +165,52 @@ def _weight(module: nn.Module) -> Tensor:
     return module.weight.detach()
 
 
-def _targets(chosen: list[str], every: list[str]) -> list[str]:
-    """Ends of names where these mean the chosen modules and no others, else whole names."""
-    ends = {name.rpartition(".")[2] for name in chosen}
-    return sorted(ends) if len(chosen) == sum(name.rpartition(".")[2] in ends for name in every) else chosen
+def _targets(adapted: list[str], modules: list[str]) -> list[str]:
+    """`target_modules`: last components of the names if these select exactly the adapted modules, else full names."""
+    ends = {name.rpartition(".")[2] for name in adapted}
+    return sorted(ends) if len(adapted) == sum(name.rpartition(".")[2] in ends for name in modules) else adapted
 
 
 def _number(value: float) -> float | int:
     return int(value) if float(value).is_integer() else value
 
 
-def _config(file: Path) -> dict[str, Any]:
-    """The configuration, if matrices alone make its model."""
+def _read_config(file: Path) -> dict[str, Any]:
+    """The adapter's configuration. Raises UserError for anything but low-rank corrections."""
     try:
         config = json.loads(file.read_text())
-        kind = config["peft_type"]
+        peft_type = config["peft_type"]
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{file}: found no peft_type, expected the configuration of a PEFT adapter") from None
-    refused = {name: config[name] for name in _OTHERS if config.get(name)}
-    if kind != "LORA":
-        refused = {"peft_type": kind}
+    unsupported = {name: config[name] for name in _UNSUPPORTED if config.get(name)}
+    if peft_type != "LORA":
+        unsupported = {"peft_type": peft_type}
     if config.get("bias", "none") != "none":
-        refused["bias"] = config["bias"]
-    if str(config.get("init_lora_weights")).startswith(_CHANGED_STARTS):
-        refused["init_lora_weights"] = config["init_lora_weights"]
-    if refused:
-        name, value = next(iter(refused.items()))
+        unsupported["bias"] = config["bias"]
+    if str(config.get("init_lora_weights")).startswith(_CHANGING_INITS):
+        unsupported["init_lora_weights"] = config["init_lora_weights"]
+    if unsupported:
+        name, value = next(iter(unsupported.items()))
         raise UserError(
-            f"{file}: found {name} = {json.dumps(value)}, expected an adapter of matrices alone (LORA; lora, rslora or "
-            "dora); merge it with PEFT and import the whole model"
+            f"{file}: found {name} = {json.dumps(value)}, expected low-rank matrices only (LORA; lora, rslora or "
+            "dora); merge the adapter with PEFT and import the merged model"
         )
     _check_types(file, config)
     return config
 
 
 def _check_types(file: Path, config: Mapping[str, Any]) -> None:
-    """Of the fields that are read."""
-    patterns, named = config.get("alpha_pattern") or {}, config.get("modules_to_save") or []
+    """Check the types of the fields that an import reads."""
+    patterns, modules = config.get("alpha_pattern") or {}, config.get("modules_to_save") or []
     numbers = {"lora_alpha": config.get("lora_alpha", 8), **(patterns if isinstance(patterns, dict) else {})}
-    wrong = next((n for n, value in numbers.items() if type(value) not in (int, float)), None)
+    invalid = next((n for n, value in numbers.items() if type(value) not in (int, float)), None)
     if not isinstance(patterns, dict) or not all(map(_is_pattern, patterns)):
-        wrong = "alpha_pattern"
-    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
-        wrong = "modules_to_save"
-    if wrong is not None:
-        found = json.dumps(numbers.get(wrong, config.get(wrong)))
-        raise UserError(f"{file}: found {wrong} = {found}, expected what PEFT writes there; save the adapter again")
+        invalid = "alpha_pattern"
+    if not isinstance(modules, list) or not all(isinstance(name, str) for name in modules):
+        invalid = "modules_to_save"
+    if invalid is not None:
+        value = json.dumps(numbers.get(invalid, config.get(invalid)))
+        raise UserError(f"{file}: found {invalid} = {value}, expected PEFT's format; save the adapter again")
 
 
 def _is_pattern(text: str) -> bool:
@@ -210,87 +221,99 @@ def _is_pattern(text: str) -> bool:
     return True
 
 
-def _saved(file: Path, config: Mapping[str, Any], shape: ModelConfig) -> dict[str, str]:
-    """Their modules that are trained whole -> ours."""
-    known, named = tables(shape), config.get("modules_to_save") or []
-    found = {name: [theirs for theirs in known if theirs == name or theirs.endswith(f".{name}")] for name in named}
-    if unknown := [name for name, fitting in found.items() if not fitting]:
+def _saved_modules(file: Path, config: Mapping[str, Any], model: ModelConfig) -> dict[str, str]:
+    """The modules in `modules_to_save`: Hugging Face name -> ingot's module."""
+    available, entries = embedding_modules(model), config.get("modules_to_save") or []
+    matches = {entry: [name for name in available if name == entry or name.endswith(f".{entry}")] for entry in entries}
+    if unknown := [entry for entry, names in matches.items() if not names]:
         raise UserError(
-            f"{file}: found {json.dumps(unknown[0])} in modules_to_save, expected of {' and '.join(known)} at most; "
-            "merge it with PEFT and import the whole model"
+            f"{file}: found {json.dumps(unknown[0])} in modules_to_save, expected only {' and '.join(available)}; "
+            "merge the adapter with PEFT and import the merged model"
         )
-    if named and shape.tied and config.get("ensure_weight_tying"):
-        return known
-    return {theirs: known[theirs] for fitting in found.values() for theirs in fitting}
+    if entries and model.tied and config.get("ensure_weight_tying"):
+        return available
+    return {name: available[name] for names in matches.values() for name in names}
 
 
 def _scale(config: Mapping[str, Any], module: str, rank: int) -> float:
-    """Factor of B A; patterns are regular expressions for the end of a module's name, the first that fits counts."""
+    """The factor of B A. The first alpha pattern (a regular expression) that matches the end of the name applies."""
     patterns = config.get("alpha_pattern") or {}
-    fitting = (value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", module))
-    alpha = next(fitting, config.get("lora_alpha", 8))
+    matching = (value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", module))
+    alpha = next(matching, config.get("lora_alpha", 8))
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
 def _read(
     file: Path, config: ModelConfig, saved: Collection[str], dora: bool
 ) -> tuple[dict[str, tuple[Tensor, Tensor, Tensor | None]], dict[str, Tensor]]:
-    """Their module -> A, B, magnitude; their module -> what was trained whole. In fp32, names and shapes checked."""
-    layers, known = linear_layers(config), matrices(config)
-    found: dict[str, dict[str, Tensor]] = {}
-    names = {f"{_PREFIX}{theirs}.weight": theirs for theirs in saved}
-    whole: dict[str, Tensor] = {}
-    with opened(file) as tensors:
-        for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-            if name in names:
-                whole[names[name]] = tensors.get_tensor(name).to(torch.float32)
+    """Read and check the tensors of an adapter.
+
+    Args:
+        file: the weights.
+        config: the model's configuration.
+        saved: Hugging Face names of the modules in `modules_to_save`.
+        dora: whether the adapter is DoRA, with magnitudes.
+
+    Returns:
+        Hugging Face module -> (A, B, magnitude), and saved module -> weight, all in fp32.
+    """
+    layers, modules = linear_layers(config), linear_modules(config)
+    corrections: dict[str, dict[str, Tensor]] = {}
+    saved_names = {f"{_PREFIX}{name}.weight": name for name in saved}
+    saved_tensors: dict[str, Tensor] = {}
+    with open_safetensors(file) as tensors:
+        for stored in tensors.keys():  # noqa: SIM118 (not a mapping)
+            if stored in saved_names:
+                saved_tensors[saved_names[stored]] = tensors.get_tensor(stored).to(torch.float32)
                 continue
-            module, part = _place(file, name)
-            if module not in known:
-                raise UserError(f"{file}: found {name}, expected only matrices in blocks of the model it is made for")
-            found.setdefault(module, {})[part] = tensors.get_tensor(name).to(torch.float32)
-    if not found:
+            module, suffix = _parse_name(file, stored)
+            if module not in modules:
+                raise UserError(f"{file}: found {stored}, expected only linear modules in the blocks of the model")
+            corrections.setdefault(module, {})[suffix] = tensors.get_tensor(stored).to(torch.float32)
+    if not corrections:
         raise UserError(f"{file}: found no tensor, expected an adapter; save it again")
-    for module, own in found.items():
-        if missing := [part for part in _PARTS[: 3 if dora else 2] if part not in own]:
+    a, b, magnitude = _SUFFIXES
+    for module, own in corrections.items():
+        if missing := [suffix for suffix in _SUFFIXES[: 3 if dora else 2] if suffix not in own]:
             raise UserError(f"{file}: found {module} without {missing[0]}, expected it; save the adapter again")
-        outputs, inputs = sum(layers[p][1] for p in known[module]), layers[known[module][0]][0]
-        if not dora and _PARTS[2] in own:
-            raise UserError(f"{file}: found {module}.{_PARTS[2]} without use_dora, expected it; save the adapter again")
-        rank = max(1, own[_PARTS[0]].shape[0]) if own[_PARTS[0]].dim() else 1
-        for part, shape in zip(_PARTS, ([rank, inputs], [outputs, rank], [outputs]), strict=True):
-            if part in own and list(own[part].shape) != shape:
+        outputs, inputs = sum(layers[m][1] for m in modules[module]), layers[modules[module][0]][0]
+        if not dora and magnitude in own:
+            raise UserError(f"{file}: found {module}.{magnitude} without use_dora, expected it; save the adapter again")
+        rank = max(1, own[a].shape[0]) if own[a].dim() else 1
+        for suffix, shape in zip(_SUFFIXES, ([rank, inputs], [outputs, rank], [outputs]), strict=True):
+            if suffix in own and list(own[suffix].shape) != shape:
                 raise UserError(
-                    f"{file}: {module}.{part} has shape {list(own[part].shape)}, expected {shape}; "
-                    "name the model that it was made for"
+                    f"{file}: {module}.{suffix} has shape {list(own[suffix].shape)}, expected {shape}; "
+                    "name the model that the adapter was trained on"
                 )
-            if part in own and not own[part].isfinite().all():
-                raise UserError(f"{file}: {module}.{part} holds numbers that are not finite; the adapter has diverged")
-    _check_whole(file, config, saved, whole)
-    return {module: (own[_PARTS[0]], own[_PARTS[1]], own.get(_PARTS[2])) for module, own in found.items()}, whole
+            if suffix in own and not own[suffix].isfinite().all():
+                raise UserError(f"{file}: {module}.{suffix} contains non-finite numbers; the adapter has diverged")
+    _check_saved(file, config, saved, saved_tensors)
+    return {module: (own[a], own[b], own.get(magnitude)) for module, own in corrections.items()}, saved_tensors
 
 
-def _check_whole(file: Path, config: ModelConfig, saved: Collection[str], whole: Mapping[str, Tensor]) -> None:
-    """Each of them is there, of the model's shape, and one matrix where the model's head is its embedding."""
-    for theirs in saved:
-        if theirs not in whole:
-            raise UserError(f"{file}: found no {_PREFIX}{theirs}.weight, expected it; save the adapter again")
-        if (found := list(whole[theirs].shape)) != (expected := [config.vocab, config.width]):
+def _check_saved(file: Path, config: ModelConfig, saved: Collection[str], tensors: Mapping[str, Tensor]) -> None:
+    """Raise UserError if a saved module is missing or misshapen, or if a tied head differs from the embedding."""
+    for name in saved:
+        if name not in tensors:
+            raise UserError(f"{file}: no {_PREFIX}{name}.weight, expected all modules_to_save; save the adapter again")
+        if (shape := list(tensors[name].shape)) != (expected := [config.vocab, config.width]):
             raise UserError(
-                f"{file}: {theirs}.weight has shape {found}, expected {expected}; name the model that it was made for"
+                f"{file}: {name}.weight has shape {shape}, expected {expected}; "
+                "name the model that the adapter was trained on"
             )
-    if config.tied and whole and (len(whole) < 2 or not torch.equal(*whole.values())):
+    if config.tied and tensors and (len(tensors) < 2 or not torch.equal(*tensors.values())):
         raise UserError(
-            f"{file}: found a head that is not the embedding, expected one matrix for both, as the model has; train it "
-            "with ensure_weight_tying"
+            f"{file}: found a head that differs from the embedding, expected equal matrices because the model's are "
+            "tied; train the adapter with ensure_weight_tying"
         )
 
 
-def _place(file: Path, name: str) -> tuple[str, str]:
-    """A stored name as (module, part); older versions wrote `lora_magnitude_vector.weight`."""
-    bare = name.removeprefix(_PREFIX)
-    for part in _PARTS:
-        for written in (part, f"{part}.weight"):
-            if name != bare and bare.endswith(f".{written}"):
-                return bare.removesuffix(f".{written}"), part
-    raise UserError(f"{file}: found {name}, expected names such as {_PREFIX}MODULE.{_PARTS[0]}; save it with PEFT")
+def _parse_name(file: Path, name: str) -> tuple[str, str]:
+    """Split a tensor's name into (module, suffix); older versions of PEFT wrote `lora_magnitude_vector.weight`."""
+    module_name = name.removeprefix(_PREFIX)
+    for suffix in _SUFFIXES:
+        for ending in (suffix, f"{suffix}.weight"):
+            if name != module_name and module_name.endswith(f".{ending}"):
+                return module_name.removesuffix(f".{ending}"), suffix
+    raise UserError(f"{file}: found {name}, expected names such as {_PREFIX}MODULE.{_SUFFIXES[0]}; save it with PEFT")

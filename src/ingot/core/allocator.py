@@ -1,7 +1,7 @@
-"""glibc's allocator as computing wants it: what is freed is kept, and large blocks lie in pages of 2 MiB.
+"""Settings of glibc's allocator for tensor workloads: keep freed memory, and back large blocks with 2 MiB pages.
 
-By itself glibc maps a large block anew each time and gives it back to the kernel when it is freed, and the first touch
-of a page of 4 KiB takes 1 to 6 us in a virtual machine. Other C libraries ignore all of this.
+By default glibc maps every large block separately and returns it to the kernel when it is freed, so each allocation
+pays for page faults again. Other C libraries ignore these settings.
 """
 
 import contextlib
@@ -9,38 +9,38 @@ import ctypes
 import os
 import platform
 
-_KEPT = 1 << 32
-_MOST_BEFORE_2_35 = 1 << 25
-"""Half of a heap. An older glibc refuses more, but stops adapting its threshold by itself because of the others."""
+_RETAINED_BYTES = 1 << 32
+_MAX_THRESHOLD_BEFORE_2_35 = 1 << 25
+"""Bytes; glibc before 2.35 refuses a larger mmap threshold."""
 
 
-def _threshold() -> int:
-    """Bytes from which a block is mapped on its own: the most that the C library takes."""
+def _mmap_threshold() -> int:
+    """Size in bytes from which the C library maps a block on its own: the largest value that it accepts."""
     library, version = platform.libc_ver()
     old = library == "glibc" and tuple(map(int, version.split(".")[:2])) < (2, 35)
-    return _MOST_BEFORE_2_35 if old else _KEPT
+    return _MAX_THRESHOLD_BEFORE_2_35 if old else _RETAINED_BYTES
 
 
 _TUNABLES = "glibc.malloc.hugetlb=1:glibc.malloc.mxfast=0"
-"""Pages of 2 MiB, and no fast bins, all of which are tidied up whenever a large block is freed."""
-_BLOCKS = {
-    "MALLOC_MMAP_THRESHOLD_": (-3, _threshold()),
-    "MALLOC_TRIM_THRESHOLD_": (-1, _KEPT),
+"""2 MiB pages. No fast bins, because glibc consolidates all of them whenever a large block is freed."""
+_MALLOPT = {
+    "MALLOC_MMAP_THRESHOLD_": (-3, _mmap_threshold()),
+    "MALLOC_TRIM_THRESHOLD_": (-1, _RETAINED_BYTES),
     "MALLOC_TOP_PAD_": (-2, 1 << 26),
 }
-"""`mallopt`'s number for each, and the value in bytes."""
-ALLOCATOR = {name: str(value) for name, (_, value) in _BLOCKS.items()} | {"GLIBC_TUNABLES": _TUNABLES}
-"""What a process that computes is started with."""
+"""Environment variable -> (`mallopt` parameter number, value in bytes)."""
+ALLOCATOR_ENVIRONMENT = {name: str(value) for name, (_, value) in _MALLOPT.items()} | {"GLIBC_TUNABLES": _TUNABLES}
+"""Environment variables of a process that runs a model."""
 
 
 def keep_freed_memory() -> None:
-    """Set in this process, whose environment nobody prepared, what large blocks need; what the user has set wins.
+    """Apply the `mallopt` settings to the running process, for a process that started without the environment.
 
-    Prompts of 32 rows of a 124M model take 2.5 s in place of 2.9.
+    Does nothing where the user has set allocator variables.
     """
     if any(name.startswith("MALLOC_") for name in os.environ) or "malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return
-    with contextlib.suppress(OSError, AttributeError):  # another C library
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
         mallopt = ctypes.CDLL(None).mallopt
-        for number, value in _BLOCKS.values():
-            mallopt(number, min(value, 2**31 - 1))  # an int
+        for parameter, value in _MALLOPT.values():
+            mallopt(parameter, min(value, 2**31 - 1))  # mallopt takes a C int

@@ -1,11 +1,8 @@
 """Content-addressed stage directories: keys, atomic files, locks, and the DONE file that publishes a result.
 
 A stage's directory is named by a hash of what determines its result, exists under that name from the start, and is
-locked by its one writer. Every file in it appears whole or not at all (temporary name, fsync, rename); `metrics.jsonl`
-is the one file that grows. `DONE` is written last and holds the digest of every output: without it there is no result.
-
-Rejected: an empty marker file per task (a changed setting then silently reuses old results), and timestamps (a copied
-or restored directory then looks new).
+locked by its one writer. Every file is written atomically (temporary name, fsync, rename), except for `metrics.jsonl`,
+which is appended to. `DONE` is written last and holds the digest of every output: without it there is no result.
 """
 
 import contextlib
@@ -23,13 +20,13 @@ from typing import IO, Any
 from ingot.core.errors import UserError
 
 STAGES = "stages"
-"""Where an output root has its stage directories."""
+"""Directory of all stage directories, below the output root."""
 RECORD = "inputs.json"
-"""What a stage was told: name, kind, key, settings, inputs."""
+"""File of a stage: its name, kind, key, settings and inputs."""
 RESULT = "result.json"
-"""Its numbers, when it has finished."""
+"""File of a finished stage: its metrics."""
 CHECKPOINTS, STATE = "checkpoints", "state.json"
-"""Where a train stage has its checkpoints, and the plain numbers of each."""
+"""Directory of a train stage's checkpoints, and the file with the scalar state of each."""
 DONE, LOCK, MANIFEST = "DONE", "LOCK", "manifest.json"
 _CHUNK = 1 << 20
 
@@ -54,10 +51,10 @@ def digest_file(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Plain data of a file that a stage has written.
+    """Content of a JSON file that a stage has written.
 
     Raises:
-        UserError: it was damaged since.
+        UserError: the file is damaged.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -65,36 +62,36 @@ def read_json(path: Path) -> Any:
         raise damaged(path) from None
 
 
-def read_lines(path: Path, most: int | None = None) -> list[Any]:
-    """Plain data of a file of lines that a stage has written, at most the first `most`.
+def read_lines(path: Path, limit: int | None = None) -> list[Any]:
+    """Values of a JSON Lines file that a stage has written; at most the first `limit`.
 
     Raises:
-        UserError: it was damaged since.
+        UserError: the file is damaged.
     """
     try:
         with path.open(encoding="utf-8") as file:
-            return [json.loads(line) for line in itertools.islice(file, most)]
+            return [json.loads(line) for line in itertools.islice(file, limit)]
     except ValueError:
         raise damaged(path) from None
 
 
 def damaged(path: Path, what: str = "JSON") -> UserError:
-    """The sentence for a file of a stage that cannot be read any more."""
+    """The error for a file of a stage that cannot be read any more."""
     return UserError(
         f"{path}: not readable, expected the {what} that the stage wrote; delete that stage's directory and run the "
         "recipe again"
     )
 
 
-def cache() -> Path:
-    """Where is kept what can be had again: INGOT_CACHE, else `ingot` in XDG_CACHE_HOME, else ~/.cache/ingot."""
+def cache_directory() -> Path:
+    """Directory of downloads and compiled code: INGOT_CACHE, else `ingot` in XDG_CACHE_HOME, else ~/.cache/ingot."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.environ.get("INGOT_CACHE") or f"{base}/ingot").expanduser()
 
 
 @contextlib.contextmanager
 def atomic_open(path: Path) -> Iterator[IO[bytes]]:
-    """A binary file that appears under `path` only when the block ends well; nothing is left behind otherwise."""
+    """Open a binary file that appears under `path` when the block succeeds; after an error nothing remains."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -105,13 +102,13 @@ def atomic_open(path: Path) -> Iterator[IO[bytes]]:
         os.replace(temporary, path)
         _sync_directory(path.parent)
     except BaseException:
-        with contextlib.suppress(OSError):  # of which the first one tells
+        with contextlib.suppress(OSError):  # the first error is the one to report
             temporary.unlink(missing_ok=True)
         raise
 
 
 def atomic_write(path: Path, data: bytes | str) -> None:
-    """Write a whole file atomically."""
+    """Write a file atomically."""
     with atomic_open(path) as file:
         file.write(data.encode() if isinstance(data, str) else data)
 
@@ -122,13 +119,13 @@ def atomic_json(path: Path, value: Any) -> None:
 
 
 def atomic_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write tables as JSON, one a line, atomically."""
+    """Write rows as JSON Lines, atomically."""
     atomic_write(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 @contextlib.contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
-    """A directory that appears under `path` only when the block ends well; an older one of that name is replaced."""
+    """Fill a directory that appears under `path` when the block succeeds; an older one of that name is replaced."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -146,8 +143,8 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         raise
 
 
-def _patient_flock(file: IO[str]) -> None:
-    """Take the lock within half a second: whoever only asks whether it is held holds it for an instant."""
+def _flock_with_retries(file: IO[str]) -> None:
+    """Take the lock within half a second: `StageDir.is_locked` of another process holds it for an instant."""
     for _ in range(10):
         try:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -157,16 +154,16 @@ def _patient_flock(file: IO[str]) -> None:
 
 
 def write_manifest(directory: Path) -> None:
-    """List every file of a directory with its size and digest."""
+    """Write the size and the digest of every file of a directory to its manifest."""
     files = sorted(f for f in directory.iterdir() if f.is_file())
     atomic_json(directory / MANIFEST, {f.name: _record(f) for f in files})
 
 
 def manifest_problem(directory: Path) -> str | None:
-    """What differs from the directory's manifest, as a sentence, or None."""
+    """The first difference from the directory's manifest, as a message; None where all files match."""
     try:
         return next(_problems(directory, json.loads((directory / MANIFEST).read_text())), None)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # absent, or damaged itself
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # the manifest is absent or damaged
         return f"{directory}: no readable {MANIFEST}"
 
 
@@ -204,7 +201,7 @@ def checkpoint_path(root: Path, step: int) -> Path:
 
 
 class StageDir:
-    """One stage's directory: lock, outputs, DONE."""
+    """One stage's directory: its lock, its outputs and its DONE file."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -216,13 +213,15 @@ class StageDir:
         return (self.path / DONE).exists()
 
     def exists(self) -> bool:
+        """Whether the stage has been started."""
         return (self.path / RECORD).exists()
 
-    def done(self) -> dict[str, Any]:
+    def read_done(self) -> dict[str, Any]:
+        """Content of DONE: key, seconds, and the size and digest of each output."""
         return read_json(self.path / DONE)
 
     def is_locked(self) -> bool:
-        """Whether another process is writing here now."""
+        """Whether another process holds the directory's lock."""
         try:
             with self._open_lock("r") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -234,15 +233,15 @@ class StageDir:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the directory; the kernel lets go when the process ends, however it ends.
+        """Hold the directory's lock. The kernel releases it when the process ends, even when it is killed.
 
         Raises:
-            UserError: another process holds it.
+            UserError: another process holds the lock.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         with self._open_lock("a+") as file:
             try:
-                _patient_flock(file)
+                _flock_with_retries(file)
             except BlockingIOError:
                 file.seek(0)
                 owner = file.read().strip() or "unknown"
@@ -252,31 +251,31 @@ class StageDir:
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
-            self._sweep()
+            self._remove_leftovers()
             yield
 
     def finish(self, extra: Mapping[str, Any] | None = None) -> None:
-        """Publish: digest every output and write DONE."""
+        """Publish the result: digest every output and write DONE, with `extra` fields."""
         outputs = {str(file.relative_to(self.path)): _record(file) for file in self.outputs()}
         atomic_json(self.path / DONE, {**(extra or {}), "outputs": outputs})
 
     def outputs(self) -> list[Path]:
-        """Every file of the stage but the lock, DONE and leftovers of interrupted writes."""
+        """Every file of the stage except the lock, DONE and leftovers of interrupted writes."""
         files = (f for f in sorted(self.path.rglob("*")) if f.is_file() and not f.is_symlink())
         return [f for f in files if f.name not in (DONE, LOCK) and not f.name.endswith(".tmp")]
 
     def verify(self) -> list[str]:
-        """Sentences about outputs that are missing or differ from their digest; empty when all is well."""
+        """Messages about outputs that are missing or differ from their digest; empty when all match."""
         try:
-            return list(_problems(self.path, self.done()["outputs"]))
+            return list(_problems(self.path, self.read_done()["outputs"]))
         except (ValueError, KeyError, TypeError, AttributeError):
             return [f"{self.path / DONE}: not readable"]
 
     def _open_lock(self, mode: str) -> IO[str]:
         return (self.path / LOCK).open(mode)
 
-    def _sweep(self) -> None:
-        """Remove what an interrupted write of an earlier process left."""
+    def _remove_leftovers(self) -> None:
+        """Remove temporary files of interrupted writes of an earlier process."""
         for leftover in self.path.rglob(".*.tmp"):
             if leftover.is_dir():
                 shutil.rmtree(leftover, ignore_errors=True)
@@ -285,14 +284,18 @@ class StageDir:
 
 
 class FileHashes:
-    """Content digests of source files, remembered by (path, size, mtime, inode): unchanged files are not reread."""
+    """Content digests of source files, cached by (path, size, mtime, inode): unchanged files are not read again.
 
-    def __init__(self, memo: Path):
-        self._memo = memo
+    Args:
+        cache: the JSON file that keeps the digests; absent or damaged, it is rebuilt.
+    """
+
+    def __init__(self, cache: Path):
+        self._cache = cache
         self._known: dict[str, list[Any]] = {}
-        with contextlib.suppress(FileNotFoundError, ValueError, AttributeError):  # what is damaged is made anew
-            found = json.loads(memo.read_text()).items()
-            self._known = {name: told for name, told in found if isinstance(told, list) and len(told) == 4}
+        with contextlib.suppress(FileNotFoundError, ValueError, AttributeError):
+            entries = json.loads(cache.read_text()).items()
+            self._known = {name: entry for name, entry in entries if isinstance(entry, list) and len(entry) == 4}
         self._changed = False
 
     def digest(self, path: Path) -> str:
@@ -306,6 +309,6 @@ class FileHashes:
 
     def save(self) -> None:
         if self._changed:
-            with contextlib.suppress(OSError):  # where nothing can be written they are read again next time
-                atomic_write(self._memo, json.dumps(self._known))
+            with contextlib.suppress(OSError):  # the cache only saves time
+                atomic_write(self._cache, json.dumps(self._known))
             self._changed = False

@@ -1,15 +1,14 @@
-"""Other programs' dashboards as readers of the event log: TensorBoard, Weights & Biases, trackio.
+"""Dashboards that receive a stage's metrics: TensorBoard, Weights & Biases, trackio.
 
-`metrics.jsonl` stays the truth. A sink is handed what the log says, `step/loss_nats = 3.2 at step 10`, by the process
-that writes the log, and never the other way round: one that fails is left out with a warning and training goes on.
+`metrics.jsonl` is the source of all of them. The process that writes the log passes each event to the sinks. A sink
+that raises is closed with a warning, and training continues.
 
-An interrupted stage is shown once. When the first number of an attempt arrives, the sink is opened and given the log's
-earlier steps, up to the checkpoint that the attempt goes on from; so a dashboard has what the log has, even where the
-killed process had not passed everything on. (Purging a file's tail instead, as SummaryWriter's `purge_step` does,
-mends the repeated steps and not the lost ones.)
+A resumed stage is one run in a dashboard. At the first metric of an attempt, each sink is opened and receives the log's
+earlier steps up to the resumed checkpoint. So a dashboard shows no step twice, and misses none that the killed process
+had not sent. (`purge_step` of SummaryWriter removes repeated steps, and cannot restore missing ones.)
 
-Nothing leaves this machine unless the user's own environment says so (WANDB_MODE, TRACKIO_SPACE_ID). To add a sink:
-a class and one line in `SINKS`.
+Sinks are offline unless the user's environment says otherwise (WANDB_MODE, TRACKIO_SPACE_ID). To add a sink, write a
+class and add one line to `SINKS`.
 """
 
 import contextlib
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ingot.core.errors import UserError, nearest
-from ingot.core.events import METRICS, identity, read_events
+from ingot.core.events import METRICS, event_id, read_events
 
 QUIET = {
     "WANDB_MODE": "offline",
@@ -35,30 +34,30 @@ QUIET = {
     "WANDB_ERROR_REPORTING": "false",
     "GRADIO_ANALYTICS_ENABLED": "False",
 }
-"""What these programs are told where the user's environment says nothing: no network, no reports, no chatter."""
+"""Default environment variables of the dashboards: no network, no telemetry, no console output."""
 
-_OWN = frozenset({"event", "time", "attempt", "step", "model"})
+_NOT_SCALARS = frozenset({"event", "time", "attempt", "step", "model"})
 
 
 @dataclass(frozen=True)
 class Target:
-    """Whose numbers these are."""
+    """The run and the stage that metrics belong to."""
 
     root: Path
     """Output root."""
     run: str
-    """Name of the run: the project of a dashboard."""
+    """Name of the run; the dashboard's project."""
     label: str
-    """The stage below it: `base`, or `lr=0.001,seed=1/base` in a sweep."""
+    """Name of the stage within the run: `base`, or `lr=0.001,seed=1/base` in a sweep."""
     kind: str
     key: str
     settings: Mapping[str, Any]
 
 
 class Sink(Protocol):
-    """Takes numbers by step; any exception of its methods ends it and nothing else."""
+    """Receives scalars by step. An exception from any method closes this sink only."""
 
-    def write(self, step: int, wall_time: float, numbers: Mapping[str, float]) -> None: ...
+    def write(self, step: int, wall_time: float, scalars: Mapping[str, float]) -> None: ...
 
     def flush(self) -> None: ...
 
@@ -66,9 +65,9 @@ class Sink(Protocol):
 
 
 class TensorBoard:
-    """Event files in `ROOT/tensorboard/RUN/LABEL`, written with the tensorboard package alone.
+    """Event files in `ROOT/tensorboard/RUN/LABEL`.
 
-    Its own EventFileWriter was rejected: it imports tensorflow where that is installed, beside torch.
+    tensorboard's EventFileWriter is not used, because it imports tensorflow where that is installed.
     """
 
     def __init__(self, target: Target):
@@ -79,14 +78,14 @@ class TensorBoard:
         self._event, self._summary = Event, Summary
         directory = target.root / "tensorboard" / target.run / target.label
         directory.mkdir(parents=True, exist_ok=True)
-        for before in directory.glob("events.out.tfevents.*.ingot"):
-            before.unlink()  # the new file begins with all that they held
+        for previous in directory.glob("events.out.tfevents.*.ingot"):
+            previous.unlink()  # the new file repeats their content
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.ingot"
         self._records = RecordWriter((directory / name).open("wb"))
         self._records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
 
-    def write(self, step: int, wall_time: float, numbers: Mapping[str, float]) -> None:
-        values = [self._summary.Value(tag=name, simple_value=number) for name, number in numbers.items()]
+    def write(self, step: int, wall_time: float, scalars: Mapping[str, float]) -> None:
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         event = self._event(step=step, wall_time=wall_time, summary=self._summary(value=values))
         self._records.write(event.SerializeToString())
 
@@ -98,10 +97,10 @@ class TensorBoard:
 
 
 class WandB:
-    """A run of Weights & Biases whose id is the stage's key: offline in `ROOT/wandb` unless WANDB_MODE says else.
+    """A run of Weights & Biases whose id is the stage's key: offline in `ROOT/wandb` unless WANDB_MODE says otherwise.
 
-    Offline, the newest directory of an id holds the whole run. Online, the server's run of that id goes on, and steps
-    that it has already are not sent again.
+    Offline, the newest directory of an id has the complete run. Online, the server's run of that id is resumed, and
+    steps that it has already are not sent again.
     """
 
     def __init__(self, target: Target):
@@ -120,19 +119,19 @@ class WandB:
         )
         self._first = self._run.starting_step
 
-    def write(self, step: int, wall_time: float, numbers: Mapping[str, float]) -> None:
+    def write(self, step: int, wall_time: float, scalars: Mapping[str, float]) -> None:
         if step >= self._first:
-            self._run.log(dict(numbers), step=step)
+            self._run.log(dict(scalars), step=step)
 
     def flush(self) -> None:
-        """It sends by itself."""
+        """wandb flushes in its own thread."""
 
     def close(self, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))
 
 
 class Trackio:
-    """A run of trackio's local store (`trackio show --project RUN`), written anew by each attempt."""
+    """A run in trackio's local store (`trackio show --project RUN`); each attempt rewrites it."""
 
     def __init__(self, target: Target):
         with contextlib.redirect_stdout(io.StringIO()):
@@ -146,11 +145,11 @@ class Trackio:
             config = dict(target.settings)
             self._run = trackio.init(project=target.run, name=name, config=config, resume="never", embed=False)
 
-    def write(self, step: int, wall_time: float, numbers: Mapping[str, float]) -> None:
-        self._run.log(dict(numbers), step=step)
+    def write(self, step: int, wall_time: float, scalars: Mapping[str, float]) -> None:
+        self._run.log(dict(scalars), step=step)
 
     def flush(self) -> None:
-        """It sends by itself."""
+        """trackio flushes in its own thread."""
 
     def close(self, failed: bool) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -158,14 +157,14 @@ class Trackio:
 
 
 SINKS: dict[str, Callable[[Target], Sink]] = {"tensorboard": TensorBoard, "wandb": WandB, "trackio": Trackio}
-"""Name in a recipe -> sink; the name is that of its package and of the extra that brings it."""
+"""Name in a recipe -> sink. The name is also that of the Python package and of ingot's extra."""
 
 
 def require(names: Iterable[str]) -> None:
-    """Refuse sinks that do not exist or are not installed, before anything runs.
+    """Check that sinks exist and are installed, before anything runs.
 
     Raises:
-        UserError: which one, and how to get it.
+        UserError: one is unknown, or its package is missing.
     """
     for name in names:
         if name not in SINKS:
@@ -175,71 +174,78 @@ def require(names: Iterable[str]) -> None:
 
 
 def open_sink(name: str, target: Target) -> Sink:
-    """Start a sink, with quiet defaults where the environment has no say."""
+    """Open a sink, with the defaults of `QUIET` in the environment."""
     for variable, value in QUIET.items():
         os.environ.setdefault(variable, value)
     return SINKS[name](target)
 
 
-def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
-    """An event's numbers under the names that dashboards show: `step/loss_nats`, `evaluation/val_loss_nats`."""
+def scalars_of(record: Mapping[str, Any]) -> dict[str, float]:
+    """An event's scalars, named as in a dashboard: `step/loss_nats`, `evaluation/val_loss_nats`."""
     prefix = "/".join(filter(None, (record["event"], record.get("model"))))
     return {
         f"{prefix}/{name}": float(value)
         for name, value in record.items()
-        if name not in _OWN and isinstance(value, int | float) and not isinstance(value, bool)
+        if name not in _NOT_SCALARS and isinstance(value, int | float) and not isinstance(value, bool)
     }
 
 
 def replay(stage: Path, name: str, target: Target) -> int:
-    """Give a sink all that a stage has logged; returns the number of events that had numbers."""
-    records = [r for r in read_events(stage / METRICS) if "step" in r and numbers_of(r)]
+    """Send all events that a stage has logged to a sink; returns the number of events with scalars."""
+    records = [r for r in read_events(stage / METRICS) if "step" in r and scalars_of(r)]
     if records:
         sink = open_sink(name, target)
-        _give(sink, records)
+        _write_all(sink, records)
         sink.close(failed=False)
     return len(records)
 
 
 class Sinks:
-    """The sinks of a stage that runs; `EventLog` calls `follow` with every event it has written."""
+    """The sinks of a running stage; a listener of its `EventLog`.
+
+    Args:
+        names: keys of `SINKS`.
+        target: the stage that runs.
+        log: its `metrics.jsonl`.
+        warn: receives the warning when a sink fails.
+    """
 
     def __init__(self, names: Iterable[str], target: Target, log: Path, warn: Callable[[str], None]):
-        self._waiting = list(names)
+        self._unopened = list(names)
         self._open: dict[str, Sink] = {}
         self._target, self._log, self._warn = target, log, warn
-        self._after = -1
-        self._known: set[Any] = set()
+        self._resumed_step = -1
+        self._sent: set[Any] = set()
 
-    def follow(self, record: Mapping[str, Any]) -> None:
-        """Pass an event on."""
+    def on_event(self, record: Mapping[str, Any]) -> None:
+        """Send an event's scalars; the first one opens the sinks."""
         if record["event"] == "resume":
-            self._after = record["after"]
-        if "step" not in record or not (numbers := numbers_of(record)):
+            self._resumed_step = record["after"]
+        if "step" not in record or not (scalars := scalars_of(record)):
             return
-        if self._waiting:
-            self._begin(record["attempt"])
-        if identity(record) not in self._known:
-            self._each(lambda sink: sink.write(record["step"], record["time"], numbers))
+        if self._unopened:
+            self._open_all(record["attempt"])
+        if event_id(record) not in self._sent:
+            self._each(lambda sink: sink.write(record["step"], record["time"], scalars))
 
     def flush(self) -> None:
         self._each(lambda sink: sink.flush())
 
     def close(self, failed: bool) -> None:
-        """The stage has ended; what it still logs is for the log alone."""
+        """Close all sinks; later events are not sent."""
         self._each(lambda sink: sink.close(failed))
-        self._waiting, self._open = [], {}
+        self._unopened, self._open = [], {}
 
-    def _begin(self, attempt: int) -> None:
-        """Open all sinks and give them the steps before the checkpoint that this attempt goes on from."""
+    def _open_all(self, attempt: int) -> None:
+        """Open all sinks and send the steps of earlier attempts up to the resumed checkpoint."""
         before = [r for r in read_events(self._log) if r["attempt"] < attempt and "step" in r]
-        history = [r for r in before if r["step"] <= self._after and numbers_of(r)]
-        self._known = {identity(r) for r in history}
-        names, self._waiting = self._waiting, []
+        history = [r for r in before if r["step"] <= self._resumed_step and scalars_of(r)]
+        self._sent = {event_id(r) for r in history}
+        names, self._unopened = self._unopened, []
         for name in names:
             with self._guard(name):
                 sink = open_sink(name, self._target)
-                _give(sink, history)
+                _write_all(sink, history)
                 self._open[name] = sink
 
     def _each(self, action: Callable[[Sink], None]) -> None:
@@ -253,10 +259,10 @@ class Sinks:
             yield
         except Exception as error:
             self._open.pop(name, None)
-            words = f"{type(error).__name__}: {error}".splitlines()[0]
-            self._warn(f"{name} gets no more numbers ({words}); the stage goes on, metrics.jsonl has them all")
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            self._warn(f"{name}: closed after an error ({reason}); the stage continues, metrics.jsonl is complete")
 
 
-def _give(sink: Sink, records: list[dict[str, Any]]) -> None:
+def _write_all(sink: Sink, records: list[dict[str, Any]]) -> None:
     for record in sorted(records, key=lambda r: r["step"]):
-        sink.write(record["step"], record["time"], numbers_of(record))
+        sink.write(record["step"], record["time"], scalars_of(record))

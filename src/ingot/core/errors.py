@@ -1,6 +1,6 @@
-"""The one exception that is the user's to mend: the command line prints its sentence and exits with code 2.
+"""Errors that a user can fix: the command line prints the message of a `UserError` and exits with code 2.
 
-Everything else that escapes is a bug of ours and shows a traceback (exit code 1).
+Any other exception is a bug in ingot and shows a traceback (exit code 1).
 """
 
 import difflib
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class Notice(UserWarning):
-    """One line for the user that is not an error; the command line prints it once."""
+    """A message to the user that is not an error; the command line prints it once."""
 
 
 def notify(message: str) -> None:
@@ -19,22 +19,26 @@ def notify(message: str) -> None:
 
 
 class UserError(ValueError):
-    """What was found, where, what was expected and what to do, in one sentence (several lines for several errors)."""
+    """An error that the user can fix. Message: `where: found X, expected Y; do Z`, one line for each error."""
 
 
 class MissingFile(UserError):
-    """A file or a directory that a recipe names is not there: what was made from it before still holds."""
+    """A file or a directory that a recipe names does not exist. Results that were made from it earlier stay valid."""
 
 
 class StageFailed(Exception):
-    """A stage's process ended badly and has said why; carries the exit code to pass on."""
+    """A stage's process failed and has printed its error.
+
+    Args:
+        code: exit code for the command line.
+    """
 
     def __init__(self, code: int):
         super().__init__(code)
         self.code = code
 
 
-_REFUSED = {
+_OS_MESSAGES = {
     errno.ENOSPC: "the disk is full; free space and run the same command again",
     errno.EDQUOT: "the disk quota is used up; free space and run the same command again",
     errno.EROFS: "the file system can only be read; choose a directory that can be written, with --out",
@@ -44,40 +48,41 @@ _REFUSED = {
     errno.EISDIR: "found a directory, expected a file or a link; move it away",
     errno.EEXIST: "found a file, expected a directory or nothing; move it away, or choose another place",
     errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
-    errno.EIO: "the disk cannot be read or written; look at its health",
+    errno.EIO: "the disk cannot be read or written; check its health",
 }
 
 
-def refused(error: OSError, where: str = "a file") -> str | None:
-    """The sentence for what the machine refuses, which is the user's to mend; None where the error may be ours.
+def os_error_message(error: OSError, where: str = "a file") -> str | None:
+    """Message for an operating system error that the user can fix; None for any other, which may be a bug.
 
     Args:
-        where: what was being written, where the error doesn't say.
+        error: the exception.
+        where: the file that was written, used where the error has no file name.
     """
-    if error.errno not in _REFUSED:
+    if error.errno not in _OS_MESSAGES:
         return None
-    return f"{error.filename2 or error.filename or where}: {_REFUSED[error.errno]}"
+    return f"{error.filename2 or error.filename or where}: {_OS_MESSAGES[error.errno]}"
 
 
-def no_memory(error: Exception) -> str | None:
-    """The sentence for an allocation that failed, by Python, numpy or torch on any device; None for other errors."""
+def memory_error_message(error: Exception) -> str | None:
+    """Message for a failed allocation of Python, numpy or torch on any device; None for other errors."""
     kind = type(error).__name__
     if not (isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "can't allocate memory" in str(error)):
         return None
-    what = str(error).splitlines()[0] if str(error) else kind
+    reason = str(error).splitlines()[0] if str(error) else kind
     return (
-        f"there is not enough memory ({what}); a smaller batch, loop.micro_batch, context or model needs less, and "
-        "`ingot plan` says how much"
+        f"there is not enough memory ({reason}); a smaller batch, loop.micro_batch, context or model needs less, and "
+        "`ingot plan` shows how much"
     )
 
 
-def shortened(text: str, most: int = 60) -> str:
-    """At most so many characters, the last ones given for `...` where there were more."""
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+def shortened(text: str, limit: int = 60) -> str:
+    """The text, cut to `limit` characters; a cut text ends in `...`."""
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`did you mean 'x'?` for the closest known name, else the list of known names."""
+    """The end of an error message: `did you mean 'x'?` for the closest known name, else the list of known names."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"

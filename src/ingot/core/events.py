@@ -1,7 +1,7 @@
-"""What a stage says while it runs: `metrics.jsonl` for machines, bars or plain lines for people.
+"""The events and the progress display of a running stage: `metrics.jsonl`, progress bars and log lines.
 
-The file is the truth and every display, report or sink is a reader of it. A line is `{"event", "time", "attempt",
-...}`; a stage that was killed and went on writes some steps twice, and the last attempt of a step wins.
+Reports and dashboards read the file. A line is `{"event", "time", "attempt", ...}`. A stage that was killed and resumed
+writes some steps twice; the last attempt of a step counts.
 """
 
 import contextlib
@@ -20,36 +20,36 @@ from ingot.core.errors import UserError
 
 METRICS = "metrics.jsonl"
 VOLATILE = frozenset({"time", "attempt", "seconds", "tok_s", "peak_bytes"})
-"""Fields that differ between two equal runs; everything else is equal to the bit on one CPU process."""
+"""Fields that differ between two runs of one recipe; all others are bitwise equal on one CPU process."""
 
 
 class Listener(Protocol):
-    """Receives every event after it is written, such as a dashboard."""
+    """Receives every event after it is written, for example a dashboard."""
 
-    def follow(self, record: Mapping[str, Any]) -> None: ...
+    def on_event(self, record: Mapping[str, Any]) -> None: ...
 
     def flush(self) -> None: ...
 
 
 class EventLog:
-    """Appends events to a stage's `metrics.jsonl`; cuts off the torn last line of a killed writer on opening."""
+    """Appends events to a stage's `metrics.jsonl`. Opening it removes the incomplete last line of a killed writer."""
 
     def __init__(self, path: Path):
         self.path = path
         self.listeners: list[Listener] = []
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole = _cut_torn_line(path)
-        self.attempt = 1 + max((e.get("attempt", 0) for e in whole), default=0)
+        events = _remove_incomplete_line(path)
+        self.attempt = 1 + max((e.get("attempt", 0) for e in events), default=0)
         self._file = path.open("a", encoding="utf-8")
         self._flushed = 0.0
 
     def write(self, event: str, **fields: Any) -> None:
-        """One event; flushed to the file at least twice a second."""
+        """Append an event. The file is flushed when half a second has passed since the last flush."""
         now = time.time()
         record = {"event": event, "time": round(now, 3), "attempt": self.attempt, **fields}
         self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
         for listener in self.listeners:
-            listener.follow(record)
+            listener.on_event(record)
         if now - self._flushed > 0.5:
             self.flush()
 
@@ -64,30 +64,35 @@ class EventLog:
 
 
 def read_events(path: Path, event: str | None = None) -> list[dict[str, Any]]:
-    """Events of a stage in order, later attempts replacing the same (event, step) of earlier ones."""
-    kept: dict[Any, dict[str, Any]] = {}
+    """Events of a stage in order; a later attempt replaces the events of the same step.
+
+    Args:
+        path: the stage's `metrics.jsonl`.
+        event: the event type to return; default: all.
+    """
+    records: dict[Any, dict[str, Any]] = {}
     for number, record in enumerate(_lines(path)):
         if event is None or record["event"] == event:
-            kept[identity(record) if "step" in record else number] = record
-    return list(kept.values())
+            records[event_id(record) if "step" in record else number] = record
+    return list(records.values())
 
 
-def identity(record: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What tells an event with a step from others: of two equal ones the later counts."""
+def event_id(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Identifies an event that has a step; of two events with the same id the later one counts."""
     return record["event"], record.get("model"), record["step"]
 
 
 def stable(record: dict[str, Any]) -> dict[str, Any]:
-    """An event without the fields that two equal runs may differ in."""
+    """An event without its `VOLATILE` fields."""
     return {k: v for k, v in record.items() if k not in VOLATILE}
 
 
-def spent(path: Path) -> float:
-    """Seconds from the first to the last event of each attempt, all of them together."""
+def elapsed_seconds(path: Path) -> float:
+    """Seconds from the first to the last event of each attempt, summed over attempts."""
     times: dict[int, list[float]] = {}
     for record in _lines(path):
         times.setdefault(record.get("attempt", 0), []).append(record["time"])
-    return sum(max(some) - min(some) for some in times.values())
+    return sum(max(attempt) - min(attempt) for attempt in times.values())
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -96,11 +101,11 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
-                return  # being written at this moment
+                return  # the writer has not finished this line
             yield _parsed(path, number, line)
 
 
-def _cut_torn_line(path: Path) -> list[dict[str, Any]]:
+def _remove_incomplete_line(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     data = path.read_bytes()
@@ -115,16 +120,16 @@ def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         return json.loads(line)
     except ValueError:
-        raise UserError(f"{path}: line {number} is not JSON; remove that line, on which no result depends") from None
+        raise UserError(f"{path}: line {number} is not JSON; remove that line (no result depends on it)") from None
 
 
 class Bar:
-    """A running progress display with a count, a rate, an ETA and free fields."""
+    """A progress display with a count, a rate, an ETA and further fields: a bar on a terminal, else plain lines."""
 
     def __init__(self, description: str, total: int | None, unit: str, console: Console, done: int = 0):
         self.description, self.total, self.unit, self.done = description, total, unit, done
         self._console = console
-        self._first, self._start, self._printed = done, time.monotonic(), time.monotonic()
+        self._initial, self._start, self._printed = done, time.monotonic(), time.monotonic()
         self._note = ""
         self._rich: Progress | None = None
         if console.is_terminal:
@@ -139,39 +144,38 @@ class Bar:
             self._rich.start()
 
     def advance(self, amount: int = 1, **fields: str) -> None:
-        """Count `amount` more; `fields` are shown as `name value`."""
+        """Add `amount` to the count; `fields` are shown as `name value`."""
         self.done += amount
         if fields:
             self._note = "  ".join(f"{name} {value}" for name, value in fields.items())
         if self._rich:
             self._rich.update(self._task, completed=self.done, note=self._note)
         elif time.monotonic() - self._printed > 10:
-            self._line()
+            self._print_line()
 
     def close(self) -> None:
         if self._rich:
             self._rich.stop()
         elif time.monotonic() - self._start > 1:
-            self._line()
+            self._print_line()
 
-    def _line(self) -> None:
-        """One plain line: what a log file or a pipe gets instead of a bar."""
+    def _print_line(self) -> None:
         self._printed = time.monotonic()
         elapsed = self._printed - self._start
-        rate = (self.done - self._first) / max(elapsed, 1e-9)
-        share = f"{100 * self.done / self.total:.0f} %  " if self.total else ""
-        left = f"  ETA {duration((self.total - self.done) / rate)}" if self.total and rate > 0 else ""
-        pace = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
-        text = f"  {self.description}: {share}{self.done:,} {self.unit}  {pace} {self.unit}/s{left}  {self._note}"
+        rate = (self.done - self._initial) / max(elapsed, 1e-9)
+        percent = f"{100 * self.done / self.total:.0f} %  " if self.total else ""
+        eta = f"  ETA {duration((self.total - self.done) / rate)}" if self.total and rate > 0 else ""
+        speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+        text = f"  {self.description}: {percent}{self.done:,} {self.unit}  {speed} {self.unit}/s{eta}  {self._note}"
         self._console.print(text.rstrip(), highlight=False, soft_wrap=True)
 
 
 class _StandardError:
-    """Standard error for as long as there is one: a terminal that was closed is no reason not to save."""
+    """Standard error that ignores write errors: a closed terminal must not keep a run from saving."""
 
     @property
     def _stream(self) -> TextIO:
-        return getattr(sys.stderr, "rich_proxied_file", sys.stderr)  # a bar that runs stands in its place
+        return getattr(sys.stderr, "rich_proxied_file", sys.stderr)  # a running bar replaces sys.stderr
 
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError):
@@ -191,12 +195,13 @@ class _StandardError:
 
 
 class Display:
-    """The people's side of a stage: bars and lines on standard error, or nothing when quiet."""
+    """Progress bars and log lines on standard error; nothing when quiet."""
 
     def __init__(self, quiet: bool = False):
         self.console = Console(file=cast(IO[str], _StandardError()), quiet=quiet)
 
-    def say(self, text: str) -> None:
+    def notify(self, text: str) -> None:
+        """Print one line."""
         self.console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
 
     @contextmanager

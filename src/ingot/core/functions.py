@@ -1,6 +1,6 @@
-"""Functions of the user's own, named in a recipe as `"file.py:function"`: filters, rewards, judges.
+"""User functions that a recipe names as `"file.py:function"`: filters, rewards, judges.
 
-The file's content is part of the key of the stage that names it, so an edited function runs the stage again.
+The file's content is part of the key of the stage that names it, so editing a function runs the stage again.
 """
 
 import ast
@@ -13,7 +13,7 @@ from ingot.core.errors import MissingFile, UserError, nearest
 
 
 def is_function(name: str) -> bool:
-    """Whether a name says a function in a file."""
+    """Whether a name has the form `"file.py:function"`."""
     return ".py:" in name
 
 
@@ -23,14 +23,14 @@ def file_of(name: str) -> Path:
 
 
 def load_function(name: str, where: str) -> Callable[..., Any]:
-    """The function that `"file.py:function"` names, its file run once.
+    """Execute the file of `"file.py:function"` and return the function.
 
     Args:
-        name: the file relative to the working directory, and the function.
-        where: the setting, as errors name it.
+        name: the file, relative to the working directory, and the function.
+        where: the setting that names it, for errors.
 
     Raises:
-        UserError: no such file, not Python, it does not load, or it has no such function.
+        UserError: the file does not exist, does not load, or has no such function.
     """
     file, function = file_of(name), name.rpartition(":")[2]
     require_file(name, where)
@@ -41,21 +41,19 @@ def load_function(name: str, where: str) -> Callable[..., Any]:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise UserError(
-            f"{where}: '{name}': {file} does not load ({type(error).__name__}: {error}); mend it"
-        ) from error
-    found = getattr(module, function, None)
-    if not callable(found):
+        raise UserError(f"{where}: '{name}': {file} does not load ({type(error).__name__}: {error}); fix it") from error
+    value = getattr(module, function, None)
+    if not callable(value):
         known = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         raise UserError(f"{where}: '{name}': {file} has no function '{function}'; {nearest(function, known)}")
-    return found
+    return value
 
 
 def require_file(name: str, where: str) -> Path:
-    """The file of a function, which is read but not run.
+    """The file of a function, parsed and not executed.
 
     Raises:
-        UserError: it does not exist, is not Python, or plainly has no such function.
+        UserError: the file does not exist, is not Python, or defines no such function.
     """
     file, function = file_of(name), name.rpartition(":")[2]
     if not file.is_file():
@@ -63,18 +61,18 @@ def require_file(name: str, where: str) -> Path:
     try:
         known = set(_names(ast.parse(file.read_bytes(), file.name)))
     except (SyntaxError, ValueError) as error:
-        raise UserError(f"{where}: '{name}': {file} is not Python ({error}); mend it") from None
+        raise UserError(f"{where}: '{name}': {file} is not Python ({error}); fix it") from None
     if function not in known and "*" not in known:
         raise UserError(f"{where}: '{name}': {file} has no function '{function}'; {nearest(function, known)}")
     return file
 
 
 def _names(tree: ast.AST) -> Iterator[str]:
-    """What is defined anywhere in a file; `*` where only running it would tell."""
-    for part in ast.walk(tree):
-        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield part.name
-        elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
-            yield part.id
-        elif isinstance(part, ast.alias):
-            yield part.asname or part.name
+    """Names that a file defines or imports; `*` for a star import, whose names are unknown before it is executed."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name

@@ -1,4 +1,4 @@
-"""What processes are to each other: how they end, and how long their threads keep a core that others want."""
+"""Process-level settings: termination signals, the parent's death, and how long waiting OpenMP threads spin."""
 
 import contextlib
 import ctypes
@@ -13,53 +13,56 @@ from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 
-ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""What asks a process to end in good order: a scheduler (`kill`, Kubernetes, Slurm), a terminal that closes, and what
-Slurm's `--signal=USR1@120` sends."""
+TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Signals that request an orderly end: of a scheduler (`kill`, Kubernetes, Slurm), of a closing terminal, and of
+Slurm's `--signal=USR1@120`."""
 
 
-def on_ending(handler: Callable[[int, FrameType | None], Any]) -> None:
-    """Be told of `ENDING`, but for what this process ignores, as below `nohup`, or handles already."""
-    for number in ENDING:
+def handle_termination(handler: Callable[[int, FrameType | None], Any]) -> None:
+    """Install a handler of `TERMINATION_SIGNALS`, except for signals that are ignored (`nohup`) or handled already."""
+    for number in TERMINATION_SIGNALS:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, handler)
 
 
-WAITING = {"GOMP_SPINCOUNT": "1000"}
-"""How often a thread that waits for others looks again before it sleeps: for some 20 us. libgomp's own spin for a
-millisecond, and where another program wants a core they spin on the one that the thread waited for needs. Beside a type
-checker a training step of 18 ms took 97 to 149 on average, with this 48; beside two busy loops a row of a small model
-was decoded at 18 tokens a second, with this at 1,230. Left alone, training is as fast and decoding a tenth to a quarter
-slower."""
+SHORT_SPIN = {"GOMP_SPINCOUNT": "1000"}
+"""Environment variables that let a waiting OpenMP thread sleep after about 20 us.
+
+By default libgomp spins for a millisecond. On a machine with other busy processes the spinning threads take the cores
+that the remaining threads need. On an idle machine a short spin makes decoding slower."""
 
 
-def sleep_early(environment: MutableMapping[str, str]) -> None:
-    """Add `WAITING`, where the user has not chosen; to be read by a process when it loads torch."""
+def shorten_spin(environment: MutableMapping[str, str]) -> None:
+    """Add `SHORT_SPIN` to an environment unless the user has set a wait policy; a process reads it when torch loads."""
     if "OMP_WAIT_POLICY" not in environment:
-        for name, value in WAITING.items():
+        for name, value in SHORT_SPIN.items():
             environment.setdefault(name, value)
 
 
-def busy(seconds: float = 0.1) -> bool:
-    """Whether other programs take more than a fifth of one core for so long; False where the system does not say."""
+def machine_is_busy(seconds: float = 0.1) -> bool:
+    """Measure whether other processes use more than a fifth of one core; False where /proc/stat is not available."""
     try:
-        before = _worked()
+        before = _cpu_seconds()
         time.sleep(seconds)
-        return _worked() - before > 0.2 * seconds
+        return _cpu_seconds() - before > 0.2 * seconds
     except (OSError, ValueError, IndexError):
         return False
 
 
-def _worked() -> float:
-    """Seconds that all cores have worked since the start of the system (Linux: proc_stat(5))."""
+def _cpu_seconds() -> float:
+    """CPU seconds of all cores since the system started (Linux: proc_stat(5))."""
     user, nice, system = Path("/proc/stat").read_text().split(maxsplit=4)[1:4]
     return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def die_with(parent: int) -> None:
-    """Ask the kernel to end this process when its parent does (Linux); elsewhere locks are all that protects."""
+def die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends (Linux only).
+
+    Args:
+        parent: process id of the parent.
+    """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(1)  # the parent died before the request was made
+        os._exit(1)  # the parent ended before prctl was called

@@ -1,10 +1,8 @@
-"""The user's file: TOML in, frozen settings out.
+"""Reads a recipe: TOML to frozen settings models.
 
-A recipe is strict. An unknown setting is an error with the nearest known name, and all errors of a file are reported
-together, because a user who mends one error per run mends them all day. `--set a.b=c` is the only override; there is
-no second way to say the same thing (a flag per field was tried by others and frozen by a test).
-
-The settings themselves are models beside the code that reads them (`core/settings.py`).
+An unknown setting is an error that names the nearest known one. All errors of a file are reported together.
+`--set a.b=c` is the only override. The settings models themselves stand beside the code that reads them
+(`core/settings.py`).
 """
 
 import re
@@ -18,18 +16,18 @@ import tomli_w
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from ingot.core.errors import UserError, nearest, shortened
-from ingot.core.rounds import unrolled
+from ingot.core.rounds import unroll
 from ingot.core.settings import EXECUTION, Seed, Settings, models_in
 from ingot.core.sweep import SEED, SWEEP, Point, points, with_values
 
-SHARED = ("stages", "tensorboard", "wandb")
-"""Directories of the output root that are no runs."""
+RESERVED = ("stages", "tensorboard", "wandb")
+"""Directories of the output root that are not runs."""
 REPORT = "report.html"
 """A run's report, beside the links to its stages."""
-_LONGEST_NAME = 100
-"""Bytes of a stage's name: two of them, and more, make a file name, which has 255."""
-_LONGEST = 200
-"""Most characters of a wrong value that are repeated to the user."""
+_MAX_NAME_BYTES = 100
+"""Longest stage name. File names are made of two stage names and more, and may have 255 bytes."""
+_MAX_VALUE_LENGTH = 200
+"""Most characters of a wrong value that an error message repeats."""
 
 
 class RunSettings(Settings):
@@ -38,61 +36,61 @@ class RunSettings(Settings):
     name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
     """Names the directory `runs/NAME` where the stages of this recipe are linked."""
     seed: Seed = 1
-    """Seeds initialisation, shuffling and sampling; part of the key only of stages that use it."""
+    """Seed of initialisation, shuffling and sampling; part of the key only of stages that use it."""
     sinks: Annotated[tuple[str, ...], EXECUTION] = ()
-    """Dashboards that are shown the numbers of running stages: "tensorboard", "wandb", "trackio"."""
+    """Dashboards that receive the metrics of running stages: "tensorboard", "wandb", "trackio"."""
 
     @field_validator("name")
     @classmethod
     def _not_taken(cls, name: str) -> str:
-        if name in SHARED:
+        if name in RESERVED:
             raise ValueError(f"found '{name}', a directory that all runs share; choose another name")
         return name
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe after validation: the run's settings, and each stage's `(kind, settings)` in file order."""
+    """A validated recipe: the run's settings, and `(kind, settings)` of each stage in file order."""
 
     path: Path
     run: RunSettings
     stages: dict[str, tuple[str, Settings]]
     point: Point | None = None
-    """Which point of a `[sweep]` this is."""
+    """The point of a `[sweep]`; None without one."""
 
     @property
     def home(self) -> str:
-        """Directory of its links below the output root: NAME, or NAME/POINT in a sweep."""
+        """Directory of the links to its stages, below the output root: NAME, or NAME/POINT in a sweep."""
         return f"{self.run.name}/{self.point.label}" if self.point else self.run.name
 
 
 def name_problem(name: str) -> str:
-    """Why a stage cannot have this name, which is also that of a link in the run's directory; empty if it can."""
-    if not name or len(name.encode()) > _LONGEST_NAME:
-        return f"the name has {len(name.encode())} bytes, expected 1 to {_LONGEST_NAME}"
+    """Why a stage cannot have this name; empty if it can. The name is also that of a link in the run's directory."""
+    if not name or len(name.encode()) > _MAX_NAME_BYTES:
+        return f"the name has {len(name.encode())} bytes, expected 1 to {_MAX_NAME_BYTES}"
     if "@" in name or "/" in name or name.startswith(".") or not name.isprintable():
-        return "the name may not contain '@', '/' or what cannot be printed, nor start with '.'"
-    return f"a run's directory has a file of the name {name}" if name in (REPORT, SWEEP) else ""
+        return "the name may not contain '@', '/' or unprintable characters, nor start with '.'"
+    return f"every run's directory has a file named {name}" if name in (REPORT, SWEEP) else ""
 
 
 def load_recipe(path: Path, overrides: list[str], kinds: Mapping[str, type[Settings]]) -> Recipe:
     """Read, override and validate a recipe that has no `[sweep]`; see `load_recipes`."""
     first, *_ = load_recipes(path, overrides, kinds)
     if first.point:
-        raise UserError(f"{path}: has a [sweep] of several recipes, expected one; name a recipe without that table")
+        raise UserError(f"{path}: found a [sweep], expected a single recipe; name a recipe without that table")
     return first
 
 
 def load_recipes(path: Path, overrides: list[str], kinds: Mapping[str, type[Settings]]) -> list[Recipe]:
-    """Read, override and validate a recipe: one, or one for each point of its `[sweep]`.
+    """Read, override and validate a recipe. Returns one, or one for each point of its `[sweep]`.
 
     Args:
         path: the TOML file.
-        overrides: `a.b=value` strings; the value is read as TOML, or as a string where that fails.
+        overrides: `a.b=value` strings; a value that is not TOML is a string.
         kinds: stage kind -> its settings model.
 
     Raises:
-        UserError: every problem found, one line each.
+        UserError: all problems, one a line.
     """
     table = _read_toml(path)
     for override in overrides:
@@ -101,9 +99,9 @@ def load_recipes(path: Path, overrides: list[str], kinds: Mapping[str, type[Sett
         return [_recipe(path, table, kinds)]
     swept = points(table.pop("sweep"), table)
     if both := [name for o in overrides if (name := o.partition("=")[0].strip()) in swept[0].values]:
-        other = "seeds" if both[0] == SEED else both[0]
-        raise UserError(f"--set {both[0]}: found in [sweep] too, which varies it; set sweep.{other} to a list instead")
-    recipes, errors = [], dict[str, None]()  # in order, each once: what is wrong for one value is so at many points
+        axis = "seeds" if both[0] == SEED else both[0]
+        raise UserError(f"--set {both[0]}: found in [sweep] too, which varies it; set sweep.{axis} to a list instead")
+    recipes, errors = [], dict[str, None]()  # an ordered set: several points repeat the same error
     for point in swept:
         try:
             recipes.append(_recipe(path, with_values(table, point.values), kinds, point))
@@ -117,8 +115,8 @@ def load_recipes(path: Path, overrides: list[str], kinds: Mapping[str, type[Sett
 def _recipe(
     path: Path, table: Mapping[str, Any], kinds: Mapping[str, type[Settings]], point: Point | None = None
 ) -> Recipe:
-    """Validate a recipe's table, its rounds written out."""
-    table = unrolled(table, kinds)
+    """Validate a recipe's table, with its rounds unrolled."""
+    table = unroll(table, kinds)
     errors = [
         f"{path}: unknown table [{k}]; {nearest(k, ['run', 'stage', 'sweep', 'repeat'])}"
         for k in table
@@ -154,7 +152,7 @@ def _recipe(
 
 
 def dump_toml(table: Mapping[str, Any]) -> str:
-    """TOML text of plain data; `None` values are left out, since TOML has none."""
+    """TOML text of plain data. `None` values are omitted, because TOML has no null."""
     return tomli_w.dumps(_without_none(table))
 
 
@@ -168,9 +166,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: byte {error.start} is not UTF-8; save the recipe as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path}: not valid TOML: {error}; mend that line") from None
+        raise UserError(f"{path}: not valid TOML: {error}; fix that line") from None
     except RecursionError:
-        raise UserError(f"{path}: found tables or lists hundreds deep, expected a recipe; mend it") from None
+        raise UserError(f"{path}: found tables or lists nested hundreds deep, expected a recipe; fix it") from None
 
 
 def _apply_override(table: dict[str, Any], override: str) -> None:
@@ -178,13 +176,16 @@ def _apply_override(table: dict[str, Any], override: str) -> None:
     if not sign or not name.strip():
         raise UserError(f"--set {override}: expected NAME=VALUE, for example stage.base.seed=2")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        parsed = tomllib.loads(f"value = {text}")
     except (tomllib.TOMLDecodeError, RecursionError):
-        value = text
-    *parents, leaf = name.strip().split(".")
+        parsed = {"value": text}
+    if len(parsed) > 1:
+        raise UserError(f"--set {override!r}: found more than one setting, expected one; give each its own --set")
+    value = parsed["value"]
+    *parents, leaf = _key_path(name.strip())
     stages = table.get("stage", {})
     stage = parents[1] if parents[:1] == ["stage"] and len(parents) > 1 else None
-    if stage and leaf != "kind" and isinstance(stages, dict) and stage not in stages:  # a kind begins a new one
+    if stage and leaf != "kind" and isinstance(stages, dict) and stage not in stages:  # setting a kind adds a stage
         raise UserError(f"--set {override}: no stage '{stage}'; {nearest(stage, stages)}")
     for parent in parents:
         table = table.setdefault(parent, {})
@@ -193,16 +194,29 @@ def _apply_override(table: dict[str, Any], override: str) -> None:
     table[leaf] = value
 
 
+def _key_path(name: str) -> list[str]:
+    """The parts of a dotted key; a part may be quoted, as in TOML: sweep."stage.base.optim.lr"."""
+    try:
+        value: Any = tomllib.loads(f"{name} = 0")
+    except tomllib.TOMLDecodeError:
+        return name.split(".")
+    path: list[str] = []
+    while isinstance(value, dict):
+        ((part, value),) = value.items()
+        path.append(part)
+    return path
+
+
 def _validate(model: type[Settings], body: Any, where: str, errors: list[str]) -> Settings | None:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        errors += [_sentence(model, where, e) for e in error.errors(include_url=False)]
+        errors += [_message(model, where, e) for e in error.errors(include_url=False)]
         return None
 
 
-def _sentence(model: type[Settings], where: str, error: Any) -> str:
-    """One pydantic error as one sentence: setting, found, expected."""
+def _message(model: type[Settings], where: str, error: Any) -> str:
+    """A pydantic error as one message: setting, found, expected."""
     path = [str(p) for p in error["loc"] if not _is_union_tag(str(p))]
     name = ".".join([where, *path])
     if error["type"] == "extra_forbidden":
@@ -213,11 +227,11 @@ def _sentence(model: type[Settings], where: str, error: Any) -> str:
         return f"{name}: {error['ctx']['error']}"
     message = error["msg"][0].lower() + error["msg"][1:].replace("valid tuple", "list")
     message = re.sub(r"valid dictionary( or instance of \w+)?", "table", message)
-    return f"{name}: found {shortened(repr(error['input']), _LONGEST)}, {message} ({_describe(model, path)})"
+    return f"{name}: found {shortened(repr(error['input']), _MAX_VALUE_LENGTH)}, {message} ({_describe(model, path)})"
 
 
 def _is_union_tag(part: str) -> bool:
-    """Pydantic puts the names of union members and wrapping validators into a location; users never wrote them."""
+    """Whether part of a pydantic location names a union member or a validator, which is not in the user's file."""
     return (
         any(c in part for c in "[(") or (part[:1].isupper() and part.isidentifier()) or part in ("str", "int", "float")
     )
@@ -234,10 +248,10 @@ def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
 
 
 def _describe(model: type[BaseModel], path: list[str]) -> str:
-    """The first sentence about a setting."""
+    """The first sentence of a setting's documentation."""
     for n, part in enumerate(path):
         field = next((f for name, f in model.model_fields.items() if part in (name, f.alias)), None)
-        if field is None:  # the number of a list's element
+        if field is None:  # an index into a list
             continue
         if n == len(path) - 1:
             return " ".join((field.description or part).split()).partition(". ")[0]

@@ -1,6 +1,6 @@
-"""Settings models: the base of every table of a recipe, and the marks of fields that have a meaning of their own.
+"""The base class of settings models (tables of a recipe), and the marks of fields that have a special role.
 
-Settings models live beside the code that reads them, derive from `Settings`, and document each field by the string
+A settings model stands beside the code that reads it, derives from `Settings`, and documents each field with the string
 below it.
 """
 
@@ -14,9 +14,9 @@ from ingot.core.errors import notify
 
 
 class Execution:
-    """Marks a field that changes how fast or where a result is made, never the result.
+    """Marks a field that affects speed or placement and never the result: `workers: Annotated[int, EXECUTION] = 2`.
 
-    It is no part of the stage key: `workers: Annotated[int, EXECUTION] = 2`.
+    The field is not part of the stage key.
     """
 
 
@@ -26,10 +26,10 @@ EXECUTION = Execution()
 class Stage:
     """Marks a field whose value names stages: a string, a list, or the keys of a table.
 
-    This mark is the only place that knows it: inputs, `[repeat]` and error messages read it.
+    Inputs, `[repeat]` and error messages are derived from this mark alone.
 
     Args:
-        makes: what such a stage must make (`stages/kind.py: Kind.makes`); "": anything.
+        makes: the required output of such a stage (`stages/kind.py: Kind.makes`); "": any.
     """
 
     def __init__(self, makes: str = ""):
@@ -40,22 +40,20 @@ STAGE = Stage()
 
 
 class Settings(BaseModel):
-    """Base of every settings model: frozen, unknown keys refused, field docstrings kept for `--help` and schemas.
-
-    Numbers are finite.
-    """
+    """Base of every settings model: frozen, finite numbers, no unknown keys, field docstrings as descriptions."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {}
-    """Old name of a setting -> its name now. The old one is read, with a notice."""
+    """Old name of a setting -> current name. The old name is accepted, with a notice."""
 
     @model_validator(mode="before")
     @classmethod
     def _read_old_names(cls, table: Any) -> Any:
-        old = [name for name in cls.RENAMED if isinstance(table, Mapping) and name in table]
-        for name in old:
-            notify(f"{name} is called {cls.RENAMED[name]} now; both are read")
-            table = {cls.RENAMED.get(key, key): value for key, value in table.items()}
-        return table
+        if not isinstance(table, Mapping):
+            return table
+        renamed = {old: new for old, new in cls.RENAMED.items() if old in table and new not in table}
+        for old, new in renamed.items():
+            notify(f"{old} is now called {new}; both names work")
+        return {renamed.get(name, name): value for name, value in table.items()}
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
@@ -63,11 +61,11 @@ class Settings(BaseModel):
 
 
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""What generators are seeded with."""
+"""Seed of random number generators: a signed 64-bit integer."""
 
 
 def canonical(value: Any) -> Any:
-    """The part of a settings tree that determines results, as plain JSON data (EXECUTION fields left out)."""
+    """Settings that determine the result, as plain JSON data: everything but EXECUTION fields."""
     if isinstance(value, BaseModel):
         fields = type(value).model_fields
         return {
@@ -83,12 +81,12 @@ def canonical(value: Any) -> Any:
 
 
 def settings_tree(settings: BaseModel) -> dict[str, Any]:
-    """All fields of a settings model (EXECUTION ones too) as plain data that validates back to the same model."""
+    """All settings, EXECUTION fields included, as plain data that validates back to the same model."""
     return settings.model_dump(mode="json", by_alias=True)
 
 
 def stage_fields(settings: Settings) -> Iterator[tuple[str, Stage, list[str]]]:
-    """The fields of a settings model that name stages: the field's name, its mark, and the stages that it names."""
+    """Fields that name stages and are set: (field name, mark, names of the stages)."""
     for name, field in type(settings).model_fields.items():
         mark, value = mark_of(field), getattr(settings, name)
         if mark and value:
@@ -96,12 +94,12 @@ def stage_fields(settings: Settings) -> Iterator[tuple[str, Stage, list[str]]]:
 
 
 def mark_of(field: FieldInfo) -> Stage | None:
-    """The mark of a field that names stages."""
+    """The `Stage` mark of a field; None for a field that names no stages."""
     return next((m for m in field.metadata if isinstance(m, Stage)), None)
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """All models in the type of a field."""
+    """All models in a type annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for inner in getattr(annotation, "__args__", ()):

@@ -1,7 +1,7 @@
-"""Means of a few runs with honest intervals: Student's t, because three seeds are no large sample.
+"""Confidence intervals for the means of a few runs, by Student's t.
 
-The quantile is exact (bisection on the regularised incomplete beta function) and needs no scipy. The normal's 1.96
-was rejected: for three runs the right factor is 4.30, so an interval by 1.96 would be less than half as wide as it is.
+For three runs the factor is 4.30 where the normal distribution's is 1.96, so a normal interval would be less than half
+as wide as it should be. The quantile is computed by bisection on the regularised incomplete beta function.
 """
 
 import math
@@ -16,7 +16,7 @@ UPPER = 0.975
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean of `n` values and the 95 % interval about it; one value has none (`low` and `high` are None)."""
+    """A mean of `n` values and its 95 % interval; `low` and `high` are None for a single value."""
 
     mean: float
     low: float | None
@@ -25,12 +25,12 @@ class Interval:
 
     @property
     def half(self) -> float | None:
-        """Half of its width."""
+        """Half of the interval's width."""
         return None if self.high is None else self.high - self.mean
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """Mean and t-interval of independent values: mean +- t(n - 1) * s / sqrt(n)."""
+    """Mean and t-interval of independent values: mean ± t(n - 1) * s / sqrt(n)."""
     n = len(values)
     mean = math.fsum(values) / n
     if n == 1:
@@ -41,10 +41,14 @@ def mean_interval(values: Sequence[float]) -> Interval:
 
 
 def wilson(successes: float, n: int) -> dict[str, float]:
-    """A share with Wilson's interval (1927): honest for few items, and at 0 and 1, where p +- 1.96 se says "certain".
+    """A proportion with Wilson's interval (1927), which holds for few items and for proportions near 0 and 1.
+
+    Args:
+        successes: number of successes; a tie may count as half of one.
+        n: number of items.
 
     Returns:
-        value, low, high, n; a success may be half of one, where a tie counts so.
+        value, low, high, n.
     """
     if n == 0:
         return {"value": 0.0, "low": 0.0, "high": 1.0, "n": 0}
@@ -56,13 +60,13 @@ def wilson(successes: float, n: int) -> dict[str, float]:
 
 
 def paired_difference(before: Mapping[object, float], after: Mapping[object, float]) -> Interval | None:
-    """Interval of `after - before` over the keys (seeds) that both have; None where they share none.
+    """Interval of `after - before` over the keys (seeds) that both have; None if they have none in common.
 
-    What two runs of one seed share, such as the order of their data, cancels: this is the sharper and the honest test
-    of a setting, where two intervals that overlap say little.
+    Effects of the seed, such as the order of the data, cancel within a pair. So this test is more powerful than a
+    comparison of two separate intervals.
     """
-    shared = [key for key in before if key in after]
-    return mean_interval([after[key] - before[key] for key in shared]) if shared else None
+    common = [key for key in before if key in after]
+    return mean_interval([after[key] - before[key] for key in common]) if common else None
 
 
 @lru_cache(256)
@@ -75,7 +79,7 @@ def t_quantile(p: float, degrees: float) -> float:
     low, high = 0.0, 1.0
     while t_probability(high, degrees) < p:
         high *= 2
-    while low < (middle := (low + high) / 2) < high:  # to the last bit
+    while low < (middle := (low + high) / 2) < high:  # until adjacent floats
         low, high = (middle, high) if t_probability(middle, degrees) < p else (low, middle)
     return high
 
@@ -90,7 +94,7 @@ def incomplete_beta(a: float, b: float, x: float) -> float:
     """The regularised incomplete beta function I_x(a, b) by its continued fraction (Lentz's method)."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):  # the fraction converges quickly on the other side only
+    if x > (a + 1) / (a + b + 2):  # the continued fraction converges quickly only below this x
         return 1 - incomplete_beta(b, a, 1 - x)
     log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
     c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1))

@@ -1,10 +1,8 @@
-"""`[sweep]` in a recipe: lists of values for some settings, unrolled into points.
+"""`[sweep]` in a recipe: lists of values for some settings, expanded to a grid of points.
 
-A point is the recipe with one value of each list; seeds vary fastest, so points that differ in nothing else stand side
-by side. Points are ordinary recipes: stages that no swept setting reaches have the same key in all of them and run
-once, and a killed sweep goes on like any other run.
-
-Rejected: random and adaptive search (a grid is what a comparison with intervals needs, and it can be read).
+A point is the recipe with one value of each list. Seeds vary fastest, so points that differ only in the seed are
+adjacent. Every point is an ordinary recipe: a stage that does not depend on a swept setting has the same key in all
+points and runs once, and a killed sweep resumes like any other run.
 """
 
 import itertools
@@ -19,10 +17,10 @@ from ingot.core.artifact import digest_bytes
 from ingot.core.errors import UserError, nearest
 
 SWEEP = "sweep.json"
-"""File in the directory of a swept run: its points and their values."""
+"""File in the directory of a swept run that lists its points."""
 SEED = "run.seed"
-_VALUE, _LABEL = 24, 120
-"""Longest spelling of a value, and of a whole label: a label is the name of a directory."""
+_MAX_VALUE_LENGTH, _MAX_LABEL_LENGTH = 24, 120
+"""Most characters of a value, and of a label, which is the name of a directory."""
 
 
 @dataclass(frozen=True)
@@ -30,24 +28,24 @@ class Point:
     """One combination of a sweep's values."""
 
     label: str
-    """Name of its directory: `lr=0.001,seed=1`; unique in its sweep."""
+    """Name of the point's directory, unique in its sweep: `lr=0.001,seed=1`."""
     values: Mapping[str, Any]
-    """Whole name of a setting -> its value here."""
+    """Full name of a setting -> its value."""
 
 
 def points(sweep: Any, recipe: Mapping[str, Any]) -> list[Point]:
     """All combinations of a `[sweep]` table, in order.
 
     Args:
-        sweep: the table: `seeds`, and whole names of settings, each with a list of values.
-        recipe: the rest of the recipe, whose stages a name must know.
+        sweep: the table: `seeds` and full names of settings, each with a list of values.
+        recipe: the recipe without that table.
 
     Raises:
-        UserError: everything that is wrong with the table.
+        UserError: all errors of the table.
     """
     axes, errors = dict(_axes(sweep)), []
     for name, values in axes.items():
-        errors += [f"sweep.{name}: {trouble}" for trouble in _troubles(name, values, recipe)]
+        errors += [f"sweep.{name}: {problem}" for problem in _problems(name, values, recipe)]
     if not axes:
         errors.append("sweep: found no setting; add one such as seeds = [1, 2, 3]")
     if "seeds" in axes and SEED in axes:
@@ -55,17 +53,17 @@ def points(sweep: Any, recipe: Mapping[str, Any]) -> list[Point]:
     if errors:
         raise UserError("\n".join(errors))
     if "seeds" in axes:
-        axes[SEED] = axes.pop("seeds")  # the last one varies fastest
+        axes[SEED] = axes.pop("seeds")  # itertools.product varies the last axis fastest
     names = short_names(axes)
-    found = []
+    combinations = []
     for values in itertools.product(*axes.values()):
-        parts = [f"{names[name]}={spell(value)}" for name, value in zip(axes, values, strict=True)]
-        found.append(Point(_cut(",".join(parts), _LABEL), dict(zip(axes, values, strict=True))))
-    return found
+        label = ",".join(f"{names[name]}={value_label(value)}" for name, value in zip(axes, values, strict=True))
+        combinations.append(Point(_shorten(label, _MAX_LABEL_LENGTH), dict(zip(axes, values, strict=True))))
+    return combinations
 
 
 def with_values(recipe: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a recipe's table with some settings set by their whole names."""
+    """A copy of a recipe's table with some settings changed, by their full names."""
     out = dict(recipe)
     for name, value in values.items():
         *parents, leaf = name.split(".")
@@ -80,25 +78,28 @@ def with_values(recipe: Mapping[str, Any], values: Mapping[str, Any]) -> dict[st
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """Whole name -> its shortest ending of whole words that is the ending of no other: stage.base.optim.lr -> lr."""
-    endings = {n: [".".join(n.split(".")[-i:]) for i in range(1, n.count(".") + 2)] for n in names}
-    shared = Counter(e for mine in endings.values() for e in mine)
-    return {name: next((e for e in mine if shared[e] == 1), name) for name, mine in endings.items()}
+    """Full name -> its shortest unique suffix of dotted parts: stage.base.optim.lr -> lr."""
+    suffixes = {n: [".".join(n.split(".")[-i:]) for i in range(1, n.count(".") + 2)] for n in names}
+    counts = Counter(suffix for own in suffixes.values() for suffix in own)
+    return {name: next((s for s in own if counts[s] == 1), name) for name, own in suffixes.items()}
 
 
-def spell(value: Any) -> str:
-    """A value as part of a file's name; what cannot be in one, or is long, is told apart by a digest."""
+def value_label(value: Any) -> str:
+    """A value as part of a file name. A value that is long or has other characters is cut and gets a digest."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     safe = re.sub(r"[^\w.+-]+", "-", text, flags=re.ASCII).strip("-.")
-    return _cut(text, _VALUE) if safe == text else f"{safe[: _VALUE - 7]}~{digest_bytes(text.encode())[:6]}"
+    if safe == text:
+        return _shorten(text, _MAX_VALUE_LENGTH)
+    return f"{safe[: _MAX_VALUE_LENGTH - 7]}~{digest_bytes(text.encode())[:6]}"
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 7]}~{digest_bytes(text.encode())[:6]}"
+def _shorten(text: str, limit: int) -> str:
+    """The text with at most `limit` characters; a cut text ends in a digest, which keeps it unique."""
+    return text if len(text) <= limit else f"{text[: limit - 7]}~{digest_bytes(text.encode())[:6]}"
 
 
 def _axes(table: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Names and lists; `stage.base.optim.lr = [...]` without quotes is a table of tables in TOML, and welcome."""
+    """Full names and their lists. In TOML `stage.base.optim.lr = [...]` without quotes is a table of tables."""
     if not isinstance(table, Mapping):
         raise UserError(f"sweep: found {table!r}, expected a table such as [sweep] with seeds = [1, 2, 3]")
     for name, value in table.items():
@@ -108,12 +109,12 @@ def _axes(table: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + name, value
 
 
-def _troubles(name: str, values: Any, recipe: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with one line; whether the setting exists below its stage is seen when a point is read."""
+def _problems(name: str, values: Any, recipe: Mapping[str, Any]) -> Iterator[str]:
+    """Errors of one axis. Whether the stage has such a setting is checked when a point is read."""
     head, *rest = name.split(".")
     stages = recipe.get("stage", {})
     if name == "run.name":
-        yield "the name of the run cannot vary, its points are kept below it"
+        yield "the name of the run cannot vary, because its directory contains the points; leave it out"
     elif not rest and name != "seeds":
         yield f"unknown setting; {nearest(name, ['seeds', SEED, *(f'stage.{s}.SETTING' for s in stages)])}"
     elif rest and head not in ("run", "stage"):
@@ -121,10 +122,10 @@ def _troubles(name: str, values: Any, recipe: Mapping[str, Any]) -> Iterator[str
     elif head == "stage" and rest[0] not in stages:
         yield f"no stage '{rest[0]}'; {nearest(rest[0], stages)}"
     elif head == "stage" and len(rest) < 2:
-        yield "names a stage and no setting of it"
+        yield "found a stage, expected one of its settings"
     if not isinstance(values, list):
         yield f"found {values!r}, expected a list such as [{json.dumps(values, default=str)}]"
     elif not values:
         yield "found an empty list, expected at least one value"
-    elif len({spell(v) for v in values}) < len(values):
+    elif len({value_label(v) for v in values}) < len(values):
         yield f"found {values!r}, expected each value once"

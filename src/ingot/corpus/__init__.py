@@ -1,1 +1,1 @@
-"""Raw sources to clean, identified documents: read, clean, mask personal data, judge, deduplicate, hold out."""
+"""Turns raw sources into documents: read, clean, mask personal data, filter, deduplicate, split off a holdout."""

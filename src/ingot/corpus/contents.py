@@ -1,8 +1,8 @@
-"""What a document holds, cleaned: the text itself, or the messages of a row; and what makes two rows the same.
+"""Cleans the content of documents of every format and computes their duplicate and cluster keys.
 
-Messages are cleaned one by one, for a pattern must not see JSON's escapes. A pair shares its cluster with every pair of
-the same prompt, so a split by cluster never asks in validation what training answered; rows are repeated only where
-all of them is: both sides of a pair, the further fields of a prompt too.
+The messages of a row are cleaned one by one because a pattern must not see JSON escapes. Two rows are duplicates if all
+of their content is equal: both answers of a pair, the extra fields of a prompt. Two rows share a cluster if they ask
+the same: all pairs of one prompt are in one cluster, so no validation prompt occurs in training.
 """
 
 import json
@@ -16,94 +16,96 @@ import pyarrow as pa
 
 from ingot.corpus import clean, dedup, pii
 from ingot.corpus.documents import messages_of
-from ingot.corpus.readers.row_formats import dump_document, is_learned
+from ingot.corpus.readers.row_formats import dump_document, is_trained_on
 from ingot.corpus.settings import CorpusSettings
 
 PROBLEMS = {
-    "empty": "found a question or an answer without a character, expected some",
-    "no_answer": "found no message of an assistant to learn, expected one",
-    "equal_sides": "found the same answer chosen and rejected, expected two that differ",
+    "empty": "found an empty question or answer, expected text",
+    "no_answer": "found no assistant message to train on, expected at least one",
+    "equal_sides": "found equal chosen and rejected answers, expected different ones",
 }
-"""What is wrong with a row that goes already now."""
+"""Reasons to drop a row because of its content, with their messages."""
 
 
 class Cleaned(NamedTuple):
-    """Documents after cleaning, row for row."""
+    """Documents after cleaning, one per input row."""
 
     texts: pl.Series
     extras: pl.Series
     reasons: pl.Series
-    """Why a document goes already now, a key of `PROBLEMS`; null where it does not."""
+    """A key of `PROBLEMS` for each document to drop, else null."""
     pii: dict[str, pl.Series]
-    """`pii_KIND`: how many were masked."""
+    """`pii_KIND` -> number of masked items per document."""
     keys: list[bytes]
-    """Fingerprints that are equal for documents that repeat each other."""
+    """Fingerprints; equal for duplicates."""
     clusters: list[bytes]
-    """Fingerprints that are equal for documents that belong on one side of a split."""
+    """Fingerprints; equal for documents that must be in the same split."""
     squeezed: pl.Series | None = None
-    """Running text with one blank between words, which measures are taken of."""
+    """`dedup.squeeze` of the texts (format `text` only), from which quality is measured."""
 
 
 def clean_documents(texts: pl.Series, extras: pl.Series, settings: CorpusSettings) -> Cleaned:
-    """Clean and mask documents of any format; pure.
+    """Clean documents of any format and mask personal data. A pure function.
 
     Args:
-        texts, extras: columns of `readers.RAW`.
-        settings: of the stage.
+        texts, extras: columns of `readers.read.RAW`.
+        settings: the stage's settings.
     """
-    return (_texts if settings.format == "text" else _rows)(texts, extras, settings)
+    return (_clean_texts if settings.format == "text" else _clean_rows)(texts, extras, settings)
 
 
-def _texts(texts: pl.Series, extras: pl.Series, settings: CorpusSettings) -> Cleaned:
-    texts, found = _masked(clean.clean_texts(texts, settings.trim_lines), settings)
+def _clean_texts(texts: pl.Series, extras: pl.Series, settings: CorpusSettings) -> Cleaned:
+    texts, pii_counts = _mask(clean.clean_texts(texts, settings.trim_lines), settings)
     blank = (~texts.str.contains(r"\S")).arg_true()
     reasons = _reasons([None] * len(texts)).scatter(blank, "empty")
     squeezed = dedup.squeeze(texts)
     keys = dedup.fingerprints(squeezed)
-    return Cleaned(texts, extras, reasons, found, keys, keys, pl.Series(squeezed))
+    return Cleaned(texts, extras, reasons, pii_counts, keys, keys, pl.Series(squeezed))
 
 
-def _rows(texts: pl.Series, extras: pl.Series, settings: CorpusSettings) -> Cleaned:
+def _clean_rows(texts: pl.Series, extras: pl.Series, settings: CorpusSettings) -> Cleaned:
     documents = [json.loads(text) for text in texts]
     messages = [messages_of(document) for document in documents]
     flat = pl.Series([m["content"] for row in messages for m in row], dtype=pl.String)
-    cleaned, found = _masked(clean.clean_texts(flat, settings.trim_lines), settings)
-    same, asked = _same(documents, messages, dedup.squeeze(cleaned), settings)
-    _put(messages, cleaned)
-    found = _summed(found, [len(row) for row in messages])
+    cleaned, message_counts = _mask(clean.clean_texts(flat, settings.trim_lines), settings)
+    duplicate_keys, cluster_keys = _identities(documents, messages, dedup.squeeze(cleaned), settings)
+    _set_contents(messages, cleaned)
+    pii_counts = _sum_per_row(message_counts, [len(row) for row in messages])
     if settings.pii:
-        extras, more = _masked_extras(extras, settings)
-        found = {name: count + more[name] for name, count in found.items()}
+        extras, extra_counts = _mask_extras(extras, settings)
+        pii_counts = {name: count + extra_counts[name] for name, count in pii_counts.items()}
     texts = pl.Series([dump_document(document) for document in documents], dtype=pl.String)
     reasons = _reasons([_reason(d, row, settings) for d, row in zip(documents, messages, strict=True)])
     if settings.format == "prompts":
-        same = same + "\n" + extras.fill_null("")
-    keys = _fingerprints(same)
-    return Cleaned(texts, extras, reasons, found, keys, keys if asked is same else _fingerprints(asked))
+        duplicate_keys = duplicate_keys + "\n" + extras.fill_null("")
+    keys = _fingerprints(duplicate_keys)
+    clusters = keys if cluster_keys is duplicate_keys else _fingerprints(cluster_keys)
+    return Cleaned(texts, extras, reasons, pii_counts, keys, clusters)
 
 
-def _put(messages: list[list[dict[str, Any]]], contents: Iterable[Any]) -> None:
+def _set_contents(messages: list[list[dict[str, Any]]], contents: Iterable[Any]) -> None:
     for message, content in zip((m for row in messages for m in row), contents, strict=True):
         message["content"] = content
 
 
-def _same(
+def _identities(
     documents: list[Any], messages: list[list[dict[str, Any]]], squeezed: pa.LargeStringArray, settings: CorpusSettings
 ) -> tuple[pl.Series, pl.Series]:
-    """What is equal for documents that repeat each other, and for those of one side of a split.
+    """Strings that are equal for duplicates, and strings that are equal within a cluster.
 
-    White space within messages counts as one blank; in their JSON a line's end is two characters.
+    Overwrites the contents of `messages` with their squeezed texts: `squeeze` does not see the white space that JSON
+    writes as an escape, so it must run before serialisation.
     """
-    _put(messages, squeezed.to_pylist())
+    _set_contents(messages, squeezed.to_pylist())
     if settings.format == "chat":
-        said = [_said(document) for document in documents]
-        learned = [[is_learned(m) for m in document] for document in documents]
-        same = pl.Series([dump_document(both) for both in zip(said, learned, strict=True)], dtype=pl.String)
-        return same, pl.Series([dump_document(one) for one in said], dtype=pl.String)
-    same = pl.Series([dump_document(document) for document in documents], dtype=pl.String)
+        turns = [_turns(document) for document in documents]
+        trained = [[is_trained_on(m) for m in document] for document in documents]
+        duplicate_keys = pl.Series([dump_document(both) for both in zip(turns, trained, strict=True)], dtype=pl.String)
+        return duplicate_keys, pl.Series([dump_document(one) for one in turns], dtype=pl.String)
+    duplicate_keys = pl.Series([dump_document(document) for document in documents], dtype=pl.String)
     if settings.format != "pairs":
-        return same, same
-    return same, pl.Series([dump_document(document["prompt"]) for document in documents], dtype=pl.String)
+        return duplicate_keys, duplicate_keys
+    return duplicate_keys, pl.Series([dump_document(document["prompt"]) for document in documents], dtype=pl.String)
 
 
 def _fingerprints(texts: pl.Series) -> list[bytes]:
@@ -113,31 +115,32 @@ def _fingerprints(texts: pl.Series) -> list[bytes]:
 def _reason(document: Any, messages: list[dict[str, Any]], settings: CorpusSettings) -> str | None:
     if any(not m["content"].strip() for m in messages):
         return "empty"
-    if settings.format == "chat" and not any(map(is_learned, messages)):
+    if settings.format == "chat" and not any(map(is_trained_on, messages)):
         return "no_answer"
-    if settings.format == "pairs" and _said(document["chosen"]) == _said(document["rejected"]):
+    if settings.format == "pairs" and _turns(document["chosen"]) == _turns(document["rejected"]):
         return "equal_sides"
     return None
 
 
-def _said(side: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    return [(m["role"], " ".join(m["content"].split())) for m in side]
+def _turns(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """(role, squeezed content) of each message."""
+    return [(m["role"], " ".join(m["content"].split())) for m in messages]
 
 
 def _reasons(values: list[str | None]) -> pl.Series:
     return pl.Series("drop_reason", values, dtype=pl.String)
 
 
-def _masked(texts: pl.Series, settings: CorpusSettings) -> tuple[pl.Series, dict[str, pl.Series]]:
+def _mask(texts: pl.Series, settings: CorpusSettings) -> tuple[pl.Series, dict[str, pl.Series]]:
     if not settings.pii:
         zero = pl.zeros(len(texts), dtype=pl.Int64, eager=True)
         return texts, {f"pii_{kind}": zero for kind in pii.KINDS}
-    texts, found = pii.mask_pii(texts)
-    return texts, {f"pii_{kind}": count for kind, count in found.items()}
+    texts, counts = pii.mask_pii(texts)
+    return texts, {f"pii_{kind}": count for kind, count in counts.items()}
 
 
-def _summed(found: dict[str, pl.Series], lengths: list[int]) -> dict[str, pl.Series]:
-    """Counts of strings as counts of rows that hold so many of them each (possibly none)."""
+def _sum_per_row(counts: dict[str, pl.Series], lengths: list[int]) -> dict[str, pl.Series]:
+    """Sum counts per string to counts per row, where row i consists of the next `lengths[i]` strings (0 or more)."""
     ends = np.cumsum(lengths, dtype=np.int64)
     starts = ends - np.asarray(lengths, dtype=np.int64)
 
@@ -145,25 +148,25 @@ def _summed(found: dict[str, pl.Series], lengths: list[int]) -> dict[str, pl.Ser
         before = np.concatenate(([0], np.cumsum(count.to_numpy())))
         return pl.Series(before[ends] - before[starts], dtype=pl.Int64)
 
-    return {name: per_row(count) for name, count in found.items()}
+    return {name: per_row(count) for name, count in counts.items()}
 
 
 _STRING = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?')
-"""A string in JSON, and the colon that makes it a key."""
+"""A JSON string, and the colon after it if it is a key."""
 
 
-def _masked_extras(extras: pl.Series, settings: CorpusSettings) -> tuple[pl.Series, dict[str, pl.Series]]:
-    """Personal data masked in every string of the further fields, which are left as they are otherwise.
+def _mask_extras(extras: pl.Series, settings: CorpusSettings) -> tuple[pl.Series, dict[str, pl.Series]]:
+    """Mask personal data in every string value of the extra fields; keys and other values stay unchanged.
 
-    Strings are found in the JSON itself: rows may be nested more deeply than functions can be.
+    A regular expression on the JSON replaces recursion, whose depth Python limits and JSON does not.
     """
-    leaves = [[json.loads(s) for s, key in _STRING.findall(extra or "") if not key] for extra in extras]
-    flat = pl.Series([leaf for row in leaves for leaf in row], dtype=pl.String)
-    masked, found = _masked(flat, settings)
-    replies = iter(masked)
+    values = [[json.loads(s) for s, key in _STRING.findall(extra or "") if not key] for extra in extras]
+    flat = pl.Series([value for row in values for value in row], dtype=pl.String)
+    masked, counts = _mask(flat, settings)
+    replacements = iter(masked)
 
-    def reply(match: re.Match[str]) -> str:
-        return match[0] if match[2] else json.dumps(next(replies), ensure_ascii=False)
+    def replace(match: re.Match[str]) -> str:
+        return match[0] if match[2] else json.dumps(next(replacements), ensure_ascii=False)
 
-    replaced = [None if extra is None else _STRING.sub(reply, extra) for extra in extras]
-    return pl.Series(replaced, dtype=pl.String), _summed(found, [len(row) for row in leaves])
+    replaced = [None if extra is None else _STRING.sub(replace, extra) for extra in extras]
+    return pl.Series(replaced, dtype=pl.String), _sum_per_row(counts, [len(row) for row in values])

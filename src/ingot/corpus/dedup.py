@@ -1,7 +1,7 @@
-"""Exact duplicates: equal texts, differences in white space aside; the first one seen stays.
+"""Exact deduplication: texts that are equal up to white space; the first occurrence is kept.
 
-The hash (BLAKE2b, 128 bits) covers the whole text, so a short text is deduplicated like a long one, and one shared
-header drops nothing. Only hashes are kept in memory, about 100 bytes a document.
+The hash (BLAKE2b, 128 bits) covers the complete text, so short texts are deduplicated like long ones and a shared
+header alone is no duplicate. Memory holds only the hashes, about 100 bytes per document.
 """
 
 import hashlib
@@ -11,12 +11,12 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from ingot.corpus.readers.utf8 import flatten, followed_by
+from ingot.corpus.readers.utf8 import find_sequences, flatten
 
 EXACT_DUPLICATE = "exact_duplicate"
-"""The reason of a document that is dropped for another one."""
+"""The `drop_reason` of a repeated document."""
 _BLANK = 0x20
-_WIDE_BLANKS = {  # lead byte -> what follows it in UTF-8, as one number
+_MULTIBYTE_BLANKS = {  # lead byte -> its continuation bytes, as one big-endian number
     0xC2: [0x85, 0xA0],
     0xE1: [0x9A80],
     0xE2: [*range(0x8080, 0x808B), 0x80A8, 0x80A9, 0x80AF, 0x819F],
@@ -25,9 +25,9 @@ _WIDE_BLANKS = {  # lead byte -> what follows it in UTF-8, as one number
 
 
 def squeeze(texts: pl.Series) -> pa.LargeStringArray:
-    """What `" ".join(text.split())` is for each text, for a batch at once: words with one blank between them.
+    """`" ".join(text.split())` of each text: words separated by one blank.
 
-    One pass of numpy over the bytes of all texts is several times faster than a Python string for every word.
+    One numpy pass over the bytes of the batch is several times faster than splitting each text into Python strings.
     """
     data, starts = flatten(texts)
     data, starts = _collapse(data.copy(), starts)
@@ -35,13 +35,13 @@ def squeeze(texts: pl.Series) -> pa.LargeStringArray:
 
 
 def _collapse(data: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Runs of blanks become one blank, none at the ends of a text; starts [n + 1] and data [bytes] are replaced."""
+    """Replace each run of blanks by one blank and strip both ends of each text; returns new data and starts [n + 1]."""
     blank = _blanks(data)
     data[np.flatnonzero(blank & (data != _BLANK))] = _BLANK
     ends = starts[1:][starts[1:] > starts[:-1]] - 1
     extra = blank.copy()
-    extra[:-1] &= blank[1:]  # the last one of a run stays
-    extra[ends] = blank[ends]  # the byte after belongs to another text
+    extra[:-1] &= blank[1:]  # keeps the last blank of a run
+    extra[ends] = blank[ends]  # the next byte belongs to another text
     data, starts = data[~extra], starts - np.searchsorted(np.flatnonzero(extra), starts)
     heads = starts[:-1][starts[1:] > starts[:-1]]
     heads = heads[data[heads] == _BLANK]
@@ -51,17 +51,17 @@ def _collapse(data: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _blanks(data: np.ndarray) -> np.ndarray:
-    """Which bytes of UTF-8 text belong to white space, as `str.split` has it."""
+    """Boolean mask of the UTF-8 bytes that belong to white space as `str.split` defines it."""
     blank = (data == _BLANK) | (data - np.uint8(0x09) < 5) | (data - np.uint8(0x1C) < 4)  # differences wrap around
-    for lead, known in _WIDE_BLANKS.items():
-        place = followed_by(data, lead, known)
-        for more in range(3 if known[0] > 0xFF else 2):
-            blank[place + more] = True
+    for lead, continuations in _MULTIBYTE_BLANKS.items():
+        positions = find_sequences(data, lead, continuations)
+        for offset in range(3 if continuations[0] > 0xFF else 2):
+            blank[positions + offset] = True
     return blank
 
 
 def fingerprints(squeezed: pa.LargeStringArray) -> list[bytes]:
-    """16 bytes per text that are equal exactly when the texts are, white space aside. Takes what `squeeze` gave."""
+    """A 16-byte hash of each text. Takes the output of `squeeze`, so texts that differ in white space hash equally."""
     _, offsets, values = squeezed.buffers()
     starts = np.frombuffer(offsets, np.int64)[: len(squeezed) + 1].tolist()
     data = memoryview(values or b"")
@@ -74,16 +74,16 @@ def clusters(keys: list[bytes]) -> np.ndarray:
 
 
 class Seen:
-    """Remembers fingerprints in document order."""
+    """The set of fingerprints of all earlier documents."""
 
     def __init__(self) -> None:
         self._keys: set[bytes] = set()
 
     def repeated(self, keys: list[bytes]) -> list[bool]:
-        """Whether each key came before, here or in an earlier call."""
-        return [self._again(key) for key in keys]
+        """Whether each key occurred before, in this call or an earlier one; adds all keys to the set."""
+        return [self._is_repeat(key) for key in keys]
 
-    def _again(self, key: bytes) -> bool:
+    def _is_repeat(self, key: bytes) -> bool:
         if key in self._keys:
             return True
         self._keys.add(key)

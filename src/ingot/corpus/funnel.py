@@ -1,13 +1,13 @@
-"""What happened to every document: in = kept + dropped for each reason + quarantined, to the document and the byte.
+"""Accounts for every document and byte: in = kept + dropped (per reason) + quarantined.
 
-Bytes are those of the raw text as it was read (of the damaged line or file where it could not be), so the sum closes;
-`clean_bytes` says what the kept documents weigh after cleaning. Three files come of it: `funnel.json` (counts),
-`dropped.parquet` (every dropped document with its reason and first 400 characters) and `quarantine.jsonl` (what could
-not be read).
+Bytes are sizes of the raw text (of the unreadable line or file for quarantined ones), so the sum is exact;
+`clean_bytes` is the size of the kept documents after cleaning. The result is three files: `funnel.json` (counts),
+`dropped.parquet` (every dropped document with its reason and first 400 characters) and `quarantine.jsonl` (rows and
+files that could not be read).
 """
 
 # pyright: reportAttributeAccessIssue=false
-# (pyarrow.compute makes its functions when it is imported)
+# (pyarrow.compute creates its functions at import time)
 
 import json
 from collections import defaultdict
@@ -44,30 +44,30 @@ _ORDER = {r: i for i, r in enumerate((*PROBLEMS, *QUALITY_REASONS))} | {EXACT_DU
 
 @dataclass(frozen=True)
 class Quarantined:
-    """Something that could not be read as a document."""
+    """A row or file that could not be read as a document."""
 
     source: str
     path: str
-    line: int  # 1-based; 0 where rows have no lines, or the file as a whole is meant
-    offset: int  # byte where the line starts, or where the file stopped being readable; number of the row in a table
+    line: int  # 1-based; 0 for formats without lines and for complete files
+    offset: int  # byte of the line or of the damage; in a table the row number
     bytes: int
     reason: str
-    row: int = 0  # 1-based; 0 where the line says where it is
-    documents: int = 1  # how many are lost: more than one where a table knows how many rows it had
+    row: int = 0  # 1-based; 0 if `line` is given
+    documents: int = 1  # number of lost documents; more than one for a damaged part of a table
 
-    def sentence(self) -> str:
-        """Where and what, for people."""
-        return f"{place(asdict(self))}: {self.reason}"
+    def message(self) -> str:
+        """Location and reason, for error messages."""
+        return f"{location(asdict(self))}: {self.reason}"
 
 
-def place(record: Mapping[str, Any]) -> str:
-    """The file, and the line or row in it, of an entry of `quarantine.jsonl`."""
+def location(record: Mapping[str, Any]) -> str:
+    """File and line (or row) of an entry of `quarantine.jsonl`."""
     where = next((f": {unit} {record[unit]:,}" for unit in ("line", "row") if record.get(unit)), "")
     return f"{record['path']}{where}"
 
 
 class Counts:
-    """Documents and bytes of one source, or of all."""
+    """Counts of one source or of all sources. Each pair of integers is [documents, bytes]."""
 
     def __init__(self) -> None:
         self.kept = [0, 0]
@@ -77,11 +77,11 @@ class Counts:
         self.clean_bytes = 0
 
     def summary(self) -> dict[str, Any]:
-        """Plain data, reasons in the order in which they are decided."""
+        """The counts as JSON data, reasons in the order of their checks."""
         reasons = sorted(self.dropped, key=lambda r: (_ORDER.get(r, 5_000), r))
-        parts = [self.kept, self.quarantined, *self.dropped.values()]
+        outcomes = [self.kept, self.quarantined, *self.dropped.values()]
         return {
-            "in": _pair([sum(p[0] for p in parts), sum(p[1] for p in parts)]),
+            "in": _pair([sum(o[0] for o in outcomes), sum(o[1] for o in outcomes)]),
             "kept": {**_pair(self.kept), "clean_bytes": self.clean_bytes},
             "dropped": {reason: _pair(self.dropped[reason]) for reason in reasons},
             "quarantined": _pair(self.quarantined),
@@ -94,7 +94,7 @@ def _pair(counts: Iterable[int]) -> dict[str, int]:
 
 
 class Funnel:
-    """Counts while documents pass; writes its three files when closed well, and none of them otherwise."""
+    """Context manager that counts documents and writes its three files on success, none of them after an exception."""
 
     def __init__(self, out: Path):
         self._out = out
@@ -102,7 +102,7 @@ class Funnel:
         self.total = Counts()
         self.sources: dict[str, Counts] = defaultdict(Counts)
         self.first: dict[str, tuple[str, int]] = {}
-        """Reason -> path and offset of the first document that was dropped for it."""
+        """Reason -> (path, offset) of the first document dropped for it."""
 
     def __enter__(self) -> "Funnel":
         with ExitStack() as stack:
@@ -124,33 +124,33 @@ class Funnel:
             atomic_json(self._out / "funnel.json", {**self.total.summary(), "sources": by_source})
 
     def quarantine(self, record: Quarantined) -> None:
-        """Note what could not be read."""
+        """Record and count an unreadable row or file."""
         self._quarantine.write(json.dumps(asdict(record), ensure_ascii=False).encode() + b"\n")
         for counts in (self.total, self.sources[record.source]):
             counts.quarantined[0] += record.documents
             counts.quarantined[1] += record.bytes
 
     def count(self, documents: pa.Table) -> None:
-        """Count a batch whose fate (`drop_reason`, null: kept) is decided."""
-        found = [f"pii_{kind}" for kind in KINDS]
+        """Count a batch by its final `drop_reason` (null: kept)."""
+        pii_columns = [f"pii_{kind}" for kind in KINDS]
         frame = pl.from_arrow(
-            documents.select(["source", "drop_reason", "path", "offset", "raw_bytes", "bytes", *found])
+            documents.select(["source", "drop_reason", "path", "offset", "raw_bytes", "bytes", *pii_columns])
         )
         assert isinstance(frame, pl.DataFrame)
         rows = frame.group_by("source", "drop_reason", maintain_order=True).agg(
-            pl.col("path", "offset").first(), pl.len(), pl.col("raw_bytes", "bytes", *found).sum()
+            pl.col("path", "offset").first(), pl.len(), pl.col("raw_bytes", "bytes", *pii_columns).sum()
         )
         for source, reason, path, offset, number, raw, clean, *masked in rows.iter_rows():
             self.first.setdefault(reason, (path, offset))
             for counts in (self.total, self.sources[source]):
-                fate = counts.kept if reason is None else counts.dropped[reason]
-                fate[0] += number
-                fate[1] += raw
+                outcome = counts.kept if reason is None else counts.dropped[reason]
+                outcome[0] += number
+                outcome[1] += raw
                 counts.clean_bytes += clean if reason is None else 0
                 counts.pii = {k: counts.pii[k] + n for k, n in zip(KINDS, masked, strict=True)}
-        self._note_dropped(documents.filter(pc.is_valid(documents["drop_reason"])))
+        self._record_dropped(documents.filter(pc.is_valid(documents["drop_reason"])))
 
-    def _note_dropped(self, documents: pa.Table) -> None:
+    def _record_dropped(self, documents: pa.Table) -> None:
         names = {"source": "source", "path": "path", "offset": "offset", "reason": "drop_reason", "bytes": "raw_bytes"}
         columns = [documents[name] for name in names.values()]
         sample = pc.utf8_slice_codeunits(documents["text"], 0, SAMPLE_CHARACTERS)
@@ -158,7 +158,7 @@ class Funnel:
         self._flush_dropped()
 
     def _flush_dropped(self, last: bool = False, rows: int = 4096) -> None:
-        """Row groups of a fixed size, so that the file does not depend on how documents were batched."""
+        """Write row groups of a fixed size, so the file does not depend on the batches that arrive."""
         table = pa.concat_tables([DROPPED.empty_table(), *self._waiting]).combine_chunks()
         while table.num_rows >= rows or (last and table.num_rows):
             self._dropped.write_table(table.slice(0, rows).combine_chunks())

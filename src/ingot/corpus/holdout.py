@@ -1,14 +1,14 @@
-"""Which documents are held out, decided after deduplication and the same in every run.
+"""Splits documents into train and val after deduplication, deterministically.
 
-By hash, a document's (or group's) split depends on nothing but its text (or name) and the share: it stays where it is
-when other documents come and go, when the seed changes, and in every corpus that holds it. Two corpora made from the
-same modules hold out the same modules. A larger share keeps what a smaller one held out.
+The split by hash depends on the document's text (or group's name) and the fraction alone. It does not change when other
+documents are added or removed, when the seed changes, or in another corpus with the same document. A larger fraction
+holds out a superset.
 
 `tail` is nanoGPT's split: the last characters of the kept text, in order. The document on the border is cut in two.
 """
 
 # pyright: reportAttributeAccessIssue=false
-# (pyarrow.compute makes its functions when it is imported)
+# (pyarrow.compute creates its functions at import time)
 
 import hashlib
 
@@ -26,52 +26,52 @@ def split_by_hash(table: pa.Table, holdout: HoldoutSettings) -> pa.Table:
     """Set the `split` column by the hash of the cluster or of the group."""
     if holdout.by == "group":
         names = table["group"].to_pylist()
-        held = {name: _draw(name.encode()) < holdout.share for name in set(names)}
-        chosen = [held[name] for name in names]
+        is_val = {name: _uniform(name.encode()) < holdout.fraction for name in set(names)}
+        mask = [is_val[name] for name in names]
     else:
-        chosen = [_draw(int(c).to_bytes(8, "little")) < holdout.share for c in table["cluster"].to_numpy()]
-    return set_split(table, np.array(chosen, dtype=bool))
+        mask = [_uniform(int(c).to_bytes(8, "little")) < holdout.fraction for c in table["cluster"].to_numpy()]
+    return set_split(table, np.array(mask, dtype=bool))
 
 
-def _draw(name: bytes) -> float:
-    """A number in [0, 1) that depends on the name alone."""
+def _uniform(name: bytes) -> float:
+    """A hash of the name as a number in [0, 1)."""
     digest = hashlib.blake2b(name, digest_size=8, key=_SALT).digest()
     return (int.from_bytes(digest, "little") >> 11) / 2**53
 
 
-def set_split(table: pa.Table, held: np.ndarray) -> pa.Table:
-    """The table with `split` = "val" where held, "train" elsewhere."""
-    values = pa.array(np.where(held, "val", "train").tolist(), pa.string())
+def set_split(table: pa.Table, is_val: np.ndarray) -> pa.Table:
+    """Set `split` to "val" where the mask [rows] is true, to "train" elsewhere."""
+    values = pa.array(np.where(is_val, "val", "train").tolist(), pa.string())
     return table.set_column(table.schema.get_field_index("split"), "split", values)
 
 
-class Tail:
-    """Splits kept documents, given in order, at the `int((1 - share) * characters)`-th character.
+class TailSplitter:
+    """Splits kept documents, given in order, at character `int((1 - fraction) * characters)`.
 
     Args:
-        characters: of all kept text.
-        share: of the characters to hold out.
-        divisible: whether the document on the border may be cut; a conversation is held out whole instead.
+        characters: total number of characters of the kept text.
+        fraction: the fraction of the characters to hold out.
+        divisible: whether to cut the document on the border; if not, all of it is held out.
     """
 
-    def __init__(self, characters: int, share: float, divisible: bool):
-        self._left = int((1 - share) * characters)
+    def __init__(self, characters: int, fraction: float, divisible: bool):
+        self._train_left = int((1 - fraction) * characters)
         self._divisible = divisible
-        self.cut = 0
+        self.cut_documents = 0
 
     def split(self, table: pa.Table) -> pa.Table:
-        """The table with its splits; one row longer where a document was cut."""
+        """The table with `split` set; it gains a row if a document is cut."""
         ends = np.cumsum(pc.utf8_length(table["text"]).to_numpy())
-        train = int(np.searchsorted(ends, self._left, side="right"))
-        inside = self._left - (int(ends[train - 1]) if train else 0)
-        parts = [table.slice(0, train), table.slice(train)]
-        if train < table.num_rows and inside and self._divisible:
-            halves = _cut(table.slice(train, 1), inside)
-            parts = [parts[0], halves.slice(0, 1), halves.slice(1), table.slice(train + 1)]
+        train = int(np.searchsorted(ends, self._train_left, side="right"))
+        cut_at = self._train_left - (int(ends[train - 1]) if train else 0)
+        tables = [table.slice(0, train), table.slice(train)]
+        if train < table.num_rows and cut_at and self._divisible:
+            halves = _cut(table.slice(train, 1), cut_at)
+            tables = [tables[0], halves.slice(0, 1), halves.slice(1), table.slice(train + 1)]
             train += 1
-            self.cut += 1
-        self._left = 0 if train < table.num_rows else max(self._left - int(ends[-1]), 0)
-        joined = pa.concat_tables(parts)
+            self.cut_documents += 1
+        self._train_left = 0 if train < table.num_rows else max(self._train_left - int(ends[-1]), 0)
+        joined = pa.concat_tables(tables)
         return set_split(joined, np.arange(joined.num_rows) >= train)
 
 
@@ -84,13 +84,17 @@ def _cut(document: pa.Table, characters: int) -> pa.Table:
 def check_split(holdout: HoldoutSettings, train: int, val: int) -> None:
     """Refuse a split without training or without validation documents.
 
+    Args:
+        holdout: the settings of the split.
+        train, val: number of documents in each split.
+
     Raises:
-        UserError: one of them is empty although a share was asked for.
+        UserError: one of them is 0 although the settings hold out a part.
     """
-    if holdout.share == 0 or (train and val):
+    if holdout.fraction == 0 or (train and val):
         return
     empty, total = ("held-out" if train else "training"), train + val
     raise UserError(
-        f'holdout: share = {holdout.share:g} by = "{holdout.by}" leaves no {empty} document of {total}; '
-        'use by = "tail" (it splits text of any number of documents) or another share'
+        f'holdout: fraction = {holdout.fraction:g} by = "{holdout.by}" leaves no {empty} document of {total}; '
+        'use by = "tail" (it can cut a document) or another share'
     )

@@ -1,14 +1,14 @@
-"""Personal data: e-mail addresses, phone numbers, US social security numbers and IP addresses become placeholders.
+"""Masks personal data: e-mail addresses, phone numbers, US social security numbers and IP addresses.
 
-Polars replaces with Rust's regex engine (linear time, about 20 times Python's speed) which has no look-around. So a
-pattern takes one character of context on either side and puts it back, and runs twice, since neighbours share that
-character. A cheap search picks the few rows that get that far. What a regex cannot decide (is it an IPv6 address, or
-`a[2000::2]`?) is decided by `ipaddress`.
+Polars uses Rust's regex engine, which runs in linear time but has no look-around. Each pattern therefore captures one
+character of context on both sides and puts it back, and runs twice because adjacent items share that character. A cheap
+prefilter selects the few rows that need a replacement. `ipaddress` decides what a regex cannot: whether `2000::2` in
+`a[2000::2]` is an IPv6 address.
 
-A false mask destroys text and a missed one leaks, so each kind demands evidence: ten bare digits are an ISBN or a Unix
-time as often as a phone number, hence separators or a leading + with a country code are required; an SSN needs its
-hyphens and an issued range; an IPv4 address needs four parts of at most 255 that no fifth part follows. `a@b.dot(c)`
-is a matrix product, not an address.
+A false positive destroys text and a miss leaks data, so each kind requires evidence. A phone number needs separators or
+a leading + with a country code, because ten bare digits are often an ISBN or a Unix time. An SSN needs its hyphens and
+an issued range. An IPv4 address needs four numbers of at most 255 without a fifth one after them. A parenthesis after
+an e-mail address rules it out, because `a@b.dot(c)` is a matrix product.
 """
 
 import functools
@@ -40,39 +40,44 @@ _INTERNATIONAL = (
 )
 _PHONE = rf"(?:\+?1[ .\-]?)?{_NATIONAL}|{_INTERNATIONAL}"
 
-# What may stand before and after. A dot after is the end of a sentence unless more of a number or name follows it.
-# Letters of scripts that no address is written in may stand beside one: Chinese and Japanese have no blanks.
+# The context that is allowed before and after an item. A dot after it ends a sentence unless more of a number or name
+# follows. Letters of scripts that no address uses may be adjacent, because Chinese and Japanese have no blanks.
 _WORD = rf"{_LETTER}_"
 _AFTER = rf"(\.?(?:[^{_WORD}.]|\z)|\.{{2,}})"
 _AFTER_NUMBER = rf"((?:\.|-)?(?:[^{_WORD}.\-]|\z)|\.{{2,}}|-{{2,}})"
-_REPLACED = {
+_PATTERNS = {
     "email": rf"()({_EMAIL})([^{_WORD}(.]|[._](?:[^{_WORD}]|\z)|\z)",
     "ip": rf"(\A|[^{_WORD}.])({_IPV4}){_AFTER}",
     "ssn": rf"(\A|[^{_WORD}.\-])({_SSN}){_AFTER_NUMBER}",
     "phone": rf"(\A|[^{_WORD}.+\-])({_PHONE}){_AFTER_NUMBER}",
 }
-_SEARCHED = {
+_PREFILTERS = {
     "email": r"[^\s@]@[^\s@]",
     "ip": r"[0-9]\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]",
     "ssn": r"[0-9]-[0-9]{2}-[0-9]{4}",
     "phone": r"[0-9]{3}[ .\-][0-9]{4}|\+[1-9]",
 }
-_IPV6_SEARCHED = (
+_IPV6_PREFILTER = (
     r"[0-9A-Fa-f]:(?:[0-9A-Fa-f]{1,4}:){6}[0-9A-Fa-f]|[0-9A-Fa-f]{2}::|::[fF]{4}:|[0-9A-Fa-f]:[0-9A-Fa-f]{1,4}::"
 )
 _HINTS = {"email": ("@",), "ip6": ("::", r":[0-9A-Fa-f]{1,4}:[0-9A-Fa-f]{1,4}:")}
-"""One of these is in every text that a search above finds; what begins with a fixed sign is looked for much faster."""
+"""Every text that matches the prefilter contains one of these, which are much faster to search."""
 _IPV6 = re.compile(
     r"(?<![\w:.])(?=[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.])[0-9A-Fa-f:.]{1,45}[0-9A-Fa-f:](?![\w:])", re.ASCII
 )
-"""Two colons soon, and no more signs than an address has: otherwise time grows with the cube of a text of them."""
+"""Requires two colons early and bounds the length: otherwise time is cubic in the length of a run of such characters.
+"""
 _ADDRESSES = [
     ipaddress.IPv6Network(n) for n in ("2000::/3", "fc00::/7", "fe80::/10", "ff00::/8", "64:ff9b::/96", "::ffff:0:0/96")
 ]
 
 
 def mask_pii(texts: pl.Series) -> tuple[pl.Series, dict[str, pl.Series]]:
-    """Texts with placeholders, and per kind how many replacements each row got."""
+    """Replace personal data by placeholders.
+
+    Returns:
+        The masked texts, and for each of `KINDS` the number of replacements per row.
+    """
     counts: dict[str, pl.Series] = {}
     for kind in ("email", "ip", "ssn", "phone"):
         texts, counts[kind] = _mask(texts, kind)
@@ -83,19 +88,19 @@ def mask_pii(texts: pl.Series) -> tuple[pl.Series, dict[str, pl.Series]]:
 
 def _mask(texts: pl.Series, kind: str) -> tuple[pl.Series, pl.Series]:
     mark, zero = KINDS[kind], pl.zeros(len(texts), dtype=pl.Int64, eager=True)
-    rows = _found(texts, _SEARCHED[kind], _HINTS.get(kind, ()))
+    rows = _matching_rows(texts, _PREFILTERS[kind], _HINTS.get(kind, ()))
     if not len(rows):
         return texts, zero
-    found = texts.gather(rows)
-    masked = found
+    raw = texts.gather(rows)
+    masked = raw
     for _ in range(2):
-        masked = masked.str.replace_all(_REPLACED[kind], "${1}" + mark + "${3}")
-    added = masked.str.count_matches(mark, literal=True) - found.str.count_matches(mark, literal=True).cast(pl.Int64)
+        masked = masked.str.replace_all(_PATTERNS[kind], "${1}" + mark + "${3}")
+    added = masked.str.count_matches(mark, literal=True) - raw.str.count_matches(mark, literal=True).cast(pl.Int64)
     return texts.clone().scatter(rows, masked), zero.scatter(rows, added)
 
 
-def _found(texts: pl.Series, pattern: str, hints: tuple[str, ...]) -> pl.Series:
-    """The rows in which a pattern is found; of texts without one of its hints (if it has any) it is not asked."""
+def _matching_rows(texts: pl.Series, pattern: str, hints: tuple[str, ...]) -> pl.Series:
+    """Indices of the rows that match the pattern; with hints, only rows that match one of them are searched."""
     if not hints:
         return texts.str.contains(pattern).arg_true()
     hinted = functools.reduce(operator.or_, (texts.str.contains(hint) for hint in hints)).arg_true()
@@ -104,11 +109,11 @@ def _found(texts: pl.Series, pattern: str, hints: tuple[str, ...]) -> pl.Series:
 
 def _mask_ipv6(texts: pl.Series) -> tuple[pl.Series, pl.Series]:
     zero = pl.zeros(len(texts), dtype=pl.Int64, eager=True)
-    rows = _found(texts, _IPV6_SEARCHED, _HINTS["ip6"])
+    rows = _matching_rows(texts, _IPV6_PREFILTER, _HINTS["ip6"])
     if not len(rows):
         return texts, zero
-    done = [_mask_ipv6_in(text) for text in texts.gather(rows)]
-    return texts.clone().scatter(rows, [d[0] for d in done]), zero.scatter(rows, [d[1] for d in done])
+    masked, counts = zip(*map(_mask_ipv6_in, texts.gather(rows)), strict=True)
+    return texts.clone().scatter(rows, list(masked)), zero.scatter(rows, list(counts))
 
 
 def _mask_ipv6_in(text: str) -> tuple[str, int]:
@@ -116,23 +121,23 @@ def _mask_ipv6_in(text: str) -> tuple[str, int]:
 
     def mark(match: re.Match[str]) -> str:
         nonlocal count
-        found = match.group().rstrip(".")
-        rest = match.group()[len(found) :]
+        address = match.group().rstrip(".")
+        dots = match.group()[len(address) :]
         for tail in ("", ":"):  # "at 2001:db8::1:" ends with punctuation
-            if found.endswith(tail) and is_ipv6(found.removesuffix(tail)):
+            if address.endswith(tail) and is_ipv6(address.removesuffix(tail)):
                 count += 1
-                return KINDS["ip"] + tail + rest
+                return KINDS["ip"] + tail + dots
         return match.group()
 
     return _IPV6.sub(mark, text), count
 
 
 def is_ipv6(text: str) -> bool:
-    """Whether this is an address that something can have: `12:30::`, `1::2` (a slice) and the loopback are not."""
+    """Whether the text is an assignable IPv6 address. `12:30::`, `1::2` (a slice) and the loopback are not."""
     try:
         address = ipaddress.IPv6Address(text)
     except ValueError:
         return False
-    if "::" not in text:  # eight written groups: an address has a long one, a ratio or a MAC-like number has none
-        return max(len(part) for part in text.split(":")) >= 3
+    if "::" not in text:  # of eight groups an address has a long one; a ratio or a MAC-like number has none
+        return max(len(group) for group in text.split(":")) >= 3
     return any(address in network for network in _ADDRESSES) and any(c.isdigit() for c in text)

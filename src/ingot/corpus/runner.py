@@ -1,15 +1,15 @@
-"""The reference loop: read -> prepare (pure, on threads) -> exact duplicates -> split -> write, in document order.
+"""The corpus pipeline: read -> prepare (pure, on threads) -> deduplicate -> split -> write, in document order.
 
-`prepare` takes an Arrow batch and returns an Arrow batch: scores and decisions are columns, nothing is removed there.
-So any engine can map it (Polars and hashlib let go of the interpreter's lock, hence threads), and what needs an order,
-duplicates and the split, happens once in this loop. The result is the same to the byte for any number of workers.
+`prepare` maps an Arrow batch to an Arrow batch: scores and drop reasons are columns, and no row is removed. Any engine
+can map it; threads suffice because Polars and hashlib release the GIL. Deduplication and the split depend on the order
+and run in this loop. The result is byte-identical for any number of workers.
 
-Repeats are appended after all documents rather than written beside their original, where packing would put a text and
-its copy into one window and teach copying.
+Repeated documents (`repeat`) are appended after all others: beside its original, a copy could be packed into the same
+window and teach the model to copy.
 """
 
 # pyright: reportAttributeAccessIssue=false
-# (pyarrow.compute makes its functions when it is imported)
+# (pyarrow.compute creates its functions at import time)
 
 import shutil
 from collections import deque
@@ -28,7 +28,7 @@ from ingot.core.events import Display, EventLog
 from ingot.corpus import contents, dedup, filters, holdout
 from ingot.corpus.documents import SCHEMA, DocumentWriter, document_parts, read_documents
 from ingot.corpus.funnel import Funnel
-from ingot.corpus.readers.locate import left_out
+from ingot.corpus.readers.locate import skipped_files
 from ingot.corpus.readers.read import read
 from ingot.corpus.settings import CorpusSettings
 
@@ -40,27 +40,27 @@ _KEY = "_key"
 
 
 def build(settings: CorpusSettings, out: Path, display: Display, log: EventLog) -> dict[str, int]:
-    """Make the corpus in `out`: documents, dropped.parquet, quarantine.jsonl, funnel.json.
+    """Write the corpus to `out`: documents-*.parquet, dropped.parquet, quarantine.jsonl, funnel.json.
 
     Args:
-        settings: of the stage.
-        out: the stage's directory; what an interrupted run left there is replaced.
-        display: bars and lines for people.
-        log: gets one `corpus` event with the result.
+        settings: the stage's settings.
+        out: the stage's directory; the output of an interrupted run is replaced.
+        display: the terminal.
+        log: receives one `corpus` event with the result.
 
     Returns:
-        Flat counts: documents, characters, bytes (kept, each once), train_*, val_* (as written, repeats included),
-        input_*, dropped_documents, quarantined_documents, cut_documents, pii_*.
+        Counts: documents, characters, bytes (kept, without repeats), train_*, val_* (written, with repeats), input_*,
+        dropped_documents, quarantined_documents, cut_documents, pii_*.
 
     Raises:
-        UserError: a bad source or filter, or nothing left to train on.
+        UserError: an invalid source or filter, or no training document left.
     """
     _remove_old(out)
-    judges = filters.load_filters(settings.filters)
+    user_filters = filters.load_filters(settings.filters)
     try:
         with Funnel(out) as funnel:
-            tally = _write_kept(settings, judges, out, funnel, display)
-            _check_any(settings, funnel)
+            tally = _write_kept(settings, user_filters, out, funnel, display)
+            _check_nonempty(settings, funnel)
             holdout.check_split(settings.holdout, tally["train_documents"], tally["val_documents"])
     except UserError:
         _remove_old(out)
@@ -68,18 +68,18 @@ def build(settings: CorpusSettings, out: Path, display: Display, log: EventLog) 
     result = {**_summary(funnel), **tally}
     log.write("corpus", step=1, **result)
     log.flush()
-    _say(display, funnel, result)
-    if severe := _severe(funnel):
-        display.say(severe)
+    _show_summary(display, funnel, result)
+    if warning := _quality_warning(funnel):
+        display.notify(warning)
     for source in settings.sources:
-        if files := left_out(source):
-            display.say(
-                f"{source.path}: {len(files):,} files were not read, such as {files[0]}, whose suffix says nothing of "
-                "text; name a file itself, or a glob, and it is"
+        if files := skipped_files(source):
+            display.notify(
+                f"{source.path}: skipped {len(files):,} files without a text suffix, such as {files[0]}; "
+                "to read them, name them (or a glob) in sources"
             )
     for reason, (number, _) in funnel.total.dropped.items():
-        if _is_wrong(settings, reason):
-            display.say(f"{_first(funnel, reason)}; {number:,} of this kind are left out, see dropped.parquet")
+        if _is_malformed(settings, reason):
+            display.notify(f"{_first_dropped(funnel, reason)}; dropped {number:,} such documents, see dropped.parquet")
     return result
 
 
@@ -90,16 +90,16 @@ def _remove_old(out: Path) -> None:
         part.unlink()
 
 
-def prepare(batch: pa.Table, settings: CorpusSettings, judges: Mapping[str, filters.Filter]) -> pa.Table:
-    """Clean and judge raw documents; pure.
+def prepare(batch: pa.Table, settings: CorpusSettings, user_filters: Mapping[str, filters.Filter]) -> pa.Table:
+    """Clean and filter raw documents. A pure function.
 
     Args:
-        batch: of schema `readers.RAW`.
-        settings: of the stage.
-        judges: the stage's own filters.
+        batch: documents of schema `readers.read.RAW`.
+        settings: the stage's settings.
+        user_filters: the filters of the setting `filters`, by name.
 
     Returns:
-        As many rows, with the columns of `SCHEMA` but `split`, and raw_bytes, pii_*, drop_reason (null: go on), _key.
+        The same rows with the columns of `SCHEMA` except `split`, and raw_bytes, pii_*, drop_reason (null: keep), _key.
     """
     frame = pl.from_arrow(batch)
     assert isinstance(frame, pl.DataFrame)
@@ -109,16 +109,16 @@ def prepare(batch: pa.Table, settings: CorpusSettings, judges: Mapping[str, filt
     frame = frame.with_columns(
         text=cleaned.texts, extra=cleaned.extras, raw_bytes=raw_bytes, bytes=sizes, **cleaned.pii
     )
-    frame = frame.with_columns(drop_reason=_reasons(frame, cleaned, settings, judges))
+    frame = frame.with_columns(drop_reason=_reasons(frame, cleaned, settings, user_filters))
     table = frame.to_arrow()
     table = table.append_column("cluster", pa.array(dedup.clusters(cleaned.clusters), pa.uint64()))
     return table.append_column(_KEY, pa.array(cleaned.keys, pa.binary(16)))
 
 
 def _reasons(
-    frame: pl.DataFrame, cleaned: contents.Cleaned, settings: CorpusSettings, judges: Mapping[str, filters.Filter]
+    frame: pl.DataFrame, cleaned: contents.Cleaned, settings: CorpusSettings, user_filters: Mapping[str, filters.Filter]
 ) -> pl.Series:
-    """The first reason to drop each document, or null: those given, then quality, then the stage's own filters."""
+    """The first reason to drop each document, or null: content problems, then quality bounds, then `user_filters`."""
     reasons = cleaned.reasons
     rows = reasons.is_null().arg_true()
     if not len(rows):
@@ -128,73 +128,73 @@ def _reasons(
     rest = frame[rows] if len(rows) < len(frame) else frame
     if settings.bounds is not None:
         rest = filters.measure(rest)
-        reasons = reasons.scatter(rows, filters.judge(rest, settings.bounds))
-    if judges:
-        reasons = reasons.scatter(rows, reasons.gather(rows).fill_null(filters.apply_filters(rest, judges)))
+        reasons = reasons.scatter(rows, filters.check_bounds(rest, settings.bounds))
+    if user_filters:
+        reasons = reasons.scatter(rows, reasons.gather(rows).fill_null(filters.apply_filters(rest, user_filters)))
     return reasons
 
 
 def ordered_map(function: Callable[[A], B], items: Iterable[A], workers: int) -> Iterator[B]:
-    """Like `map`, on threads, in order, with at most `2 * workers` items under way."""
+    """`map` on threads, results in input order, with at most `2 * workers` items in flight."""
     if workers == 1:
         yield from map(function, items)
         return
     with ThreadPoolExecutor(workers) as pool:
-        under_way: deque[Future[B]] = deque()
+        in_flight: deque[Future[B]] = deque()
         try:
             for item in items:
-                under_way.append(pool.submit(function, item))
-                if len(under_way) >= 2 * workers:
-                    yield under_way.popleft().result()
-            while under_way:
-                yield under_way.popleft().result()
+                in_flight.append(pool.submit(function, item))
+                if len(in_flight) >= 2 * workers:
+                    yield in_flight.popleft().result()
+            while in_flight:
+                yield in_flight.popleft().result()
         finally:
-            for future in under_way:
+            for future in in_flight:
                 future.cancel()
 
 
-def _kept(
-    settings: CorpusSettings, judges: Mapping[str, filters.Filter], funnel: Funnel, display: Display
+def _kept_documents(
+    settings: CorpusSettings, user_filters: Mapping[str, filters.Filter], funnel: Funnel, display: Display
 ) -> Iterator[pa.Table]:
-    """Documents that stay, in order, as tables of `SCHEMA` whose split is still open; everything is counted."""
+    """Documents to keep, in order, as tables of `SCHEMA` with a null `split`; counts all documents in the funnel."""
     seen = dedup.Seen()
     raw = read(settings, funnel.quarantine)
     with display.bar("documents", unit="documents") as bar:
-        for table in ordered_map(partial(prepare, settings=settings, judges=judges), raw, settings.workers):
+        for table in ordered_map(partial(prepare, settings=settings, user_filters=user_filters), raw, settings.workers):
             if settings.dedup.exact:
-                table = _drop_repeated(table, seen)
+                table = _drop_duplicates(table, seen)
             funnel.count(table)
             kept = table.filter(pc.is_null(table["drop_reason"]))
             yield kept.append_column("split", pa.nulls(kept.num_rows, pa.string())).select(SCHEMA.names).cast(SCHEMA)
             bar.advance(table.num_rows, kept=f"{funnel.total.kept[0]:,}")
 
 
-def _drop_repeated(table: pa.Table, seen: dedup.Seen) -> pa.Table:
-    """Give `exact_duplicate` to documents that nothing else rejects and whose text came before among those kept."""
-    open_rows = pc.is_null(table["drop_reason"])
-    repeated = iter(seen.repeated(table[_KEY].filter(open_rows).to_pylist()))
-    again = [is_open and next(repeated) for is_open in open_rows.to_pylist()]
+def _drop_duplicates(table: pa.Table, seen: dedup.Seen) -> pa.Table:
+    """Set the reason `exact_duplicate` for documents that have no other reason and equal an earlier kept document."""
+    is_kept = pc.is_null(table["drop_reason"])
+    repeated = iter(seen.repeated(table[_KEY].filter(is_kept).to_pylist()))
+    is_duplicate = [kept and next(repeated) for kept in is_kept.to_pylist()]
     reasons = pc.if_else(
-        pa.array(again, pa.bool_()), pa.scalar(dedup.EXACT_DUPLICATE, pa.large_string()), table["drop_reason"]
+        pa.array(is_duplicate, pa.bool_()), pa.scalar(dedup.EXACT_DUPLICATE, pa.large_string()), table["drop_reason"]
     )
     return table.set_column(table.schema.get_field_index("drop_reason"), "drop_reason", reasons)
 
 
 def _write_kept(
-    settings: CorpusSettings, judges: Mapping[str, filters.Filter], out: Path, funnel: Funnel, display: Display
+    settings: CorpusSettings, user_filters: Mapping[str, filters.Filter], out: Path, funnel: Funnel, display: Display
 ) -> dict[str, int]:
-    """Split and write; returns what was written."""
-    kept = _kept(settings, judges, funnel, display)
+    """Split and write the kept documents; returns the counts of `build` that concern them."""
+    kept = _kept_documents(settings, user_filters, funnel, display)
     tally = dict.fromkeys([f"{s}_{u}" for s in ("train", "val") for u in ("documents", "characters", "bytes")], 0)
     writer = DocumentWriter(out)
     cut = 0
     if settings.holdout.by == "tail":
         spool = out / _SPOOL
-        tail = holdout.Tail(_spool(kept, spool), settings.holdout.share, settings.format == "text")
-        for batch in _spooled(spool):
-            _write(tail.split(batch), writer, tally)
+        splitter = holdout.TailSplitter(_spool(kept, spool), settings.holdout.fraction, settings.format == "text")
+        for batch in _read_spool(spool):
+            _write(splitter.split(batch), writer, tally)
         shutil.rmtree(spool)
-        cut = tail.cut
+        cut = splitter.cut_documents
     else:
         for table in kept:
             _write(holdout.split_by_hash(table, settings.holdout), writer, tally)
@@ -207,7 +207,11 @@ def _write_kept(
 
 
 def _spool(kept: Iterator[pa.Table], spool: Path) -> int:
-    """Write documents aside, because where the tail starts is known only at the end. Returns their characters."""
+    """Write documents to a temporary directory, because the tail's start depends on their total number of characters.
+
+    Returns:
+        The total number of characters.
+    """
     spool.mkdir()
     writer = DocumentWriter(spool)
     characters = 0
@@ -218,7 +222,7 @@ def _spool(kept: Iterator[pa.Table], spool: Path) -> int:
     return characters
 
 
-def _spooled(spool: Path) -> Iterator[pa.Table]:
+def _read_spool(spool: Path) -> Iterator[pa.Table]:
     return (pa.Table.from_batches([b]) for b in read_documents(spool)) if document_parts(spool) else iter(())
 
 
@@ -235,37 +239,43 @@ def _write(table: pa.Table, writer: DocumentWriter, tally: dict[str, int]) -> No
 def _write_repeats(
     settings: CorpusSettings, out: Path, parts: int, writer: DocumentWriter, tally: dict[str, int]
 ) -> None:
-    """Append the training documents of sources with `repeat` again, one whole round after the other."""
+    """Append the training documents of sources with `repeat` > 1 again, one complete pass over all of them at a time.
+
+    Args:
+        settings, out, writer, tally: as in `_write_kept`.
+        parts: number of files already written, which are the ones to repeat.
+    """
     repeats = {s.path: s.repeat for s in settings.sources}
     for done in range(1, max(repeats.values()) if parts else 1):
-        wanted = pa.array([path for path, repeat in repeats.items() if repeat > done])
+        sources = pa.array([path for path, repeat in repeats.items() if repeat > done])
         for batch in read_documents(out, "train", parts=parts):
-            _write(pa.Table.from_batches([batch.filter(pc.is_in(batch["source"], wanted))]), writer, tally)
+            _write(pa.Table.from_batches([batch.filter(pc.is_in(batch["source"], sources))]), writer, tally)
 
 
-def _check_any(settings: CorpusSettings, funnel: Funnel) -> None:
-    """Refuse a corpus, or a source of it, without a document."""
+def _check_nonempty(settings: CorpusSettings, funnel: Funnel) -> None:
+    """Raise UserError for a source without documents, or a corpus of which none is kept."""
     for source in settings.sources:
         counts = funnel.sources[source.path].summary()
         if not counts["in"]["documents"]:
-            raise UserError(f"sources: '{source.path}' holds no document; put text into it or remove it")
+            raise UserError(f"sources: '{source.path}' contains no document; put text into it or remove it")
     if funnel.total.kept[0]:
         return
     counts = funnel.total.summary()
     reasons = ", ".join(f"{reason} {pair['documents']}" for reason, pair in counts["dropped"].items())
     if counts["quarantined"]["documents"]:
         reasons += f", quarantined {counts['quarantined']['documents']}"
-    wrong = "".join(f"; {_first(funnel, reason)}" for reason in counts["dropped"] if _is_wrong(settings, reason))
-    way = "mend them" if wrong else 'add text, or loosen what drops it: quality = "none" judges nothing'
-    raise UserError(f"sources: none of {counts['in']['documents']} documents is kept ({reasons}){wrong}; {way}")
+    malformed = [reason for reason in counts["dropped"] if _is_malformed(settings, reason)]
+    problems = "".join(f"; {_first_dropped(funnel, reason)}" for reason in malformed)
+    advice = "fix the rows" if malformed else 'add text, or relax the filters: quality = "none" sets no bounds'
+    raise UserError(f"sources: kept none of {counts['in']['documents']} documents ({reasons}){problems}; {advice}")
 
 
-def _is_wrong(settings: CorpusSettings, reason: str) -> bool:
-    """Whether a row was dropped for what it is and not by somebody's choice."""
+def _is_malformed(settings: CorpusSettings, reason: str) -> bool:
+    """Whether the reason is a defect of the row and not a filter of the recipe."""
     return settings.format != "text" and reason in contents.PROBLEMS
 
 
-def _first(funnel: Funnel, reason: str) -> str:
+def _first_dropped(funnel: Funnel, reason: str) -> str:
     path, offset = funnel.first[reason]
     return f"{path}, document at {offset:,}: {contents.PROBLEMS[reason]}"
 
@@ -281,24 +291,24 @@ def _summary(funnel: Funnel) -> dict[str, int]:
     }
 
 
-def _severe(funnel: Funnel) -> str | None:
-    """A sentence where bounds of quality took more than half of the text, which their user may not have meant."""
-    lost = {r: funnel.total.dropped[r][1] for r in filters.QUALITY_REASONS if r in funnel.total.dropped}
-    whole = sum(size for _, size in (funnel.total.kept, *funnel.total.dropped.values()))
-    if 2 * sum(lost.values()) <= whole:
+def _quality_warning(funnel: Funnel) -> str | None:
+    """A warning if the quality bounds dropped more than half of the bytes, which may be unintended."""
+    dropped = {r: funnel.total.dropped[r][1] for r in filters.QUALITY_REASONS if r in funnel.total.dropped}
+    total = sum(size for _, size in (funnel.total.kept, *funnel.total.dropped.values()))
+    if 2 * sum(dropped.values()) <= total:
         return None
-    worst = max(lost, key=lost.__getitem__)
+    main_reason = max(dropped, key=dropped.__getitem__)
     return (
-        f"the bounds of `quality` dropped {sum(lost.values()) / whole:.0%} of the text, most of it as {worst} (see "
-        'dropped.parquet); set other bounds, or quality = "none", to keep it'
+        f"the bounds of `quality` dropped {sum(dropped.values()) / total:.0%} of the text, most of it as {main_reason} "
+        '(see dropped.parquet); set other bounds, or quality = "none", to keep it'
     )
 
 
-def _say(display: Display, funnel: Funnel, result: dict[str, int]) -> None:
+def _show_summary(display: Display, funnel: Funnel, result: dict[str, int]) -> None:
     reasons = (
         ", ".join(f"{reason} {counts[0]:,}" for reason, counts in funnel.total.dropped.items()) or "nothing dropped"
     )
-    display.say(
+    display.notify(
         f"{result['documents']:,} of {result['input_documents']:,} documents kept, {result['bytes'] / 1e6:.1f} MB "
         f"({reasons}; quarantined {result['quarantined_documents']:,}); held out {result['val_documents']:,}"
     )

@@ -1,13 +1,9 @@
-"""How many rows each step has: a constant, or a ramp that grows with what has been trained on.
+"""The batch size of each step in rows: constant, or a linear warmup (ramp).
 
-GPT-3 went from 32K to 3.2M tokens a step, linearly in tokens, over its first 4 to 12 billion (Brown et al. 2020,
-arXiv:2005.14165, appendix B): small batches are worth more per token while the gradient is still far above its noise.
-The size of a step then depends on the sizes of all steps before it, so there is no closed form. But sizes are whole
-rows, so a ramp is a few runs of equal steps, at most one for each size it passes: the table of those runs is exact, in
-integers, as short for a million steps as for a thousand, and searched in O(log runs).
-
-Rejected: adding steps up at each call (a million additions to look at the last step), and a float formula of the
-exponential that the ramp approximates (two machines could then disagree about a row).
+GPT-3 increased the batch size from 32K to 3.2M tokens, linearly in tokens, over its first 4 to 12 billion tokens (Brown
+et al. 2020, arXiv:2005.14165, appendix B). The size of a step then depends on all earlier sizes, without a closed form.
+Since sizes are integers, the ramp consists of runs of steps with equal sizes, at most one run per size. A table of
+these runs is exact, independent of the number of steps, and searched in O(log runs).
 """
 
 from bisect import bisect_right
@@ -16,26 +12,30 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Rows of every 1-based step, as runs of equal steps: (first step, rows of all steps before it, rows a step)."""
+    """The batch sizes of all steps. Steps count from 1, rows from 0.
+
+    Args:
+        runs: runs of steps with equal sizes: (first step, rows in all earlier steps, rows per step).
+    """
 
     runs: tuple[tuple[int, int, int], ...]
 
     def rows(self, step: int) -> int:
-        """Rows in a step."""
+        """Number of rows in a step."""
         return self._run(step, 0)[2]
 
-    def before(self, step: int) -> int:
-        """Rows of all steps before this one: the 0-based number of its first row."""
-        first, rows, each = self._run(step, 0)
-        return rows + (step - first) * each
+    def rows_before(self, step: int) -> int:
+        """Number of rows in all earlier steps, which is the number of the step's first row."""
+        first, rows, size = self._run(step, 0)
+        return rows + (step - first) * size
 
     def step_of(self, row: int) -> int:
-        """The step which holds a 0-based row number."""
-        first, rows, each = self._run(row, 1)
-        return first + (row - rows) // each
+        """The step that contains a row."""
+        first, rows, size = self._run(row, 1)
+        return first + (row - rows) // size
 
     def _run(self, value: int, column: int) -> tuple[int, int, int]:
-        """The last run whose first step (column 0) or first row (column 1) is not after `value`."""
+        """The last run whose first step (column 0) or first row (column 1) is at most `value`."""
         return self.runs[bisect_right(self.runs, value, key=lambda run: run[column]) - 1]
 
 
@@ -45,21 +45,21 @@ def constant(rows: int) -> BatchSizes:
 
 
 def ramp(start: int, end: int, over: int, by_step: bool, done: int = 0) -> BatchSizes:
-    """From `start` rows to `end`, linearly in the rows trained on so far (or in steps), then `end` for good.
+    """Increase the batch size linearly from `start` to `end` rows, in rows (or steps) of progress; constant afterwards.
 
-    A step has start + floor((end - start) * p / over) rows, where p is what was done before that step.
+    A step has start + floor((end - start) * progress / over) rows, with the progress before the step.
 
     Args:
-        start: rows of the very first step.
-        end: rows of every step from progress `over` on; more than `start`.
-        over: length of the ramp, in rows (in steps where `by_step`).
-        by_step: whether progress is counted in steps.
-        done: progress made before step 1, where the ramp began earlier.
+        start: rows of the first step.
+        end: rows of each step after the ramp; more than `start`.
+        over: length of the ramp in rows, or with `by_step` in steps.
+        by_step: whether progress counts steps.
+        done: progress before step 1, if the ramp began in an earlier phase.
     """
     runs, step, row, progress = [], 1, 0, done
     while progress < over:
         size = start + (end - start) * progress // over
-        change = -(-(size + 1 - start) * over // (end - start))  # the least progress at which a step has more rows
+        change = -(-(size + 1 - start) * over // (end - start))  # the least progress with a larger size
         steps = -(-(change - progress) // (1 if by_step else size))
         runs.append((step, row, size))
         step, row = step + steps, row + steps * size

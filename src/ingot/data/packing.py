@@ -1,11 +1,11 @@
-"""From documents to rows: which tokens stand in which row of a batch, decided once and before training.
+"""Row plans: the assignment of a store's tokens to rows of a batch, fixed before training.
 
-A row holds `context + 1` token ids, because the targets are the inputs moved by one. A plan answers two questions for
-any row: which token indices (`index`), and which documents (`slices`). `Concatenated` slides over the whole stream and
-wastes nothing; `BestFit` never splits a document that fits, pads the rest, and is what conversations need; `OnePerRow`
-gives each document a row of its own, and is what pairs and prompts need.
+A row has `context + 1` token ids, because the targets are the inputs shifted by one. A plan maps a row to its token
+indices (`index`) and its documents (`slices`). `Concatenated` slides a window over the token stream without padding.
+`BestFit` (for conversations) splits no document that fits into a row, and pads. `OnePerRow` (for pairs and prompts)
+puts each document into its own row.
 
-Rejected: cropping documents to fill a row (a third of a small corpus is never shown), first-fit (more padding).
+No plan crops documents to avoid padding, because that excludes much of a small corpus from training.
 """
 
 from collections.abc import Callable
@@ -18,15 +18,15 @@ from ingot.core.artifact import atomic_open
 from ingot.core.errors import UserError
 
 PAD = -1
-"""Token index of a padded place."""
+"""Token index and document number of padding."""
 
 Mask = Callable[[int, int], np.ndarray]
-"""Tokens `start` to `stop` of a store -> nonzero where one is learned (the `read` of its mask column)."""
+"""(start, stop) of tokens in a store -> nonzero for targets: the method `read` of its mask column."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Tokens `start` to `stop` of the store, all of one document."""
+    """Tokens `start` to `stop` (exclusive) of a document in the store."""
 
     document: int
     start: int
@@ -34,31 +34,38 @@ class Slice:
 
 
 class Concatenated:
-    """Row `r` is the stream from `r * stride`; with `tail`, a last padded row covers what is left over."""
+    """Row r is a window of the token stream from token r * stride.
+
+    Args:
+        ends: cumulative document ends [documents].
+        context: targets per row.
+        stride: distance between the starts of rows; None: the context.
+        tail: whether a padded last row covers the remaining tokens.
+    """
 
     dropped = dropped_tokens = 0
     group = 1
 
     def __init__(self, ends: np.ndarray, context: int, stride: int | None = None, tail: bool = False):
         self.context, self.stride = context, stride or context
-        self._ends = np.asarray(ends).astype(np.int64)  # one type with the indices, or each search converts it
+        self._ends = np.asarray(ends).astype(np.int64)  # the type of the indices, so that searchsorted does not convert
         self._tokens = int(ends[-1]) if len(ends) else 0
-        whole = max(0, (self._tokens - context - 1) // self.stride + 1)
-        covered = (whole - 1) * self.stride + context if whole else 0
-        self.rows = whole + (tail and covered < self._tokens - 1)
+        full_rows = max(0, (self._tokens - context - 1) // self.stride + 1)
+        covered = (full_rows - 1) * self.stride + context if full_rows else 0
+        self.rows = full_rows + (tail and covered < self._tokens - 1)
 
     @property
     def targets(self) -> int:
-        """Different targets the rows cover (an epoch is counted in tokens, so overlapping rows count once)."""
+        """Number of distinct targets in all rows, which is the length of an epoch; overlapping rows count once."""
         return min(self._tokens - 1, (self.rows - 1) * self.stride + self.context) if self.rows else 0
 
     @property
     def row_targets(self) -> float:
-        """Targets of a row, on average."""
+        """Mean number of targets per row."""
         return float(self.context)
 
     def index(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Token indices (PAD where there is none) and document numbers, both (rows, context + 1) int64."""
+        """Token indices and document numbers of the rows, both [rows, context + 1] int64 with PAD for padding."""
         index = rows[:, None] * self.stride + np.arange(self.context + 1)
         document = np.searchsorted(self._ends, index, side="right")
         outside = index >= self._tokens
@@ -68,18 +75,25 @@ class Concatenated:
         return _slices(*self.index(np.array([row])))
 
     def rows_of(self, document: int) -> range:
-        """The rows in which a document stands: `slices` backwards."""
+        """The rows that contain a document; the inverse of `slices`."""
         start = int(self._ends[document - 1]) if document else 0
         first = max(0, -(-(start - self.context) // self.stride))
         return range(first, min(self.rows, (int(self._ends[document]) - 1) // self.stride + 1))
 
 
 class BestFit:
-    """Whole documents, longest first, each into the fullest row that still has room (best-fit decreasing).
+    """Best-fit decreasing: documents in order of descending length, each into the fullest row with enough space.
 
-    A document longer than a row is cut into pieces that share one token, so that no target is lost. With a `mask`
-    (conversations: an answer without its question teaches nothing) only its first piece is kept, and where nothing in
-    that is learned, the document is left out: `dropped` of them, `dropped_tokens` in all.
+    A document longer than a row is split into pieces that overlap by one token, so that no target is lost. With a
+    `mask` (conversations) only the first piece is used, because an answer without its question is no training example;
+    if that piece has no target, the document is dropped.
+
+    Args:
+        ends: cumulative document ends [documents].
+        context: targets per row.
+        mask: reads the store's mask column; None if all tokens are targets.
+
+    `dropped` is the number of dropped documents, `dropped_tokens` the number of tokens in no row.
     """
 
     group = 1
@@ -87,11 +101,11 @@ class BestFit:
     def __init__(self, ends: np.ndarray, context: int, mask: Mask | None = None):
         self.context = context
         pieces = _pieces(ends, context, truncate=mask is not None)
-        learned = np.ones(len(pieces), bool) if mask is None else _learned(pieces, ends, mask)
-        self.dropped = int((~learned).sum())
-        pieces = pieces[learned]
-        shown = int((pieces[:, 2] - pieces[:, 1]).sum())
-        self.dropped_tokens = int(ends[-1]) - shown if mask and len(ends) else 0
+        has_target = np.ones(len(pieces), bool) if mask is None else _has_target(pieces, ends, mask)
+        self.dropped = int((~has_target).sum())
+        pieces = pieces[has_target]
+        used_tokens = int((pieces[:, 2] - pieces[:, 1]).sum())
+        self.dropped_tokens = int(ends[-1]) - used_tokens if mask and len(ends) else 0
         row_of, self.rows = _best_fit(pieces[:, 2] - pieces[:, 1], context + 1)
         order = np.argsort(row_of, kind="stable")
         self._pieces = pieces[order]
@@ -100,49 +114,54 @@ class BestFit:
 
     @property
     def row_targets(self) -> float:
-        """Targets of a row, on average (labels that a mask removes included)."""
+        """Mean number of targets per row, including those that a mask excludes."""
         return self.targets / self.rows
 
     def index(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Token indices (PAD where there is none) and document numbers, both (rows, context + 1) int64."""
+        """Token indices and document numbers of the rows, both [rows, context + 1] int64 with PAD for padding."""
         index = np.full((len(rows), self.context + 1), PAD, np.int64)
         document = np.full_like(index, PAD)
         for i, row in enumerate(rows):
-            place = 0
+            column = 0
             for doc, start, stop in self._pieces[self._first[row] : self._first[row + 1]]:
-                end = place + stop - start
-                index[i, place:end] = np.arange(start, stop)
-                document[i, place:end] = doc
-                place = end
+                end = column + stop - start
+                index[i, column:end] = np.arange(start, stop)
+                document[i, column:end] = doc
+                column = end
         return index, document
 
     def slices(self, row: int) -> list[Slice]:
         return [Slice(*map(int, p)) for p in self._pieces[self._first[row] : self._first[row + 1]]]
 
     def rows_of(self, document: int) -> list[int]:
-        """The rows in which a document stands: `slices` backwards."""
+        """The rows that contain a document; the inverse of `slices`."""
         pieces = np.flatnonzero(self._pieces[:, 0] == document)
         return np.unique(np.searchsorted(self._first, pieces, side="right") - 1).tolist()
 
     def save(self, path: Path) -> None:
-        """Write the row index as an artifact: pieces (document, start, stop) and each row's first piece."""
+        """Write the plan to an .npz file: pieces (document, start, stop) and the index of each row's first piece."""
         with atomic_open(path) as file:
             np.savez(file, pieces=self._pieces, first=self._first)
 
 
 class OnePerRow:
-    """Documents in rows of their own, adjacent ones of a group together: pairs (groups of 2) and prompts.
+    """One document per row: pairs (groups of 2 adjacent documents) and prompts.
 
-    None is ever cut: a pair without the end of one answer says something else than people said. A group in which a
-    document has more than `context` tokens is left out and counted. So much, and not one token more, because the last
-    token must be an input too: it is what a reward model reads. Where other plans say row, this one says group: row `r`
-    is the r-th group that is kept, and `index` gives `group` arrays for it, one after another.
+    Documents are never truncated, because that changes what a preference compares. A group with a document of more than
+    `context` tokens is dropped. The limit is not `context + 1`, because the last token must be an input: a reward model
+    reads it. A "row" of this plan is a group: row r is the r-th group that is not dropped, and `index` returns `group`
+    rows for it.
 
-    Rows are as wide as the longest document asked for, rounded up to `WIDTH`: padding to the context would make short
-    pairs several times as expensive.
+    The width is that of the longest requested document, rounded up to `WIDTH_MULTIPLE`, since padding to the context
+    would make short pairs several times as expensive.
+
+    Args:
+        ends: cumulative document ends [documents].
+        context: maximum number of tokens of a document.
+        group: documents per group.
     """
 
-    WIDTH = 16
+    WIDTH_MULTIPLE = 16
 
     def __init__(self, ends: np.ndarray, context: int, group: int = 1):
         self.context, self.group = context, group
@@ -150,35 +169,35 @@ class OnePerRow:
         self._bounds = np.concatenate([[0], ends])
         lengths = np.diff(self._bounds).reshape(-1, group)
         fits = (lengths <= context).all(1)
-        self._kept = np.flatnonzero(fits)
-        self.rows = len(self._kept)
+        self._groups = np.flatnonzero(fits)
+        self.rows = len(self._groups)
         self.dropped = len(lengths) - self.rows
-        """Groups left out."""
+        """Number of dropped groups."""
         self.dropped_tokens = int(lengths[~fits].sum())
         self.targets = int((lengths[fits] - 1).sum())
 
     @property
     def row_targets(self) -> float:
-        """Targets of a group, on average (labels that a mask removes included)."""
+        """Mean number of targets per group, including those that a mask excludes."""
         return self.targets / self.rows
 
     def index(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Token indices (PAD where there is none) and document numbers, both (rows * group, width + 1) int64."""
-        documents = (self._kept[rows][:, None] * self.group + np.arange(self.group)).reshape(-1)
+        """Token indices and document numbers of the groups, both [rows * group, width + 1] int64 with PAD."""
+        documents = (self._groups[rows][:, None] * self.group + np.arange(self.group)).reshape(-1)
         starts, lengths = self._bounds[documents], np.diff(self._bounds)[documents]
-        width = min(self.context, -(-int(lengths.max(initial=1)) // self.WIDTH) * self.WIDTH)
-        place = np.arange(width + 1)
-        inside = place < lengths[:, None]
-        return np.where(inside, starts[:, None] + place, PAD), np.where(inside, documents[:, None], PAD)
+        width = -(-int(lengths.max(initial=1)) // self.WIDTH_MULTIPLE) * self.WIDTH_MULTIPLE
+        column = np.arange(min(self.context, width) + 1)
+        inside = column < lengths[:, None]
+        return np.where(inside, starts[:, None] + column, PAD), np.where(inside, documents[:, None], PAD)
 
     def slices(self, row: int) -> list[Slice]:
-        first = int(self._kept[row]) * self.group
+        first = int(self._groups[row]) * self.group
         bounds = self._bounds[first : first + self.group + 1].tolist()
         return [Slice(first + i, bounds[i], bounds[i + 1]) for i in range(self.group)]
 
     def rows_of(self, document: int) -> list[int]:
-        """The rows in which a document stands: `slices` backwards."""
-        return np.flatnonzero(self._kept == document // self.group).tolist()
+        """The rows that contain a document; the inverse of `slices`."""
+        return np.flatnonzero(self._groups == document // self.group).tolist()
 
 
 RowPlan = Concatenated | BestFit | OnePerRow
@@ -187,58 +206,59 @@ RowPlan = Concatenated | BestFit | OnePerRow
 def make_row_plan(
     kind: str, ends: np.ndarray, context: int, stride: int | None, mask: Mask | None, what: str, group: int = 1
 ) -> RowPlan:
-    """The training plan of one store.
+    """The plan of a store for training.
 
     Args:
-        kind: `concat`, `best-fit` or `whole`.
-        ends: cumulative document ends of the store, (documents,).
-        mask: of a store with a mask column (long documents are then truncated, not cut in pieces).
-        what: names the store in errors.
-        group: documents that belong together, of `whole`.
+        kind: `concat`, `best-fit` or `one-per-row`.
+        ends: cumulative document ends of the store [documents].
+        context: targets per row.
+        stride: distance between the starts of `concat` rows; None: the context.
+        mask: reads the mask column of a store that has one; long documents are then truncated and not split.
+        what: name of the store in errors.
+        group: documents per group, for `one-per-row`.
 
     Raises:
-        UserError: the store does not fill one row, tokens lie between rows, or nothing that is learned is within the
-            context.
+        UserError: the store has no row, a stride that skips tokens, or no target within the context.
     """
-    if kind == "whole":
-        whole = OnePerRow(ends, context, group)
-        if whole.rows == 0:
+    if kind == "one-per-row":
+        one_per_row = OnePerRow(ends, context, group)
+        if one_per_row.rows == 0:
             name, end = ("pairs have a side", "") if group == 2 else ("prompts are", " or a smaller objective.max_new")
             raise UserError(
-                f"{what}: all {whole.dropped:,} {name} longer than the {context:,} tokens there are for them, and none "
-                f"is cut; set a larger context{end}"
+                f"{what}: all {one_per_row.dropped:,} {name} longer than the maximum of {context:,} tokens, and they "
+                f"are not truncated; set a larger context{end}"
             )
-        return whole
+        return one_per_row
     if kind == "concat" and stride and stride > context:
         raise UserError(
-            f"packing.stride: found {stride}, expected at most the context of {context} (in every phase): the tokens "
-            "between two rows would never be learned from"
+            f"packing.stride: found {stride}, expected at most the context of {context} (in every phase), because "
+            "tokens between two rows would be skipped; set a smaller stride"
         )
     tokens = int(ends[-1]) if len(ends) else 0
     plan = Concatenated(ends, context, stride) if kind == "concat" else BestFit(ends, context, mask)
     if plan.rows == 0 and plan.dropped:
         raise UserError(
-            f"{what}: each of its {plan.dropped:,} documents is longer than the context of {context} and its "
-            "answer begins behind that, so nothing is left to learn; use a longer context or shorten the prompts"
+            f"{what}: each of its {plan.dropped:,} documents is longer than the context of {context}, and its answer "
+            "begins after that, so no target is left; use a longer context or shorten the prompts"
         )
     if plan.rows == 0:
         raise UserError(
-            f"{what}: holds {tokens:,} tokens, fewer than one row of context {context} needs ({context + 1:,}); "
-            "give it more text or set a smaller model.context"
+            f"{what}: found {tokens:,} tokens, expected at least one row of context {context} ({context + 1:,}); "
+            "add text or set a smaller model.context"
         )
     return plan
 
 
-def _learned(pieces: np.ndarray, ends: np.ndarray, mask: Mask) -> np.ndarray:
-    """Whether each piece has a target. Only a document that was cut can have lost its own, so only those are read."""
-    learned = np.ones(len(pieces), bool)
+def _has_target(pieces: np.ndarray, ends: np.ndarray, mask: Mask) -> np.ndarray:
+    """Whether each piece has a target. Reads the mask of truncated documents only, because others have one."""
+    has_target = np.ones(len(pieces), bool)
     for n in np.flatnonzero(pieces[:, 2] < ends.astype(np.int64)[pieces[:, 0]]).tolist():
-        learned[n] = mask(int(pieces[n, 1]) + 1, int(pieces[n, 2])).any()
-    return learned
+        has_target[n] = mask(int(pieces[n, 1]) + 1, int(pieces[n, 2])).any()
+    return has_target
 
 
 def _pieces(ends: np.ndarray, context: int, truncate: bool) -> np.ndarray:
-    """(pieces, 3) of document, start, stop, in document order."""
+    """(document, start, stop) of each piece [pieces, 3], in document order."""
     ends = ends.astype(np.int64)
     starts = np.concatenate([[0], ends[:-1]])
     lengths = ends - starts
@@ -247,12 +267,12 @@ def _pieces(ends: np.ndarray, context: int, truncate: bool) -> np.ndarray:
     number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
     start = starts[document] + number * context
     stop = np.minimum(start + context + 1, ends[document])
-    keep = stop - start >= 2  # one token has no target
-    return np.stack([document, start, stop], 1)[keep]
+    has_target = stop - start >= 2  # a single token has no target
+    return np.stack([document, start, stop], 1)[has_target]
 
 
 def _best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:
-    """Row of each piece. `free` has bit `s` set while some row has `s` places left."""
+    """The row of each piece, and the number of rows. Bit s of `free` is set while a row has s tokens of free space."""
     row_of = np.empty(len(lengths), np.int64)
     by_space: list[list[int]] = [[] for _ in range(capacity + 1)]
     free = rows = 0

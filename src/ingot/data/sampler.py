@@ -1,12 +1,9 @@
-"""Which rows come first, second, ... in training: a pure function of (seed, place), with no state to save or lose.
+"""The order of training rows as a pure function of (seed, position), without state.
 
-Shuffling is a keyed permutation of row numbers (a Feistel network with cycle walking): O(1) memory at any length, so
-row number `k` of the shuffled epoch is computed, never looked up. Mixing spreads the sources by error diffusion, so
-that any window of rows has the asked shares to within two rows of each source. How the places are cut into steps is
-another matter (`data/batch_size.py`), and so is what follows what (`stages/training/timeline.py`).
-
-Rejected: a permutation file (O(rows) memory, and its own resume state) and sampling sources at random (a window of
-100 rows then misses a 5 % share by +-2 rows, and an epoch repeats some rows before it has shown others).
+A keyed permutation (a Feistel network with cycle walking) shuffles the row numbers of an epoch in O(1) memory at any
+length: the k-th row is computed. Error diffusion interleaves the sources of a mixture, so that any window of rows has
+the wanted fractions to within two rows of each source; random sampling of sources would deviate more. Batch sizes are
+in `data/batch_size.py`, the sequence of phases in `stages/training/timeline.py`.
 """
 
 from collections.abc import Sequence
@@ -17,19 +14,19 @@ import numpy as np
 from ingot.core.errors import UserError
 
 _ROUNDS = 6
-BLOCK = 10_000
-"""Length of the repeating mixture pattern: shares are exact to 1 / BLOCK."""
+PATTERN_LENGTH = 10_000
+"""Length of the repeating mixture pattern; fractions are exact to 1 / PATTERN_LENGTH."""
 
 
 def mix64(x: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014): a bijection of uint64 that scatters every bit."""
+    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014): a bijection of uint64 in which each bit affects all."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def keys_of(*parts: int | np.ndarray) -> np.ndarray:
-    """64-bit keys from integers or arrays of them (int64, broadcast together), order-sensitive."""
+    """64-bit keys (uint64) from a sequence of integers or int64 arrays, which are broadcast; the order matters."""
     state = np.zeros(1, np.uint64)
     with np.errstate(over="ignore"):
         for part in parts:
@@ -39,15 +36,12 @@ def keys_of(*parts: int | np.ndarray) -> np.ndarray:
 
 
 def key_of(*parts: int) -> int:
-    """One 64-bit key from integers."""
+    """A 64-bit key from a sequence of integers."""
     return int(keys_of(*parts)[0])
 
 
 def permute(index: np.ndarray, n: int, key: int, inverse: bool = False) -> np.ndarray:
-    """Where each of `index` (int64, values in [0, n)) goes under the permutation of [0, n) that `key` names.
-
-    With `inverse`, where it came from: each round of the network undoes itself when the rounds run backwards.
-    """
+    """Apply the permutation of [0, n) with the given key, or with `inverse` its inverse, to `index` (int64)."""
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     mask = np.uint64((1 << half) - 1)
     keys = [np.uint64(key_of(key, r)) for r in range(_ROUNDS)]
@@ -64,37 +58,37 @@ def permute(index: np.ndarray, n: int, key: int, inverse: bool = False) -> np.nd
 
     with np.errstate(over="ignore"):
         out = network(index.astype(np.uint64))
-        while (outside := out >= n).any():  # cycle walking: the domain is at most 4 n, so few rounds
+        while (outside := out >= n).any():  # cycle walking; the network's domain is at most 4 n, so few iterations
             out[outside] = network(out[outside])
     return out.astype(np.int64)
 
 
-def spread(shares: Sequence[float], length: int = BLOCK) -> np.ndarray:
-    """Source of each of `length` places by error diffusion: at each place the source furthest behind its share."""
-    share = (np.asarray(shares, np.float64) / np.sum(shares)).tolist()
-    counts = [0] * len(share)
-    out = np.empty(length, np.int64)
-    for place in range(length):
-        behind = [part * (place + 1) - count for part, count in zip(share, counts, strict=True)]
-        chosen = behind.index(max(behind))
-        counts[chosen] += 1
-        out[place] = chosen
-    return out
+def mixture_pattern(weights: Sequence[float], length: int = PATTERN_LENGTH) -> np.ndarray:
+    """The source at each position [length] by error diffusion: the source that lags most behind its fraction."""
+    fractions = (np.asarray(weights, np.float64) / np.sum(weights)).tolist()
+    counts = [0] * len(fractions)
+    pattern = np.empty(length, np.int64)
+    for position in range(length):
+        lag = [fraction * (position + 1) - count for fraction, count in zip(fractions, counts, strict=True)]
+        source = lag.index(max(lag))
+        counts[source] += 1
+        pattern[position] = source
+    return pattern
 
 
 @dataclass(frozen=True)
 class Order:
-    """The order of the rows of a run, or of one phase of it.
+    """The order of the rows of a training run or a phase.
 
     Args:
         rows: number of rows of each source.
-        shares: share of rows of each source in every window of places (any positive scale; 0: not in this phase).
-        seed: names the shuffle.
-        drawn: how often each source was drawn before the first place, so that a phase goes on where another stopped.
+        weights: relative number of rows of each source; 0 excludes a source.
+        seed: seed of the shuffle.
+        drawn: number of rows drawn from each source before position 0, so that a phase continues an earlier one.
     """
 
     rows: tuple[int, ...]
-    shares: tuple[float, ...]
+    weights: tuple[float, ...]
     seed: int
     drawn: tuple[int, ...] = ()
     _pattern: np.ndarray = field(init=False, repr=False, compare=False)
@@ -103,17 +97,18 @@ class Order:
     _drawn: np.ndarray = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        assert len(self.rows) == len(self.shares) == len(self.drawn or self.rows)
-        assert all(n > 0 for n, share in zip(self.rows, self.shares, strict=True) if share)
-        alone = [s for s, share in enumerate(self.shares) if share]
-        pattern = spread(self.shares) if len(alone) > 1 else np.array(alone, np.int64)
+        assert len(self.rows) == len(self.weights) == len(self.drawn or self.rows)
+        assert all(n > 0 for n, weight in zip(self.rows, self.weights, strict=True) if weight)
+        active = [s for s, weight in enumerate(self.weights) if weight]
+        pattern = mixture_pattern(self.weights) if len(active) > 1 else np.array(active, np.int64)
         counts = np.bincount(pattern, minlength=len(self.rows))
-        if (counts[alone] == 0).any():
+        if (counts[active] == 0).any():
             raise UserError(
-                f"data: a share is below 1 in {BLOCK}, so its source would never be drawn; raise it or drop it"
+                f"data: found a source with less than 1 / {PATTERN_LENGTH:,} of the rows, which would never be drawn; "
+                "raise its weight or remove it"
             )
         rank = np.zeros_like(pattern)
-        for source in alone:
+        for source in active:
             rank[pattern == source] = np.arange(counts[source])
         object.__setattr__(self, "_pattern", pattern)
         object.__setattr__(self, "_rank", rank)
@@ -121,36 +116,36 @@ class Order:
         object.__setattr__(self, "_drawn", np.array(self.drawn or [0] * len(self.rows), np.int64))
 
     def at(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Source and row number (both int64, shape (count,)) of `count` places from the 0-based place `first` on."""
-        block, place = np.divmod(np.arange(first, first + count, dtype=np.int64), len(self._pattern))
-        source = self._pattern[place]
-        drawn = self._drawn[source] + block * self._counts[source] + self._rank[place]  # how often before this place
+        """Source and row number (both int64 [count]) at the positions from `first` on; positions count from 0."""
+        block, position = np.divmod(np.arange(first, first + count, dtype=np.int64), len(self._pattern))
+        source = self._pattern[position]
+        drawn = self._drawn[source] + block * self._counts[source] + self._rank[position]  # earlier draws of the source
         row = np.empty_like(drawn)
         for s in np.unique(source):
-            here = source == s
-            epoch, within = np.divmod(drawn[here], self.rows[s])
-            out = np.empty_like(within)
+            of_source = source == s
+            epoch, within = np.divmod(drawn[of_source], self.rows[s])
+            source_rows = np.empty_like(within)
             for e in np.unique(epoch):
-                now = epoch == e
-                out[now] = permute(within[now], self.rows[s], key_of(self.seed, int(s), int(e)))
-            row[here] = out
+                of_epoch = epoch == e
+                source_rows[of_epoch] = permute(within[of_epoch], self.rows[s], key_of(self.seed, int(s), int(e)))
+            row[of_source] = source_rows
         return source, row
 
-    def drawn_after(self, places: int) -> tuple[int, ...]:
-        """How often each source has been drawn in all, `drawn` included, after so many places."""
-        blocks, rest = divmod(places, len(self._pattern))
-        begun = np.bincount(self._pattern[:rest], minlength=len(self.rows))
-        return tuple(int(n) for n in self._drawn + blocks * self._counts + begun)
+    def drawn_after(self, count: int) -> tuple[int, ...]:
+        """Number of rows drawn from each source after `count` positions, including the initial `drawn`."""
+        blocks, rest = divmod(count, len(self._pattern))
+        partial = np.bincount(self._pattern[:rest], minlength=len(self.rows))
+        return tuple(int(n) for n in self._drawn + blocks * self._counts + partial)
 
-    def places(self, source: int, row: int, end: int) -> list[int]:
-        """The 0-based places before `end` at which a row of a source is drawn, first to last: `at` backwards."""
+    def positions(self, source: int, row: int, end: int) -> list[int]:
+        """The positions before `end` at which a row of a source is drawn, in ascending order; the inverse of `at`."""
         rows, first, last = self.rows[source], int(self._drawn[source]), self.drawn_after(end)[source]
-        own = np.flatnonzero(self._pattern == source)
-        found = []
+        in_pattern = np.flatnonzero(self._pattern == source)
+        positions = []
         for epoch in range(first // rows, -(-last // rows)):
             within = permute(np.array([row]), rows, key_of(self.seed, source, epoch), inverse=True)
             drawn = epoch * rows + int(within[0])
             if first <= drawn < last:
-                block, rank = divmod(drawn - first, len(own))
-                found.append(block * len(self._pattern) + int(own[rank]))
-        return found
+                block, rank = divmod(drawn - first, len(in_pattern))
+                positions.append(block * len(self._pattern) + int(in_pattern[rank]))
+        return positions

@@ -1,11 +1,11 @@
-"""Checkpoints: names to tensors as safetensors, integers as JSON, a manifest of checksums; nothing is pickled.
+"""Checkpoints: named tensors as safetensors, state as JSON, a manifest of checksums. Nothing is pickled.
 
-A checkpoint directory appears whole or not at all. On loading, every file is checked against its digest, and a damaged
-checkpoint is passed over for the newest good one.
+A checkpoint directory is written atomically. Loading verifies every file against its checksum; if the newest checkpoint
+is damaged, the newest intact one is used.
 
-Ranks write and read shards through torch's distributed checkpoint, so what one mesh saved another can load. A process
-alone writes the one file, in a form that it reads too, by itself: that library takes 1.2 s and 80 MB to import and
-orders the header anew each time, so that equal tensors were not equal files.
+Ranks write and read shards with torch's distributed checkpoint, so any mesh can load what another one saved. A single
+process writes one file in a compatible form without that library, which takes 1.2 s and 80 MB to import and orders
+headers differently each time, so equal tensors would not give equal files.
 """
 
 import contextlib
@@ -33,19 +33,19 @@ from ingot.core.artifact import (
 )
 from ingot.core.errors import UserError
 
-WHOLE, CONFIG = "model.safetensors", "config.json"
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
 BEST = "best"
-"""Beside the numbered ones: the weights with the lowest held-out loss, without moments."""
+"""Name of the checkpoint with the best weights, without moments, next to the numbered ones."""
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Write one checkpoint directory atomically: tensors, `state` and `config` (plain data), and their digests."""
+    """Write a checkpoint directory atomically: tensors, `state` and `config` (plain data), and a manifest."""
     with atomic_directory(path) as directory:
         if is_initialized():
             _save_shards(directory, tensors)
         else:
-            # torch's own message for a full disk is no OSError, so the bytes are written here
-            (directory / WHOLE).write_bytes(serialize({n: t.detach().contiguous() for n, t in tensors.items()}))
+            # safetensors' own writer raises no OSError if the disk is full, so the bytes are written here
+            (directory / WEIGHTS).write_bytes(serialize({n: t.detach().contiguous() for n, t in tensors.items()}))
         atomic_json(directory / STATE, dict(state))
         atomic_json(directory / CONFIG, dict(config))
         write_manifest(directory)
@@ -53,16 +53,19 @@ def save(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], co
 
 @torch.no_grad()
 def load(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Fill the given tensors in place (only those: a model loads without its optimizer) and return the state."""
+    """Load the given tensors in place and return the state.
+
+    Tensors of the checkpoint that are not given, such as optimizer moments, are not read.
+    """
     files = list(path.glob("*.safetensors"))
     if is_initialized() or len(files) > 1:
         _load_shards(path, tensors)
     else:
         with safe_open(files[0], "pt") as file:
             for name, tensor in tensors.items():
-                found = file.get_tensor(name)
-                assert found.shape == tensor.shape, f"{path}: {name} is {found.shape}, expected {tensor.shape}"
-                tensor.copy_(found)
+                loaded = file.get_tensor(name)
+                assert loaded.shape == tensor.shape, f"{path}: {name} is {loaded.shape}, expected {tensor.shape}"
+                tensor.copy_(loaded)
     return json.loads((path / STATE).read_text())
 
 
@@ -80,13 +83,13 @@ def _load_shards(path: Path, tensors: dict[str, Tensor]) -> None:
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch remarks that one process loads alone, as intended
+        warnings.simplefilter("ignore")  # torch warns that a single process loads without a process group
         state_dict_loader.load(tensors, storage_reader=HuggingFaceStorageReader(str(path)))
 
 
 @contextlib.contextmanager
 def _unwrapped() -> Iterator[None]:
-    """A full disk stays an OSError: torch wraps what went wrong on each rank in an exception of its own."""
+    """Raise the original exception of a rank, such as OSError for a full disk, instead of torch's wrapper."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
@@ -97,28 +100,31 @@ def _unwrapped() -> Iterator[None]:
         raise
 
 
-def newest_good(root: Path, say: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint whose files match their digests; each damaged one is named.
+def newest_intact(root: Path, notify: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint whose files match their checksums; None if there is no checkpoint.
+
+    Args:
+        notify: receives a message for each damaged checkpoint.
 
     Raises:
-        UserError: there are checkpoints and all of them are damaged.
+        UserError: all checkpoints are damaged.
     """
-    found = checkpoint_steps(root)
-    for step in found:
+    steps = checkpoint_steps(root)
+    for step in steps:
         path = checkpoint_path(root, step)
-        trouble = manifest_problem(path)
-        if trouble is None:
+        problem = manifest_problem(path)
+        if problem is None:
             return path
-        say(f"damaged checkpoint passed over: {trouble}")
-    if found:
+        notify(f"skipped a damaged checkpoint: {problem}")
+    if steps:
         raise UserError(
-            f"{root}: all {len(found)} checkpoints are damaged; delete the stage's directory and run it again"
+            f"{root}: all {len(steps)} checkpoints are damaged; delete the stage's directory and run it again"
         )
     return None
 
 
-def drop_after(root: Path, step: int) -> None:
-    """Delete checkpoints later than the one a run goes on from: damaged ones must not crowd out good ones."""
+def delete_after(root: Path, step: int) -> None:
+    """Delete checkpoints after the one that a run resumes from: `prune` must not retain damaged ones instead."""
     for later in (s for s in checkpoint_steps(root) if s > step):
         shutil.rmtree(checkpoint_path(root, later), ignore_errors=True)
 

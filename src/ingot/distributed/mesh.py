@@ -1,6 +1,6 @@
-"""The ranks of a run. The rest of the house knows `rank`, `sum` and `max`; with one rank they are the identity.
+"""The ranks of a run. Other packages use `rank`, `sum` and `max`, which are the identity with one rank.
 
-There is no `if distributed` anywhere: a single process is the mesh of size one.
+A single process is a mesh of size one, so no other code needs an `if distributed`.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Mesh:
-    """All ranks of the default process group, or one rank where there is none."""
+    """All ranks of the default process group, or one rank without one."""
 
     rank: int = 0
     size: int = 1
@@ -21,17 +21,17 @@ class Mesh:
         return self._reduce(tensor, "SUM")
 
     def max(self, tensor: Tensor) -> Tensor:
-        """The largest value over all ranks, in place."""
+        """The elementwise maximum over all ranks, in place."""
         return self._reduce(tensor, "MAX")
 
-    def _reduce(self, tensor: Tensor, how: str) -> Tensor:
+    def _reduce(self, tensor: Tensor, op: str) -> Tensor:
         if self.size > 1:
-            td.all_reduce(tensor, op=getattr(td.ReduceOp, how))
+            td.all_reduce(tensor, op=getattr(td.ReduceOp, op))
         return tensor
 
 
 def current() -> Mesh:
-    """The mesh this process is part of."""
+    """The mesh of this process."""
     if td.is_available() and td.is_initialized():
         return Mesh(td.get_rank(), td.get_world_size())
     return Mesh()

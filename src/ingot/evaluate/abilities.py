@@ -1,9 +1,9 @@
-"""A model sits a task: choices by likelihood, answers by a check, code by running it.
+"""Run a task on a model: choices by likelihood, generated answers by a check, code by executing it.
 
-Abilities come late and suddenly by accuracy, so each task also measures something that moves before it does: the
-probability of the right choice, or the nats per byte of a right answer (Schaeffer et al. 2023, arXiv:2304.15004).
+Accuracy stays at chance for long and then rises suddenly, so each task also reports a smooth measure: the probability
+of the correct choice, or the nats per byte of a correct answer (Schaeffer et al. 2023, arXiv:2304.15004).
 
-Intervals: Wilson's for accuracies, a bootstrap over items for the others.
+Accuracies have Wilson intervals, the other metrics a bootstrap over items.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,162 +15,164 @@ import numpy as np
 
 from ingot.core.statistics import wilson
 from ingot.evaluate.bootstrap import ratio
-from ingot.evaluate.checks import right
+from ingot.evaluate.checks import is_correct
 from ingot.evaluate.continuations import score
 from ingot.evaluate.sandbox import program_of, run_code
 from ingot.evaluate.tasks import Item, Task
-from ingot.infer.streaming import TextGeneration, prompt_ids, room_for_prompt, sampling_for
+from ingot.infer.streaming import TextGeneration, max_prompt_length, prompt_ids, sampling_for
 from ingot.model.transformer import Transformer
 from ingot.tokenizer.byte_bpe import Tokenizer
 from ingot.tokenizer.chat import render, stop_ids
 from ingot.train.settings import rows_per_pass
 
-RUNNERS = 2
+MAX_PROGRAMS = 2
 """Programs that run at the same time."""
 
 
 @dataclass(frozen=True)
-class Answered:
-    """What a model made of one item."""
+class ItemResult:
+    """A model's answer to one item; the fields are columns of the stage's table of answers."""
 
     prompt: str
-    """With its examples."""
+    """The item's prompt, after its examples."""
     answer: str
-    """The choice taken, or the text written."""
+    """The selected choice, or the generated text."""
     right: bool
     why: str
-    """Of code that failed: its error."""
+    """The error of code that failed; empty otherwise."""
     measure: float | None
-    """The probability of the right choice; else the nats of the target, where there is one within the context."""
+    """The probability of the correct choice, or the nats of the target; None if no target fits the context."""
     bytes: int
-    """UTF-8 bytes of the target whose nats these are."""
+    """UTF-8 bytes of the target that `measure` refers to; 0 for choices."""
 
 
 @dataclass(frozen=True)
-class Examinee:
-    """A model with what it needs to be asked."""
+class Subject:
+    """The model under evaluation, with its tokenizer."""
 
     model: Transformer
     tokenizer: Tokenizer
     chats: bool
-    """Whether it was trained on conversations: questions are then asked as a user."""
+    """Whether it was trained on conversations; questions are then sent as a user message."""
 
-    def prompt(self, text: str, asked: bool) -> Sequence[int]:
-        """The ids that an answer follows."""
-        if not asked:
+    def prompt(self, text: str, chat: bool) -> Sequence[int]:
+        """The ids of a prompt; with `chat`, of a user message and the beginning of the reply."""
+        if not chat:
             return prompt_ids(self.tokenizer, text)
         return render([{"role": "user", "content": text}], self.tokenizer, generation_prompt=True)[0].tolist()
 
-    def answer(self, text: str, asked: bool) -> Sequence[int]:
-        """The ids of an answer; of one that is asked for, with the end of the turn."""
-        if not asked:
+    def answer(self, text: str, chat: bool) -> Sequence[int]:
+        """The ids of an answer; with `chat`, followed by the end of the turn."""
+        if not chat:
             return self.tokenizer.encode(text).tolist()
         return [*self.tokenizer.encode(text.strip()).tolist(), stop_ids(self.tokenizer)[0]]
 
-    def nats(self, pairs: Sequence[tuple[str, str]], asked: bool, advance: Callable[[int], None]) -> list[float]:
-        """-ln p of each answer to its prompt."""
-        requests = [(self.prompt(prompt, asked), self.answer(answer, asked)) for prompt, answer in pairs]
+    def nats(self, pairs: Sequence[tuple[str, str]], chat: bool, advance: Callable[[int], None]) -> list[float]:
+        """-ln p of the answer of each (prompt, answer) pair."""
+        requests = [(self.prompt(prompt, chat), self.answer(answer, chat)) for prompt, answer in pairs]
         return [-scored.logp for scored in score(self.model, requests, advance)]
 
-    def write(
-        self, prompts: Sequence[str], asked: bool, max_new: int, stop: Sequence[str], advance: Callable[[int], None]
+    def generate(
+        self, prompts: Sequence[str], chat: bool, max_new: int, stop: Sequence[str], advance: Callable[[int], None]
     ) -> list[str]:
-        """The likeliest answers, token by token (temperature 0)."""
+        """Greedy answers to prompts; a prompt that is too long loses its beginning."""
         sampling = sampling_for(self.tokenizer, max_new=max_new, temperature=0.0)
-        room = room_for_prompt(int(self.model.config.context), max_new)
-        rows = [self.prompt(text, asked)[-room:] for text in prompts]
+        room = max_prompt_length(int(self.model.config.context), max_new)
+        rows = [self.prompt(text, chat)[-room:] for text in prompts]
         size, texts = rows_per_pass(int(self.model.config.context)), []
         for start in range(0, len(rows), size):
             run = TextGeneration(
-                self.model, self.tokenizer, rows[start : start + size], sampling, stop=() if asked else stop
+                self.model, self.tokenizer, rows[start : start + size], sampling, stop=() if chat else stop
             )
             texts += [answer.text for answer in run.answers()]
             advance(len(rows[start : start + size]))
         return texts
 
 
-def sit(
-    examinee: Examinee,
+def run_task(
+    subject: Subject,
     task: Task,
     shots: int | None = None,
     advance: Callable[[int], None] = lambda n: None,
-) -> list[Answered]:
-    """Every item of a task, in order.
+) -> list[ItemResult]:
+    """Results of all items of a task, in order.
 
     Args:
-        shots: examples in front of each item, where it is not the task's own number.
-        advance: told the number of items done.
+        shots: examples before each item; default: the task's own number.
+        advance: called with the number of items done since the last call.
     """
-    examples, asked = task.shown(shots), task.head.form == "question" and examinee.chats
+    examples, chat = task.few_shot_examples(shots), task.head.form == "question" and subject.chats
     prompts = [_with_examples(item, examples, task.head.between) for item in task.items]
-    found: dict[int, Answered] = {}
-    for judge, kinds in ((_choose, ("choice",)), (_write, ("generate", "code"))):
-        chosen = [n for n, item in enumerate(task.items) if item.kind in kinds]
-        if chosen:
-            answered = judge(examinee, task, [(task.items[n], prompts[n]) for n in chosen], asked, advance)
-            found.update(zip(chosen, answered, strict=True))
-    return [found[n] for n in range(len(task.items))]
+    results: dict[int, ItemResult] = {}
+    for run, kinds in ((_run_choices, ("choice",)), (_run_generation, ("generate", "code"))):
+        numbers = [n for n, item in enumerate(task.items) if item.kind in kinds]
+        if numbers:
+            of_kind = run(subject, task, [(task.items[n], prompts[n]) for n in numbers], chat, advance)
+            results.update(zip(numbers, of_kind, strict=True))
+    return [results[n] for n in range(len(task.items))]
 
 
 def _with_examples(item: Item, examples: Sequence[Item], between: str) -> str:
     return "".join(f"{e.prompt}{e.reference}{between}" for e in examples) + item.prompt
 
 
-Asked = Sequence[tuple[Item, str]]
+Prompted = Sequence[tuple[Item, str]]
 """Items with their prompts."""
 
 
-def _choose(
-    examinee: Examinee, task: Task, items: Asked, asked: bool, advance: Callable[[int], None]
-) -> list[Answered]:
+def _run_choices(
+    subject: Subject, task: Task, items: Prompted, chat: bool, advance: Callable[[int], None]
+) -> list[ItemResult]:
     pairs = [(prompt, choice) for item, prompt in items for choice in item.choices]
-    nats = iter(examinee.nats(pairs, asked, lambda n: None))
-    answered = []
+    nats = iter(subject.nats(pairs, chat, lambda n: None))
+    results = []
     for item, prompt in items:
         nats_C = np.array([next(nats) for _ in item.choices])
         p_C = np.exp(nats_C.min() - nats_C)
-        taken, answer = int(nats_C.argmin()), item.answer or 0
+        selected, answer = int(nats_C.argmin()), item.answer or 0
         p = float(p_C[answer] / p_C.sum())
-        answered.append(Answered(prompt, item.choices[taken], taken == answer, "", p, 0))
+        results.append(ItemResult(prompt, item.choices[selected], selected == answer, "", p, 0))
         advance(1)
-    return answered
+    return results
 
 
-def _write(examinee: Examinee, task: Task, items: Asked, asked: bool, advance: Callable[[int], None]) -> list[Answered]:
-    texts = examinee.write([prompt for _, prompt in items], asked, task.head.max_new, task.head.stop, advance)
-    context = int(examinee.model.config.context)
+def _run_generation(
+    subject: Subject, task: Task, items: Prompted, chat: bool, advance: Callable[[int], None]
+) -> list[ItemResult]:
+    texts = subject.generate([prompt for _, prompt in items], chat, task.head.max_new, task.head.stop, advance)
+    context = int(subject.model.config.context)
     targets = [item.targets[0] if item.targets else "" for item, _ in items]
-    targets = [target if target and len(examinee.answer(target, asked)) <= context else "" for target in targets]
+    targets = [target if target and len(subject.answer(target, chat)) <= context else "" for target in targets]
     with_target = [(prompt, target) for (_, prompt), target in zip(items, targets, strict=True) if target]
-    nats = iter(examinee.nats(with_target, asked, lambda n: None))
-    answered = []
-    with ThreadPoolExecutor(RUNNERS) as pool:
-        verdicts = pool.map(_verdict, (item for item, _ in items), texts)
-        for (_, prompt), target, text, (good, why) in zip(items, targets, texts, verdicts, strict=True):
+    nats = iter(subject.nats(with_target, chat, lambda n: None))
+    results = []
+    with ThreadPoolExecutor(MAX_PROGRAMS) as pool:
+        outcomes = pool.map(_check, (item for item, _ in items), texts)
+        for (_, prompt), target, text, (correct, error) in zip(items, targets, texts, outcomes, strict=True):
             measure = next(nats) if target else None
-            answered.append(Answered(prompt, text, good, why, measure, len(target.encode())))
-    return answered
+            results.append(ItemResult(prompt, text, correct, error, measure, len(target.encode())))
+    return results
 
 
-def _verdict(item: Item, text: str) -> tuple[bool, str]:
+def _check(item: Item, text: str) -> tuple[bool, str]:
+    """Whether a generated answer is correct, and the error of its code."""
     if item.kind == "code":
         outcome = run_code(program_of(item.prompt, text, item.tests))
         return outcome.passed, outcome.why
-    return right(text, item.check, item.targets), ""
+    return is_correct(text, item.check, item.targets), ""
 
 
-def rows(task: Task, answered: Sequence[Answered]) -> Iterator[dict[str, Any]]:
-    """Table rows of a task that was sat: metric, value, and a 95 % interval."""
-    good = sum(a.right for a in answered)
-    yield {"metric": "accuracy", **wilson(good, len(answered))}
+def rows(task: Task, results: Sequence[ItemResult]) -> Iterator[dict[str, Any]]:
+    """Table rows of a task's results: metric, value, and a 95 % interval."""
+    yield {"metric": "accuracy", **wilson(sum(result.right for result in results), len(results))}
     choices = [n for n, item in enumerate(task.items) if item.kind == "choice"]
     if choices:
         chance = float(np.mean([1 / len(task.items[n].choices) for n in choices]))
-        if len(choices) == len(answered):
+        if len(choices) == len(results):
             yield {"metric": "chance", "value": chance, "low": chance, "high": chance, "n": len(choices)}
-        p = np.array([answered[n].measure for n in choices])
+        p = np.array([results[n].measure for n in choices])
         yield {"metric": "right_probability", **ratio(p, np.ones_like(p))}
-    written = [a for n, a in enumerate(answered) if task.items[n].kind != "choice" and a.bytes]
-    if written:
-        nats, sizes = np.array([a.measure for a in written]), np.array([a.bytes for a in written], float)
+    with_target = [r for n, r in enumerate(results) if task.items[n].kind != "choice" and r.bytes]
+    if with_target:
+        nats, sizes = np.array([r.measure for r in with_target]), np.array([r.bytes for r in with_target], float)
         yield {"metric": "target_nats_per_byte", **ratio(nats, sizes)}

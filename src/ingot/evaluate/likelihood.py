@@ -1,8 +1,8 @@
-"""How well a model predicts held-out text: nats per token, perplexity, bits per byte, with intervals over documents.
+"""Likelihood of held-out text: nats per token, perplexity and bits per byte, with intervals over documents.
 
-Windows overlap, so that a target sees at least a share of the context and is counted once. Bits per byte = nats of all
-predicted tokens (end of text included) / ln 2 / UTF-8 bytes of the cleaned text: the one figure that compares models
-with different tokenizers, and models with gzip.
+Windows overlap so that every target has at least some context; each target is counted once. Bits per byte are the nats
+of all predicted tokens (end of text included) / ln 2 / UTF-8 bytes of the cleaned text. They are comparable between
+models with different tokenizers, and with general compressors.
 """
 
 import gzip
@@ -22,26 +22,27 @@ from ingot.model.transformer import Transformer
 from ingot.store.reader import Store
 from ingot.tokenizer.byte_bpe import Tokenizer
 
-_MOST = 709.0
-"""Nats whose exponential is a number still; tables have no infinity."""
+MAX_EXPONENT = 709.0
+"""Largest exponent whose exponential is a finite float64; tables must not contain infinity."""
 
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Sums per held-out document: nats and predicted tokens, and its bytes."""
+    """Per held-out document: the sum of nats, the number of predicted tokens, and the number of bytes."""
 
     nats: np.ndarray
     tokens: np.ndarray
     bytes: np.ndarray
-    whole: bool
-    """Whether every token was predicted (text), or only labelled ones (responses)."""
+    all_tokens: bool
+    """Whether every token was predicted (text), or only the labelled ones (responses)."""
 
     def rows(self) -> Iterator[dict]:
         """Table rows: metric, value, and a 95 % interval."""
         loss = ratio(self.nats, self.tokens)
-        yield {"metric": "loss_nats" if self.whole else "response_loss_nats", **loss}
-        yield {"metric": "perplexity", **{k: math.exp(min(v, _MOST)) if k != "n" else v for k, v in loss.items()}}
-        if self.whole:
+        yield {"metric": "loss_nats" if self.all_tokens else "response_loss_nats", **loss}
+        perplexity = {k: v if k == "n" else math.exp(min(v, MAX_EXPONENT)) for k, v in loss.items()}
+        yield {"metric": "perplexity", **perplexity}
+        if self.all_tokens:
             yield {"metric": "bits_per_byte", **ratio(self.nats / math.log(2), self.bytes)}
 
 
@@ -56,11 +57,11 @@ def likelihood(
     """Score every held-out token of a store once.
 
     Args:
-        model: read in its own precision, and left in evaluation mode.
+        model: runs in its own precision; it is left in evaluation mode.
         store: the held-out split.
-        overlap: share of a window that is context only (text); conversations are scored one by one.
+        overlap: fraction of a text window that only serves as context; conversations are scored one by one.
         rows_per_batch: rows of a forward pass.
-        advance: told the number of rows done.
+        advance: called with the number of rows done since the last call.
         context: tokens of a window; default: the model's context.
     """
     model.eval()
@@ -71,7 +72,7 @@ def likelihood(
 
     sums, tokens = _by_document(nll, model, store, overlap, rows_per_batch, advance, context)
     lengths = store.columns["bytes"].read(0, store.documents)
-    return Likelihood(sums, tokens, np.asarray(lengths, np.float64), whole="mask" not in store.columns)
+    return Likelihood(sums, tokens, np.asarray(lengths, np.float64), all_tokens="mask" not in store.columns)
 
 
 def divergence(
@@ -83,8 +84,11 @@ def divergence(
     advance: Callable[[int], None] = lambda n: None,
     context: int | None = None,
 ) -> dict[str, float]:
-    """KL(old || new) of the next token in nats, over all that `likelihood` scores, with its interval; exact over the
-    vocabulary, which is the same for both. `context`: tokens of a window; default: of the shorter of both contexts."""
+    """KL(old || new) of the next-token distributions, in nats per token, with its interval.
+
+    The sum over the vocabulary, which both models share, is exact. Tokens and arguments are those of `likelihood`;
+    `context` defaults to the shorter of both contexts.
+    """
     context = context or min(old.config.context, new.config.context)
     models = old.eval(), new.eval()
 
@@ -104,7 +108,11 @@ def _by_document(
     advance: Callable[[int], None],
     context: int | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sums of a measure (rows as tensors to B x T) per document, and counted targets per document."""
+    """Sums of a measure per document, and the number of targets per document.
+
+    Args:
+        measure: a batch of tensors -> a value for each target, [B, T].
+    """
     context = context or int(model.config.context)
     masked = "mask" in store.columns
     ends = np.asarray(store.ends)
@@ -118,7 +126,7 @@ def _by_document(
     with torch.inference_mode():
         for batch in all_rows(source, rows_per_batch):
             if not masked:
-                batch = _once(batch, context - stride)
+                batch = _without_overlap(batch, context - stride)
             document_BT = plan.index(batch.row_B)[1][:, 1:]
             measured_BT = measure(batch.to(device)).double().cpu().numpy()
             counted = batch.labels_BT != IGNORE
@@ -128,18 +136,17 @@ def _by_document(
     return sums, tokens
 
 
-def _once(batch: Batch, seen: int) -> Batch:
-    """Leave out targets that the window before has counted."""
-    labels = batch.labels_BT.copy()
-    labels[batch.row_B > 0, :seen] = IGNORE
-    return replace(batch, labels_BT=labels)
+def _without_overlap(batch: Batch, overlap: int) -> Batch:
+    """The batch without labels in the first `overlap` positions, which the window before has predicted."""
+    labels_BT = batch.labels_BT.copy()
+    labels_BT[batch.row_B > 0, :overlap] = IGNORE
+    return replace(batch, labels_BT=labels_BT)
 
 
 def compressors(store: Store, tokenizer: Tokenizer) -> dict[str, float]:
-    """Bits per byte of general compressors on the same held-out text, the yardstick that needs no model."""
-    skip = {tokenizer.eot}
+    """Bits per byte of general compressors on the same held-out text, as baselines."""
     ids = store.ids.read(0, store.tokens)
-    text = tokenizer.decode_bytes([int(i) for i in ids if int(i) not in skip])
+    text = tokenizer.decode_bytes([int(i) for i in ids if int(i) != tokenizer.eot])
     return {
         "gzip -9": 8 * len(gzip.compress(text, 9)) / len(text),
         "xz -9": 8 * len(lzma.compress(text, preset=9)) / len(text),

@@ -1,16 +1,14 @@
-"""Task files: what a model is asked, and how one knows that it was right. One JSONL format; free of torch.
+"""Task files: prompts for a model, and how to evaluate its answers. One JSONL format; no torch.
 
-The first line tells of the task, each other one is an item. What the first line says of `kind` and `check` holds for
-all items that say nothing else.
+The first line describes the task, and each further line is an item. `kind` and `check` of the first line are the
+defaults of all items.
 
     {"task": "capitals", "ability": "knowledge", "kind": "choice", "form": "text", "shots": 1}
     {"prompt": "The capital of Italy is", "choices": [" Rome", " Lima"], "answer": 0, "example": true}
     {"prompt": "The capital of Peru is", "choices": [" Rome", " Lima"], "answer": 1}
 
-Kinds: `choice` is judged by the likelihood of its choices, `generate` by a check of what the model writes, `code` by
-running it. Examples are shown in front of an item (`shots` of them) and are never asked.
-
-Rejected: YAML with templates, as lm-eval has (a second language to debug), and one file for each item's kind.
+Kinds: `choice` is evaluated by the likelihood of its choices, `generate` by a check of the generated answer, `code` by
+running it. Examples only precede items as few-shot examples (`shots` of them); they are not evaluated.
 """
 
 import json
@@ -27,60 +25,60 @@ from ingot.core.settings import Settings
 from ingot.evaluate.checks import CHECKS, COUNTS
 
 SUITE = Path(str(files("ingot.evaluate"))) / "suite"
-"""Tasks that come with the package, by the name of their file."""
+"""The tasks of the package; a file's name is the task's name."""
 SUFFIX = ".jsonl"
 
 
-class Head(Settings):
+class TaskHeader(Settings):
     """The first line of a task file."""
 
     task: str
-    """Its name, in tables."""
+    """Its name in tables."""
     ability: str = ""
-    """What it is about, in words."""
+    """A description of the ability that it measures."""
     kind: Literal["choice", "generate", "code"] = "generate"
-    """How items are judged."""
+    """How items are evaluated."""
     form: Literal["text", "question"] = "text"
-    """`text`: every model goes on from the prompt. `question`: a model trained on conversations is asked it."""
+    """`text`: every model continues the prompt. `question`: models trained on conversations get it as a message."""
     shots: int = Field(default=0, ge=0)
-    """Examples shown in front of an item."""
+    """Few-shot examples before each item."""
     between: str = "\n\n"
-    """What stands between an example and what follows it."""
+    """Separator after each example."""
     max_new: int = Field(default=64, ge=1)
     """Longest answer in tokens."""
     stop: tuple[str, ...] = ()
-    """Text that ends an answer and is cut off; of running text, for a model that is asked has ends of its own."""
+    """Texts that end a generated answer and are cut off; unused in conversations, where the end of turn ends it."""
     check: str | dict[str, Any] = "exact"
-    """How an answer is judged; see `checks.py`."""
+    """How generated answers are evaluated; see `checks.py`."""
 
 
 class Item(Settings):
-    """One question."""
+    """One prompt with its correct answers."""
 
     prompt: str
-    """What is asked, or gone on from; usually without a blank at its end."""
+    """The text to answer or to continue; usually without a trailing space."""
     kind: Literal["choice", "generate", "code"]
-    """How it is judged."""
+    """How it is evaluated."""
     choices: tuple[str, ...] = ()
-    """Of kind `choice`: the answers to choose from, each with the blank it begins with."""
+    """For kind `choice`: the possible answers, each with its leading space."""
     answer: int | None = None
-    """The number of the right choice, from 0."""
+    """For kind `choice`: the number of the correct choice, from 0."""
     targets: tuple[str, ...] = ()
-    """Right answers; the first is shown in examples, and its likelihood is measured."""
+    """Correct answers. Examples show the first one, and its likelihood is measured."""
     check: str | dict[str, Any]
-    """A check's name, for any of the targets; or a table of checks with their arguments, of which all must hold."""
+    """A check, which must pass with any target; or a table of checks with their arguments, which must all pass."""
     tests: str = ""
-    """Of kind `code`: statements that fail unless the code is right."""
+    """For kind `code`: statements that fail unless the code is correct."""
     example: bool = False
-    """Whether it is shown in front of others instead of being asked."""
+    """Whether it is a few-shot example instead of being evaluated."""
 
     @property
     def reference(self) -> str:
-        """A right answer, as an example shows it."""
+        """A correct answer, as an example shows it; empty if there is none."""
         return self.choices[self.answer or 0] if self.kind == "choice" else self.targets[0] if self.targets else ""
 
     @model_validator(mode="after")
-    def _whole(self) -> "Item":
+    def _valid(self) -> "Item":
         if self.kind == "choice":
             if len(self.choices) < 2 or len(set(self.choices)) < len(self.choices):
                 raise ValueError(f"found choices {list(self.choices)}, expected at least two different ones")
@@ -100,40 +98,42 @@ class Item(Settings):
         for name in names:
             if name not in CHECKS:
                 raise ValueError(f"found check '{name}'; {nearest(name, CHECKS)}")
-        asked = [(self.check, t) for t in self.targets] if isinstance(self.check, str) else self.check.items()
-        for name, wanted in asked:
-            if name in COUNTS and type(wanted) is not int:
-                raise ValueError(f"found {wanted!r} for check '{name}', expected a number, as in {{\"{name}\": 3}}")
+        arguments = [(self.check, t) for t in self.targets] if isinstance(self.check, str) else self.check.items()
+        for name, argument in arguments:
+            if name in COUNTS and type(argument) is not int:
+                raise ValueError(f"found {argument!r} for check '{name}', expected a number, as in {{\"{name}\": 3}}")
             try:
-                CHECKS[name]("0", wanted)
+                CHECKS[name]("0", argument)
             except (re.error, TypeError, ValueError, AttributeError) as error:
-                raise ValueError(f"found {wanted!r} for check '{name}', expected what it takes ({error})") from None
+                raise ValueError(
+                    f"found {argument!r} for check '{name}', expected a valid argument ({error})"
+                ) from None
         if isinstance(self.check, str) and not self.targets:
-            raise ValueError(f"found check '{self.check}' without targets, expected what an answer is compared with")
+            raise ValueError(f"found check '{self.check}' without targets, expected at least one correct answer")
         if not names:
-            raise ValueError("found a check that asks nothing, expected at least one")
+            raise ValueError("found an empty check, expected at least one rule")
         return self
 
 
 class Task(Settings):
-    """A task file that was read."""
+    """A parsed task file."""
 
-    head: Head
+    head: TaskHeader
     items: tuple[Item, ...]
-    """What is asked, in the file's order."""
+    """Items to evaluate, in the file's order."""
     examples: tuple[Item, ...]
-    """What is shown in front, in the file's order."""
+    """Few-shot examples, in the file's order."""
 
-    def shown(self, shots: int | None = None) -> list[Item]:
-        """The examples in front of every item; a number of shots other than the task's own may be given."""
+    def few_shot_examples(self, shots: int | None = None) -> list[Item]:
+        """The examples before every item; `shots` replaces the task's own number."""
         return list(self.examples[: self.head.shots if shots is None else shots])
 
 
 def task_file(name: str) -> Path:
-    """The file behind a task's name, or behind a path that ends in .jsonl.
+    """The path of a task, given the name of a packaged task or a path that ends in .jsonl.
 
     Raises:
-        UserError: there is none.
+        UserError: the file does not exist.
     """
     if name.endswith(SUFFIX):
         path = Path(name).expanduser()
@@ -147,10 +147,10 @@ def task_file(name: str) -> Path:
 
 
 def load_task(name: str) -> Task:
-    """Read a task.
+    """Read a task by its name or path.
 
     Raises:
-        UserError: no such task, or a line that is not as it should be, by its number.
+        UserError: there is no such task, or a line is invalid; the message has its number.
     """
     path = task_file(name)
     try:
@@ -160,18 +160,18 @@ def load_task(name: str) -> Task:
     tables = [(n, _table(path, n, line)) for n, line in enumerate(lines, 1) if line.strip()]
     if not tables or "task" not in tables[0][1]:
         raise UserError(f'{path}: found no first line {{"task": "NAME", ...}}, expected one that names the task')
-    head = _read(Head, path, *tables[0])
+    head = _validate(TaskHeader, path, *tables[0])
     defaults = {"kind": head.kind, "check": head.check}
-    items = [_read(Item, path, n, {**defaults, **table}) for n, table in tables[1:]]
-    asked = tuple(item for item in items if not item.example)
-    examples = tuple(item for item in items if item.example)
-    if not asked:
-        raise UserError(f"{path}: found no item that is asked, expected at least one line without example = true")
+    entries = [_validate(Item, path, n, {**defaults, **table}) for n, table in tables[1:]]
+    items = tuple(item for item in entries if not item.example)
+    examples = tuple(item for item in entries if item.example)
+    if not items:
+        raise UserError(f"{path}: found only examples, expected at least one line without example = true")
     if len(examples) < head.shots:
         raise UserError(f"{path}: found {len(examples)} examples for {head.shots} shots; mark more items as examples")
     if bare := next((e.prompt for e in examples if not e.reference), None):
         raise UserError(f"{path}: the example {bare[:40]!r} has no targets, so there is nothing to show; add a target")
-    return Task(head=head, items=asked, examples=examples)
+    return Task(head=head, items=items, examples=examples)
 
 
 def _table(path: Path, number: int, line: str) -> dict[str, Any]:
@@ -184,18 +184,18 @@ def _table(path: Path, number: int, line: str) -> dict[str, Any]:
     return table
 
 
-def _read(model: type[Any], path: Path, number: int, table: Mapping[str, Any]) -> Any:
+def _validate(model: type[Any], path: Path, number: int, table: Mapping[str, Any]) -> Any:
     try:
         return model.model_validate(table)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
-            what = f"unknown field '{name}'; {nearest(name, model.model_fields)}"
+            problem = f"unknown field '{name}'; {nearest(name, model.model_fields)}"
         elif first["type"] == "value_error":
-            what = first["msg"].removeprefix("Value error, ")
+            problem = first["msg"].removeprefix("Value error, ")
         else:
-            what = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}"
-        raise UserError(f"{path}, line {number}: {what}") from None
+            problem = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}"
+        raise UserError(f"{path}, line {number}: {problem}") from None
     except SyntaxError as error:
-        raise UserError(f"{path}, line {number}: tests are not Python ({error.msg}); mend them") from None
+        raise UserError(f"{path}, line {number}: tests are not Python ({error.msg}); fix them") from None

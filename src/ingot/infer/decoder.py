@@ -1,17 +1,18 @@
-"""A model as decoding needs it: weights laid out once for few large products, and a forward pass of plain functions.
+"""The decoder: prefill and decoding steps over a KV cache.
 
-The forward pass of training (`model/transformer.py`) is written for gradients, masks and taps; here a token of one row
-is some hundred operations whose price is their number, not their size. So the model's modules are read, not called, and
-what computes is a set of operations (`ops.py`). Both give the same logits, which is tested for every family.
+The forward pass of training (`model/transformer.py`) supports gradients, masks and taps. In generation a step consists
+of about a hundred small operations, and their number determines its time. So the decoder reads the model's modules once
+instead of calling them, lays the weights out for few large matrix products, and runs a set of operations (`ops.py`).
+Both forward passes give the same logits, which is tested for every family.
 
-The two features of a rotated pair lie side by side here, not half a head apart, so a rotation is one complex product.
-The matrices of queries and keys have their rows permuted alike; scores, which sum over all features, stay the same.
+The two features of a rotary pair are adjacent here, not half a head apart, so that a rotation is one complex product.
+The rows of the query and key weights are permuted in the same way, which leaves the scores unchanged.
 
 Matrix products are in `dtype`; the residual stream, norms, rotations and scores are in fp32, as under autocast (in fp64
-for a model in fp64).
+for an fp64 model).
 
-Shapes: B rows, T positions, M = B T, N of them, S slots, C slots of the cache, H query heads, K key heads, D features
-of a head, E = D / 2 pairs of them, W width, V vocabulary.
+Shapes: B rows, T positions, M = B T tokens, N of them, S slots in use, C slots of the cache, H query heads, K key
+heads, D features of a head, E = D / 2 pairs of features, W width, F inner features, V vocabulary.
 """
 
 import warnings
@@ -29,11 +30,11 @@ from ingot.model.rope import make_rope
 from ingot.model.transformer import Block, Transformer
 
 _PREFILL_TOKENS = 4096
-"""Tokens of prompts that are read at once: enough for full speed, few enough for little memory."""
+"""Tokens of a prefill chunk: enough for full speed, with little memory."""
 _MIN_SLOTS = 256
-"""Slots that a recorded step reads at least."""
+"""Smallest number of slots that a recorded step reads."""
 _RECORD_STEPS = 8
-"""A step is recorded if at least so many more of its kind will follow."""
+"""A step is recorded only if at least this many more steps of the same shape follow."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +43,19 @@ class _Layer:
     qkv: Linear
     q_norm: Callable[[Tensor, slice], None] | None
     k_norm: Callable[[Tensor, slice], None] | None
-    """Norms of some heads of queries, keys and values, in place."""
+    """Normalise a slice of the heads of queries, keys and values, in place."""
     o: Linear
     ffn_norm: Function
     ffn_inner: Function
-    """The input of the last product."""
+    """Norm output to the input of `down`."""
     down: Linear
 
 
 class Decoder:
-    """The weights of a model, laid out as they are now: make a new decoder when they have changed.
+    """A snapshot of a model's weights, laid out for decoding. After an update of the weights, create a new decoder.
 
     Args:
-        dtype: of matrix products; None: autocast's where it is on, else the parameters'.
+        dtype: of matrix products; None: autocast's if it is on, else the parameters'.
     """
 
     @torch.inference_mode()
@@ -73,30 +74,30 @@ class Decoder:
             self.position_embedding = None if learned is None else learned.weight.detach()
             self.layers = [self._layer(block) for block in model.layers.values() if isinstance(block, Block)]
             self.norm = self.ops.norm(model.norm)
-            self.head = self.ops.product(self.embedding if model.head is None else model.head.weight)
+            self.head = self.ops.linear(self.embedding if model.head is None else model.head.weight)
 
     def _layer(self, block: Block) -> _Layer:
         ops, attention, ffn = self.ops, block.attention, block.ffn
         gated = isinstance(ffn, SwiGLU)
         return _Layer(
             attention_norm=ops.norm(block.attention_norm),
-            qkv=ops.linear([attention.q, attention.k, attention.v], self._order()),
+            qkv=ops.fused_linear([attention.q, attention.k, attention.v], self._qkv_order()),
             q_norm=None if attention.q_norm is None else ops.head_norm(attention.q_norm, self.pairs_D),
             k_norm=None if attention.k_norm is None else ops.head_norm(attention.k_norm, self.pairs_D),
-            o=ops.linear([attention.o]),
+            o=ops.fused_linear([attention.o]),
             ffn_norm=ops.norm(block.ffn_norm),
             ffn_inner=ops.swiglu(ffn.gate, ffn.up) if gated else ops.gelu(ffn.up, ffn.approximate),
-            down=ops.linear([ffn.down]),
+            down=ops.fused_linear([ffn.down]),
         )
 
-    def _order(self) -> Tensor:
-        """The row of the matrices of queries, keys and values, side by side, for each feature."""
-        rotated, kept = self.config.heads + self.config.kv_heads, self.config.kv_heads
-        row_ND = torch.arange((rotated + kept) * len(self.pairs_D), device=self.device).view(-1, len(self.pairs_D))
+    def _qkv_order(self) -> Tensor:
+        """The permutation of the concatenated q, k and v rows that makes rotary pairs adjacent."""
+        rotated, values = self.config.heads + self.config.kv_heads, self.config.kv_heads
+        row_ND = torch.arange((rotated + values) * len(self.pairs_D), device=self.device).view(-1, len(self.pairs_D))
         return torch.cat((row_ND[:rotated, self.pairs_D], row_ND[rotated:])).view(-1)
 
     def rope_table(self, positions: int) -> Tensor | None:
-        """Rotations of the first positions: positions x E complex; None with learned positions."""
+        """Rotations of the first positions as complex numbers, positions x E; None with learned positions."""
         config = self.config
         if config.positions != "rope":
             return None
@@ -105,7 +106,7 @@ class Decoder:
         return torch.complex(rope.cos_BT1E[0, :, 0], rope.sin_BT1E[0, :, 0])
 
     def embed(self, ids_BT: Tensor, positions_BT: Tensor) -> Tensor:
-        """The stream before the first layer, (B T) x W; positions are used where they are learned."""
+        """The residual stream before the first layer, M x W. Only learned positions are used."""
         x_BTW = self.embedding[ids_BT].to(self.stream)
         if self.position_embedding is not None:
             x_BTW = x_BTW + self.position_embedding[positions_BT]
@@ -116,14 +117,16 @@ class Decoder:
         x_MW: Tensor,
         rows: int,
         attend: Callable[[int, Tensor], Tensor],
-        wanted_N: Tensor | slice = slice(None),
+        output_N: Tensor | slice = slice(None),
     ) -> Tensor:
-        """Hidden states N x W before the last norm.
+        """Hidden states N x W before the final norm.
 
         Args:
-            x_MW: embedded tokens of B rows; written over.
-            attend: layer and its queries, keys and values B x T x (H + 2K) x D, not rotated yet, to B x T x (H D).
-            wanted_N: the tokens of which hidden states are wanted; the last layer skips the others after attention.
+            x_MW: embedded tokens of all rows; overwritten.
+            rows: B.
+            attend: (layer, its queries, keys and values B x T x (H + 2K) x D before rotation) to B x T x (H D).
+            output_N: indices of the tokens whose hidden states are returned; the last layer skips the others after
+                attention.
         """
         config = self.config
         M, q, qk = len(x_MW), config.heads, config.heads + config.kv_heads
@@ -135,75 +138,81 @@ class Decoder:
                 layer.k_norm(qkv_BTND, slice(q, qk))
             attended_MV = attend(index, qkv_BTND).view(M, -1)
             if layer is self.layers[-1]:
-                x_MW, attended_MV = x_MW[wanted_N], attended_MV[wanted_N]
+                x_MW, attended_MV = x_MW[output_N], attended_MV[output_N]
             x_MW = layer.o(attended_MV.to(self.dtype), x_MW)
             inner_MF = layer.ffn_inner(layer.ffn_norm(x_MW).to(self.dtype))
             x_MW = layer.down(inner_MF.to(self.dtype), x_MW)
         return x_MW
 
     def logits(self, hidden_BW: Tensor) -> Tensor:
-        """Hidden states before the last norm to logits B x V, in the dtype of the products or fp32."""
+        """Hidden states before the final norm to logits B x V, in `dtype` or fp32."""
         return self.head(self.norm(hidden_BW).to(self.dtype))
 
 
 class DecodeState:
-    """Prompts that a decoder has read and their continuations so far: the keys and values of both.
+    """A batch in generation: the KV cache of prompts and continuations, and the logits of the next tokens.
 
     Args:
         ids_BT: prompts, padded on the right.
-        length_B: of each prompt, on the same device.
-        room: new tokens that will be run at most.
-        samples: continuations of each prompt; they share the reading of it, and stand side by side.
+        length_B: length of each prompt, on the same device.
+        max_new: largest number of calls of `run`.
+        samples: continuations per prompt, in adjacent rows; they share its prefill.
     """
 
-    def __init__(self, decoder: Decoder, ids_BT: Tensor, length_B: Tensor, room: int, samples: int = 1):
+    def __init__(self, decoder: Decoder, ids_BT: Tensor, length_B: Tensor, max_new: int, samples: int = 1):
         config, (B, T) = decoder.config, ids_BT.shape
         self.decoder = decoder
-        self.length_B, self.prompt, self.made = length_B.repeat_interleave(samples), T, 0
-        self.slots = T + room
+        self.length_B, self.prompt_slots, self.generated = length_B.repeat_interleave(samples), T, 0
+        self.slots = T + max_new
         self.cache = KVCache(config, B * samples, self.slots, decoder.ops, decoder.device)
         self.rope_CE = decoder.rope_table(min(self.slots, config.context))
-        self.bias_BC = self._holes()
+        self.bias_BC = self._padding_bias()
         step = max(1, _PREFILL_TOKENS // T)
         chunks = [slice(i, i + step) for i in range(0, B, step)]
         with torch.autocast(decoder.device.type, enabled=False):
             last_BW = torch.cat([self._prefill(ids_BT[rows], length_B[rows], rows, samples) for rows in chunks])
             self.logits_BV = decoder.logits(last_BW).repeat_interleave(samples, dim=0)
-        """Of the next token of every row; the next step may overwrite them."""
+        """Logits of the next token of every row; the next `run` may overwrite them."""
         self._records = decoder.ops.records
         self._recorded: Callable[..., Tensor] | None = None
-        self._recorded_kind: tuple[int, int] | None = None
-        """(rows, slots read) of the steps that are recorded."""
+        self._recorded_shape: tuple[int, int] | None = None
+        """(rows, slots read) of the recorded step."""
 
     def run(self, ids_B: Tensor) -> None:
-        """Append a token to every row, and compute the logits of the next ones."""
-        slot = self.prompt + self.made
+        """Append a token to every row and compute the logits of the next ones."""
+        slot = self.prompt_slots + self.generated
         self.cache.used = slot + 1
         with torch.autocast(self.decoder.device.type, enabled=False):
             if self._records:
                 self.logits_BV = self._replay(ids_B, slot)
             else:
                 self.logits_BV = self._step(ids_B, slot, self._bias(slot, slot + 1))
-        self.made += 1
+        self.generated += 1
 
     def _step(self, ids_B: Tensor, slot: int | Tensor, bias_BS: Tensor | None, slot_1: Tensor | None = None) -> Tensor:
-        """The logits B x V after the tokens in this slot."""
+        """Run the tokens of a slot; returns the logits of the next ones, B x V.
+
+        Args:
+            bias_BS: added to the scores of the first S slots.
+            slot_1: the slot on the device, for recorded steps.
+        """
         decoder = self.decoder
-        last = decoder.config.context - 1  # where a row stays that has ended with a full context
-        positions_B = (self.length_B + (slot - self.prompt)).clamp_(max=last)
+        last = decoder.config.context - 1  # rows that ended with a full context stay at the last position
+        positions_B = (self.length_B + (slot - self.prompt_slots)).clamp_(max=last)
         rope_BE = None if self.rope_CE is None else self.rope_CE[positions_B]
 
         def attend(index: int, qkv_BTND: Tensor) -> Tensor:
-            tables = self.cache.layer(index)
-            return decoder.ops.attend(qkv_BTND[:, 0], rope_BE, *tables, bias_BS, self.cache.used, slot_1)
+            keys_BKCD, values_BKCD = self.cache.layer(index)
+            return decoder.ops.attend(qkv_BTND[:, 0], rope_BE, keys_BKCD, values_BKCD, bias_BS, self.cache.used, slot_1)
 
         return decoder.logits(decoder.forward(decoder.embed(ids_B, positions_B), len(ids_B), attend))
 
     def _replay(self, ids_B: Tensor, slot: int) -> Tensor:
-        """The logits by a recorded step; the first of its kind runs unrecorded.
+        """`_step` by replaying a recorded step.
 
-        As many slots are read as the next steps need too, with those not written yet hidden; a step is recorded anew
-        where their number doubles and where rows leave.
+        A recorded step reads a fixed number of slots, the next power of two, and masks those that are not written yet.
+        It is recorded again when that number grows or rows are removed. The first step of each shape is not recorded,
+        because it prepares the kernels.
         """
         read = min(self.slots, max(_MIN_SLOTS, 1 << slot.bit_length()))
         slot_1 = torch.full((1,), slot, device=ids_B.device)
@@ -211,57 +220,62 @@ class DecodeState:
         def step(ids_B: Tensor, slot_1: Tensor) -> Tensor:
             return self._step(ids_B, slot_1, self._bias(slot_1, read), slot_1)
 
-        if self._recorded_kind != (len(ids_B), read):
-            self._recorded_kind, self._recorded = (len(ids_B), read), None
+        if self._recorded_shape != (len(ids_B), read):
+            self._recorded_shape, self._recorded = (len(ids_B), read), None
         elif self._recorded is None and read - slot >= _RECORD_STEPS:
             try:
                 self._recorded = self.decoder.ops.record(step, (ids_B, slot_1))
-            except RuntimeError as error:  # nothing has been computed yet
+            except RuntimeError as error:  # recording computes nothing, so the step still has to run
                 self._records = False
-                warnings.warn(f"steps are not replayed, since recording one failed: {error}", stacklevel=2)
+                warnings.warn(f"decoding without CUDA graphs, because recording a step failed: {error}", stacklevel=2)
         return (self._recorded or step)(ids_B, slot_1)
 
     def keep(self, rows: Tensor) -> None:
-        """Drop all rows but these: indices, ascending."""
+        """Remove all rows except these.
+
+        Args:
+            rows: indices, ascending.
+        """
         self.cache.keep(rows)
-        self._recorded = self._recorded_kind = None
+        self._recorded = self._recorded_shape = None
         self.length_B = self.length_B[rows]
         self.bias_BC = None if self.bias_BC is None else self.bias_BC[rows]
 
     def _prefill(self, ids_BT: Tensor, length_B: Tensor, rows: slice, samples: int) -> Tensor:
-        """Read some of the prompts; the hidden states of their last tokens, B x W."""
+        """Run some of the prompts; returns the hidden states of their last tokens, B x W."""
         decoder, T = self.decoder, ids_BT.shape[1]
         rope_TE = None if self.rope_CE is None else self.rope_CE[:T]
-        into, window = slice(rows.start * samples, rows.stop * samples), decoder.config.window
+        cache_rows, window = slice(rows.start * samples, rows.stop * samples), decoder.config.window
         self.cache.used = T
 
         def attend(index: int, qkv_BTND: Tensor) -> Tensor:
-            tables = self.cache.layer(index, into)
-            return decoder.ops.attend_prompts(qkv_BTND, rope_TE, *tables, window, samples)
+            keys_RKCD, values_RKCD = self.cache.layer(index, cache_rows)
+            return decoder.ops.attend_prompts(qkv_BTND, rope_TE, keys_RKCD, values_RKCD, window, samples)
 
         positions_BT = torch.arange(T, device=decoder.device).expand(ids_BT.shape)
         last_B = torch.arange(0, ids_BT.numel(), T, device=decoder.device) + length_B - 1
         return decoder.forward(decoder.embed(ids_BT, positions_BT), len(ids_BT), attend, last_B)
 
     def _bias(self, slot: int | Tensor, read: int) -> Tensor | None:
-        """The term of the scores of the first slots: -inf at holes, after this slot and before the window."""
+        """The bias of the scores of the first `read` slots: -inf at padding, after `slot` and before the window."""
         bias_BS, window = None if self.bias_BC is None else self.bias_BC[:, :read], self.decoder.config.window
         if isinstance(slot, int) and (window is None or slot < window):
             return bias_BS
         slots_S = torch.arange(read, device=self.length_B.device)
         hidden_BS = slots_S[None] > slot
         if window is not None:
-            hole_B1 = self.prompt - self.length_B[:, None]
-            hidden_BS = hidden_BS | (slots_S + torch.where(slots_S < self.prompt, hole_B1, 0) <= slot - window)
+            padding_B1 = self.prompt_slots - self.length_B[:, None]
+            in_prompt_S = slots_S < self.prompt_slots
+            hidden_BS = hidden_BS | (slots_S + torch.where(in_prompt_S, padding_B1, 0) <= slot - window)
         if bias_BS is None:
             bias_BS = torch.zeros(hidden_BS.shape, dtype=self.decoder.stream, device=hidden_BS.device)
         return bias_BS.masked_fill(hidden_BS, -torch.inf)
 
-    def _holes(self) -> Tensor | None:
-        """-inf at the slots between a prompt's end and the longest prompt's; None where there are none."""
+    def _padding_bias(self) -> Tensor | None:
+        """-inf at the slots between the end of a prompt and that of the longest; None if all are of equal length."""
         slots_C = torch.arange(self.slots, device=self.length_B.device)
-        hole_BC = (slots_C >= self.length_B[:, None]) & (slots_C < self.prompt)
-        if not hole_BC.any():
+        padding_BC = (slots_C >= self.length_B[:, None]) & (slots_C < self.prompt_slots)
+        if not padding_BC.any():
             return None
-        bias_BC = torch.zeros(hole_BC.shape, dtype=self.decoder.stream, device=hole_BC.device)
-        return bias_BC.masked_fill_(hole_BC, -torch.inf)
+        bias_BC = torch.zeros(padding_BC.shape, dtype=self.decoder.stream, device=padding_BC.device)
+        return bias_BC.masked_fill_(padding_BC, -torch.inf)

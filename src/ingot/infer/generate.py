@@ -1,17 +1,15 @@
-"""Continuing prompts in batches: prompts of any lengths in, continuations with exact log-probabilities out.
+"""Batched generation: prompts of any lengths in, continuations with exact log-probabilities out.
 
-A continuation depends on its own prompt and key, not on its neighbours, the order of the batch or how it was split, up
-to the rounding of matrix products of another size; so a rollout can be made again from the weights and the step
-(`sampling.py` says how). Samples of one prompt share its prefill. Rows that have ended leave the batch.
+A continuation depends only on the weights, its prompt and its key (`sampling.py`), not on the other rows, their order
+or the split into batches, up to the rounding of matrix products of other sizes. So a rollout can be reproduced from the
+weights and the step. Samples of a prompt share its prefill. Rows that have ended leave the batch.
 
-`Generation` is the state, one call of `step` a token, so that whoever loops over it can look at tokens as they come and
-end rows: `generate` here, text and stop strings in `text.py`. What a step does for single rows is done with arrays, and
-the device is waited for once a step.
+`Generation` holds the state; each call of `step` generates one token per row and waits for the device once. Its caller
+can read the tokens and end rows: `generate` here, text and stop strings in `streaming.py`.
 
-Rejected: a callback per token (the loop belongs to the caller, who may want to stop or to yield), and left padding
-(positions, masks and the cache then depend on the longest neighbour).
+Prompts are padded on the right, so that positions do not depend on the longest prompt.
 
-Shapes: B living rows, R all rows (prompts x samples), T positions, N new tokens, V vocabulary.
+Shapes: B rows in the batch, R all rows (prompts x samples), T positions, N new tokens, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -27,17 +25,17 @@ from ingot.infer.sampling import Sampling, draw, uniforms
 from ingot.model.transformer import Transformer
 
 StopReason = Literal["stop", "stop_string", "length", "context"]
-"""What ended a continuation: a stop id, a stop string, `max_new`, or the model's context being full."""
+"""What ended a continuation: a stop id, a stop string, `max_new` tokens, or a full context."""
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One continuation."""
+    """A continuation of a prompt."""
 
     ids: np.ndarray
-    """The sampled ids, int64, the stop id included."""
+    """The sampled ids, int64, including the stop id."""
     logps: np.ndarray
-    """ln p of each sampled id under the model at the temperature (1 if greedy), before the repetition penalty and any
+    """ln p of each sampled id under the model at the temperature (1 if greedy), without repetition penalty and
     truncation, fp32."""
     stop_reason: StopReason
 
@@ -54,35 +52,35 @@ def generate(
 ) -> list[Completion]:
     """Continue every prompt, `samples` times each.
 
-    A row ends at a stop id, after `max_new` tokens, or when prompt and continuation fill the model's context (the
-    window does not slide: a cache of rotated keys would no longer equal a full forward).
+    A row ends at a stop id, after `max_new` tokens, or when prompt and continuation fill the model's context. (The
+    context does not slide: with cached rotated keys the result would differ from a full forward pass.)
 
     Args:
-        model: its weights as they are now, without dropout. In its own precision, or in autocast's where that
-            is on. Give a `Decoder` to choose another, or to copy once for many calls.
-        prompts: ids, at least one and at most context - 1 per prompt.
-        sampling: how tokens are drawn; default: from the model's distribution as it is.
-        samples: continuations of each prompt; they share its prefill.
-        seed, step: with `keys`, what the randomness is keyed by.
-        keys: (row, first sample) of each prompt; default (its place in the list, 0). Give them to split a batch.
+        model: a model, which runs without dropout in its own precision, or in autocast's if that is on. Pass a
+            `Decoder` to choose another precision, or to lay the weights out once for many calls.
+        prompts: token ids, 1 to context - 1 per prompt.
+        sampling: how tokens are drawn; default: from the model's distribution.
+        samples: continuations per prompt; they share its prefill.
+        seed, step: keys of the random numbers, together with `keys`.
+        keys: (row, first sample) of each prompt; default: (its index, 0). Pass them to split a batch reproducibly.
 
     Returns:
-        prompts x samples continuations; number i * samples + j is sample j of prompt i.
+        prompts x samples continuations; index i * samples + j is sample j of prompt i.
 
     Raises:
-        UserError: an empty prompt, one that leaves no room, or an id outside the vocabulary.
+        UserError: a prompt is empty, fills the context, or has an id outside the vocabulary.
     """
     generation = Generation(model, prompts, sampling or Sampling(), samples=samples, seed=seed, step=step, keys=keys)
-    while generation.going:
+    while generation.active:
         generation.step()
     return [generation.completion(row) for row in range(len(generation.reason_R))]
 
 
 class Generation:
-    """Rows that are being continued; arguments as `generate`'s.
+    """The state of a generation. Arguments as for `generate`.
 
-    All living rows have the same number of new tokens, since they began together: one counter serves them all. Rows
-    that have ended leave the batch a quarter at a time: to drop one costs a copy of the others' keys and values.
+    All rows of the batch have the same number of new tokens, `generated`. Ended rows leave the batch when they are a
+    quarter of it, because removing rows copies the keys and values of the others.
     """
 
     @torch.inference_mode()
@@ -100,67 +98,69 @@ class Generation:
         check_prompts(model, prompts, samples)
         keys = keys if keys is not None else [(row, 0) for row in range(len(prompts))]
         assert len(keys) == len(prompts), f"{len(keys)} keys for {len(prompts)} prompts"
-        self.sampling, self.origin, self.context = sampling, (seed, step), model.config.context
+        self.sampling, self.seed_step, self.context = sampling, (seed, step), model.config.context
         self.keys_R2 = np.array([(row, first + j) for row, first in keys for j in range(samples)], np.int64)
         self.start_R = np.repeat(np.array([len(prompt) for prompt in prompts], np.int64), samples)
-        room_R = np.minimum(min(sampling.max_new, self.context), self.context - self.start_R)
-        self.ids_RN = np.zeros((len(self.start_R), room_R.max(initial=0)), np.int64)
+        max_new_R = np.minimum(min(sampling.max_new, self.context), self.context - self.start_R)
+        self.ids_RN = np.zeros((len(self.start_R), max_new_R.max(initial=0)), np.int64)
         self.logps_RN = np.zeros(self.ids_RN.shape, np.float32)
-        self.made_R = np.zeros_like(self.start_R)
+        self.length_R = np.zeros_like(self.start_R)
         self.reason_R = np.full(len(self.start_R), "", dtype="<U11")
         self.stop_ids = np.array(sorted(sampling.stop), np.int64)
-        self.held_B, self.made = np.arange(len(self.start_R)), 0
+        self.row_B, self.generated = np.arange(len(self.start_R)), 0
         if len(prompts):
             decoder = model if isinstance(model, Decoder) else Decoder(model)
             self._prefill(decoder, prompts, samples)
 
     @property
-    def going(self) -> bool:
-        """Whether any row is still to be continued."""
+    def active(self) -> bool:
+        """Whether any row has not ended."""
         return bool((self.reason_R == "").any())
 
     @torch.inference_mode()
     def step(self) -> tuple[np.ndarray, np.ndarray]:
-        """Give each living row its next token: the numbers of these rows and their new ids, both int64.
+        """Generate the next token of each active row. Returns the indices of these rows and their new ids, both int64.
 
         Raises:
-            UserError: the model's logits are not numbers.
+            UserError: the model's logits are NaN.
         """
-        if self.made:
+        if self.generated:
             self._forward()
-        position_B = self.start_R[self.held_B] + self.made
+        position_B = self.start_R[self.row_B] + self.generated
         u_B = None
         if self.sampling.temperature:
-            u_B = torch.from_numpy(uniforms(*self.origin, self.keys_R2[self.held_B], position_B))
+            u_B = torch.from_numpy(uniforms(*self.seed_step, self.keys_R2[self.row_B], position_B))
         self._ids_B, logp_B = draw(
             self._state.logits_BV, self.sampling, u_B, self._seen_BV, self._state.decoder.ops.argmax
         )
-        ids_B, logps_B = torch.stack((self._ids_B.double(), logp_B.double())).cpu().numpy()  # the one wait of a step
-        living_B = self.reason_R[self.held_B] == ""
-        rows_B, ids_B, logps_B = self.held_B[living_B], ids_B[living_B].astype(np.int64), logps_B[living_B]
+        ids_B, logps_B = (
+            torch.stack((self._ids_B.double(), logp_B.double())).cpu().numpy()
+        )  # the only synchronisation of a step
+        active_B = self.reason_R[self.row_B] == ""
+        rows_B, ids_B, logps_B = self.row_B[active_B], ids_B[active_B].astype(np.int64), logps_B[active_B]
         if np.isnan(logps_B).any():
             raise UserError("sampling: the model's logits are not numbers (NaN), so its weights have diverged")
-        self.ids_RN[rows_B, self.made] = ids_B
-        self.logps_RN[rows_B, self.made] = logps_B
-        self.made += 1
-        self.made_R[rows_B] = self.made
-        reason_B = np.where(position_B[living_B] + 1 >= self.context, "context", "")
-        reason_B = np.where(self.made >= self.sampling.max_new, "length", reason_B)
+        self.ids_RN[rows_B, self.generated] = ids_B
+        self.logps_RN[rows_B, self.generated] = logps_B
+        self.generated += 1
+        self.length_R[rows_B] = self.generated
+        reason_B = np.where(position_B[active_B] + 1 >= self.context, "context", "")
+        reason_B = np.where(self.generated >= self.sampling.max_new, "length", reason_B)
         self.reason_R[rows_B] = np.where(np.isin(ids_B, self.stop_ids), "stop", reason_B)
         return rows_B, ids_B
 
     def end(self, row: int, reason: StopReason) -> None:
-        """Let a row end with the token it just got."""
+        """End a row after its newest token."""
         self.reason_R[row] = reason
 
     def completion(self, row: int) -> Completion:
-        """A row that has ended."""
-        made, reason = self.made_R[row], str(self.reason_R[row])
+        """The completion of a row that has ended."""
+        length, reason = self.length_R[row], str(self.reason_R[row])
         assert reason, f"row {row} has not ended"
-        return Completion(self.ids_RN[row, :made].copy(), self.logps_RN[row, :made].copy(), reason)  # type: ignore[arg-type]
+        return Completion(self.ids_RN[row, :length].copy(), self.logps_RN[row, :length].copy(), reason)  # type: ignore[arg-type]
 
     def _prefill(self, decoder: Decoder, prompts: Sequence[np.ndarray | Sequence[int]], samples: int) -> None:
-        """Read all prompts, padded on the right."""
+        """Run all prompts, padded on the right."""
         length_B = torch.tensor([len(prompt) for prompt in prompts])
         ids_BT = torch.zeros(len(prompts), int(length_B.max()), dtype=torch.long)
         penalised = self.sampling.repetition_penalty != 1
@@ -170,18 +170,18 @@ class Generation:
             ids_BT[row, : len(ids)] = ids
             if seen_BV is not None:
                 seen_BV[row, ids] = True
-        device, room = decoder.device, self.ids_RN.shape[1] - 1
-        self._state = DecodeState(decoder, ids_BT.to(device), length_B.to(device), room, samples)
+        device, max_new = decoder.device, self.ids_RN.shape[1] - 1
+        self._state = DecodeState(decoder, ids_BT.to(device), length_B.to(device), max_new, samples)
         self._seen_BV = None if seen_BV is None else seen_BV.to(device).repeat_interleave(samples, dim=0)
 
     def _forward(self) -> None:
-        """Drop the rows that have ended, if they are many, and run the others' newest tokens."""
-        living_B = self.reason_R[self.held_B] == ""
-        if 4 * living_B.sum() <= 3 * len(living_B):
-            kept_B = torch.from_numpy(np.flatnonzero(living_B)).to(self._ids_B.device)
-            self._state.keep(kept_B)
-            self._ids_B, self.held_B = self._ids_B[kept_B], self.held_B[living_B]
-            self._seen_BV = None if self._seen_BV is None else self._seen_BV[kept_B]
+        """Remove ended rows if they are at least a quarter of the batch, and run the newest tokens of the others."""
+        active_B = self.reason_R[self.row_B] == ""
+        if 4 * active_B.sum() <= 3 * len(active_B):
+            index_B = torch.from_numpy(np.flatnonzero(active_B)).to(self._ids_B.device)
+            self._state.keep(index_B)
+            self._ids_B, self.row_B = self._ids_B[index_B], self.row_B[active_B]
+            self._seen_BV = None if self._seen_BV is None else self._seen_BV[index_B]
         if self._seen_BV is not None:
             self._seen_BV.scatter_(1, self._ids_B[:, None], True)
         self._state.run(self._ids_B)
@@ -190,7 +190,11 @@ class Generation:
 def check_prompts(
     model: Transformer | Decoder, prompts: Sequence[np.ndarray | Sequence[int]], samples: int = 1
 ) -> None:
-    """Raise a UserError, naming the prompt by its number from 1, unless the model can continue all of them."""
+    """Check that the model can continue all prompts.
+
+    Raises:
+        UserError: it cannot; the message has the number of the prompt, from 1.
+    """
     context, vocab = model.config.context, model.config.vocab
     if samples < 1:
         raise UserError(f"samples: found {samples}, expected at least 1")
@@ -199,13 +203,13 @@ def check_prompts(
             raise UserError(f"prompt {number} is empty; give it at least one token, such as the end-of-text token")
         if len(prompt) >= context:
             raise UserError(
-                f"prompt {number} has {len(prompt)} tokens, which leaves no room in the model's context of {context}; "
+                f"prompt {number} has {len(prompt)} tokens, which fill the model's context of {context}; "
                 "shorten the prompt"
             )
         low, high = int(np.min(prompt)), int(np.max(prompt))
         if low < 0 or high >= vocab:
             bad = low if low < 0 else high
             raise UserError(
-                f"prompt {number} holds id {bad}, but the model's vocabulary is {vocab}; "
+                f"prompt {number} has id {bad}, but the model's vocabulary is {vocab}; "
                 "encode it with the model's own tokenizer"
             )

@@ -1,7 +1,7 @@
-"""The keys and values of all layers, by slots.
+"""The KV cache: keys and values of all layers in slots, one per token.
 
-All rows write slot n at the same time, so a row whose prompt is shorter than the longest has a hole between prompt and
-continuation, which its bias hides.
+All rows write the same slot in a step. So a row whose prompt is shorter than the longest has unused slots between
+prompt and continuation, which the attention bias masks.
 
 Shapes: L layers, B rows, K key heads, S slots in use, C slots, D features of a head.
 """
@@ -14,31 +14,35 @@ from ingot.model.config import ModelConfig
 
 
 class KVCache:
-    """Memory for all layers.
+    """Keys and values of all layers.
 
     Args:
-        rows: of the batch.
-        slots: tokens of a row at most.
-        ops: who reads and writes it, in the dtypes that they choose.
+        rows: rows of the batch.
+        slots: largest number of tokens of a row.
+        ops: the operations that read and write the cache; they choose its dtypes.
     """
 
     def __init__(self, config: ModelConfig, rows: int, slots: int, ops: TorchOps, device: torch.device):
         shape = (config.depth, rows, config.kv_heads, slots, config.head_size)
-        # Zeros, since recorded steps also read slots that are not written yet and hidden.
+        # Zeros, because recorded steps also read masked slots that are not written yet.
         self.keys_LBKCD = torch.zeros(shape, dtype=ops.key_dtype, device=device)
         self.values_LBKCD = torch.zeros(shape, dtype=ops.value_dtype, device=device)
         self.used = 0
-        """Slots in use."""
+        """Number of slots in use."""
 
     def layer(self, index: int, rows: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, B x K x C x D."""
         return self.keys_LBKCD[index, rows], self.values_LBKCD[index, rows]
 
     def keep(self, rows: Tensor) -> None:
-        """Drop all rows but these: indices, ascending."""
-        self.keys_LBKCD, self.values_LBKCD = (self._kept(x, rows) for x in (self.keys_LBKCD, self.values_LBKCD))
+        """Remove all rows except these, in place.
 
-    def _kept(self, table_LBKCD: Tensor, rows: Tensor) -> Tensor:
-        for table_BKCD in table_LBKCD:
-            table_BKCD[: len(rows), :, : self.used] = table_BKCD[rows, :, : self.used]
-        return table_LBKCD[:, : len(rows)]
+        Args:
+            rows: indices, ascending.
+        """
+        self.keys_LBKCD, self.values_LBKCD = (self._select(x, rows) for x in (self.keys_LBKCD, self.values_LBKCD))
+
+    def _select(self, cache_LBKCD: Tensor, rows: Tensor) -> Tensor:
+        for cache_BKCD in cache_LBKCD:
+            cache_BKCD[: len(rows), :, : self.used] = cache_BKCD[rows, :, : self.used]
+        return cache_LBKCD[:, : len(rows)]

@@ -1,11 +1,12 @@
-"""The operations of generation: the seam between decoding and faster ways to compute it.
+"""The operations of generation: the seam between the decoder and faster implementations.
 
-Generation reads few rows and the same weights again and again, so layers of one input become one product. `TorchOps` is
-the reference in PyTorch's operations; a backend may offer another set with the same methods
-(`model/backend.py: decode_ops`), which may lay weights out differently or record a step and replay it.
+`TorchOps` is the reference in PyTorch. A backend may provide another set with the same methods
+(`model/backend.py: decode_ops`), which may lay weights out differently or record a step and replay it. Generation uses
+the same weights in every step, so they are prepared once, and layers with the same input become one matrix product.
 
-Shapes: M rows, I inputs, O outputs, F features, W width; B rows, or prompts of T tokens and R rows, N = H + 2K heads:
-H of queries, K of keys, K of values; D features of a head, E = D / 2 pairs, S slots in use of C, V vocabulary.
+Shapes: M rows, I inputs, O outputs, F features, W width; B rows or prompts, T tokens, R = B x samples rows of the
+cache, N = H + 2K heads: H query heads, K key heads, K value heads; D features of a head, E = D / 2 pairs, S slots in
+use, C slots of the cache, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,44 +24,44 @@ Function = Callable[[Tensor], Tensor]
 
 
 class Linear(Protocol):
-    """Rows times weights: M x I in the dtype of the products to M x O in that dtype or fp32."""
+    """A linear layer: M x I in the dtype of matrix products to M x O in that dtype or fp32."""
 
     def __call__(self, x_MI: Tensor, add_to_MO: Tensor | None = None) -> Tensor:
-        """The product. With `add_to_MO` it is added to that tensor in place, which is returned."""
+        """Apply the layer. With `add_to_MO`, add the output to that tensor in place and return it."""
         ...
 
 
 class TorchOps:
-    """PyTorch's operations.
+    """The reference, in PyTorch.
 
     Args:
-        dtype: of matrix products and of cached values.
-        stream: of everything else: the residual stream, norms, cached keys and scores.
+        dtype: of matrix products and cached values.
+        stream: dtype of the residual stream, norms, cached keys and scores.
     """
 
     records = False
-    """Whether `record` is worth calling."""
+    """Whether `record` is supported."""
 
     def __init__(self, dtype: torch.dtype, stream: torch.dtype):
         self.dtype, self.stream = dtype, stream
         self.key_dtype, self.value_dtype = stream, dtype
 
-    # -- layers: weights are laid out once, and the function that uses them is returned
+    # -- layers: each method prepares the weights once and returns a function that applies them
 
-    def linear(self, layers: Sequence[nn.Linear], order_O: Tensor | None = None) -> Linear:
-        """Several linear layers of one input as one product.
+    def fused_linear(self, layers: Sequence[nn.Linear], order_O: Tensor | None = None) -> Linear:
+        """Several linear layers of the same input as one; outputs are concatenated.
 
         Args:
-            order_O: the output of the layers, side by side, at each place; None: as they are.
+            order_O: permutation of the outputs; None: none.
         """
         order = slice(None) if order_O is None else order_O
         weight_OI = torch.cat([effective_weight(layer).to(self.dtype) for layer in layers])[order]
         biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
-        assert len(biases) in (0, len(layers)), "layers with and without a bias side by side"
-        return self.product(weight_OI, torch.cat(biases)[order] if biases else None)
+        assert len(biases) in (0, len(layers)), "layers with and without a bias cannot be fused"
+        return self.linear(weight_OI, torch.cat(biases)[order] if biases else None)
 
-    def product(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
-        """Rows times a matrix, plus a bias."""
+    def linear(self, weight_OI: Tensor, bias_O: Tensor | None = None) -> Linear:
+        """A linear layer of this weight and bias."""
         weight_OI = weight_OI.to(self.dtype)
         bias_O = None if bias_O is None else bias_O.to(self.dtype)
 
@@ -72,28 +73,28 @@ class TorchOps:
 
     def swiglu(self, gate: nn.Linear, up: nn.Linear) -> Function:
         """silu(gate(x)) * up(x), M x I to M x F."""
-        both = self.linear([gate, up])
+        gate_up = self.fused_linear([gate, up])
 
         def swiglu(x_MI: Tensor) -> Tensor:
-            gate_MF, up_MF = both(x_MI).chunk(2, dim=-1)
+            gate_MF, up_MF = gate_up(x_MI).chunk(2, dim=-1)
             return F.silu(gate_MF).mul_(up_MF)
 
         return swiglu
 
     def gelu(self, up: nn.Linear, approximate: str) -> Function:
-        """gelu(up(x)), exact ("none") or with GPT-2's "tanh"."""
-        linear = self.linear([up])
+        """gelu(up(x)), exact (approximate = "none") or with GPT-2's approximation ("tanh")."""
+        linear = self.fused_linear([up])
         return lambda x_MI: F.gelu(linear(x_MI), approximate=approximate)
 
     def norm(self, norm: RMSNorm | LayerNorm) -> Function:
-        """A norm over the last dimension of the stream."""
+        """A norm of the residual stream."""
         return self._norm(norm, slice(None))
 
     def head_norm(self, norm: RMSNorm | LayerNorm, order_D: Tensor) -> Callable[[Tensor, slice], None]:
-        """A norm of some heads of queries, keys and values (B x T x N x D), in place.
+        """A norm of a slice of the heads of queries, keys and values (B x T x N x D), in place.
 
         Args:
-            order_D: the feature of the norm at each place of a head.
+            order_D: permutation of the features of a head, applied to the norm's weights.
         """
         normed = self._norm(norm, order_D)
 
@@ -109,7 +110,7 @@ class TorchOps:
             return lambda x: F.layer_norm(x, gain.shape, gain, bias, norm.eps)
         return lambda x: F.rms_norm(x, gain.shape, gain, norm.eps)
 
-    # -- attention over the cache
+    # -- attention
 
     def attend_prompts(
         self,
@@ -120,21 +121,22 @@ class TorchOps:
         window: int | None,
         samples: int,
     ) -> Tensor:
-        """Write the keys and values of prompts into the cache; attention of each token up to its own: B x T x (H D).
+        """Prefill: write the keys and values of prompts into the cache, and compute causal attention, B x T x (H D).
 
         Args:
-            qkv_BTND: not rotated yet; written over.
+            qkv_BTND: queries, keys and values before rotation; overwritten.
             rope_TE: the rotations of T positions as complex numbers; None: none.
-            keys_RKCD, values_RKCD: the cache of B x samples rows, the samples of a prompt side by side.
-            window: slots that a token sees at most, its own included; None: all before.
+            keys_RKCD, values_RKCD: the cache of a layer; the samples of a prompt are adjacent rows.
+            window: number of tokens that a token attends to, itself included; None: all earlier ones.
+            samples: rows of the cache per prompt.
         """
         T, K = qkv_BTND.shape[1], keys_RKCD.shape[1]
         H = qkv_BTND.shape[2] - 2 * K
         if rope_TE is not None:
             rotate_pairs_(qkv_BTND[:, :, : H + K], rope_TE[:, None])
         q_BHTD, k_BKTD, v_BKTD = qkv_BTND.transpose(1, 2).split((H, K, K), dim=1)
-        for table_RKCD, new_BKTD in ((keys_RKCD, k_BKTD), (values_RKCD, v_BKTD)):
-            table_RKCD[:, :, :T] = new_BKTD.repeat_interleave(samples, dim=0)
+        for cache_RKCD, new_BKTD in ((keys_RKCD, k_BKTD), (values_RKCD, v_BKTD)):
+            cache_RKCD[:, :, :T] = new_BKTD.repeat_interleave(samples, dim=0)
         mask_TT = None if window is None or window >= T else causal_mask(T, window, qkv_BTND.device)
         out_BHTD = F.scaled_dot_product_attention(
             q_BHTD, k_BKTD, v_BKTD, mask_TT, is_causal=mask_TT is None, enable_gqa=H != K
@@ -151,15 +153,16 @@ class TorchOps:
         used: int,
         slot_1: Tensor | None = None,
     ) -> Tensor:
-        """Write the newest slot of the cache; attention of the new tokens over all slots in use: B x (H D).
+        """Decode: write the newest slot of the cache, and compute attention over all slots in use, B x (H D).
 
         Args:
-            qkv_BND: not rotated yet; written over.
+            qkv_BND: queries, keys and values of the new tokens before rotation; overwritten.
             rope_BE: the rotation of each row's position as complex numbers; None: none.
-            bias_BS: added to the scores, -inf at slots that a row may not see; None: it may see all.
-            used: slots in use; the last of them is the newest.
-            slot_1: the newest slot's number on the device, for a step that is recorded; as many slots as the bias has
-                are read then.
+            keys_BKCD, values_BKCD: the cache of a layer.
+            bias_BS: added to the scores, -inf at masked slots; None: nothing is masked.
+            used: slots in use; the last one is the newest.
+            slot_1: index of the newest slot on the device, for recorded steps; the number of slots read is then that of
+                the bias.
         """
         (B, N, D), K = qkv_BND.shape, keys_BKCD.shape[1]
         if rope_BE is not None:
@@ -181,9 +184,9 @@ class TorchOps:
     # -- a step
 
     def argmax(self, logits_BV: Tensor, allowed: int) -> tuple[Tensor, Tensor]:
-        """The lowest id [B] with the greatest of the first `allowed` logits, and its log-probability [B].
+        """The id [B] with the largest of the first `allowed` logits, and its log-probability [B] among all.
 
-        On a GPU any of several equal ids. NaN logits give a NaN log-probability.
+        Of equal logits the lowest id on a CPU, any on a GPU. NaN logits give a NaN log-probability.
         """
         logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
         logp_BV = torch.log_softmax(logits_BV, dim=-1)
@@ -191,31 +194,35 @@ class TorchOps:
         return ids_B, logp_BV.gather(1, ids_B[:, None]).squeeze(1)
 
     def record(self, step: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Callable[..., Tensor]:
-        """A function equal to `step` that replays its recorded operations. `step` ran once with such inputs before.
+        """A function that replays the recorded operations of `step`.
+
+        Args:
+            step: has run once with inputs of these shapes.
+            inputs: tensors of the shapes of every later call.
 
         Raises:
-            RuntimeError: the step cannot be recorded; nothing was computed.
+            RuntimeError: the step cannot be recorded. It has not run.
         """
-        raise RuntimeError("PyTorch's operations are not recorded")
+        raise RuntimeError("PyTorch's operations cannot be recorded")
 
 
 def effective_weight(layer: nn.Linear) -> Tensor:
-    """The matrix that a layer multiplies with, its adapter included."""
+    """The weight that a layer multiplies by, its adapter included."""
     if isinstance(layer, FrozenLinear):
         return layer.effective_weight()
-    assert type(layer) is nn.Linear, f"{type(layer).__name__}: its weights are not known to be all of it"
+    assert type(layer) is nn.Linear, f"{type(layer).__name__} may compute more than its weight"
     return layer.weight
 
 
 def rotate_pairs_(x: Tensor, rotation: Tensor) -> None:
-    """Rotate adjacent pairs of features, ... x D, by complex numbers of length 1, ... x E, in place."""
+    """Rotate adjacent pairs of features, ... x D, by complex numbers of modulus 1, ... x E, in place."""
     torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(rotation)
 
 
 def argmax(logits_BV: Tensor) -> Tensor:
-    """The id with the greatest logit, [B] int64; of equal ones the lowest on a CPU, any on a GPU.
+    """The id with the largest logit, [B] int64; of equal ones the lowest on a CPU, any on a GPU.
 
-    On a CPU by numpy, whose search is several times faster than torch's.
+    On a CPU numpy is several times faster than torch.
     """
     if logits_BV.device.type != "cpu":
         return logits_BV.argmax(dim=-1)

@@ -1,11 +1,10 @@
-"""Tokens to text as they come: whole characters only, and never a part of a stop string.
+"""Streaming of generated text: complete characters only, and no part of a stop string.
 
-A byte-level token may end in the middle of a character, and a stop string may begin in one token and end three later.
-So text is given out only once it is certain: bytes wait for the rest of their character, characters that a stop string
-may begin with wait until it cannot be one any more. What was given out piece by piece is exactly the final text.
+A byte-level token may end inside a character, and a stop string may span several tokens. So text is emitted once it is
+certain: bytes are held until their character is complete, and characters until they cannot begin a stop string. The
+emitted pieces concatenate to exactly the final text.
 
-Rejected: decoding all ids again for each token (quadratic, and earlier characters may change), and looking for stop
-strings among ids (the same letters have many spellings as tokens).
+Stop strings are matched in the text, because the same text has many tokenizations.
 """
 
 import codecs
@@ -25,93 +24,93 @@ from ingot.tokenizer.chat import stop_ids
 
 
 def sampling_for(tokenizer: Tokenizer, **settings: Any) -> Sampling:
-    """`Sampling` that ends where the tokenizer's texts and answers end, and draws only ids that it can spell."""
+    """`Sampling` that stops at the tokenizer's end-of-text and end-of-turn ids and draws only ids of its vocabulary."""
     return Sampling(**settings, stop=frozenset(stop_ids(tokenizer)), vocab=tokenizer.vocab)
 
 
 def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """What a model is given to go on from a text; id 0 where there is neither a text nor a token to begin one."""
-    return [*tokenizer.start, *tokenizer.encode(text).tolist()] or [0]
+    """The prompt for continuing a text; id 0 if the text is empty and the tokenizer has no start token."""
+    return [*tokenizer.start_ids, *tokenizer.encode(text).tolist()] or [0]
 
 
-def room_for_prompt(context: int, max_new: int) -> int:
-    """Ids of a prompt that leave an answer its length, or half of the context where it is longer than that."""
+def max_prompt_length(context: int, max_new: int) -> int:
+    """The longest prompt that leaves room for `max_new` tokens, or for half of the context if that is less."""
     return context - min(max_new, context // 2)
 
 
 def completion_text(tokenizer: Tokenizer, completion: Completion) -> str:
-    """The text of a completion without the stop id that ended it; ids beyond the vocabulary are U+FFFD."""
+    """The text of a completion without its stop id; ids beyond the vocabulary become U+FFFD."""
     ids = completion.ids[: len(completion.ids) - (completion.stop_reason == "stop")]
     if (ids < tokenizer.vocab).all():
         return tokenizer.decode(ids)
-    known = [tokenizer.token_bytes(i) if i < tokenizer.vocab else "\ufffd".encode() for i in ids.tolist()]
-    return b"".join(known).decode(errors="replace")
+    pieces = [tokenizer.token_bytes(i) if i < tokenizer.vocab else "\ufffd".encode() for i in ids.tolist()]
+    return b"".join(pieces).decode(errors="replace")
 
 
 class TextStream:
-    """Bytes in, text out as soon as it is certain, up to a stop string.
+    """Incremental decoding of bytes to text, up to a stop string.
 
-    The text ends before the stop string that is complete first; where two are complete at the same character, before
-    the longer one. That does not depend on how the bytes were cut.
+    The text ends before the stop string that is completed first; if two are completed by the same character, before the
+    longer one. The result does not depend on how the bytes are split over calls.
     """
 
     def __init__(self, stop: Sequence[str] = ()):
         self.stopped = False
-        """Whether a stop string has ended the text; what is fed later is ignored."""
+        """Whether a stop string has ended the text; later bytes are ignored."""
         self._stop = stop
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._waiting = ""
+        self._pending = ""
 
     def feed(self, data: bytes) -> str:
-        """The text that became certain with these bytes."""
-        return self._take(self._decoder.decode(data))
+        """Add bytes. Returns the text that is certain now."""
+        return self._emit(self._decoder.decode(data))
 
     def finish(self) -> str:
-        """The rest, when no more bytes come; half a character becomes U+FFFD."""
-        return self._take(self._decoder.decode(b"", final=True), last=True)
+        """Returns the remaining text at the end of the bytes; an incomplete character becomes U+FFFD."""
+        return self._emit(self._decoder.decode(b"", final=True), last=True)
 
-    def _take(self, text: str, last: bool = False) -> str:
+    def _emit(self, text: str, last: bool = False) -> str:
         if self.stopped:
             return ""
-        self._waiting += text
-        found = [(at + len(stop), at) for stop in self._stop if (at := self._waiting.find(stop)) >= 0]
-        if found:
+        self._pending += text
+        matches = [(start + len(stop), start) for stop in self._stop if (start := self._pending.find(stop)) >= 0]
+        if matches:
             self.stopped = True
-            certain = min(found)[1]
+            end = min(matches)[1]
         else:
-            certain = len(self._waiting) - (0 if last else max(map(self._begun, self._stop), default=0))
-        text, self._waiting = self._waiting[:certain], self._waiting[certain:]
+            end = len(self._pending) - (0 if last else max(map(self._partial_match, self._stop), default=0))
+        text, self._pending = self._pending[:end], self._pending[end:]
         return text
 
-    def _begun(self, stop: str) -> int:
-        """How many characters at the end of the waiting text may be the beginning of this stop string."""
-        longest = min(len(stop) - 1, len(self._waiting))
-        return next((n for n in range(longest, 0, -1) if self._waiting.endswith(stop[:n])), 0)
+    def _partial_match(self, stop: str) -> int:
+        """Length of the longest suffix of the pending text that is a proper prefix of the stop string."""
+        longest = min(len(stop) - 1, len(self._pending))
+        return next((n for n in range(longest, 0, -1) if self._pending.endswith(stop[:n])), 0)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One continuation as text."""
+    """A continuation as text."""
 
     text: str
-    """Without the stop id or the stop string that ended it."""
+    """The text without stop id and stop string."""
     completion: Completion
-    """Its ids (also those of the stop), their log-probabilities, and what ended it."""
+    """Ids (including those of the stop), log-probabilities and stop reason."""
 
     def __str__(self) -> str:
         return self.text
 
 
 class TextGeneration:
-    """Prompts being continued as text: read `pieces` as it comes, or all of it as `answers`.
+    """Generation of text: iterate over `pieces` for streaming, or call `answers` for the complete texts.
 
     Args:
         prompts: ids, as for `generate`.
-        stop: a string, or several, that end a text and are cut off.
+        stop: one or several strings that end a text; they are removed from it.
         samples, seed, step, keys: as for `generate`.
 
     Raises:
-        UserError: an empty stop string, and what `generate` raises.
+        UserError: a stop string is empty; also as `generate`.
     """
 
     def __init__(
@@ -129,16 +128,16 @@ class TextGeneration:
     ):
         stop = [stop] if isinstance(stop, str) else stop
         if "" in stop:
-            raise UserError("stop: found an empty string, expected text that ends a continuation; leave it out")
+            raise UserError("stop: found an empty string, expected a text; leave it out")
         self._generation = Generation(model, prompts, sampling, samples=samples, seed=seed, step=step, keys=keys)
         self._tokenizer, self._stop_ids = tokenizer, sampling.stop
         self._streams = [TextStream(stop) for _ in range(len(prompts) * samples)]
         self._texts: list[list[str]] = [[] for _ in self._streams]
         self.pieces = self._run()
-        """(place, text) as it becomes certain; place i * samples + j is sample j of prompt i."""
+        """Iterator of (index, piece of text); index i * samples + j is sample j of prompt i."""
 
     def _run(self) -> Iterator[tuple[int, str]]:
-        while self._generation.going:
+        while self._generation.active:
             rows, ids = self._generation.step()
             for row, token in zip(rows.tolist(), ids.tolist(), strict=True):
                 if piece := self._feed(row, token):
@@ -155,7 +154,7 @@ class TextGeneration:
         return piece
 
     def answers(self) -> list[Answer]:
-        """Every text, prompts x samples; reads what is left of `pieces` first."""
+        """All texts, prompts x samples; finishes the generation first."""
         for _ in self.pieces:
             pass
-        return [Answer("".join(parts), self._generation.completion(row)) for row, parts in enumerate(self._texts)]
+        return [Answer("".join(pieces), self._generation.completion(row)) for row, pieces in enumerate(self._texts)]

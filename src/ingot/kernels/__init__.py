@@ -1,2 +1,2 @@
 LANES = 16
-"""Floats of a register of 512 bits; sizes that the training kernels take are multiples of it."""
+"""Floats of a 512-bit register. Sizes of the training kernels are multiples of it."""

@@ -1,6 +1,7 @@
-"""Building the C++ kernels: once, by the machine's compiler, in a few seconds; kept under a digest of all they are.
+"""Building the C++ kernels with the machine's compiler, which takes a few seconds.
 
-A library is one source file, which includes headers beside it and those of `cpp/common/`.
+A library is one source file that includes headers from its own directory and from `cpp/common/`. It is cached under a
+digest of the sources, the compiler, its flags and the CPU.
 """
 
 import ctypes
@@ -28,11 +29,11 @@ _TIMEOUT_S = 600
 def build(
     source: Path, notify: Callable[[str], None] | None = None, macros: tuple[str, ...] = ()
 ) -> ctypes.CDLL | None:
-    """The library of a source file, built if it is not on disk; None without a compiler or a place to keep it.
+    """The library of a source file, from the cache or newly built; None if it cannot be built or stored.
 
     Args:
-        notify: receives a message when it is built, or why it cannot be.
-        macros: distinguish several libraries of one source.
+        notify: receives a message when the library is built, or the reason why it cannot be.
+        macros: additional flags, to build several libraries of one source.
     """
     flags = (*FLAGS, *macros)
     compiler = os.environ.get("CXX") or "g++"
@@ -40,60 +41,60 @@ def build(
     try:
         files = [source, *sorted(source.parent.glob("[a-z]*.h")), *sorted(_COMMON.glob("[a-z]*.h"))]
         name = artifact.digest_bytes(repr(identity).encode() + b"".join(file.read_bytes() for file in files))
-        path = artifact.cache() / "native" / f"{name}.so"
+        path = artifact.cache_directory() / "native" / f"{name}.so"
         if not _is_intact(path):
             if notify is not None:
                 notify("building C++ kernels for this CPU, once; this takes some seconds")
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory() as scratch:
-                built = Path(scratch, "built.so")
-                command = [*compiler.split(), *flags, f"-I{_COMMON}", str(source), "-o", str(built)]
+                output = Path(scratch, "kernels.so")
+                command = [*compiler.split(), *flags, f"-I{_COMMON}", str(source), "-o", str(output)]
                 subprocess.run(command, check=True, capture_output=True, timeout=_TIMEOUT_S)
-                data = built.read_bytes()
+                data = output.read_bytes()
             artifact.atomic_write(path, data + _checksum(data))
         return ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError) as error:
         if notify is not None:
-            notify(f"{compiler} could not build the C++ kernels ({_reason(error)}); PyTorch computes, which is slower")
+            notify(f"{compiler} could not build the C++ kernels ({_reason(error)}); using PyTorch, which is slower")
         return None
 
 
-def multiplies_bf16(library: ctypes.CDLL) -> bool:
-    """Whether the library's bf16 products are the CPU's fastest: a compiler may not know the CPU's matrix tiles."""
-    return bool(library.tiles()) or not torch.cpu._is_amx_tile_supported()
+def has_fast_bf16(library: ctypes.CDLL) -> bool:
+    """Whether the library's bf16 products are the CPU's fastest: a compiler may lack support for matrix tiles."""
+    return bool(library.amx_enabled()) or not torch.cpu._is_amx_tile_supported()
 
 
-def words(*arguments: Tensor | float | None) -> ctypes.Array[Any]:
-    """Arguments as the kernels read them: addresses of tensors, numbers, 0 for None, one after another."""
+def pack_arguments(*arguments: Tensor | float | None) -> ctypes.Array[Any]:
+    """The arguments of a kernel as 64-bit words: addresses of tensors, numbers, 0 for None."""
     return (ctypes.c_int64 * len(arguments))(*map(_word, arguments))
 
 
 def _word(argument: Tensor | float | None) -> int:
     if isinstance(argument, Tensor):
         return argument.data_ptr()
-    return _bits(argument) if isinstance(argument, float) else argument or 0
+    return _float_bits(argument) if isinstance(argument, float) else argument or 0
 
 
 @cache
-def _bits(number: float) -> int:
+def _float_bits(number: float) -> int:
     return struct.unpack("<q", struct.pack("<fi", number, 0))[0]
 
 
 def _reason(error: OSError | subprocess.SubprocessError) -> str:
-    """The compiler's first error, or what kept it from running."""
+    """The compiler's first error message, or the exception's name if it did not run."""
     output = error.stderr.decode(errors="replace") if isinstance(error, subprocess.CalledProcessError) else ""
     return next((line for line in output.splitlines() if "error:" in line), type(error).__name__)
 
 
 def _version(compiler: str) -> tuple[int, int] | None:
-    """Size and time of the compiler's file, which change with its version."""
+    """Size and modification time of the compiler's executable, which identify its version."""
     path = shutil.which(compiler.split()[0])
     stat = None if path is None else os.stat(path)
     return stat and (stat.st_size, stat.st_mtime_ns)
 
 
 def _is_intact(path: Path) -> bool:
-    """Whether a library is on disk as it was written: a damaged one would end the process that loads it."""
+    """Whether a library exists and matches its checksum: loading a damaged one would crash the process."""
     if not path.exists():
         return False
     data = path.read_bytes()
@@ -102,5 +103,5 @@ def _is_intact(path: Path) -> bool:
 
 
 def _checksum(data: bytes) -> bytes:
-    """Written behind a library, where no loader looks."""
+    """The checksum that is appended to a library; the loader ignores it."""
     return artifact.digest_bytes(data).encode()

@@ -1,14 +1,14 @@
-"""Kernels of decoding on a CPU, in C++ (`cpp/decode/`): tensors in, tensors out.
+"""Kernels of generation on a CPU, in C++ (`cpp/decode/`): tensors in, tensors out.
 
-- Matrix products. Weights are packed in panels: the weights of three registers of outputs for the first input, then for
-  the second, and so on. One row reads a panel as fast as memory delivers it; 8 rows and their sums fill the registers.
-  In bf16 matrix tiles (AMX) read the same panels. SwiGLU and GELU are epilogues of the product.
-- Attention of new tokens over the cache and of prompts, with rotation and the write to the cache, in one call each.
-- Norms, and the greedy choice of a token.
+- Linear layers. Weights are packed in panels: for each input, the weights of as many outputs as fill three registers.
+  The microkernel computes up to 8 rows of a panel in registers; with bf16, matrix tiles (AMX) read the same panels.
+  SwiGLU and GELU are epilogues of the matrix product.
+- Attention of new tokens over the KV cache, and of prompts, including rotation and the writes to the cache.
+- Norms, and argmax.
 
-Shapes: I inputs, O outputs, M rows, P panels of L outputs, W width, F features; B rows, or prompts of T tokens and R
-rows, N = H + 2K heads: H of queries, K of keys, K of values; D features of a head, E = D / 2 pairs of them, S slots in
-use of C.
+Shapes: I inputs, O outputs, M rows, P panels of L outputs, W width, F features; B rows or prompts, T tokens, R rows of
+the cache; N = H + 2K heads: H query heads, K key heads, K value heads; D features of a head, E = D / 2 pairs, S slots
+in use, C slots of the cache.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ingot.kernels.build import build, multiplies_bf16, words
+from ingot.kernels.build import build, has_fast_bf16, pack_arguments
 
 _SOURCE = Path(__file__).parent / "cpp" / "decode" / "native.cpp"
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
@@ -30,21 +30,24 @@ _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 def available(
     device: torch.device, dtype: torch.dtype, stream: torch.dtype, notify: Callable[[str], None] | None = None
 ) -> bool:
-    """Whether the kernels exist for products in `dtype` and a stream in `stream`; the first call builds them.
+    """Whether there are kernels for these dtypes on this machine. The first call builds them, which takes seconds.
 
     Args:
-        notify: receives a message when they are built, which takes some seconds, or cannot be.
+        dtype: of matrix products.
+        stream: dtype of the residual stream.
+        notify: receives a message when kernels are built or cannot be built.
     """
     if device.type != "cpu" or dtype not in _NAMES or stream != torch.float32:
         return False
     library = _library(notify)
-    return library is not None and (dtype != torch.bfloat16 or multiplies_bf16(library))
+    return library is not None and (dtype != torch.bfloat16 or has_fast_bf16(library))
 
 
 def pack(weight_OI: Tensor) -> Tensor:
-    """Weights as `product` reads them: panels of outputs side by side, by input, bf16 in pairs of inputs, P x I x L.
+    """Pack a weight for `linear`, P x I x L: panels of L outputs, whose weights are adjacent for each input.
 
-    Panels that are not full are padded with zeros, and so are inputs up to a multiple of what is multiplied at once.
+    In bf16 the weights of two inputs are interleaved. Outputs are padded with zeros to full panels, and inputs to a
+    multiple of the depth of a multiplication.
     """
     O, L, pair = len(weight_OI), _constant("panel", weight_OI.dtype), _constant("pair", weight_OI.dtype)  # noqa: E741
     padded_OI = F.pad(weight_OI, (0, -weight_OI.shape[1] % _constant("step", weight_OI.dtype), 0, -O % L))
@@ -53,44 +56,48 @@ def pack(weight_OI: Tensor) -> Tensor:
 
 
 def pack_gated(gate_FI: Tensor, up_FI: Tensor) -> Tensor:
-    """Weights as `swiglu` reads them: a panel of gates, then the panel it is multiplied with, and so on."""
+    """Pack two weights for `swiglu`: panels of gate and up alternate."""
     L = _constant("panel", gate_FI.dtype)
-    parts = [F.pad(part, (0, 0, 0, -len(part) % L)).view(-1, L, part.shape[1]) for part in (gate_FI, up_FI)]
-    return pack(torch.stack(parts, dim=1).flatten(0, 2))
+    panels = [F.pad(weight, (0, 0, 0, -len(weight) % L)).view(-1, L, weight.shape[1]) for weight in (gate_FI, up_FI)]
+    return pack(torch.stack(panels, dim=1).flatten(0, 2))
 
 
-def product(
+def linear(
     panels_PIL: Tensor, outputs: int, bias_O: Tensor | None, x_MI: Tensor, add_to_MO: Tensor | None = None
 ) -> Tensor:
-    """Rows times packed weights, M x O in fp32, or added to `add_to_MO`, which is returned.
+    """A linear layer, M x O in fp32. With `add_to_MO` the output is added to that tensor, which is returned.
 
     Args:
-        bias_O: in fp32.
-        add_to_MO: in fp32, contiguous.
+        panels_PIL: from `pack`.
+        outputs: O.
+        bias_O: fp32.
+        add_to_MO: fp32, contiguous.
     """
     x_MI = _pad_pairs(x_MI, panels_PIL)
     M, I = x_MI.shape  # noqa: E741
     assert add_to_MO is None or (add_to_MO.shape == (M, outputs) and add_to_MO.is_contiguous())
     out_MO = torch.empty(M, outputs) if add_to_MO is None else add_to_MO
-    _call("product", [x_MI.dtype], out_MO, x_MI, panels_PIL, bias_O, add_to_MO is not None, M, I, outputs)
+    _call("linear", [x_MI.dtype], out_MO, x_MI, panels_PIL, bias_O, add_to_MO is not None, M, I, outputs)
     return out_MO
 
 
 def swiglu(panels_PIL: Tensor, features: int, bias_2F: Tensor | None, x_MI: Tensor) -> Tensor:
-    """silu(gate) * up of rows times weights packed by `pack_gated`, M x F in the dtype of the rows.
+    """silu(gate(x)) * up(x), M x F in the dtype of x.
 
     Args:
-        bias_2F: of the gates, then of what they are multiplied with, in fp32.
+        panels_PIL: from `pack_gated`.
+        features: F.
+        bias_2F: of gate, then of up, fp32.
     """
     x_MI = _pad_pairs(x_MI, panels_PIL)
     M, I = x_MI.shape  # noqa: E741
     out_MF = torch.empty(M, features, dtype=x_MI.dtype)
-    _call("gated", [x_MI.dtype], out_MF, x_MI, panels_PIL, bias_2F, M, I, features)
+    _call("swiglu", [x_MI.dtype], out_MF, x_MI, panels_PIL, bias_2F, M, I, features)
     return out_MF
 
 
 def gelu(panels_PIL: Tensor, features: int, bias_O: Tensor | None, tanh: bool, x_MI: Tensor) -> Tensor:
-    """GELU of rows times packed weights, M x F in the dtype of the rows; with `tanh` GPT-2's approximation."""
+    """GELU of a linear layer, M x F in the dtype of x; with `tanh` GPT-2's approximation."""
     x_MI = _pad_pairs(x_MI, panels_PIL)
     M, I = x_MI.shape  # noqa: E741
     out_MF = torch.empty(M, features, dtype=x_MI.dtype)
@@ -99,7 +106,7 @@ def gelu(panels_PIL: Tensor, features: int, bias_O: Tensor | None, tanh: bool, x
 
 
 def rms_norm(gain_W: Tensor, eps: float, dtype: torch.dtype, x_MW: Tensor) -> Tensor:
-    """RMSNorm of fp32, in `dtype`."""
+    """RMSNorm of fp32 rows, rounded to `dtype`."""
     x_MW = x_MW.contiguous()
     out_MW, W = torch.empty(x_MW.shape, dtype=dtype), len(gain_W)
     _call("rms_norm", [dtype], out_MW, x_MW, gain_W, eps, x_MW.numel() // W, W)
@@ -107,7 +114,7 @@ def rms_norm(gain_W: Tensor, eps: float, dtype: torch.dtype, x_MW: Tensor) -> Te
 
 
 def layer_norm(gain_W: Tensor, bias_W: Tensor | None, eps: float, dtype: torch.dtype, x_MW: Tensor) -> Tensor:
-    """LayerNorm of fp32, in `dtype`."""
+    """LayerNorm of fp32 rows, rounded to `dtype`."""
     x_MW = x_MW.contiguous()
     out_MW, W = torch.empty(x_MW.shape, dtype=dtype), len(gain_W)
     _call("layer_norm", [dtype], out_MW, x_MW, gain_W, bias_W, eps, x_MW.numel() // W, W)
@@ -115,7 +122,7 @@ def layer_norm(gain_W: Tensor, bias_W: Tensor | None, eps: float, dtype: torch.d
 
 
 def norm_heads(gain_D: Tensor, eps: float, qkv_BTND: Tensor, heads: slice) -> None:
-    """RMSNorm of some heads, each by itself, in place, in fp32."""
+    """RMSNorm of each of a slice of heads, in place, fp32."""
     B, T, N, D = qkv_BTND.shape
     assert qkv_BTND.dtype == torch.float32
     assert qkv_BTND.is_contiguous()
@@ -123,7 +130,7 @@ def norm_heads(gain_D: Tensor, eps: float, qkv_BTND: Tensor, heads: slice) -> No
 
 
 def argmax(logits_BV: Tensor, allowed: int) -> tuple[Tensor, Tensor]:
-    """The lowest id [B] int64 with the greatest of the first `allowed` logits, and its log-probability [B] fp32."""
+    """The lowest id [B] int64 with the largest of the first `allowed` logits, and its log-probability [B] fp32."""
     (B, V), logits_BV = logits_BV.shape, logits_BV.contiguous()
     ids_B, logps_B = torch.empty(B, dtype=torch.long), torch.empty(B, dtype=torch.float32)
     _call("argmax", [logits_BV.dtype], ids_B, logps_B, logits_BV, B, V, allowed)
@@ -138,12 +145,13 @@ def attend(
     bias_BS: Tensor | None,
     used: int,
 ) -> Tensor:
-    """Write keys and values of the newest slot; attention over all slots in use: B x (H D) in the cache's dtype.
+    """Write keys and values of the newest slot, then attention over all slots in use: B x (H D) in the cache's dtype.
 
     Args:
-        qkv_BND: queries, keys and values in fp32, not rotated yet.
+        qkv_BND: queries, keys and values before rotation, fp32.
         rope_BE: rotations as complex fp32; None: none.
-        bias_BS: added to the scores, fp32.
+        bias_BS: added to the scores, fp32; None: none.
+        used: S; the newest slot is the last one.
     """
     (B, N, D), (K, C) = qkv_BND.shape, keys_BKCD.shape[1:3]
     assert qkv_BND.dtype == torch.float32
@@ -161,13 +169,13 @@ def attend(
 def attend_prompts(
     qkv_BTND: Tensor, rope_TE: Tensor | None, keys_RKCD: Tensor, values_RKCD: Tensor, window: int | None, samples: int
 ) -> Tensor:
-    """Write keys and values of prompts; attention of each token up to its own: B x T x (H D).
+    """Write keys and values of prompts, then causal attention: B x T x (H D) in the cache's dtype.
 
     Args:
-        qkv_BTND: queries, keys and values in fp32, not rotated yet.
+        qkv_BTND: queries, keys and values before rotation, fp32.
         rope_TE: rotations as complex fp32; None: none.
-        keys_RKCD, values_RKCD: of B x samples rows, the samples of a prompt side by side.
-        window: slots that a token sees at most, its own included; None: all before.
+        keys_RKCD, values_RKCD: the cache of R = B x samples rows; the samples of a prompt are adjacent.
+        window: number of tokens that a token attends to, itself included; None: all earlier ones.
     """
     (B, T, N, D), (R, K, C) = qkv_BTND.shape, keys_RKCD.shape[:3]
     assert qkv_BTND.dtype == torch.float32
@@ -184,7 +192,7 @@ def attend_prompts(
 
 
 def _pad_pairs(x_MI: Tensor, panels_PIL: Tensor) -> Tensor:
-    """Rows with an even number of inputs where inputs are multiplied in pairs."""
+    """Rows padded to a multiple of the inputs that are multiplied as a pair."""
     assert panels_PIL.dtype == x_MI.dtype
     odd = x_MI.shape[1] % _constant("pair", x_MI.dtype)
     return F.pad(x_MI, (0, 1)) if odd else x_MI.contiguous()
@@ -192,7 +200,7 @@ def _pad_pairs(x_MI: Tensor, panels_PIL: Tensor) -> Tensor:
 
 def _call(name: str, dtypes: Sequence[torch.dtype], *arguments: Tensor | float | None) -> None:
     """Call a kernel, whose last argument is the number of threads."""
-    _function(name, *dtypes)(words(*arguments, torch.get_num_threads()))
+    _function(name, *dtypes)(pack_arguments(*arguments, torch.get_num_threads()))
 
 
 @cache
@@ -204,7 +212,7 @@ def _function(name: str, *dtypes: torch.dtype) -> Any:
 
 @cache
 def _constant(name: str, dtype: torch.dtype) -> int:
-    """Outputs of a `panel`, inputs of a `pair`, or the `step` whose multiple the inputs of a panel are."""
+    """Outputs of a `panel`, inputs of a `pair`, or the `step` to whose multiple inputs are padded."""
     return getattr(_library(), f"{name}_{_NAMES[dtype]}")()
 
 
@@ -212,7 +220,7 @@ _built: list[ctypes.CDLL | None] = []
 
 
 def _library(notify: Callable[[str], None] | None = None) -> ctypes.CDLL | None:
-    """The kernels; None where they cannot be built."""
+    """The library; None if it cannot be built."""
     if not _built:
         _built.append(build(_SOURCE, notify))
     return _built[0]

@@ -1,12 +1,11 @@
-"""Adapters as settings and as arithmetic: which matrices of a model get one, and how many numbers it has. No torch.
+"""Settings of adapters: which matrices of a model get one, and how many parameters it has. No torch.
 
-An adapter learns a correction of low rank to matrices that stay as they are (Hu et al. 2021, arXiv:2106.09685); the
-modules are in `lora.py`. Only matrices inside blocks can have one. The head and the embedding cannot: a correction to a
-tied head would silently change the embedding too, and one to an untied head would have to be known by every loss that
-calls the head in chunks. These two can be trained whole beside the corrections, which is what new words need.
+An adapter is a low-rank update of a frozen matrix (Hu et al. 2021, arXiv:2106.09685); `lora.py` has the modules. Only
+matrices inside blocks can have one. The head and the embedding cannot: an adapter on a tied head would silently change
+the embedding too, and every loss that applies an untied head in chunks would need to handle it. These two can be
+trained in full next to the adapters (`modules_to_save`), which new tokens require.
 
-Rejected: a pattern language of its own (shell patterns on names that `ingot inspect checkpoint` prints are enough), and
-targets that match nothing without a word (other tools train on and say nothing).
+Targets are shell patterns of the names that `ingot inspect checkpoint` prints. A pattern without a match is an error.
 """
 
 import math
@@ -22,48 +21,48 @@ from ingot.model.config import ModelConfig
 
 ALL = "all-linear"
 PEFT_FILES = ("adapter_config.json", "adapter_model.safetensors")
-"""An adapter in PEFT's format: its configuration, its weights."""
+"""The files of an adapter in PEFT's format: configuration and weights."""
 _ROLES = ("attention.q", "attention.k", "attention.v", "attention.o", "ffn.gate", "ffn.up", "ffn.down")
 
 
 class AdapterSettings(Settings):
-    """`adapter = { kind = "lora", rank = 16 }` of a train stage: the model stays, a correction to it is learned."""
+    """`adapter = { kind = "lora", rank = 16 }` of a train stage: freezes the model and trains low-rank updates."""
 
     kind: Literal["lora", "rslora", "dora"] = "lora"
-    """lora: W + alpha / rank B A. rslora: alpha / sqrt(rank), which does not fade as ranks grow. dora: a learned length
-    of each row beside the low-rank change of its direction."""
+    """lora: W + alpha / rank B A. rslora: alpha / sqrt(rank), so the update does not shrink with the rank. dora: also
+    learns the norm of each row of the weight."""
     rank: int = Field(default=16, ge=1)
-    """Inner size r of the correction: r (inputs + outputs) numbers a matrix."""
+    """Rank r of the update; an adapter has r (inputs + outputs) parameters."""
     alpha: float = Field(default=32.0, gt=0)
-    """Strength of the correction, see kind."""
+    """Scale of the update, see kind."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of a matrix's inputs that its correction does not see in training."""
+    """Dropout probability of the adapter's input."""
     targets: Literal["all-linear"] | tuple[str, ...] = ALL
-    """Matrices to correct: all inside blocks, or patterns of their names such as "q", "attention.*", "layers.0.ffn.*";
-    each pattern must match one."""
+    """Matrices with an adapter: all inside blocks, or patterns of names such as "q", "attention.*", "layers.0.ffn.*";
+    each pattern must match at least one matrix."""
     modules_to_save: tuple[Literal["embedding", "head"], ...] = ()
-    """What is trained whole beside the corrections. Where the head is tied, each of the two names means both."""
+    """Modules to train in full next to the adapters. If the head is tied, either name means both."""
 
     @property
     def scale(self) -> float:
-        """Factor of B A (rslora: Kalajdzievski 2023, arXiv:2312.03732)."""
+        """The factor s of B A (rslora: Kalajdzievski 2023, arXiv:2312.03732)."""
         return self.alpha / (math.sqrt(self.rank) if self.kind == "rslora" else self.rank)
 
     @field_validator("modules_to_save")
     @classmethod
-    def _once(cls, modules: tuple[str, ...]) -> tuple[str, ...]:
-        """Neither order nor repetition means anything, so neither is part of a stage's key."""
+    def _unique(cls, modules: tuple[str, ...]) -> tuple[str, ...]:
+        """Sorted and without duplicates, so that neither changes the stage's key."""
         return tuple(sorted(set(modules)))
 
     @field_validator("targets")
     @classmethod
-    def _known(cls, targets: str | tuple[str, ...]) -> str | tuple[str, ...]:
-        """A pattern that fits no matrix of any model is found before there is one."""
+    def _targets_match(cls, targets: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        """Refuse a pattern that matches no matrix of any model."""
         if not targets:
             raise ValueError(f'found no pattern, expected at least one, or "{ALL}"')
-        every = [f"layers.{i}.{role}" for i in range(1000) for role in _ROLES] if targets != ALL else []
+        names = [f"layers.{i}.{role}" for i in range(1000) for role in _ROLES] if targets != ALL else []
         for pattern in targets if targets != ALL else ():
-            if not any(_fits(name, pattern) for name in every):
+            if not any(_matches(name, pattern) for name in names):
                 raise ValueError(_no_match(pattern, _ROLES))
         return targets
 
@@ -74,11 +73,11 @@ def _table(value: Any) -> Any:
 
 
 ADAPTER = BeforeValidator(_table)
-"""For the type of a recipe's `adapter`."""
+"""Annotation of a settings field `adapter`: accepts the short form."""
 
 
 def linear_layers(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Name -> (inputs, outputs) of the matrices inside blocks, by arithmetic alone."""
+    """Name -> (inputs, outputs) of the matrices inside blocks."""
     d, q, kv = config.width, config.heads * config.head_size, config.kv_heads * config.head_size
     sizes = ((d, q), (d, kv), (d, kv), (q, d), (d, config.ffn), (d, config.ffn), (config.ffn, d))
     block = dict(zip(_ROLES, sizes, strict=True))
@@ -88,45 +87,45 @@ def linear_layers(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def adapted_layers(settings: AdapterSettings, config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """The matrices that get an adapter, with their sizes.
+    """Name -> (inputs, outputs) of the matrices that get an adapter.
 
     Raises:
-        UserError: a pattern matches none of this model.
+        UserError: a pattern matches no matrix of this model.
     """
     layers = linear_layers(config)
     if settings.targets == ALL:
         return layers
     for pattern in settings.targets:
-        if not any(_fits(name, pattern) for name in layers):
+        if not any(_matches(name, pattern) for name in layers):
             raise UserError(f"adapter.targets: {_no_match(pattern, layers)}")
-    return {name: size for name, size in layers.items() if any(_fits(name, p) for p in settings.targets)}
+    return {name: size for name, size in layers.items() if any(_matches(name, p) for p in settings.targets)}
 
 
 def adapter_parameters(settings: AdapterSettings, config: ModelConfig) -> int:
-    """Numbers that are trained: those of the corrections, and of what is trained whole."""
-    return correction_parameters(settings, config) + sum(modules_to_save(settings, config).values())
+    """Number of trained parameters: the adapters' and those of `modules_to_save`."""
+    return low_rank_parameters(settings, config) + sum(modules_to_save(settings, config).values())
 
 
 def modules_to_save(settings: AdapterSettings, config: ModelConfig) -> dict[str, int]:
-    """The modules that are trained whole, with their numbers; the head of a tied model is its embedding."""
+    """Name -> number of parameters of the modules that are trained in full; a tied head is the embedding."""
     names = {"embedding" if config.tied else name for name in settings.modules_to_save}
     return dict.fromkeys(sorted(names), config.vocab * config.width)
 
 
-def correction_parameters(settings: AdapterSettings, config: ModelConfig) -> int:
-    """Numbers of the corrections: r (inputs + outputs) a matrix, and its outputs once more for dora."""
+def low_rank_parameters(settings: AdapterSettings, config: ModelConfig) -> int:
+    """Number of parameters of the adapters: r (inputs + outputs) per matrix, and for dora another `outputs`."""
     magnitude = settings.kind == "dora"
     return sum(settings.rank * (i + o) + magnitude * o for i, o in adapted_layers(settings, config).values())
 
 
-def _fits(name: str, pattern: str) -> bool:
-    """Whether a pattern is the name, or the end of it from a dot on."""
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a pattern matches the name, or its end after a dot."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
 
 
 def _no_match(pattern: str, names: Mapping[str, Any] | tuple[str, ...]) -> str:
-    found = f"'{pattern}' matches no matrix"
-    if any(part in pattern for part in ("head", "embed")):
-        return f"{found} that can have an adapter; head and embedding are trained whole, by modules_to_save"
+    problem = f"'{pattern}' matches no matrix"
+    if "head" in pattern or "embed" in pattern:
+        return f"{problem} that can have an adapter; train head and embedding in full with modules_to_save"
     roles = sorted({name.rpartition(".")[2] for name in names})
-    return f"{found}, expected a pattern of names such as layers.0.attention.q; here are {', '.join(roles)}"
+    return f"{problem}, expected a pattern of names such as layers.0.attention.q; names end in {', '.join(roles)}"

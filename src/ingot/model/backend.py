@@ -1,8 +1,8 @@
-"""Who computes a model: the seam between the mathematics in this package and faster ways to the same numbers.
+"""The backend interface: the seam between the model's mathematics and faster implementations of it.
 
-A model has one `backend` and asks it once in each forward pass whether it supports the inputs; where it does not, the
-reference `TORCH` computes. A backend holds no model, so a model can be copied, saved and sharded as if it had none.
-`backends/select.py` chooses one where training builds a model and where a stage loads one.
+Each forward pass asks `model.backend` once whether it supports the inputs, and uses the reference, `TORCH`, if not. A
+backend stores nothing of a model, so models are copied, saved and sharded without regard to it. `backends/select.py`
+chooses a backend where training builds a model and where a stage loads one.
 
 Shapes: B rows, T positions, W width, V vocabulary.
 """
@@ -19,47 +19,52 @@ from ingot.model.precision import autocast_dtype
 from ingot.model.rope import Rope
 
 Taps = tuple[tuple[str, int], ...]
-"""What a forward pass returns besides hidden states: ("hidden", block) or ("attention", block)."""
+"""Intermediate tensors to return: pairs ("hidden", block) or ("attention", block)."""
 
 
 class Backend:
-    """The reference: PyTorch's operations one by one. Subclasses override what they compute faster."""
+    """The reference: plain PyTorch operations. Subclasses override what they compute faster."""
 
     name = "torch"
 
     def supports(self, model: Any, ids_BT: Tensor, taps: Taps) -> bool:
-        """Whether this backend computes that model for these inputs; asked once in each forward pass."""
+        """Whether this backend can run the model on these inputs; called once per forward pass."""
         return True
 
     def mask(self, model: Any, documents_BT: Tensor | None, T: int) -> Any:
-        """Which keys each token may see, in the form that `blocks` reads."""
-        device, stored = model.norm.weight.device, model.norm.weight.dtype
+        """The attention mask, in the form that `blocks` takes."""
+        device, dtype = model.norm.weight.device, model.norm.weight.dtype
         p = model.config.dropout if model.training else 0.0
-        return make_mask(model.config, documents_BT, T, device, autocast_dtype(device) or stored, p)
+        return make_mask(model.config, documents_BT, T, device, autocast_dtype(device) or dtype, p)
 
     def blocks(
         self, model: Any, x_BTW: Tensor, rope: Rope | None, mask: Any, taps: Taps
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """All blocks and the last norm: hidden states B x T x W, and the tensors that `taps` ask for."""
+        """All blocks and the final norm: hidden states B x T x W, and the tensors of `taps` by name."""
         return model.run_blocks(x_BTW, rope, mask, taps)
 
     def lm_head(self, weight_VD: Tensor) -> LMHead:
-        """The head over that matrix."""
+        """The LM head with that weight."""
         return LMHead(weight_VD)
 
-    def decode_ops(self, device: torch.device, dtype: torch.dtype, stored: torch.dtype) -> Any:
-        """The operations of generation (`infer/ops.py`) for products in `dtype`; None: PyTorch's."""
+    def decode_ops(self, device: torch.device, dtype: torch.dtype, stream: torch.dtype) -> Any:
+        """The operations of generation (`infer/ops.py`); None: PyTorch's.
+
+        Args:
+            dtype: of matrix products.
+            stream: dtype of the residual stream, norms and scores.
+        """
         return None
 
     def recorder(self, update: Callable[..., Any]) -> Callable[..., Any] | None:
-        """A function that records whole training updates and replays them; None: nothing is recorded."""
+        """A wrapper of `update` that captures complete training updates as graphs and replays them; None: none."""
         return None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Backend":
         return self
 
     def __reduce__(self) -> tuple[Callable[[], "Backend"], tuple[()]]:
-        return _reference, ()  # a pickled model is read with the reference
+        return _reference, ()  # a pickled model loads with the reference backend
 
 
 TORCH = Backend()

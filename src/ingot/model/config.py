@@ -1,15 +1,12 @@
-"""The shape of a model: one dial (depth, or a parameter count) in the recipe, concrete numbers in a checkpoint.
+"""The shape of a model: `ModelSettings` in a recipe, `ModelConfig` in a checkpoint.
 
-`ModelSettings` is what a user writes; every width follows from the depth, every choice of style from a family, and each
-can be overridden. `ModelConfig` is what `resolve` makes of it once the vocabulary is known: every field required, so
-that a checkpoint never depends on the defaults of the version that reads it. Free of torch, because `ingot plan` prints
-shapes without loading it.
+A recipe sets a depth or a parameter count. Every width follows from the depth and every architectural choice from the
+family; each can be overridden. `ModelSettings.resolve` turns the settings into a `ModelConfig` once the vocabulary size
+is known. All fields of a `ModelConfig` are required, so a checkpoint never depends on the defaults of the version that
+reads it.
 
-A family is a row of defaults (`FAMILIES`), not a kind of model: there is one transformer, and any combination of the
-fields is legal that can be computed.
-
-Rejected: a table of named sizes (one more place to look, and every size in it is somebody else's), a class for each
-family (five near-copies of one file), and a size of heads that always follows from the width (Qwen3's does not).
+A family is a row of defaults (`FAMILIES`), not a class: there is one transformer, and any computable combination of the
+fields is allowed. No torch, because `ingot plan` prints shapes without loading it.
 """
 
 import re
@@ -23,13 +20,14 @@ from ingot.core.settings import Settings
 WIDTH_PER_LAYER = 64
 _HEAD_SIZES = (64, 32, 16, 8)
 _UNITS = {"K": 10**3, "M": 10**6, "B": 10**9}
-_MAX_DEPTH = 256
-DEEPEST = 10_000
-"""Blocks that anybody means; a misread number would otherwise be built until memory ends."""
+_MAX_SEARCH_DEPTH = 256
+"""Largest depth that `size` can resolve to."""
+MAX_DEPTH = 10_000
+"""Largest number of blocks that is accepted: a mistyped depth is an error, not an exhausted memory."""
 MAX_LOGITS = {"cpu": 1 << 26, "cuda": 1 << 30}
-"""Elements of logits held at once: 128 MiB in bf16, on a GPU 2 GiB."""
+"""Elements of logits in memory at a time: 128 MiB in bf16 on a CPU, 2 GiB on a GPU."""
 EAGER_BF16_KEYS = 512
-"""Up to so many keys, attention in bf16 on a CPU is eager (`attention.fastest_impl`)."""
+"""Attention in bf16 on a CPU is eager up to this number of keys (`attention.fastest_impl`)."""
 
 Family = Literal["llama", "gpt2", "mistral", "qwen2", "qwen3"]
 Positions = Literal["rope", "learned"]
@@ -39,19 +37,19 @@ Bias = Literal["none", "qkv", "all"]
 
 
 class RopeScaling(Settings):
-    """Llama 3's stretched rotary frequencies: slow ones divided by `factor`, fast ones kept, a ramp in between."""
+    """Llama 3's scaling of rotary frequencies: low ones divided by `factor`, high ones unchanged, a ramp in between."""
 
     factor: float = Field(ge=1)
-    """How many times longer than `original_context` the slow frequencies are made to reach."""
+    """Divisor of the low frequencies: by how much the context grows."""
     low_freq_factor: PositiveFloat
-    """Frequencies that turn fewer times than this within `original_context` are divided by `factor`."""
+    """Frequencies with fewer rotations than this within `original_context` are divided by `factor`."""
     high_freq_factor: PositiveFloat
-    """Frequencies that turn more often than this within `original_context` are kept."""
+    """Frequencies with more rotations than this within `original_context` are unchanged."""
     original_context: PositiveInt
-    """Longest sequence of the model before it was stretched."""
+    """Longest sequence of the model before scaling, in tokens."""
 
     @model_validator(mode="after")
-    def _ramp(self) -> Self:
+    def _ordered(self) -> Self:
         if self.low_freq_factor >= self.high_freq_factor:
             raise ValueError(
                 f"found low_freq_factor {self.low_freq_factor} and high_freq_factor {self.high_freq_factor}, expected "
@@ -61,46 +59,47 @@ class RopeScaling(Settings):
 
 
 class ModelConfig(Settings):
-    """A model's shape with nothing left to derive; saved in checkpoints."""
+    """A model's fully resolved shape; saved in checkpoints."""
 
     vocab: PositiveInt
-    """Number of ids the model can read and predict."""
-    depth: int = Field(ge=1, le=DEEPEST)
+    """Number of token ids."""
+    depth: int = Field(ge=1, le=MAX_DEPTH)
     """Number of blocks."""
     width: PositiveInt
-    """Size of the residual stream."""
+    """Features of the residual stream."""
     heads: PositiveInt
-    """Query heads."""
+    """Number of query heads."""
     kv_heads: PositiveInt
-    """Key and value heads, each shared by heads / kv_heads query heads."""
+    """Number of key and value heads, each shared by heads / kv_heads query heads."""
     head_size: PositiveInt
-    """Features of one head; heads x head_size need not be the width."""
+    """Features of one head; heads x head_size need not equal the width."""
     ffn: PositiveInt
     """Inner size of the feed-forward."""
     context: PositiveInt
     """Longest sequence in tokens."""
     tied: bool
-    """Whether the output head is the embedding matrix."""
+    """Whether the LM head is the embedding matrix."""
     positions: Positions
-    """Rotary angles, or a learned table of `context` rows added to the embedding."""
+    """Rotary angles, or a learned table of `context` rows that is added to the embedding."""
     rope_theta: PositiveFloat
     """Base of the rotary frequencies; unused with learned positions."""
     rope_scaling: RopeScaling | None
-    """Rotary frequencies stretched to a longer context; None: as they are."""
+    """Scaling of the rotary frequencies for a longer context; None: none."""
     window: PositiveInt | None
-    """How many tokens a token sees, itself included; None: all before it."""
+    """Number of tokens that a token attends to, itself included; None: all earlier ones."""
     norm: Norm
     """RMSNorm or LayerNorm."""
     norm_eps: PositiveFloat
-    """Added to the mean square (the variance of LayerNorm)."""
+    """Added to the mean square (for LayerNorm, to the variance)."""
     qk_norm: bool
-    """Whether queries and keys are normed per head, before the rotation."""
+    """Whether queries and keys are normalised per head, before the rotation."""
     activation: Activation
     """SwiGLU with three matrices, or GELU with two (exact, or with GPT-2's tanh approximation)."""
     bias: Bias
-    """Biases of queries, keys and values only, or of every matrix in a block (and of LayerNorm), or none."""
+    """No biases, biases of the query, key and value projections, or of every matrix in a block and of LayerNorm."""
     dropout: float = Field(ge=0, lt=1)
-    """Share of the embedding, of attention and of each block's output that training leaves out."""
+    """Dropout probability of the embedding, the attention probabilities, and the outputs of attention and
+    feed-forward."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -110,24 +109,23 @@ class ModelConfig(Settings):
                 "need an even number; change one of them, or head_size"
             )
         if self.positions == "learned" and self.rope_scaling is not None:
-            raise ValueError("rope_scaling stretches rotary positions, found learned ones; leave one of them out")
+            raise ValueError("rope_scaling needs rotary positions, found learned ones; leave one of them out")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}; change one of them")
         return self
 
     @property
     def parameters(self) -> int:
-        """Number of trainable numbers, a tied head counted once."""
-        return sum(self.parameters_by_part().values())
+        """Number of parameters; a tied head counts once."""
+        return sum(self.parameters_by_module().values())
 
-    def parameters_by_part(self) -> dict[str, int]:
-        """Trainable numbers of each part: what `parameters` adds up, in the order of a forward pass."""
+    def parameters_by_module(self) -> dict[str, int]:
+        """Number of parameters of each kind of module, in the order of a forward pass."""
         d, q, kv = self.width, self.heads * self.head_size, self.kv_heads * self.head_size
         qkv_bias = q + 2 * kv if self.bias != "none" else 0
         all_bias = self.bias == "all"
-        gated = self.activation == "swiglu"
-        gain = 2 if self.norm == "layer" and all_bias else 1  # and a bias beside it
-        ups = 2 if gated else 1
+        gain = 2 if self.norm == "layer" and all_bias else 1  # gain and bias
+        ups = 2 if self.activation == "swiglu" else 1  # gate and up
         return {
             "embedding": self.vocab * d,
             "positions": self.context * d if self.positions == "learned" else 0,
@@ -139,7 +137,7 @@ class ModelConfig(Settings):
 
 
 class Style(NamedTuple):
-    """What a family decides and a size does not; the defaults are Llama's."""
+    """Architectural choices that a family sets, independent of the size. The defaults are Llama's."""
 
     positions: Positions = "rope"
     rope_theta: float = 10_000.0
@@ -159,60 +157,61 @@ FAMILIES: dict[Family, Style] = {
     "qwen2": Style(rope_theta=1e6, norm_eps=1e-6, bias="qkv"),
     "qwen3": Style(rope_theta=1e6, norm_eps=1e-6, qk_norm=True),
 }
-"""Styles as published: Touvron et al. 2023 (arXiv:2302.13971), Radford et al. 2019, Jiang et al. 2023 (2310.06825),
-Yang et al. 2024 (2407.10671) and 2025 (2505.09388)."""
+"""As published: Touvron et al. 2023 (arXiv:2302.13971), Radford et al. 2019, Jiang et al. 2023 (2310.06825), Yang et
+al. 2024 (2407.10671) and 2025 (2505.09388)."""
 
 
 class ModelSettings(Settings):
-    """The `model` table of a training stage: exactly one of `depth` and `size`, and anything to override."""
+    """The `model` table of a training stage: exactly one of `depth` and `size`, and optional overrides."""
 
-    depth: int | None = Field(default=None, ge=1, le=DEEPEST)
+    depth: int | None = Field(default=None, ge=1, le=MAX_DEPTH)
     """Number of blocks; every width follows from it."""
     size: str | None = None
-    """Number of parameters, "4M" or "1.5B", embedding included: the depth that comes closest for the vocabulary."""
+    """Number of parameters, "4M" or "1.5B", embedding included; resolves to the depth with the closest count."""
     family: Family = "llama"
-    """Whose style to take for what is not set below; sizes do not depend on it, but for the inner size with GELU."""
+    """Defaults of the architectural settings below. Sizes do not depend on it, except the inner size with GELU."""
     width: PositiveInt | None = None
-    """Size of the residual stream; default 64 x depth."""
+    """Features of the residual stream; default: 64 x depth."""
     heads: PositiveInt | None = None
-    """Query heads; default: heads of 64 features, or smaller ones where that would leave fewer than four."""
+    """Number of query heads; default: heads of 64 features, or smaller ones where that gives fewer than four."""
     kv_heads: PositiveInt | None = None
-    """Key and value heads (grouped-query attention); default: as many as heads."""
+    """Number of key and value heads (grouped-query attention); default: as many as heads."""
     head_size: PositiveInt | None = None
     """Features of one head; default: width / heads."""
     ffn: PositiveInt | None = None
-    """Inner size of the feed-forward; default 4 x width, with SwiGLU 8/3 x width, rounded up to a multiple of 64 (256
+    """Inner size of the feed-forward; default: 4 x width, with SwiGLU 8/3 x width, rounded up to a multiple of 64 (256
     from width 1024 on)."""
     context: int = Field(default=256, ge=2)
     """Longest sequence in tokens."""
     tied: bool | None = None
-    """Use the embedding matrix as the output head: fewer parameters, but a slower start; default: only for GPT-2."""
+    """Use the embedding matrix as the LM head: fewer parameters, slower learning at first; default: only for GPT-2."""
     positions: Positions | None = None
-    """`rope` (angles; nothing to learn) or `learned` (a table); default: the family's."""
+    """`rope` (rotary angles, no parameters) or `learned` (a table); default: the family's."""
     rope_theta: PositiveFloat | None = None
-    """Base of the rotary frequencies; default 10,000, for Qwen 1,000,000."""
+    """Base of the rotary frequencies; default: 10,000, for Qwen 1,000,000."""
     rope_scaling: RopeScaling | None = None
-    """Rotary frequencies stretched to a longer context, as in Llama 3.1."""
+    """Scaling of the rotary frequencies for a longer context, as in Llama 3.1."""
     window: PositiveInt | None = None
-    """How many tokens a token sees, itself included; default: all before it, for Mistral 4,096."""
+    """Number of tokens that a token attends to, itself included; default: all earlier ones, for Mistral 4,096."""
     norm: Norm | None = None
     """`rms` or `layer`; default: the family's."""
     norm_eps: PositiveFloat | None = None
-    """Added to the mean square; default 1e-5, for Qwen 1e-6."""
+    """Added to the mean square; default: 1e-5, for Qwen 1e-6."""
     qk_norm: bool | None = None
-    """Norm queries and keys per head; default: only for Qwen3."""
+    """Normalise queries and keys per head; default: only for Qwen3."""
     activation: Activation | None = None
-    """`swiglu`, `gelu` or `gelu-tanh` (GPT-2's approximation of it); default: the family's."""
+    """`swiglu`, `gelu` or `gelu-tanh` (GPT-2's approximation); default: the family's."""
     bias: Bias | None = None
-    """`none`, `qkv` (queries, keys, values) or `all` (each matrix of a block, LayerNorm); default: the family's."""
+    """`none`, `qkv` (queries, keys, values) or `all` (every matrix of a block, LayerNorm); default: the family's."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the embedding, of attention and of each block's output left out in training."""
+    """Dropout probability of the embedding, the attention probabilities, and the outputs of attention and
+    feed-forward."""
 
     @model_validator(mode="after")
-    def _one_dial(self) -> Self:
+    def _depth_or_size(self) -> Self:
         if (self.depth is None) == (self.size is None):
-            found = "neither" if self.depth is None else f"depth = {self.depth} and size = '{self.size}'"
-            raise ValueError(f"found {found}, expected exactly one of depth and size; write model = {{ depth = 4 }}")
+            given = "neither" if self.depth is None else f"depth = {self.depth} and size = '{self.size}'"
+            raise ValueError(f"found {given}, expected exactly one of depth and size; write model = {{ depth = 4 }}")
         if self.size is not None:
             _parse_size(self.size)
         if self.depth is not None:
@@ -220,10 +219,10 @@ class ModelSettings(Settings):
         return self
 
     def resolve(self, vocab: int) -> ModelConfig:
-        """The concrete shape for a vocabulary.
+        """The concrete shape for a vocabulary size.
 
         Raises:
-            UserError: the numbers do not fit together, or no depth comes near `size`.
+            UserError: the numbers are inconsistent, or a single block already exceeds `size`.
         """
         try:
             return self._at(self.depth if self.depth is not None else self._nearest_depth(vocab), vocab)
@@ -258,11 +257,11 @@ class ModelSettings(Settings):
         )
 
     def _nearest_depth(self, vocab: int) -> int:
-        """The depth whose parameter count is closest to `size`; counts grow with depth, so the first rise ends it."""
+        """The depth whose parameter count is closest to `size`. Counts grow with depth, so the search ends early."""
         assert self.size is not None
         target = _parse_size(self.size)
         best, distance = 0, float("inf")
-        for depth in range(1, _MAX_DEPTH + 1):
+        for depth in range(1, _MAX_SEARCH_DEPTH + 1):
             try:
                 parameters = self._at(depth, vocab).parameters
             except ValueError:  # overridden heads do not divide this depth's width; another depth may fit
@@ -286,7 +285,7 @@ def _parse_size(text: str) -> float:
 
 
 def _default_heads(width: int, head_size: int | None) -> int:
-    """As many as fit the width; heads of 64 features as in GPT-2 and Llama, but four or more where the width allows."""
+    """Heads of 64 features as in GPT-2 and Llama, or smaller ones if the width would hold fewer than four."""
     if head_size is not None:
         return max(1, width // head_size)
     for size in _HEAD_SIZES:
@@ -299,9 +298,9 @@ def _default_heads(width: int, head_size: int | None) -> int:
 
 
 def _default_ffn(width: int) -> int:
-    """8/3 x width gives SwiGLU's three matrices the parameters of a 4 x width pair (Shazeer 2020, arXiv:2002.05202).
+    """8/3 x width: three SwiGLU matrices have the parameters of two of 4 x width (Shazeer 2020, arXiv:2002.05202).
 
-    From width 1024 on the multiple is 256, Llama's: 11,008 at 4,096, where multiples of 64 would start at 10,944.
+    Rounded up to a multiple of 64, from width 1024 on of 256 as in Llama, whose width 4,096 gives 11,008.
     """
     multiple = 64 if width < 1024 else 256
     return -(-8 * width // (3 * multiple)) * multiple

@@ -1,4 +1,4 @@
-"""The two feed-forwards: SwiGLU with three matrices and GELU with two. Parameters are named as in Llama.
+"""The two kinds of feed-forward: SwiGLU with three matrices, GELU with two. Parameters are named as in Llama.
 
 Shapes: B rows, T positions, W width, F inner features.
 """
@@ -40,5 +40,5 @@ class GELU(nn.Module):
 
 
 def make_feedforward(config: ModelConfig) -> SwiGLU | GELU:
-    """The feed-forward of that model."""
+    """The model's kind of feed-forward."""
     return SwiGLU(config) if config.activation == "swiglu" else GELU(config)

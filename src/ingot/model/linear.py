@@ -1,4 +1,4 @@
-"""Several linear layers of one input, such as the projections to queries, keys and values."""
+"""Linear layers that read the same input, such as the query, key and value projections."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,8 @@ from ingot.model.precision import to_autocast
 def fused_linear(x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
     """The output of every layer for the same input.
 
-    On a GPU the layers' matrices are multiplied as one, since a wide product runs faster than three narrow ones (1.3 to
-    1.5 times at GPT-2's width). Layers that are not plain matrices of this process (adapters, sharded parameters) are
-    called one by one.
+    On a GPU the weights are concatenated: one wide matrix product is faster than several narrow ones. Layers with
+    adapters or sharded parameters are called one by one.
     """
     x = to_autocast(x)
     plain = [layer for layer in layers if type(layer) is nn.Linear and type(layer.weight) is nn.Parameter]

@@ -1,13 +1,13 @@
-"""The language-model head: hidden states to logits, and the negative log-likelihood of labels in chunks.
+"""The language-model head: hidden states to logits, and a fused, chunked negative log-likelihood of labels.
 
-A loss that depends on -ln p(label) alone needs one thing of a position's logits: p - 1(label), their gradient. The
-forward pass turns logits into it in place, in the dtype of the product, and the backward pass is two matrix products
-scaled by the incoming gradient. Where logits exceed a budget (`MAX_LOGITS`) they are computed a chunk at a time, and
-again in the backward pass, so logits of B x T x V never exist at once.
+The gradient of -ln p(label) with respect to the logits is p - onehot(label). The forward pass overwrites the logits
+with it, in the dtype of the matrix product; the backward pass is two matrix products, scaled by the incoming gradient.
+If the logits of all positions exceed `MAX_LOGITS` elements, they are computed in chunks and recomputed in the backward
+pass, so the B x T x V logits never exist at once.
 
-A backend may override `prepare`, `nll_chunk`, `hidden_grad` and `weight_grad` with faster kernels of the same function.
+A backend may override `prepare`, `nll_chunk`, `hidden_grad` and `weight_grad` with faster kernels.
 
-Shapes: N positions, n positions of a chunk, D features, V vocabulary, P the vocabulary padded.
+Shapes: N positions, n positions of a chunk, D features, V vocabulary, P the padded vocabulary.
 """
 
 from dataclasses import dataclass
@@ -21,20 +21,20 @@ from torch.autograd.function import once_differentiable
 from ingot.model.config import MAX_LOGITS
 from ingot.model.precision import at_least_fp32, autocast_dtype
 
-_WITHOUT_GRAD = 1 << 20
-"""Elements of logits held at once where no backward pass follows: 4 MiB in fp32, which stay in a cache."""
-_SOFTMAX_AT_ONCE = {"cpu": 1 << 19, "cuda": 1 << 24}
-"""Elements of logits that a softmax in fp32 handles at once: what a core's cache holds, what fills a GPU."""
+_MAX_LOGITS_NO_GRAD = 1 << 20
+"""Elements of a chunk's logits on a CPU if no backward pass follows: 4 MiB in fp32, which fit a cache."""
+_SOFTMAX_CHUNK = {"cpu": 1 << 19, "cuda": 1 << 24}
+"""Elements of logits that one fp32 softmax processes: as many as a core's cache holds, or as fill a GPU."""
 _MIN_POSITIONS = 256
-"""Positions below which a product with a large vocabulary would mostly wait for its weights."""
+"""Positions of a chunk, at least: with fewer, reading the weight would take longer than multiplying it."""
 _CUDA_MULTIPLE = 64
-"""Rows of the matrix are padded to a multiple of this on a GPU, which multiplies GPT-2's 50,257 rows at a sixth of its
-rate otherwise."""
+"""On a GPU the vocabulary is padded to a multiple of this: matrix products of odd sizes, such as GPT-2's 50,257, run at
+a fraction of the rate."""
 
 
 @dataclass(frozen=True)
 class LMHead:
-    """Hidden states ... x D to logits ... x V."""
+    """A linear map from hidden states ... x D to logits ... x V."""
 
     weight: Tensor
     """V x D."""
@@ -43,10 +43,10 @@ class LMHead:
         return F.linear(hidden, pad_to_multiple(self.weight))[..., : len(self.weight)]
 
     def nll(self, hidden_ND: Tensor, labels_N: Tensor, max_logits: int | None = None) -> Tensor:
-        """-ln p(label) of every position, N, in fp32 or better.
+        """-ln p(label) in nats of every position, N, at least fp32.
 
         Args:
-            max_logits: elements of logits held at once; None: the device's default.
+            max_logits: elements of a chunk's logits; None: the device's default.
         """
         dtype = autocast_dtype(hidden_ND.device) or torch.promote_types(hidden_ND.dtype, self.weight.dtype)
         needs_grad = torch.is_grad_enabled() and (hidden_ND.requires_grad or self.weight.requires_grad)
@@ -54,56 +54,65 @@ class LMHead:
         return _NLL.apply(self, hidden_ND, self.weight, labels_N, dtype, size, needs_grad)  # type: ignore[no-any-return]
 
     def prepare(self, dtype: torch.dtype) -> Tensor:
-        """The matrix as it is multiplied, P x D."""
+        """The weight in the dtype of the matrix products, padded: P x D."""
         return pad_to_multiple(self.weight.detach().to(dtype))
 
-    def nll_chunk(self, x_nD: Tensor, matrix_PD: Tensor, labels_n: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
-        """-ln p(label), n, and where `keep` the excess p - 1(label), n x P, for the backward pass."""
-        logits_nP = x_nD @ matrix_PD.T
-        return nll_(logits_nP, labels_n, len(self.weight), keep), logits_nP
+    def nll_chunk(self, x_nD: Tensor, weight_PD: Tensor, labels_n: Tensor, needs_grad: bool) -> tuple[Tensor, Tensor]:
+        """-ln p(label), n, and with `needs_grad` its gradient p - onehot(label) by the logits, n x P."""
+        logits_nP = x_nD @ weight_PD.T
+        return nll_(logits_nP, labels_n, len(self.weight), needs_grad), logits_nP
 
-    def hidden_grad(self, excess_nP: Tensor, matrix_PD: Tensor, grad_n: Tensor) -> Tensor:
-        """The gradient of the hidden states, n x D."""
-        return (excess_nP @ matrix_PD) * grad_n[:, None]
-
-    def weight_grad(self, excess_nP: Tensor, scaled_nD: Tensor, total_VD: Tensor | None) -> Tensor:
-        """The gradient of the matrix, V x D, added to that of earlier chunks.
+    def hidden_grad(self, logit_grad_nP: Tensor, weight_PD: Tensor, grad_n: Tensor) -> Tensor:
+        """The gradient of the hidden states, n x D.
 
         Args:
-            scaled_nD: hidden states times their incoming gradient.
+            grad_n: incoming gradient of each position's -ln p(label).
         """
-        grad_VD = (excess_nP.T @ scaled_nD)[: len(self.weight)]
+        return (logit_grad_nP @ weight_PD) * grad_n[:, None]
+
+    def weight_grad(self, logit_grad_nP: Tensor, scaled_nD: Tensor, total_VD: Tensor | None) -> Tensor:
+        """The gradient of the weight, V x D, accumulated over chunks.
+
+        Args:
+            scaled_nD: hidden states times the incoming gradient of their position.
+            total_VD: sum over the earlier chunks, updated in place; None for the first chunk.
+        """
+        grad_VD = (logit_grad_nP.T @ scaled_nD)[: len(self.weight)]
         return grad_VD.to(self.weight.dtype) if total_VD is None else total_VD.add_(grad_VD)
 
 
 def chunk_size(vocab: int, device: torch.device, max_logits: int | None = None, needs_grad: bool = True) -> int:
-    """Positions whose logits are held at once.
+    """Positions of a chunk.
 
     Args:
-        max_logits: elements of logits; None: the device's default.
-        needs_grad: whether a backward pass follows; without one small chunks cost nothing, so they are taken.
+        max_logits: elements of a chunk's logits; None: the device's default.
+        needs_grad: whether a backward pass follows. Without one nothing is recomputed, so chunks are small enough for a
+            CPU's cache.
     """
     size = max(1, (max_logits or MAX_LOGITS[device.type]) // vocab)
-    return size if needs_grad or device.type == "cuda" else min(size, max(_MIN_POSITIONS, _WITHOUT_GRAD // vocab))
+    return size if needs_grad or device.type == "cuda" else min(size, max(_MIN_POSITIONS, _MAX_LOGITS_NO_GRAD // vocab))
 
 
 def pad_to_multiple(weight_VD: Tensor) -> Tensor:
-    """The matrix with rows of zeros up to a multiple that a GPU multiplies fast; on a CPU as it is."""
-    missing = -len(weight_VD) % _CUDA_MULTIPLE if weight_VD.device.type == "cuda" else 0
-    return F.pad(weight_VD, (0, 0, 0, missing)) if missing else weight_VD
+    """The weight, on a GPU padded with rows of zeros to a multiple of `_CUDA_MULTIPLE`."""
+    padding = -len(weight_VD) % _CUDA_MULTIPLE if weight_VD.device.type == "cuda" else 0
+    return F.pad(weight_VD, (0, 0, 0, padding)) if padding else weight_VD
 
 
-def nll_(logits_nP: Tensor, labels_n: Tensor, vocab: int, keep: bool) -> Tensor:
-    """-ln p(label), n, in fp32 or better. Where `keep`, logits become p - 1(label) in place, and 0 in the padding."""
-    at_once = max(1, _SOFTMAX_AT_ONCE[logits_nP.device.type] // vocab)
+def nll_(logits_nP: Tensor, labels_n: Tensor, vocab: int, needs_grad: bool) -> Tensor:
+    """-ln p(label), n, at least fp32.
+
+    With `needs_grad` the logits are overwritten with the gradient p - onehot(label), and 0 in the padding.
+    """
+    rows = max(1, _SOFTMAX_CHUNK[logits_nP.device.type] // vocab)
     nlls = []
-    for part_nP, labels in zip(logits_nP.split(at_once), labels_n.split(at_once), strict=True):
-        logp_nV = F.log_softmax(at_least_fp32(part_nP[:, :vocab]), dim=-1)
+    for chunk_nP, labels in zip(logits_nP.split(rows), labels_n.split(rows), strict=True):
+        logp_nV = F.log_softmax(at_least_fp32(chunk_nP[:, :vocab]), dim=-1)
         nlls.append(-logp_nV.gather(1, labels[:, None])[:, 0])
-        if keep:
+        if needs_grad:
             p_nV = logp_nV.exp_()
-            part_nP[:, :vocab] = p_nV.scatter_add_(1, labels[:, None], p_nV.new_full((len(labels), 1), -1.0))
-            part_nP[:, vocab:] = 0.0
+            chunk_nP[:, :vocab] = p_nV.scatter_add_(1, labels[:, None], p_nV.new_full((len(labels), 1), -1.0))
+            chunk_nP[:, vocab:] = 0.0
     return torch.cat(nlls)
 
 
@@ -121,35 +130,35 @@ class _NLL(torch.autograd.Function):
         size: int,
         needs_grad: bool,
     ) -> Tensor:
-        x_ND, matrix_PD = hidden_ND.to(dtype), head.prepare(dtype)
-        one_chunk = needs_grad and len(labels_N) <= size
+        x_ND, weight_PD = hidden_ND.to(dtype), head.prepare(dtype)
+        one_chunk = needs_grad and len(labels_N) <= size  # its gradient is saved, not recomputed
         nlls, saved = [], []
         for x_nD, labels_n in zip(x_ND.split(size), labels_N.split(size), strict=True):
-            nll_n, excess_nP = head.nll_chunk(x_nD, matrix_PD, labels_n, one_chunk)
+            nll_n, logit_grad_nP = head.nll_chunk(x_nD, weight_PD, labels_n, one_chunk)
             nlls.append(nll_n)
-            saved = [excess_nP] if one_chunk else []
+            saved = [logit_grad_nP] if one_chunk else []
         if needs_grad:
-            ctx.save_for_backward(x_ND, matrix_PD, labels_N, *saved)
+            ctx.save_for_backward(x_ND, weight_PD, labels_N, *saved)
             ctx.head, ctx.size, ctx.hidden_dtype = head, size, hidden_ND.dtype
         return torch.cat(nlls)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, nll_grad_N: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x_ND, matrix_PD, labels_N, *saved = ctx.saved_tensors
-        _, wants_hidden, wants_weight, *_ = ctx.needs_input_grad
+        x_ND, weight_PD, labels_N, *saved = ctx.saved_tensors
+        _, needs_hidden, needs_weight, *_ = ctx.needs_input_grad
         head: LMHead = ctx.head
         hidden_grads: list[Tensor] = []
         weight_grad_VD = None
         chunks = (x.split(ctx.size) for x in (x_ND, labels_N, nll_grad_N))
         for x_nD, labels_n, grad_n in zip(*chunks, strict=True):
-            excess_nP = saved[0] if saved else head.nll_chunk(x_nD, matrix_PD, labels_n, True)[1]
-            if wants_hidden:
-                hidden_grads.append(head.hidden_grad(excess_nP, matrix_PD, grad_n).to(ctx.hidden_dtype))
-            if wants_weight:
+            logit_grad_nP = saved[0] if saved else head.nll_chunk(x_nD, weight_PD, labels_n, True)[1]
+            if needs_hidden:
+                hidden_grads.append(head.hidden_grad(logit_grad_nP, weight_PD, grad_n).to(ctx.hidden_dtype))
+            if needs_weight:
                 scaled_nD = (x_nD * grad_n[:, None]).to(x_nD.dtype)
-                weight_grad_VD = head.weight_grad(excess_nP, scaled_nD, weight_grad_VD)
+                weight_grad_VD = head.weight_grad(logit_grad_nP, scaled_nD, weight_grad_VD)
         hidden_grad_ND = None
-        if wants_hidden:
+        if needs_hidden:
             hidden_grad_ND = hidden_grads[0] if len(hidden_grads) == 1 else torch.cat(hidden_grads)
         return None, hidden_grad_ND, weight_grad_VD, *(None,) * 4

@@ -1,18 +1,18 @@
-"""Adapters: linear layers that add a low-rank correction to a frozen matrix.
+"""Adapters: linear layers that add a trained low-rank update to a frozen weight.
 
     lora, rslora    y = W x + b + s B A drop(x)                                   Hu et al. 2021, arXiv:2106.09685
     dora            y = m / |W + s B A| * (W + s B A) x + b, the norm detached    Liu et al. 2024, arXiv:2402.09353
 
 A (r x in) starts uniform in +-1 / sqrt(in), which is Kaiming's with a = sqrt(5), and B at zero. So the first output
-equals the frozen model's to the bit, the first gradient of A is zero, and that of B is not. DoRA's |.| is the length
-of each row, and m starts as that of W; no gradient goes through the length (section 4.3 of the paper).
+equals the frozen model's bit for bit, and the first gradient is zero for A and not for B. DoRA's |.| is the norm of
+each row, and m starts as the row norms of W.
 
-An adapted layer keeps its name and is still an `nn.Linear` with a few more parameters (`lora_A`, `lora_B`,
-`lora_magnitude`), so checkpoints, conversion and the rest of the model know nothing of adapters. These parameters are
-fp32 even where the frozen matrix is not (`cast_frozen`).
+An adapted layer keeps its name and is still an `nn.Linear`, with the additional parameters `lora_A`, `lora_B` and
+`lora_magnitude`, so checkpoints, conversion and the rest of the model need no special case for adapters. These
+parameters are fp32 even if the frozen weight is not (`cast_frozen`).
 
 An embedding or head that is trained in full (`modules_to_save`) is a copy under the original's name; the original stays
-beside it as `frozen`, and takes its place in `reference`.
+next to it as `frozen`, and `reference` uses it.
 
 Shapes: R rank, I inputs, O outputs.
 """
@@ -29,7 +29,7 @@ from ingot.model.transformer import Transformer
 
 
 class FrozenLinear(nn.Linear):
-    """A frozen linear layer whose matrix may be stored in fewer bits than those it is multiplied in."""
+    """A frozen linear layer whose weight may be stored in a lower precision than its inputs have."""
 
     def __init__(self, layer: nn.Linear):
         nn.Module.__init__(self)
@@ -41,21 +41,21 @@ class FrozenLinear(nn.Linear):
         return F.linear(x, self.cast_weight(x), self.bias)
 
     def cast_weight(self, x: Tensor) -> Tensor:
-        """The matrix in the dtype of x; under autocast, which casts both sides, as it is stored."""
+        """The weight in the dtype of x; under autocast, which casts both operands itself, as stored."""
         return self.weight if torch.is_autocast_enabled(x.device.type) else self.weight.to(x.dtype)
 
     def effective_weight(self) -> Tensor:
-        """The matrix that the layer's output is a product with, its correction included."""
+        """The weight that the layer multiplies by, its adapter included."""
         return self.weight
 
 
 class LoRALinear(FrozenLinear):
-    """A frozen linear layer with a low-rank correction.
+    """A frozen linear layer with a low-rank update.
 
     Args:
-        layer: its parameters are taken over, not copied.
-        settings: kind, rank, strength, dropout.
-        generator: draws A, on the CPU, so that every machine starts alike.
+        layer: its parameters are shared, not copied.
+        settings: kind, rank, scale, dropout.
+        generator: of the initial A; on the CPU, so that every device starts with the same values.
     """
 
     def __init__(self, layer: nn.Linear, settings: AdapterSettings, generator: torch.Generator | None = None):
@@ -76,61 +76,62 @@ class LoRALinear(FrozenLinear):
         if not self.enabled:
             return frozen
         dropped = F.dropout(x, self.dropout, self.training)
-        correction = F.linear(F.linear(dropped, self.lora_A), self.lora_B) * self.scale
+        update = F.linear(F.linear(dropped, self.lora_A), self.lora_B) * self.scale
         if self.lora_magnitude is None:
-            return frozen + correction
-        factor_O = self.lora_magnitude / self._row_lengths()
-        if dropped is not x:  # DoRA's correction, its change of the frozen product included, reads the dropped input
+            return frozen + update
+        factor_O = self.lora_magnitude / self._row_norms()
+        if dropped is not x:  # DoRA rescales W x as well, and dropout applies to everything the adapter adds
             product = F.linear(dropped, self.cast_weight(dropped))
         else:
             product = frozen if self.bias is None else frozen - self.bias
-        return frozen + (factor_O - 1).to(frozen.dtype) * product + factor_O.to(frozen.dtype) * correction
+        return frozen + (factor_O - 1).to(frozen.dtype) * product + factor_O.to(frozen.dtype) * update
 
     def merged_weight(self) -> Tensor:
-        """The matrix that equals the frozen one with its correction, O x I in the adapter's dtype."""
+        """The frozen weight with its update merged, O x I in the adapter's dtype."""
         return merged_weight(self.weight, self.lora_A, self.lora_B, self.scale, self.lora_magnitude)
 
     def effective_weight(self) -> Tensor:
         return self.merged_weight() if self.enabled else self.weight
 
     @torch.no_grad()
-    def _row_lengths(self) -> Tensor:
-        """The length of each row of W + s B A, O, without making that matrix.
+    def _row_norms(self) -> Tensor:
+        """The norm of each row of W + s B A, O, without computing that matrix.
 
-        |w + s b A|^2 = |w|^2 + 2 s b (A w) + s^2 b (A A^T) b, which with b = 0 equals |w|^2 to the bit.
+        No gradient flows through it (Liu et al. 2024, section 4.3).
+        |w + s b A|^2 = |w|^2 + 2 s b (A w) + s^2 b (A A^T) b, which for b = 0 equals |w|^2 bit for bit.
         """
         assert isinstance(self.squares_O, Tensor)
         with torch.autocast(self.weight.device.type, enabled=False):
             a_RI, b_OR = self.lora_A, self.lora_B * self.scale
             cross_OR = self.weight.to(a_RI.dtype) @ a_RI.T
-            return _lengths(self.squares_O + (b_OR * (2 * cross_OR + b_OR @ (a_RI @ a_RI.T))).sum(1))
+            return _norms(self.squares_O + (b_OR * (2 * cross_OR + b_OR @ (a_RI @ a_RI.T))).sum(1))
 
 
 def merged_weight(
     weight_OI: Tensor, a_RI: Tensor, b_OR: Tensor, scale: float, magnitude_O: Tensor | None = None
 ) -> Tensor:
-    """W + s B A in A's dtype; with a magnitude, its rows scaled to that length.
+    """W + s B A in A's dtype; with a magnitude, its rows scaled to that norm.
 
-    Gradients go through the lengths here. A forward pass takes them as constants (Liu et al. 2024, section 4.3), but a
-    penalty on merged weights is a function of all of them.
+    Here gradients flow through the row norms, unlike in the forward pass: a penalty on the merged weight depends on
+    them.
     """
     with torch.autocast(weight_OI.device.type, enabled=False):
         merged_OI = weight_OI.to(a_RI.dtype) + scale * (b_OR @ a_RI)
     if magnitude_O is None:
         return merged_OI
-    return merged_OI * (magnitude_O / _lengths(merged_OI.square().sum(1)))[:, None]
+    return merged_OI * (magnitude_O / _norms(merged_OI.square().sum(1)))[:, None]
 
 
-def _lengths(squares_O: Tensor) -> Tensor:
-    """Lengths of rows from their squares; bounded below, so that a row of zeros, as padding has, stays 0."""
+def _norms(squares_O: Tensor) -> Tensor:
+    """Row norms from squared norms; bounded below, so that rows of zeros, such as padding, stay zero."""
     return squares_O.clamp_min(1e-12).sqrt()
 
 
 def add_adapters(model: Transformer, settings: AdapterSettings, seed: int) -> None:
-    """Freeze a model and add adapters to its matrices. Only they are trained, and copies of `modules_to_save`.
+    """Freeze a model and add adapters. Only these and copies of `modules_to_save` are trained.
 
     Raises:
-        UserError: a pattern of `targets` matches nothing.
+        UserError: a pattern of `targets` matches no matrix.
     """
     names = adapted_layers(settings, model.config)
     model.requires_grad_(False)
@@ -138,7 +139,7 @@ def add_adapters(model: Transformer, settings: AdapterSettings, seed: int) -> No
     for name in names:
         parent, _, child = name.rpartition(".")
         layer = model.get_submodule(name)
-        assert type(layer) is nn.Linear, f"{name} is {type(layer).__name__}, expected a linear layer without adapter"
+        assert type(layer) is nn.Linear, f"{name} is {type(layer).__name__}, expected a linear layer without an adapter"
         setattr(model.get_submodule(parent), child, LoRALinear(layer, settings, generator))
     for name in modules_to_save(settings, model.config):
         module, original = model.get_submodule(name), model.get_parameter(f"{name}.weight")
@@ -146,8 +147,10 @@ def add_adapters(model: Transformer, settings: AdapterSettings, seed: int) -> No
 
 
 def cast_frozen(model: Transformer, dtype: torch.dtype) -> None:
-    """Store the frozen matrices inside blocks in the dtype that they are multiplied in: half the memory, and under
-    autocast, which would round them to it anyway, the same numbers."""
+    """Store the frozen weights of all blocks in `dtype`, in place.
+
+    In autocast's dtype this halves their memory and changes no result, because autocast would round them anyway.
+    """
     for name in linear_layers(model.config):
         parent, _, child = name.rpartition(".")
         layer = model.get_submodule(name)
@@ -159,17 +162,17 @@ def cast_frozen(model: Transformer, dtype: torch.dtype) -> None:
 
 
 def adapters(model: nn.Module) -> list[LoRALinear]:
-    """All layers with an adapter."""
+    """All layers that have an adapter."""
     return [module for module in model.modules() if isinstance(module, LoRALinear)]
 
 
 def saved_modules(model: nn.Module) -> list[nn.Module]:
-    """All modules that are trained in full beside adapters (`modules_to_save`)."""
+    """All modules that are trained in full next to the adapters (`modules_to_save`)."""
     return [module for module in model.modules() if hasattr(module, "frozen")]
 
 
 def reference(model: Transformer) -> Transformer:
-    """The frozen model under an adapted one: modules of its own, in eval mode, over the same parameters."""
+    """The frozen model without its adapters: a copy of the modules in eval mode that shares the parameters."""
     view = copy.deepcopy(model, {id(p): p for p in model.parameters()}).eval()
     for layer in adapters(view):
         layer.enabled = False
@@ -181,15 +184,15 @@ def reference(model: Transformer) -> Transformer:
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """The weights that a model computes with, under the names of a model without adapters.
 
-    A matrix with a correction is merged with it; gradients reach the correction.
+    Weights with an adapter are merged; gradients flow to the adapter.
     """
-    own = {n: p for n, p in model.named_parameters() if "lora_" not in n and not n.endswith(".frozen")}
-    return own | {f"{n}.weight": m.merged_weight() for n, m in model.named_modules() if isinstance(m, LoRALinear)}
+    plain = {n: p for n, p in model.named_parameters() if "lora_" not in n and not n.endswith(".frozen")}
+    return plain | {f"{n}.weight": m.merged_weight() for n, m in model.named_modules() if isinstance(m, LoRALinear)}
 
 
 @torch.no_grad()
 def merge(model: nn.Module) -> None:
-    """Merge every correction into its matrix and remove the adapters; all parameters are trainable afterwards."""
+    """Merge every adapter into its weight and remove it. Afterwards all parameters are trainable."""
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
             if isinstance(layer, LoRALinear):

@@ -1,12 +1,12 @@
-"""Functions of hidden states and a head that objectives are made of: log-probabilities, cross-entropy, divergences.
+"""Building blocks of losses, as functions of hidden states and a head: log-probabilities, cross-entropy, divergences.
 
-Logits are the largest tensor of training (64 rows x 1,024 x 50,257 in fp32 are 13 GB) and only one number per position
-is kept of them. So positions without a label are dropped first, which makes their loss and gradient exactly 0, and the
-others are processed in chunks of at most `MAX_LOGITS` elements. Losses that need only the labels' probabilities use
-`LMHead.nll`, which keeps one copy of the logits; for others with more than one chunk, logits are computed again in the
-backward pass.
+Logits are the largest tensor of training (64 rows x 1,024 x 50,257 in fp32 take 13 GB), and a loss needs only a few
+numbers per position. So positions without a label are dropped first, which makes their loss and gradient exactly 0, and
+the others are processed in chunks of at most `MAX_LOGITS` logits. Losses of the labels' log-probabilities alone use
+`LMHead.nll`. The others recompute the logits of each chunk in the backward pass if there is more than one.
 
-Shapes: B rows, T positions, M = B T, N labelled positions, D features, V vocabulary, K numbers of a position.
+Shapes: B rows, T positions, M = B T, N labelled positions, n positions of a chunk, D features, V vocabulary, K values
+per position.
 """
 
 from collections.abc import Callable
@@ -20,22 +20,22 @@ from ingot.model.lm_head import LMHead, chunk_size
 from ingot.model.precision import at_least_fp32
 
 IGNORE = -100
-_SIZES = 16
-"""Labelled positions are rounded up to a multiple of M / 16, so that few sizes of memory blocks occur."""
+_PADDED_SIZES = 16
+"""The number of labelled positions is padded to a multiple of M / 16, so that few distinct tensor sizes occur."""
 
 
 def cross_entropy(
     hidden_BTD: Tensor, head: LMHead, labels_BT: Tensor, ignore: int = IGNORE, max_logits: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Sum over labelled positions of -ln p(label), in nats, and their number. Never a mean: the engine divides.
+    """Sum of -ln p(label) over labelled positions, in nats, and their number. Not a mean: the engine divides.
 
     Args:
-        hidden_BTD: hidden states, already aligned with the labels (the shift happens in `data`).
-        labels_BT: ids, `ignore` where there is nothing to predict.
-        max_logits: elements of logits held at once; None: the device's default.
+        hidden_BTD: hidden states, aligned with the labels (`data` shifts them).
+        labels_BT: ids to predict, `ignore` at positions without a label.
+        max_logits: elements of a chunk's logits; None: the device's default.
 
     Returns:
-        The sum in fp32 (fp64 for an fp64 model; 0 with zero gradients where all is ignored) and the count, int64.
+        The sum in fp32 (fp64 for an fp64 model; 0 with zero gradients if there is no label) and the count, int64.
     """
     logp_BT = token_logps(hidden_BTD, head, labels_BT, ignore=ignore, max_logits=max_logits)
     return -logp_BT.sum(), (labels_BT != ignore).sum()
@@ -44,12 +44,12 @@ def cross_entropy(
 def cross_entropy_terms(
     hidden_BTD: Tensor, head: LMHead, labels_BT: Tensor, ignore: int = IGNORE, max_logits: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The parts of regularised losses, summed over labelled positions, from one pass over the logits.
+    """The terms of a regularised cross-entropy, summed over labelled positions, from one pass over the logits.
 
     Returns:
-        -ln p(label), equal to `cross_entropy`'s; the mean over the vocabulary of -ln p, for label smoothing (Szegedy et
-        al. 2016, arXiv:1512.00567, section 7); and ln(Z)^2 with Z the sum of exp(logits), for the z-loss (Chowdhery et
-        al. 2022, PaLM, arXiv:2204.02311, section 5).
+        -ln p(label), as in `cross_entropy`; the mean of -ln p over the vocabulary, for label smoothing (Szegedy et al.
+        2016, arXiv:1512.00567, section 7); and ln(Z)^2 with Z the sum of exp(logits), for the z-loss (Chowdhery et al.
+        2022, PaLM, arXiv:2204.02311, section 5).
     """
 
     def terms(logits_nV: Tensor, labels_n: Tensor) -> Tensor:
@@ -58,8 +58,7 @@ def cross_entropy_terms(
         nll_n = F.cross_entropy(logits_nV, labels_n, reduction="none")
         return torch.stack([nll_n, log_z_n - logits_nV.mean(-1), log_z_n.square()], dim=-1)
 
-    measure = _in_chunks(terms, head, max_logits)
-    nll, uniform, z_squared = _where_labelled(measure, hidden_BTD, labels_BT, labels_BT, ignore)
+    nll, uniform, z_squared = _at_labels(_chunked(terms, head, max_logits), hidden_BTD, labels_BT, labels_BT, ignore)
     return nll.sum(), uniform.sum(), z_squared.sum()
 
 
@@ -72,7 +71,7 @@ def token_logps(
     ignore: int = IGNORE,
     max_logits: int | None = None,
 ) -> Tensor:
-    """ln p(label) at every position, B x T, 0 where the label is `ignore`; the softmax is in fp32 or better."""
+    """ln p(label) at every position, B x T, 0 where the label is `ignore`. The softmax is at least fp32."""
 
     def logps(hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
         return -head.nll(hidden_ND, labels_N, max_logits)[:, None]
@@ -80,8 +79,8 @@ def token_logps(
     def at_temperature(logits_nV: Tensor, labels_n: Tensor) -> Tensor:
         return -F.cross_entropy(at_least_fp32(logits_nV) / temperature, labels_n, reduction="none")[:, None]
 
-    measure = logps if temperature == 1.0 else _in_chunks(at_temperature, head, max_logits)
-    return _where_labelled(measure, hidden_BTD, labels_BT, labels_BT, ignore)[0]
+    function = logps if temperature == 1.0 else _chunked(at_temperature, head, max_logits)
+    return _at_labels(function, hidden_BTD, labels_BT, labels_BT, ignore)[0]
 
 
 def kl_divergence(
@@ -96,20 +95,21 @@ def kl_divergence(
 ) -> Tensor:
     """KL(reference || model) of the next token at every labelled position, B x T in nats, 0 elsewhere.
 
-    The sum is over the full vocabulary, so it is exact, never negative, and smooth where the two agree. No gradient
-    reaches the reference (hidden states ... x D', any width, of the same rows). Ids that only one of the two has, such
-    as the padding of an embedding, are left out.
+    The sum over the full vocabulary makes it exact and never negative. No gradient reaches the reference. Ids that only
+    one of the two models has, such as padding of an embedding, are ignored.
+
+    Args:
+        reference_BTD: hidden states of the reference for the same rows; their width may differ from the model's.
     """
     vocab = min(len(head.weight), len(reference_head.weight))
 
     def divergence(logits_nV: Tensor, reference_nD: Tensor) -> Tensor:
         with torch.no_grad():
-            expected_nV = at_least_fp32(reference_head(reference_nD)[:, :vocab]).log_softmax(-1)
+            target_nV = at_least_fp32(reference_head(reference_nD)[:, :vocab]).log_softmax(-1)
         logp_nV = at_least_fp32(logits_nV[:, :vocab]).log_softmax(-1)
-        return F.kl_div(logp_nV, expected_nV, reduction="none", log_target=True).sum(-1, keepdim=True)
+        return F.kl_div(logp_nV, target_nV, reduction="none", log_target=True).sum(-1, keepdim=True)
 
-    measure = _in_chunks(divergence, head, max_logits)
-    return _where_labelled(measure, hidden_BTD, reference_BTD, labels_BT, ignore)[0]
+    return _at_labels(_chunked(divergence, head, max_logits), hidden_BTD, reference_BTD, labels_BT, ignore)[0]
 
 
 def token_logps_and_entropies(
@@ -121,24 +121,25 @@ def token_logps_and_entropies(
     ignore: int = IGNORE,
     max_logits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`token_logps`, and the entropy in nats of the distribution that each label is drawn from, both B x T."""
+    """`token_logps`, and the entropy in nats of the predicted distribution at the same temperature, both B x T."""
 
     def logps_and_entropies(logits_nV: Tensor, labels_n: Tensor) -> Tensor:
         logp_nV = F.log_softmax(at_least_fp32(logits_nV) / temperature, dim=-1)
-        chosen_n1 = logp_nV.gather(1, labels_n[:, None])
-        return torch.cat((chosen_n1, -(logp_nV.exp() * logp_nV).sum(1, keepdim=True)), dim=1)
+        label_logp_n1 = logp_nV.gather(1, labels_n[:, None])
+        return torch.cat((label_logp_n1, -(logp_nV.exp() * logp_nV).sum(1, keepdim=True)), dim=1)
 
-    measure = _in_chunks(logps_and_entropies, head, max_logits)
-    logp_BT, entropy_BT = _where_labelled(measure, hidden_BTD, labels_BT, labels_BT, ignore)
+    function = _chunked(logps_and_entropies, head, max_logits)
+    logp_BT, entropy_BT = _at_labels(function, hidden_BTD, labels_BT, labels_BT, ignore)
     return logp_BT, entropy_BT
 
 
 def random_scores(hidden_ND: Tensor, head: LMHead, key: int) -> Tensor:
-    """N numbers whose gradients with respect to the logits are random, of mean zero and covariance diag(p) - p p'.
+    """Random scalars, N, whose squared gradients estimate the Fisher information (`evaluate/fisher.py`).
 
-    That is the covariance of d ln p(y) for y drawn from p, so the mean of their squared gradients is the Fisher
-    information; but every token contributes to each: s = sqrt(p) z - p (sqrt(p) . z) with random signs z, since with
-    S = diag(sqrt p) (I - sqrt(p) sqrt(p)') the covariance diag(p) - p p' is S S'. The signs follow from `key`.
+    The gradient of each with respect to the logits is random, with mean zero and covariance diag(p) - p p', which is
+    the covariance of the gradient of ln p(y) for y drawn from p. It is s = sqrt(p) z - p (sqrt(p) . z) with random
+    signs z, because diag(p) - p p' = S S' with S = diag(sqrt p) (I - sqrt(p) sqrt(p)'). Unlike with a sampled y, every
+    token of the vocabulary contributes to each estimate. The signs are a function of `key`.
     """
 
     def scores(logits_nV: Tensor, index_n: Tensor) -> Tensor:
@@ -153,64 +154,68 @@ def random_scores(hidden_ND: Tensor, head: LMHead, key: int) -> Tensor:
         return (logits_nV * s_nV).sum(-1)
 
     index_N = torch.arange(len(hidden_ND), device=hidden_ND.device)
-    return _in_chunks(scores, head, None)(hidden_ND, index_N)
+    return _chunked(scores, head, None)(hidden_ND, index_N)
 
 
-def _where_labelled(
-    measure: Callable[[Tensor, Tensor], Tensor],
+def _at_labels(
+    function: Callable[[Tensor, Tensor], Tensor],
     hidden_BTD: Tensor,
-    beside_BT: Tensor,
+    aux_BT: Tensor,
     labels_BT: Tensor,
     ignore: int,
 ) -> tuple[Tensor, ...]:
-    """`measure` (hidden states N x D and what lies beside them, N ..., to N x K) at labelled positions.
+    """Apply a function to the labelled positions only.
 
-    The number of labelled positions differs from batch to batch, and memory blocks of ever-different sizes fragment a
-    heap. So it is rounded up to a multiple of M / 16 by repeating the last position.
+    The number of labelled positions differs from batch to batch, and tensors of ever-different sizes fragment the heap.
+    So it is padded to a multiple of M / 16 by repeating the last position.
+
+    Args:
+        function: (hidden states N x D, auxiliary values N x ...) to N x K.
+        aux_BT: auxiliary values of each position, B x T x ..., such as the labels.
 
     Returns:
         K tensors B x T, 0 at positions without a label.
     """
     M = labels_BT.numel()
-    hidden_MD, beside_M = hidden_BTD.reshape(M, -1), beside_BT.reshape(M, *beside_BT.shape[2:])
-    # A batch keeps its labels on the host too, since reading a number from a GPU waits for all its work.
+    hidden_MD, aux_M = hidden_BTD.reshape(M, -1), aux_BT.reshape(M, *aux_BT.shape[2:])
+    # A batch has a copy of its labels on the host, because reading a number from a GPU waits for all its work.
     host_labels_BT = getattr(labels_BT, "on_host", labels_BT)
     index_N = (host_labels_BT.reshape(M) != ignore).nonzero().squeeze(1)
     N = len(index_N)
     if N == M:
-        return measure(hidden_MD, beside_M).view(*labels_BT.shape, -1).unbind(-1)
+        return function(hidden_MD, aux_M).view(*labels_BT.shape, -1).unbind(-1)
     index_N = index_N.to(labels_BT.device, non_blocking=True)
-    multiple = -(-M // _SIZES)
+    multiple = -(-M // _PADDED_SIZES)
     index_P = torch.cat((index_N, index_N[-1:].expand(-N % multiple))) if N else index_N
-    measured_NK = measure(hidden_MD[index_P], beside_M[index_P])[:N]
-    measured_MK = measured_NK.new_zeros(M, measured_NK.shape[1]).index_put((index_N,), measured_NK)
-    return measured_MK.view(*labels_BT.shape, -1).unbind(-1)
+    out_NK = function(hidden_MD[index_P], aux_M[index_P])[:N]
+    out_MK = out_NK.new_zeros(M, out_NK.shape[1]).index_put((index_N,), out_NK)
+    return out_MK.view(*labels_BT.shape, -1).unbind(-1)
 
 
-def _in_chunks(
-    measure: Callable[[Tensor, Tensor], Tensor], head: LMHead, max_logits: int | None
+def _chunked(
+    function: Callable[[Tensor, Tensor], Tensor], head: LMHead, max_logits: int | None
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """A function of hidden states from one of logits, which are computed a chunk at a time.
+    """Turn a function of logits into one of hidden states that computes the logits a chunk at a time.
 
     Args:
-        measure: (logits n x V, what lies beside each position, n ...) to n or n x K numbers.
-        max_logits: elements of a chunk's logits.
+        function: (logits n x V, auxiliary values n x ...) to n or n x K values.
+        max_logits: elements of a chunk's logits; None: the device's default.
     """
 
-    def of_hidden(hidden_nD: Tensor, beside_n: Tensor) -> Tensor:
-        return measure(head(hidden_nD), beside_n)
+    def of_hidden(hidden_nD: Tensor, aux_n: Tensor) -> Tensor:
+        return function(head(hidden_nD), aux_n)
 
-    def chunked(hidden_ND: Tensor, beside_N: Tensor) -> Tensor:
+    def chunked(hidden_ND: Tensor, aux_N: Tensor) -> Tensor:
         needs_grad = torch.is_grad_enabled()
         size = chunk_size(len(head.weight), hidden_ND.device, max_logits, needs_grad)
-        if len(beside_N) <= size:
-            return of_hidden(hidden_ND, beside_N)
-        parts = []
-        for h_nD, b_n in zip(hidden_ND.split(size), beside_N.split(size), strict=True):
-            if needs_grad:  # the head draws no random numbers, so none need to be replayed
-                parts.append(checkpoint(of_hidden, h_nD, b_n, use_reentrant=False, preserve_rng_state=False))
+        if len(aux_N) <= size:
+            return of_hidden(hidden_ND, aux_N)
+        chunks = []
+        for hidden_nD, aux_n in zip(hidden_ND.split(size), aux_N.split(size), strict=True):
+            if needs_grad:  # the head draws no random numbers, so no generator state is saved
+                chunks.append(checkpoint(of_hidden, hidden_nD, aux_n, use_reentrant=False, preserve_rng_state=False))
             else:
-                parts.append(of_hidden(h_nD, b_n))
-        return torch.cat(parts)
+                chunks.append(of_hidden(hidden_nD, aux_n))
+        return torch.cat(chunks)
 
     return chunked

@@ -1,8 +1,7 @@
-"""RMSNorm and LayerNorm: before every attention and feed-forward, after the last block, and of queries and keys.
+"""RMSNorm and LayerNorm: before attention and feed-forward, after the last block, optionally on queries and keys.
 
-Both compute in the dtype of their weight, which is fp32 also where autocast has made the input bf16. torch's own
-modules are not used because they initialise themselves, while a model here is built on the meta device and filled in
-one place (`Transformer.init_weights`).
+Both compute in the dtype of their weight: fp32 even when autocast made the input bf16. torch's own modules initialise
+themselves; models here are built on the meta device and initialised by `Transformer.init_weights`.
 """
 
 import torch
@@ -38,7 +37,7 @@ class LayerNorm(nn.Module):
 
 
 def make_norm(config: ModelConfig, size: int) -> RMSNorm | LayerNorm:
-    """The norm of that model over `size` features."""
+    """The model's kind of norm, over `size` features."""
     if config.norm == "rms":
         return RMSNorm(size, config.norm_eps)
     return LayerNorm(size, config.norm_eps, bias=config.bias == "all")

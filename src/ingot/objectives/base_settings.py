@@ -1,22 +1,29 @@
-"""What the rest of the house asks the settings of an objective for. No torch."""
+"""Base class of the settings of an objective: the properties that other packages read. No torch."""
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Annotated
 
 from ingot.core.errors import UserError
-from ingot.core.settings import Settings
+from ingot.core.settings import Settings, Stage, mark_of
+
+Companion = Annotated[str | None, Stage("model")]
+"""The type of a field that names a frozen model; its role is the field's name."""
 
 
 class MethodSettings(Settings):
-    """Settings of an objective; a kind overrides what is otherwise with it."""
+    """Settings of an objective; each kind overrides the properties that differ from these defaults."""
 
     def companions(self) -> dict[str, str | None]:
-        """Role -> stage of each frozen model that it compares with; None is the stage's `init`."""
-        return {}
+        """Role -> stage of each frozen model that the objective reads; None means the stage's `init`."""
+        fields = type(self).model_fields.items()
+        return {
+            role: getattr(self, role) for role, field in fields if (mark := mark_of(field)) and mark.makes == "model"
+        }
 
     @property
     def scoring_roles(self) -> frozenset[str]:
-        """Roles of companions that must be reward models. These leave out rows that they cannot read."""
+        """Roles of companions that must be reward models; these skip rows that are too long for them."""
         return frozenset()
 
     def files(self) -> Iterable[Path]:
@@ -24,8 +31,8 @@ class MethodSettings(Settings):
         return ()
 
     @property
-    def completion(self) -> int:
-        """Tokens of the longest completion that is sampled behind a prompt."""
+    def max_completion_tokens(self) -> int:
+        """Length of the longest completion that is sampled after a prompt; 0 if none is sampled."""
         return 0
 
     @property
@@ -35,18 +42,18 @@ class MethodSettings(Settings):
 
     @property
     def passes(self) -> int:
-        """How often the rows of a step are trained on."""
+        """How often each step trains on its rows."""
         return 1
 
-    def room_for_prompts(self, context: int) -> int:
-        """Tokens of a row that a prompt may fill: the longest completion has to follow it.
+    def max_prompt_tokens(self, context: int) -> int:
+        """Length of the longest prompt that leaves room for the longest completion.
 
         Raises:
-            UserError: the completion leaves a prompt no token.
+            UserError: the completion alone fills the context.
         """
-        if self.completion >= context:
+        if self.max_completion_tokens >= context:
             raise UserError(
-                f"objective.max_new: found {self.completion:,}, expected less than the context of {context:,}, which a "
-                "prompt and its completion share; lower it, or set a longer context"
+                f"objective.max_new: found {self.max_completion_tokens:,}, expected less than the context of "
+                f"{context:,}, which a prompt and its completion share; lower it, or set a longer context"
             )
-        return context - self.completion
+        return context - self.max_completion_tokens

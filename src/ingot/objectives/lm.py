@@ -1,10 +1,10 @@
-"""Next-token prediction: pretraining and supervised fine-tuning are the same loss over different labels.
+"""Next-token prediction: pretraining and supervised fine-tuning use the same loss with different labels.
 
-The negative log-likelihood summed over all labelled targets (Bengio et al. 2003, eq. 1 of any language-model paper).
-Fine-tuning on responses is not another objective: the store's mask column decides which targets have labels.
+The loss is the negative log-likelihood summed over all labelled targets (Bengio et al. 2003). Fine-tuning on responses
+needs no objective of its own: the store's mask column decides which targets have labels.
 
-Label smoothing and the z-loss are penalties beside it, never part of the reported loss: with smoothing e the target is
-(1 - e) of the label and e of the uniform distribution, and that loss is -ln p(label) + e (uniform part - -ln p(label)).
+Label smoothing and the z-loss are penalties and never part of the reported loss. With smoothing e the target is
+(1 - e) label + e uniform, so the smoothed loss is nll + e (uniform - nll) and the penalty is its second term.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from ingot.train.objective import Context, Needs, Objective, Term
 class LanguageModel(Objective):
     """Cross-entropy over every labelled position."""
 
-    needs = Needs(capturable=True)
+    needs = Needs(loss_is_nll=True, capturable=True)
 
     def __init__(self, settings: LanguageModelSettings | None = None):
         settings = settings or LanguageModelSettings()

@@ -1,13 +1,20 @@
-"""What ppo and grpo share: roll out, score, compare with the reference, and update a fixed number of times.
+"""Base class of ppo and grpo: roll out, score, compare with the reference, and update a fixed number of times.
 
-A step is: complete the prompts of its batch; score the completions; recompute their log-probabilities with the forward
-pass that trains (the sampler's own differ by rounding, which a ratio would take for a change of policy); turn scores
-into advantages, over all completions of the step; then `epochs` x `minibatches` updates. All that is decided before the
-first update and travels as columns of the batch, so an update is a function of its rows alone.
+A step has these parts:
 
-The first update sees the policy that sampled. Its ratios are 1, whatever the method; that (where log-probabilities of
-before the update are kept) and the distance of the sampler from the trainer are logged: a number that is off there says
-that something is broken before it shows in a reward.
+1. Complete the prompts of the batch.
+2. Score the completions.
+3. Recompute their log-probabilities with the training forward pass. The sampler's own differ by rounding, which a ratio
+   would mistake for a change of the policy.
+4. Turn scores into advantages, over all completions of the step.
+5. Run `epochs` x `minibatches` updates.
+
+Parts 1 to 4 finish before the first update and pass their results on as columns of the batch, so an update is a
+function of its rows alone.
+
+The first update trains the policy that sampled, so its ratios are 1 with every method. The metric `first_ratio` logs
+them (if old log-probabilities are stored), and `sampler_gap` the difference between sampler and trainer. A deviation
+reveals a bug before it shows in the reward.
 
 Shapes: B completions, T positions.
 """
@@ -25,19 +32,19 @@ from ingot.core.errors import UserError
 from ingot.data.batches import Batch
 from ingot.data.sampler import key_of, permute
 from ingot.model.losses import token_logps
-from ingot.objectives.on_policy_settings import SampledSettings
-from ingot.objectives.policy import KLS, aggregated, clipped, k3, log_ratios, per_row, policy_loss
+from ingot.objectives.on_policy_settings import OnPolicySettings
+from ingot.objectives.policy import KLS, aggregate, clipped, k3, log_ratios, per_row, policy_loss
 from ingot.objectives.reward_functions import Scorer
 from ingot.objectives.rollout import Rollout, roll_out
 from ingot.train.objective import Context, Mean, Needs, Objective, Term
 
-S = TypeVar("S", bound=SampledSettings)
+S = TypeVar("S", bound=OnPolicySettings)
 
 
-class Sampled(Objective, ABC, Generic[S]):
-    """An objective whose data are its own samples."""
+class OnPolicyObjective(Objective, ABC, Generic[S]):
+    """An objective that trains on samples of its own policy."""
 
-    aggregation, whole_sequences = "token", False
+    aggregation, per_sequence = "token", False
 
     def __init__(self, settings: S):
         self.settings, self.kl, self.minibatches = settings, KLS[settings.kl], settings.minibatches
@@ -54,7 +61,7 @@ class Sampled(Objective, ABC, Generic[S]):
         self.clip = settings.clip, settings.clip if settings.clip_high is None else settings.clip_high
 
     def initial_state(self) -> dict[str, Any]:
-        """What the objective keeps from step to step, before the first one."""
+        """`Context.state` before the first step."""
         return {}
 
     # -- before the updates ----------------------------------------------------------------------------------------
@@ -63,20 +70,24 @@ class Sampled(Objective, ABC, Generic[S]):
         if batch.columns.get("lengths_B") is None:
             raise UserError("objective: found rows of running text, expected prompts; give a corpus of format prompts")
         settings, samples = self.settings, 1 if ctx.evaluating else self.samples
-        played = roll_out(batch, ctx, samples=samples, max_new=settings.max_new, temperature=settings.temperature)
-        scores_B = self.scorer(played, ctx)
+        rollout = roll_out(batch, ctx, samples=samples, max_new=settings.max_new, temperature=settings.temperature)
+        scores_B = self.scorer(rollout, ctx)
         if settings.no_stop_reward is not None:
-            truncated_B = torch.from_numpy(played.truncated_B)
+            truncated_B = torch.from_numpy(rollout.truncated_B)
             scores_B = torch.where(truncated_B, settings.no_stop_reward, scores_B)
-        ctx.notes.update(described(played, scores_B))
-        if self.gold.there(ctx):
-            ctx.notes.update(_rewards(self.gold(played, ctx), "gold_reward"))
+        ctx.metrics.update(rollout_metrics(rollout, scores_B))
+        if self.gold.available(ctx):
+            ctx.metrics.update(_reward_metrics(self.gold(rollout, ctx), "gold_reward"))
         if not ctx.evaluating:
-            yield from self._updates(self.prepared(played, scores_B, ctx), ctx)
+            yield from self._updates(self.training_batch(rollout, scores_B, ctx), ctx)
 
     @abstractmethod
-    def prepared(self, played: Rollout, scores_B: Tensor, ctx: Context) -> Batch:
-        """The rollout's batch with all columns that the loss reads; scores on the CPU, NaN where there is none."""
+    def training_batch(self, rollout: Rollout, scores_B: Tensor, ctx: Context) -> Batch:
+        """The rollout's batch with all columns that the loss reads.
+
+        Args:
+            scores_B: on the CPU; NaN for a completion that could not be scored.
+        """
 
     def reference_logps(self, batch: Batch, ctx: Context) -> Tensor:
         """ln p of the completions' tokens under the reference, at the policy's temperature, [B, T] on the CPU."""
@@ -93,46 +104,47 @@ class Sampled(Objective, ABC, Generic[S]):
                 f"objective.minibatches: found {self.minibatches} for the {len(batch)} completions of a step, expected "
                 "at most one for each; set fewer, or a larger batch"
             )
+        # Only the first update trains the policy that sampled, so only it compares with the sampler.
         later = replace(batch, columns={n: c for n, c in batch.columns.items() if n != "sampled_logps_BT"})
         for epoch in range(self.settings.epochs):
             order_B = np.arange(len(batch))
             if self.minibatches > 1:
                 order_B = permute(order_B, len(batch), key_of(ctx.seed, ctx.step, epoch))
-            for number, part in enumerate(np.array_split(order_B, self.minibatches)):
-                chosen = later if epoch or number else batch
-                yield chosen if self.minibatches == 1 else chosen.take(part)
+            for number, rows in enumerate(np.array_split(order_B, self.minibatches)):
+                source = later if epoch or number else batch
+                yield source if self.minibatches == 1 else source.take(rows)
 
     # -- an update -------------------------------------------------------------------------------------------------
 
     def policy_terms(self, logp_BT: Tensor, batch: Batch) -> dict[str, Term]:
-        """The clipped policy loss, the KL from the reference where it stands in the loss, and what is logged."""
+        """The clipped policy loss, the KL from the reference if it is a term of the loss, and the metrics."""
         mask_BT, columns = batch.labels_BT != batch.ignore, batch.columns
         advantages_BT, now_BT = columns["advantages_BT"], logp_BT.detach()
         old_BT = columns.get("old_logps_BT", now_BT)
 
         def term(x_BT: Tensor, weight: float = 1.0) -> Term:
-            return aggregated(x_BT, mask_BT, self.aggregation, self.settings.max_new, weight)
+            return aggregate(x_BT, mask_BT, self.aggregation, self.settings.max_new, weight)
 
         def metric(x_BT: Tensor) -> Term:
             return Term(per_row(x_BT, mask_BT).sum(), "token", metric=True)
 
-        log_BT = log_ratios(logp_BT, old_BT, mask_BT, self.whole_sequences)
+        log_BT = log_ratios(logp_BT, old_BT, mask_BT, self.per_sequence)
         ratio_BT = log_BT.exp()
         terms = {"policy": term(policy_loss(ratio_BT, advantages_BT, *self.clip))}
         reference_BT = columns.get("reference_logps_BT")
         if reference_BT is not None and self.kl.in_loss:
             kl_BT = self.kl.estimate(logp_BT, reference_BT)
-            if self.kl.weighted:  # by ratios of tokens, whatever the policy's is of
+            if self.kl.weighted:  # a KL per token needs ratios per token, also if the policy loss uses sequence ratios
                 kl_BT = kl_BT * log_ratios(logp_BT, old_BT, mask_BT).exp()
             terms["kl"] = term(kl_BT, self.settings.beta)
-        compared = "old_logps_BT" in columns  # else with itself, and the ratio is 1 whatever is broken
+        has_old_logps = "old_logps_BT" in columns  # without them every ratio is 1, so its metrics carry no information
         with torch.no_grad():
             terms["weighted_logp"] = metric(advantages_BT * now_BT)
-            if compared:
+            if has_old_logps:
                 terms["approx_kl"] = metric(k3(old_BT, now_BT))
                 terms["clip_fraction"] = metric(clipped(ratio_BT, advantages_BT, *self.clip).float())
             if "sampled_logps_BT" in columns:
-                if compared:
+                if has_old_logps:
                     terms["first_ratio"] = metric(ratio_BT)
                 terms["sampler_gap"] = metric((now_BT - columns["sampled_logps_BT"]).abs())
                 if reference_BT is not None:
@@ -141,28 +153,30 @@ class Sampled(Objective, ABC, Generic[S]):
         return terms
 
 
-def described(played: Rollout, scores_B: Tensor) -> dict[str, float | Mean]:
-    """What is logged of a rollout; the reward is of the completions that could be scored."""
-    sampled_BT, labels_BT = played.batch.columns["sampled_logps_BT"], played.batch.labels_BT
+def rollout_metrics(rollout: Rollout, scores_B: Tensor) -> dict[str, float | Mean]:
+    """Metrics of a rollout; reward statistics are over the scored completions."""
+    sampled_BT, labels_BT = rollout.batch.columns["sampled_logps_BT"], rollout.batch.labels_BT
     unscored = float(scores_B.isnan().float().mean())
     return {
-        **_rewards(scores_B, "reward", spread="reward_std"),
-        "completion_tokens": float(played.completion_tokens_B.mean()),
-        "truncated_share": float(played.truncated_B.mean()),
-        "entropy_nats": -float(sampled_BT.sum() / (labels_BT != played.batch.ignore).sum()),
-        **({"unscored_share": unscored} if unscored else {}),
+        **_reward_metrics(scores_B, "reward", std_name="reward_std"),
+        "completion_tokens": float(rollout.completion_tokens_B.mean()),
+        "truncated_fraction": float(rollout.truncated_B.mean()),
+        "entropy_nats": -float(sampled_BT.sum() / (labels_BT != rollout.batch.ignore).sum()),
+        **({"unscored_fraction": unscored} if unscored else {}),
     }
 
 
-def _rewards(scores_B: Tensor, mean: str, spread: str | None = None) -> dict[str, float | Mean]:
-    """Mean and spread of those that are known, by these names; nothing where none is."""
-    known_K = scores_B[~scores_B.isnan()]
-    if not len(known_K):
+def _reward_metrics(scores_B: Tensor, mean_name: str, std_name: str | None = None) -> dict[str, float | Mean]:
+    """Mean and standard deviation of the scores that are not NaN; empty if all are."""
+    scored_K = scores_B[~scores_B.isnan()]
+    if not len(scored_K):
         return {}
-    found: dict[str, float | Mean] = {mean: Mean(float(known_K.mean()), len(known_K))}
-    return found | ({spread: Mean(float(known_K.std(correction=0)), len(known_K))} if spread else {})
+    metrics: dict[str, float | Mean] = {mean_name: Mean(float(scored_K.mean()), len(scored_K))}
+    if std_name:
+        metrics[std_name] = Mean(float(scored_K.std(correction=0)), len(scored_K))
+    return metrics
 
 
-def without(batch: Batch, dropped_B: np.ndarray) -> Batch:
-    """The same rows, those that are dropped without labels: they keep their place and count for nothing."""
+def without_labels(batch: Batch, dropped_B: np.ndarray) -> Batch:
+    """The batch with all labels of the dropped rows ignored; the rows stay, so that shapes do not change."""
     return replace(batch, labels_BT=np.where(dropped_B[:, None], batch.ignore, batch.labels_BT))

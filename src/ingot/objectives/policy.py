@@ -1,19 +1,19 @@
-"""Losses of policy-gradient methods as pure functions: clipped ratios, clipped values, estimates of KL, aggregation.
+"""Losses of policy-gradient methods as pure functions: clipped ratios, clipped values, KL estimators, aggregation.
 
-All are per position; nothing here averages, for the engine divides by the units of the whole step.
+All losses are per position and none averages: the engine divides by the unit counts of the complete step.
 
-**Which KL is optimised.** With x = ln(reference / policy) of a sampled token, k1 = -x, k2 = x^2 / 2 and
-k3 = e^x - 1 - x estimate KL(policy || reference) of samples from the policy; k1 and k3 without bias (Schulman 2020,
-"Approximating KL divergence"). Their gradients are another matter, and it depends on where the estimate stands:
+**Which KL is optimised.** With x = ln(reference / policy) of a token sampled from the policy, k1 = -x, k2 = x^2 / 2 and
+k3 = e^x - 1 - x estimate KL(policy || reference); k1 and k3 are unbiased (Schulman 2020, "Approximating KL
+divergence"). The divergence that their gradients optimise depends on where the estimate enters:
 
 | | in the reward (no gradient through it) | in the loss (gradient through it) |
 |---|---|---|
 | k1 | reverse KL | nothing: its gradient is 0 on average |
-| k2 | something else | reverse KL, while the samples are from the policy itself |
+| k2 | no divergence | reverse KL, while the samples are from the policy itself |
 | k3 | reverse minus forward KL, about 0 near the reference | forward KL |
 | k3 x ratio | | reverse KL, also off-policy |
 
-Reverse is KL(policy || reference), what RLHF means. A test enumerates all sequences of a small model for each cell.
+Reverse KL is KL(policy || reference), the one of RLHF. A test enumerates all sequences of a small model for each cell.
 
 Shapes: B rows, T positions.
 """
@@ -27,16 +27,18 @@ from torch import Tensor
 from ingot.train.objective import Term
 
 MAX_LOG_RATIO = 20.0
-"""Log ratios are cut here before they are exponentiated."""
+"""Log ratios are clamped to +- this before they are exponentiated."""
 
 
-def log_ratios(logp_BT: Tensor, old_BT: Tensor, mask_BT: Tensor, whole_sequences: bool = False) -> Tensor:
-    """ln(policy / policy that sampled), cut at +-20; of whole sequences, the mean over the tokens of each row.
+def log_ratios(logp_BT: Tensor, old_BT: Tensor, mask_BT: Tensor, per_sequence: bool = False) -> Tensor:
+    """ln(policy / sampling policy), clamped to +- `MAX_LOG_RATIO`, [B, T].
 
-    The latter is GSPO's (Zheng et al. 2025, arXiv:2507.18071, eq. 7): one ratio a completion, the same at each token.
+    Args:
+        per_sequence: use one ratio for all tokens of a completion, the exponential of their mean log ratio
+            (GSPO, Zheng et al. 2025, arXiv:2507.18071, eq. 7).
     """
     log_BT = logp_BT - old_BT
-    if whole_sequences:
+    if per_sequence:
         log_BT = (per_row(log_BT, mask_BT) / mask_BT.sum(1).clamp(min=1))[:, None].expand_as(log_BT)
     return log_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
@@ -48,7 +50,7 @@ def policy_loss(ratio_BT: Tensor, advantages_BT: Tensor, low: float, high: float
 
 
 def clipped(ratio_BT: Tensor, advantages_BT: Tensor, low: float, high: float) -> Tensor:
-    """Where the clipping takes the gradient away, bool."""
+    """Where clipping sets the gradient to 0, [B, T] bool."""
     return ((ratio_BT > 1 + high) & (advantages_BT > 0)) | ((ratio_BT < 1 - low) & (advantages_BT < 0))
 
 
@@ -75,14 +77,15 @@ def k3(logp: Tensor, reference: Tensor) -> Tensor:
 
 
 class KL(NamedTuple):
-    """One way to hold a policy near its reference."""
+    """A KL penalty that keeps a policy near its reference."""
 
     estimate: Callable[[Tensor, Tensor], Tensor]
     in_loss: bool
+    """Whether it is a term of the loss; if not, it is part of the reward."""
     weighted: bool
-    """Whether the estimate is multiplied by the ratio, through which its gradient then also flows."""
+    """Whether the estimate is multiplied by the policy ratio, which then also carries its gradient."""
     divergence: str
-    """What it optimises in expectation, on samples of the policy itself."""
+    """The divergence that it optimises in expectation, on samples of the policy itself."""
 
 
 KLS: dict[str, KL] = {
@@ -97,19 +100,19 @@ KLS: dict[str, KL] = {
 
 
 def per_row(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Sums over the mask, [B]."""
+    """The sum of each row over the mask, [B]."""
     return torch.where(mask_BT, x_BT, 0.0).sum(1)
 
 
-def aggregated(x_BT: Tensor, mask_BT: Tensor, how: str, length: int, weight: float = 1.0) -> Term:
+def aggregate(x_BT: Tensor, mask_BT: Tensor, aggregation: str, length: int, weight: float = 1.0) -> Term:
     """A loss per token as a term of the step's loss.
 
     Args:
-        how: `token`, the mean over all tokens (DAPO); `sequence`, the mean over sequences of the mean over their tokens
-            (GRPO as published: tokens of long completions weigh less); `constant`, the sum over a sequence divided by
-            `length`, the mean over sequences (Dr. GRPO: the policy gradient as it is, up to a factor).
+        aggregation: `token`, the mean over all tokens (DAPO); `sequence`, the mean over sequences of the mean over
+            their tokens (GRPO as published: tokens of long completions weigh less); `constant`, the mean over sequences
+            of their sum divided by `length` (Dr. GRPO: the unmodified policy gradient, up to a factor).
     """
-    if how == "token":
+    if aggregation == "token":
         return Term(per_row(x_BT, mask_BT).sum(), "token", weight)
-    scale_B = mask_BT.sum(1).clamp(min=1) if how == "sequence" else length
+    scale_B = mask_BT.sum(1).clamp(min=1) if aggregation == "sequence" else length
     return Term((per_row(x_BT, mask_BT) / scale_B).sum(), "sequence", weight)

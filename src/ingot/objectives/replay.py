@@ -1,9 +1,10 @@
-"""Replay: rows of running text or conversations that are learned beside another objective's, against forgetting.
+"""Replay: next-token loss on text or conversations beside another objective's loss, against forgetting.
 
-A corpus that the objective does not learn from, named in the same `data`, is learned as in pretraining or fine-tuning.
-Its share is one of tokens, and each of its targets weighs as much as each target of the other rows. Of those a mask
-leaves fewer, so what is replayed of all that is learned is more than its share: `replay_fraction` in the log. Any
-objective can be so held to what was learned before, and none knows of it.
+A corpus in `data` whose format the objective does not read is replayed: trained on as in pretraining or fine-tuning.
+Its weight in `data` is a fraction of tokens. Each replayed target weighs as much as a target of the other rows; masks
+remove targets from those, so the replayed fraction of targets is larger. It is logged as `replay_fraction`.
+
+Replay works with every objective, and no objective refers to it.
 """
 
 from typing import Any
@@ -14,7 +15,7 @@ from ingot.train.objective import Context, Objective, Term
 
 
 class Replay(Objective):
-    """Next-token loss of replayed rows: a penalty beside the objective's loss, and its own mean for the eye."""
+    """Next-token loss of replayed rows, as a penalty; the metric `replay_nats` is its mean per replayed token."""
 
     def loss(self, out: Any, batch: Batch, ctx: Context) -> dict[str, Term]:
         nll, _ = cross_entropy(out.hidden, out.head, batch.labels_BT, ignore=batch.ignore)

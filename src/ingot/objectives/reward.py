@@ -1,15 +1,17 @@
-"""A reward model from comparisons: one number for an answer, higher for the one that people chose.
+"""Reward models: a number per answer, trained on pairs so that the chosen answer's is larger.
 
 P(chosen beats rejected) = s(r_w - r_l), s the logistic function (Bradley and Terry 1952; Ouyang et al. 2022, eq. 1), so
-the loss is -ln s(r_w - r_l - margin). Differences alone are learned; `centering` holds the level near 0 by
-c (r_w + r_l)^2 (Eisenstein et al. 2023, section 2). A ranking of K answers is its K (K - 1) / 2 pairs.
+the loss is -ln s(r_w - r_l - margin). It determines only differences of rewards; the penalty `centering`,
+c (r_w + r_l)^2, keeps their level near 0 (Eisenstein et al. 2023, section 2). A ranking of K answers is given as its
+K (K - 1) / 2 pairs.
 
-The number is read by a linear head in fp32 from the hidden state of the last token that is there: by the length of the
-row, never by the id, which may be the padding's too. The head starts at N(0, 1 / (width + 1)) (Stiennon et al. 2020).
+A linear head in fp32 computes the reward from the hidden state of the answer's last token. That token is located by the
+row's length, not by its id, which the padding may use too. The head is initialised to N(0, 1 / (width + 1)) (Stiennon
+et al. 2020).
 
-A finished stage keeps the mean of its rewards of held-out chosen answers, and the spread of those of all held-out
-answers. Another stage that names it gets rewards in those units, so that a weight of the KL beside it means the same
-for every reward model. (The spread of chosen answers alone is no unit: where good ones are alike, it is near 0.)
+A finished stage stores the mean reward of held-out chosen answers and the standard deviation of all held-out answers.
+Other stages get rewards standardised by these two, so a KL weight has the same meaning with every reward model. (The
+standard deviation of the chosen answers alone is near 0 if good answers get similar rewards.)
 
 Shapes: B rows, T positions, W width, P pairs.
 """
@@ -29,12 +31,12 @@ from ingot.objectives.preference import pair_term, wins
 from ingot.objectives.settings import RewardSettings
 from ingot.train.objective import Context, Needs, Objective, Term
 
-BINS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-"""Borders of the predicted probability that the preferred answer is the better one, for the calibration."""
+BIN_EDGES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+"""Bins of the calibration, over the predicted probability of the answer with the larger reward."""
 
 
 class RewardHead(nn.Module):
-    """Hidden states to rewards, in the precision of its weights whatever the forward pass is in."""
+    """Linear map of hidden states to rewards, computed in the precision of its weights even under autocast."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -42,7 +44,7 @@ class RewardHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, hidden_BTW: Tensor, lengths_B: Tensor) -> Tensor:
-        """The reward of each row, (B,), read where its last token is."""
+        """The reward of each row, [B], from the hidden state of its last token."""
         rows = torch.arange(len(hidden_BTW), device=hidden_BTW.device)
         last_BW = hidden_BTW[rows, lengths_B - 1].to(self.weight.dtype)
         with torch.autocast(last_BW.device.type, enabled=False):
@@ -50,7 +52,7 @@ class RewardHead(nn.Module):
 
 
 class RewardModel(nn.Module):
-    """A finished reward model: rewards of whole conversations, 0 the mean of good held-out ones, 1 a spread above."""
+    """A trained reward model: (reward - `mean`) / `std` of complete conversations."""
 
     def __init__(self, model: nn.Module, head: nn.Module, mean: float, std: float):
         super().__init__()
@@ -60,12 +62,11 @@ class RewardModel(nn.Module):
         return self.model(*arguments, **named)
 
     def scores(self, ids_BT: Tensor, lengths_B: Tensor) -> Tensor:
-        """The reward of each row, (B,); NaN for one that is longer than the model's context, which cannot be scored.
+        """The standardised reward of each row, [B]; NaN for rows longer than the model's context.
 
         Args:
-            ids_BT: prompts with their answers as the chat format writes them, the end of the turn included, from the
-                left; what follows is never looked at.
-            lengths_B: tokens of each.
+            ids_BT: prompts with their answers in the chat format, end of turn included, padded on the right.
+            lengths_B: tokens of each row without padding.
         """
         context = int(self.model.config.context)  # pyright: ignore
         hidden_BTW = self.model(ids_BT[:, :context]).hidden
@@ -96,7 +97,7 @@ class Reward(Objective):
             terms["margin"] = pair_term(batch, chosen_P - rejected_P, metric=True)
         return terms
 
-    def conclude(self, batches: Iterable[Batch], ctx: Context) -> dict[str, float]:
+    def final_metrics(self, batches: Iterable[Batch], ctx: Context) -> dict[str, float]:
         rewards, lengths, head = [], [], ctx.modules["reward"]
         for batch in batches:
             rewards.append(ctx.over(ctx.model, batch, lambda out, rows: head(out.hidden, rows.columns["lengths_B"])))
@@ -113,37 +114,38 @@ def bradley_terry(chosen_P: Tensor, rejected_P: Tensor, margin: float = 0.0) -> 
 
 
 def calibration(reward_B: np.ndarray, length_B: np.ndarray) -> dict[str, float]:
-    """What there is to know of a reward model on held-out pairs (rows 2 i and 2 i + 1 chosen and rejected).
+    """Statistics and calibration of a reward model on held-out pairs (rows 2 i chosen, rows 2 i + 1 rejected).
 
     Returns:
-        `reward_mean` of the chosen answers, `reward_std` of all; `length_correlation` of rewards with tokens; per bin
-        of the predicted probability `calibration/LOW-HIGH/...`: `pairs` in it, the mean `predicted`, and how often
-        the answer it prefers was `chosen`; `calibration_error`, their mean distance.
+        `reward_mean` of the chosen answers and `reward_std` of all answers; `length_correlation` of rewards with
+        numbers of tokens; per non-empty bin of the predicted probability `calibration/LOW-HIGH/...`: the number of
+        `pairs`, the mean `predicted` probability, and the fraction in which the preferred answer was `chosen`;
+        `calibration_error`, the mean over pairs of |predicted - chosen| of their bin.
     """
     chosen_P, rejected_P = reward_B[0::2], reward_B[1::2]
-    delta_P = chosen_P - rejected_P
-    won_P = 0.5 * (1 + np.sign(delta_P))
-    spread = float(reward_B.std(ddof=1))
-    found: dict[str, float] = {
+    margin_P = chosen_P - rejected_P
+    correct_P = 0.5 * (1 + np.sign(margin_P))
+    std = float(reward_B.std(ddof=1))
+    metrics: dict[str, float] = {
         "reward_mean": float(chosen_P.mean()),
-        "reward_std": spread if spread > 0 else 1.0,
+        "reward_std": std if std > 0 else 1.0,
         "length_correlation": _correlation(reward_B, length_B),
     }
-    sure_P = 1 / (1 + np.exp(-np.abs(delta_P)))
-    place_P = np.clip(np.searchsorted(BINS, sure_P, side="right") - 1, 0, len(BINS) - 2)
+    probability_P = 1 / (1 + np.exp(-np.abs(margin_P)))
+    bin_P = np.clip(np.searchsorted(BIN_EDGES, probability_P, side="right") - 1, 0, len(BIN_EDGES) - 2)
     error = 0.0
-    for i, (low, high) in enumerate(itertools.pairwise(BINS)):
-        here = place_P == i
-        if here.any():
-            predicted, chosen = float(sure_P[here].mean()), float(won_P[here].mean())
-            error += here.mean() * abs(predicted - chosen)
+    for i, (low, high) in enumerate(itertools.pairwise(BIN_EDGES)):
+        in_bin_P = bin_P == i
+        if in_bin_P.any():
+            predicted, chosen = float(probability_P[in_bin_P].mean()), float(correct_P[in_bin_P].mean())
+            error += in_bin_P.mean() * abs(predicted - chosen)
             name = f"calibration/{low:g}-{high:g}"
-            found |= {f"{name}/pairs": int(here.sum()), f"{name}/predicted": predicted, f"{name}/chosen": chosen}
-    return found | {"calibration_error": float(error)}
+            metrics |= {f"{name}/pairs": int(in_bin_P.sum()), f"{name}/predicted": predicted, f"{name}/chosen": chosen}
+    return metrics | {"calibration_error": float(error)}
 
 
 def _correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Pearson's; 0 where one of the two does not vary."""
+    """Pearson correlation; 0 if one of the two is constant."""
     if len(a) < 2 or a.std() == 0 or b.std() == 0:
         return 0.0
     return float(np.corrcoef(a, b)[0, 1])

@@ -1,13 +1,13 @@
-"""What completions are worth: a reward model's scores, or those of a function of the user's own.
+"""Scores of completions, from a reward model or a user's function.
 
-A function gets two lists of equal length, prompts and completions, and returns as many scores:
+A function gets two lists of equal length, prompts and completions, and returns one score for each completion:
 
     def right(prompts, completions):
         return [float(c.strip() == p["answer"]) for p, c in zip(prompts, completions)]
 
-A prompt is a table with `prompt`, its text without special tokens, and the further fields of the row it came from. A
-completion is a text without its stop token. None says that a completion cannot be scored: it is then left out. An
-exception or a number that is not finite stops the run, since a reward of 0 in its place would be learned from.
+A prompt is a table with `prompt`, its text without special tokens, and the other fields of its row. A completion is a
+text without its stop token. A score of None leaves a completion out. An exception or a number that is not finite stops
+the run, since a reward of 0 in its place would be trained on.
 
 Shapes: B completions.
 """
@@ -35,98 +35,105 @@ class Scorer:
     """Scores rollouts.
 
     Args:
-        name: `"file.py:function"`, loaded when it is first asked; else it is the companion in that role.
-        role: `reward` or `gold`, the setting that it is of.
+        name: `"file.py:function"`, loaded at its first use; for any other name the companion of `role` scores.
+        role: `reward` or `gold`, the setting that names the scorer.
     """
 
     def __init__(self, name: str | None, role: str):
         self.name, self.role = name if name and is_function(name) else None, role
         self._function: Function | None = None
 
-    def there(self, ctx: Context) -> bool:
-        """Whether anybody can be asked."""
+    def available(self, ctx: Context) -> bool:
+        """Whether there is a function or a companion that scores."""
         return self.name is not None or self.role in ctx.companions
 
-    def __call__(self, played: Rollout, ctx: Context) -> Tensor:
-        """Scores [B] fp32, NaN where a completion could not be scored.
+    def __call__(self, rollout: Rollout, ctx: Context) -> Tensor:
+        """Scores, [B] fp32 on the CPU; NaN for a completion that could not be scored.
 
         Raises:
-            UserError: the function failed, or gave something else than numbers.
+            UserError: the function failed or did not return numbers.
         """
         if self.name is None:
-            return _model_scores(played, ctx, ctx.companions[self.role])
+            return _model_scores(rollout, ctx, ctx.companions[self.role])
         if self._function is None:
             self._function = load_function(self.name, f"objective.{self.role}")
         assert ctx.tokenizer is not None, "a reward function reads texts"
-        prompts = prompt_tables(played, ctx.tokenizer)
-        completions = [completion_text(ctx.tokenizer, one) for one in played.completions]
-        scores = ask(self.name, self._function, prompts, completions, f"objective.{self.role}")
+        prompts = prompt_tables(rollout, ctx.tokenizer)
+        completions = [completion_text(ctx.tokenizer, completion) for completion in rollout.completions]
+        scores = call_reward_function(self.name, self._function, prompts, completions, f"objective.{self.role}")
         return torch.tensor(scores, dtype=torch.float32)
 
 
-def _model_scores(played: Rollout, ctx: Context, model: nn.Module) -> Tensor:
+def _model_scores(rollout: Rollout, ctx: Context, model: nn.Module) -> Tensor:
     execution, scores = ctx.execution, []
-    for rows in played.batch.micro(execution.rows(played.batch.context)):
-        here = rows.to(execution.device)
+    for rows in rollout.batch.micro_batches(execution.rows(rollout.batch.context)):
+        rows = rows.to(execution.device)
         with execution.forward():
-            scores.append(model.scores(here.ids_BT, here.columns["lengths_B"]).float())  # pyright: ignore
+            scores.append(model.scores(rows.ids_BT, rows.columns["lengths_B"]).float())  # pyright: ignore
     return torch.cat(scores).cpu()
 
 
-def prompt_tables(played: Rollout, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """For each completion the table of its prompt."""
-    batch = played.prompts
+def prompt_tables(rollout: Rollout, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The table of the prompt of each completion; every completion gets a copy of its own."""
+    batch = rollout.prompts
     extra_B = batch.columns.get("extra_B", [None] * len(batch))
     tables = []
     for ids, length, extra in zip(batch.ids_BT, batch.columns["lengths_B"], extra_B, strict=True):
         table = prompt_table(ids[:length], extra, tokenizer)
-        tables += [dict(table) for _ in range(played.samples)]
+        tables += [dict(table) for _ in range(rollout.samples)]
     return tables
 
 
 def prompt_table(ids: np.ndarray, extra: str | None, tokenizer: Tokenizer) -> dict[str, Any]:
-    """What a function is told of a prompt: its text, and the further fields of its row (`extra`, as JSON)."""
+    """The table of a prompt: its text, and the other fields of its row.
+
+    Args:
+        extra: the other fields, as JSON.
+    """
     special = frozenset(tokenizer.specials.values())
     text = tokenizer.decode([i for i in ids.tolist() if i not in special])
     return {**(json.loads(extra) if extra else {}), "prompt": text}
 
 
-def ask(
+def call_reward_function(
     name: str,
     function: Function,
     prompts: list[dict[str, Any]],
     completions: list[str],
     where: str = "objective.reward",
 ) -> list[float]:
-    """What a function says of completions, NaN for None; `where` is the setting that named it.
+    """Call a user's function and validate its scores; None becomes NaN.
+
+    Args:
+        where: the setting that names the function, for error messages.
 
     Raises:
-        UserError: it raised, or returned something else than one finite number or None for each; the prompt is named.
+        UserError: the function raised, or did not return a finite number or None for each completion.
     """
     try:
         scores = list(function(prompts, completions))
     except (Exception, SystemExit) as error:
-        guilty = next((i for i in range(len(prompts)) if _fails(function, prompts[i], completions[i])), 0)
+        failed = next((i for i in range(len(prompts)) if _fails(function, prompts[i], completions[i])), 0)
         raise UserError(
-            f"{where}: '{name}' raised {type(error).__name__}: {error} {_at(prompts, completions, guilty)}; "
-            "mend it, or let it return None for what it cannot score"
+            f"{where}: '{name}' raised {type(error).__name__}: {error} {_at(prompts, completions, failed)}; "
+            "fix it, or return None for a completion that cannot be scored"
         ) from error
     if len(scores) != len(prompts):
         raise UserError(
             f"{where}: '{name}' returned {len(scores)} scores for {len(prompts)} completions, expected one "
-            "for each; mend its return value"
+            "for each; fix its return value"
         )
     for i, score in enumerate(scores):
         if score is not None and not _is_number(score):
             raise UserError(
                 f"{where}: '{name}' returned {score!r} {_at(prompts, completions, i)}, expected a finite "
-                "number, or None for what it cannot score; mend it"
+                "number, or None for a completion that cannot be scored; fix it"
             )
     return [math.nan if score is None else float(score) for score in scores]
 
 
 def _is_number(score: Any) -> bool:
-    """Whether it is finite in the precision that scores have."""
+    """Whether a score is a finite fp32 number."""
     try:
         return abs(float(score)) <= torch.finfo(torch.float32).max
     except (TypeError, ValueError, OverflowError):
@@ -142,5 +149,6 @@ def _fails(function: Function, prompt: dict[str, Any], completion: str) -> bool:
 
 
 def _at(prompts: list[dict[str, Any]], completions: list[str], i: int) -> str:
+    """Prompt and completion number `i`, for an error message."""
     prompt, completion = (repr(shortened(text)) for text in (prompts[i]["prompt"], completions[i]))
     return f"at prompt {prompt} with completion {completion}"

@@ -1,7 +1,7 @@
-"""Adam and AdamW: torch's own kernels, called without `torch.optim.Optimizer`.
+"""Adam and AdamW by torch's kernels, without `torch.optim.Optimizer`.
 
-Rejected: `torch.optim.AdamW`, which does the same to the bit. Its `step` imports torch's compiler, so every process
-that trains would pay a second and 80 MB for it, also where nothing is compiled.
+The results equal those of `torch.optim` bit for bit. That class imports torch's compiler at the first `step`, which
+costs every training process a second and 80 MB.
 """
 
 from collections import defaultdict
@@ -14,12 +14,12 @@ from torch.optim.adam import adam
 
 
 class Adam:
-    """Kingma and Ba 2015, algorithm 1; decoupled: Loshchilov and Hutter 2019, algorithm 2.
+    """Adam (Kingma and Ba 2015, algorithm 1), or AdamW (Loshchilov and Hutter 2019, algorithm 2) if decoupled.
 
     Args:
-        param_groups: each with its `params` and `weight_decay`.
-        decoupled: whether weights decay by themselves, and not as part of the gradient.
-        fused: one kernel for all parameters; they are fp32 or fp64.
+        param_groups: dicts with `params` and `weight_decay`.
+        decoupled: whether weight decay multiplies the weights; else it is added to the gradient.
+        fused: whether to use the fused kernel; parameters must then be fp32 or fp64.
     """
 
     def __init__(
@@ -36,22 +36,32 @@ class Adam:
         self.state: defaultdict[Tensor, dict[str, Tensor]] = defaultdict(dict)
         self.fused = fused
         beta1, beta2 = betas
-        self._how = {"beta1": beta1, "beta2": beta2, "eps": eps, "decoupled_weight_decay": decoupled, "fused": fused}
+        self._options = {
+            "beta1": beta1,
+            "beta2": beta2,
+            "eps": eps,
+            "decoupled_weight_decay": decoupled,
+            "fused": fused,
+        }
 
     def initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
-        """What the first step of a parameter finds; the fused kernel counts steps where the parameter is."""
+        """The state of a parameter before its first step. The fused kernel counts steps on the parameter's device."""
         count = torch.zeros((), dtype=torch.float32, device=parameter.device if self.fused else "cpu")
         moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
         return {"step": count, **moments}
 
     @property
-    def divides(self) -> bool:
-        """Whether its kernel divides gradients by a number as well, which saves reading and writing them before."""
+    def supports_grad_scale(self) -> bool:
+        """Whether the kernel can also divide the gradients by a number, which saves a pass over them."""
         return self.fused and all(p.dtype == torch.float32 for group in self.param_groups for p in group["params"])
 
     @torch.no_grad()
     def step(self, divisor: Tensor | None = None) -> None:
-        """One update of all parameters that have a gradient, which is divided before, in place; `divisor` is fp32."""
+        """Update all parameters that have a gradient.
+
+        Args:
+            divisor: fp32 scalar; gradients are divided by it in place first.
+        """
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             states = [self.state[p] for p in params]
@@ -71,5 +81,5 @@ class Adam:
                 amsgrad=False,
                 maximize=False,
                 grad_scale=divisor,
-                **self._how,
+                **self._options,
             )

@@ -1,7 +1,7 @@
-"""Averages of weights over steps (Polyak and Juditsky 1992; Izmailov et al. 2018, arXiv:1803.05407).
+"""Averages of the weights over steps (Polyak and Juditsky 1992; Izmailov et al. 2018, arXiv:1803.05407).
 
-Late steps of training wander around a point that none of them stands on; their average is nearer to it. It is evaluated
-and kept in place of the weights, while training itself goes on from these.
+Late steps of training oscillate around an optimum, and their average is closer to it. Evaluations and saved models use
+the average; training continues from the weights themselves.
 """
 
 from collections.abc import Iterator
@@ -14,10 +14,10 @@ from ingot.optim.groups import Named
 
 
 class Average:
-    """An exponential moving average of each of these parameters; of none where `decay` is 0.
+    """An exponential moving average of each parameter; `decay` = 0 disables it.
 
-    Early on, 1 / (1 - decay) steps or fewer, it is their plain mean, so that nothing of the start weighs on a short
-    run: a = a + max(1 - decay, 1 / step) (w - a).
+    a <- a + max(1 - decay, 1 / step) (w - a): during the first 1 / (1 - decay) steps it is the plain mean, so the
+    initial weights do not bias short runs.
     """
 
     def __init__(self, named: Named, decay: float):
@@ -26,28 +26,28 @@ class Average:
         self._averages = {name: weight.clone() for name, weight in self._weights.items()}
 
     def update(self, step: int) -> None:
-        """Take in the weights as they are after this step, counted from 1."""
+        """Update the averages with the weights after `step`, counted from 1."""
         if self._weights:
-            share = max(1 - self._decay, 1 / step)
+            fraction = max(1 - self._decay, 1 / step)
             averages, weights = list(self._averages.values()), list(self._weights.values())
-            torch._foreach_lerp_(averages, weights, share)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_lerp_(averages, weights, fraction)  # pyright: ignore[reportPrivateImportUsage]
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The model with averaged weights, for an evaluation; the weights themselves are back afterwards."""
-        self._exchange()
+        """Context in which the model has the averaged weights."""
+        self._swap()
         try:
             yield
         finally:
-            self._exchange()
+            self._swap()
 
-    def _exchange(self) -> None:
-        # By content: compiled code and optimizers hold on to the tensors.
+    def _swap(self) -> None:
+        # Swap values, not tensors: compiled code and optimizers refer to the tensors.
         for name, weight in self._weights.items():
-            held = weight.clone()
+            current = weight.clone()
             weight.copy_(self._averages[name])
-            self._averages[name].copy_(held)
+            self._averages[name].copy_(current)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The averages by their parameters' names."""
+        """The averages by parameter name."""
         return dict(self._averages)

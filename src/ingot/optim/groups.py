@@ -1,7 +1,7 @@
-"""Parameter groups, and clipping by the global norm.
+"""Parameter groups for weight decay, and clipping by the global norm.
 
-Weights with two or more dimensions decay; biases, norm gains and other vectors do not, and adapters are exempt by
-name. The rule looks at shapes because a list of names misses the norm that somebody called otherwise.
+Parameters with two or more dimensions decay; biases, norm gains and other vectors do not. Adapters are exempt by name.
+The rule uses shapes because a list of names would miss modules with unexpected names.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,18 +14,18 @@ from ingot.optim.settings import OptimSettings
 Named = Mapping[str, torch.nn.Parameter]
 
 _SPAN = 1 << 18
-"""Elements whose squares are added up in their own precision; of 1 << 20 the sum is 1e-6 to 4e-6 short on a Zen 4."""
+"""Elements whose squares are summed in fp32; sums of longer spans lose precision."""
 
 
 def decays(name: str, parameter: Tensor, embeddings: bool = True) -> bool:
-    """Whether a parameter is pulled to zero: dim >= 2, not an adapter, and an embedding only where asked."""
+    """Whether a parameter gets weight decay: at least two dimensions, no adapter, embeddings only with `embeddings`."""
     if "lora_" in name or (not embeddings and "embed" in name):
         return False
     return parameter.dim() >= 2
 
 
 def groups(named: Named, settings: OptimSettings) -> list[dict]:
-    """Two groups, decayed and undecayed, for a torch optimizer; frozen parameters are in neither."""
+    """Two parameter groups of a torch optimizer, with and without weight decay. Frozen parameters are excluded."""
     trained = {n: p for n, p in named.items() if p.requires_grad}
     decayed = [p for n, p in trained.items() if decays(n, p, settings.decay_embeddings)]
     rest = [p for n, p in trained.items() if not decays(n, p, settings.decay_embeddings)]
@@ -35,8 +35,8 @@ def groups(named: Named, settings: OptimSettings) -> list[dict]:
     ]
 
 
-def counts(named: Named, settings: OptimSettings) -> dict[str, int]:
-    """How many numbers decay and how many do not."""
+def decay_counts(named: Named, settings: OptimSettings) -> dict[str, int]:
+    """Numbers of parameters with and without weight decay."""
     decayed, rest = ([p.numel() for p in g["params"]] for g in groups(named, settings))
     return {"decayed_parameters": sum(decayed), "undecayed_parameters": sum(rest)}
 
@@ -44,8 +44,8 @@ def counts(named: Named, settings: OptimSettings) -> dict[str, int]:
 def global_norm(gradients: Iterable[Tensor]) -> Tensor:
     """L2 norm over all gradients.
 
-    On a CPU as products of a span with itself: torch's own norm adds all squares up in a few fp32 numbers, which makes
-    it .27 % too small for 50,257 x 768 normal ones (this 2e-7), and reads memory half as fast (8 GB/s to 15).
+    On a CPU it is a sum of dot products of spans: torch's norm accumulates all squares of a tensor in fp32, which is
+    0.27 % too small for 50,257 x 768 normal numbers and slower (docs/archive/2026-11.md).
     """
     gradients = list(gradients)
     if not gradients:
@@ -58,14 +58,18 @@ def global_norm(gradients: Iterable[Tensor]) -> Tensor:
 
 
 def clip_(gradients: list[Tensor], limit: float, norm: Tensor) -> None:
-    """Scale gradients in place by min(1, limit / norm); `norm` is the one before clipping (Pascanu et al. 2013)."""
-    if gradients and to_be_clipped(limit, norm):
+    """Scale gradients in place by min(1, limit / norm) (Pascanu et al. 2013).
+
+    Args:
+        norm: the global norm before clipping.
+    """
+    if gradients and needs_clipping(limit, norm):
         factor = torch.clamp(limit / norm, max=1.0).to(gradients[0].dtype)
         torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateImportUsage]
 
 
-def to_be_clipped(limit: float, norm: Tensor) -> bool:
-    """Whether the norm is not within the limit; on a GPU, which would have to be waited for, whether it may not be."""
+def needs_clipping(limit: float, norm: Tensor) -> bool:
+    """Whether the norm exceeds the limit. Always True on a GPU, because comparing would wait for the device."""
     return norm.is_cuda or not norm <= limit
 
 

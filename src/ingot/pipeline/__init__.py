@@ -1,1 +1,1 @@
-"""The graph of stages: keys, plan, run, resume, lineage."""
+"""The graph of a recipe's stages: keys, states, running, sweeps, garbage collection."""

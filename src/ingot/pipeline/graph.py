@@ -1,4 +1,4 @@
-"""A recipe's stages as a graph, and the rules for a complete recipe. `resolve.py` makes the stages and their keys."""
+"""The graph of a recipe's stages, and checks across stages. `resolve.py` creates the nodes and their keys."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,25 +17,25 @@ from ingot.stages.synthesis.settings import LabelSettings
 
 @dataclass(frozen=True)
 class Graph:
-    """All nodes of a recipe, inputs before their readers."""
+    """All nodes of a recipe, in topological order: inputs first."""
 
     recipe: Recipe
     nodes: dict[str, Node]
     root: Path
-    """The output root: runs, and `stages`, where their results are."""
+    """The output root: a directory for each run, and `stages` with the results."""
 
     @property
     def run(self) -> Path:
-        """Directory of the run; of a sweep the one that has all its points."""
+        """Directory of the run; of a sweep, the parent directory of its points."""
         return self.root / self.recipe.run.name
 
     @property
     def home(self) -> Path:
-        """Directory of the run's links; in a sweep the point's."""
+        """Directory of the links to stages: the run's, or in a sweep the point's."""
         return self.root / self.recipe.home
 
     def stage(self, node: Node) -> StageDir:
-        """The directory of a node's result."""
+        """The directory of a node."""
         return StageDir(self.root / STAGES / node.directory)
 
     def link(self, node: Node) -> Path:
@@ -43,39 +43,39 @@ class Graph:
         return self.home / node.name
 
     def needed(self, only: list[str]) -> list[Node]:
-        """The named stages and all they stand on, in order; everything where no name is given."""
+        """The named stages and all their direct and indirect inputs, in topological order; all stages by default."""
         for name in only:
             if name not in self.nodes:
                 raise UserError(f"--only {name}: no such stage in {self.recipe.path}; {nearest(name, self.nodes)}")
         if not only:
             return list(self.nodes.values())
         wanted = set(only)
-        for node in reversed(self.nodes.values()):  # readers before their inputs
+        for node in reversed(self.nodes.values()):  # consumers before their inputs
             if node.name in wanted:
                 wanted |= {source.name for source in node.inputs.values()}
         return [n for n in self.nodes.values() if n.name in wanted]
 
 
 def load_graph(path: Path, overrides: list[str], root: Path) -> Graph:
-    """The graph of a recipe that has no `[sweep]`; see `load_graphs`."""
+    """The graph of a recipe without `[sweep]`; see `load_graphs`."""
     recipe = load_recipe(path, overrides, RECIPE_KINDS)
     return _graphs([recipe], root)[0]
 
 
 def load_graphs(path: Path, overrides: list[str], root: Path) -> list[Graph]:
-    """Read a recipe and give every stage its key; one graph, or one for each point of a `[sweep]`.
+    """Read a recipe and resolve its stages. Returns one graph, or one for each point of a `[sweep]`.
 
     Args:
         path: the recipe.
         overrides: `--set` strings.
-        root: output root; digests of raw files are remembered below it.
+        root: output root; digests of raw files are cached below it.
 
     Raises:
-        UserError: what is wrong with the recipe; files that cannot be read are noted on their nodes.
+        UserError: an error in the recipe. Files that cannot be read are recorded in `Node.missing` instead.
     """
     graphs = _graphs(load_recipes(path, overrides, RECIPE_KINDS), root)
-    _refuse_equal_points(graphs)
-    _refuse_shared_answers(graphs)
+    _check_distinct_points(graphs)
+    _check_distinct_label_files(graphs)
     return graphs
 
 
@@ -85,11 +85,11 @@ def import_graph(source: str, root: Path, name: str | None = None, adapter: str 
     Args:
         source: `hf:DIR`, or the directory of a finished train stage.
         root: output root.
-        name: of the stage; default: the directory's own.
-        adapter: directory of an adapter to merge into it.
+        name: name of the stage; default: name of the directory.
+        adapter: directory of an adapter to merge into the model.
 
     Raises:
-        UserError: not a directory of a model.
+        UserError: `source` is not a directory, or the name is invalid.
     """
     if not is_directory(source):
         raise UserError(f"found '{source}', expected hf:DIR (or the directory of a finished train stage)")
@@ -104,7 +104,7 @@ def import_graph(source: str, root: Path, name: str | None = None, adapter: str 
 def _graphs(recipes: list[Recipe], root: Path) -> list[Graph]:
     _require_dashboards(recipes[0].run)
     hashes = FileHashes(root / STAGES / "file-digests.json")
-    graphs, errors = [], dict[str, None]()  # in order, each once: readers of a broken stage repeat its sentence
+    graphs, errors = [], dict[str, None]()  # an ordered set: consumers of an invalid stage repeat its error
     for recipe in recipes:
         resolver = Resolver(recipe, hashes, root / recipe.home)
         for name in recipe.stages:
@@ -126,29 +126,29 @@ def _require_dashboards(run: RunSettings) -> None:
         raise UserError(f"run.sinks: {error}") from None
 
 
-def _refuse_equal_points(graphs: list[Graph]) -> None:
-    """Points whose stages all have the same keys; where files are missing, keys tell nothing."""
-    same: dict[tuple[str, ...], str] = {}
+def _check_distinct_points(graphs: list[Graph]) -> None:
+    """Raise a UserError for two points with the same stage keys. Keys with missing files are not compared."""
+    points: dict[tuple[str, ...], str] = {}
     for graph in graphs:
         if any(node.missing for node in graph.nodes.values()):
             continue
-        before = same.setdefault(tuple(n.key for n in graph.nodes.values()), graph.recipe.home)
-        if before != graph.recipe.home:
+        first = points.setdefault(tuple(n.key for n in graph.nodes.values()), graph.recipe.home)
+        if first != graph.recipe.home:
             raise UserError(
-                f"sweep: {before} and {graph.recipe.home} are one and the same: what tells them apart changes no "
-                "result; leave that setting out"
+                f"sweep: {first} and {graph.recipe.home} have the same stages, because the setting that differs does "
+                "not change any result; leave that setting out"
             )
 
 
-def _refuse_shared_answers(graphs: list[Graph]) -> None:
-    """One file of people's answers for two sets of samples."""
+def _check_distinct_label_files(graphs: list[Graph]) -> None:
+    """Raise a UserError for a file of human labels that two sets of samples would use."""
     owners: dict[Path, Node] = {}
     for node in (node for graph in graphs for node in graph.nodes.values()):
-        if isinstance(node.settings, LabelSettings) and (file := node.settings.people):
-            other = owners.setdefault(file, node)
-            if other.inputs["samples"].key != node.inputs["samples"].key:
-                elsewhere = f"stage.{other.name}" if other.name != node.name else "another point of the sweep"
+        if isinstance(node.settings, LabelSettings) and (file := node.settings.label_file):
+            owner = owners.setdefault(file, node)
+            if owner.inputs["samples"].key != node.inputs["samples"].key:
+                user = f"stage.{owner.name}" if owner.name != node.name else "another point of the sweep"
                 raise UserError(
-                    f"stage.{node.name}.by: '{file}' is for the samples of {elsewhere} too, expected a file for each: "
-                    "people answer about one set of samples; name another file, or sweep what comes after it"
+                    f"stage.{node.name}.by: found '{file}', which {user} uses for other samples, expected one file for "
+                    "each set of samples; name another file, or sweep only settings of later stages"
                 )

@@ -1,10 +1,12 @@
-"""From the names in settings to stages with keys.
+"""Resolves the stage names in settings to nodes with keys.
 
-What a stage reads is its kind's business (`Kind.reads`); here names become nodes. Between a corpus and its readers
-stands a derived node `corpus@tokenizer` of kind `tokens`, shared by all who read that pair; a model directory that an
-`init` names becomes a derived `import`, and its tokenizer likewise. A key is a hash of the kind, its version, the
-settings that determine the result, the raw files, the seed where it is used, and the keys of the inputs; it names the
-directory.
+`Kind.reads` decides which inputs a stage has; this module turns the names into nodes. Some nodes are derived:
+
+- `corpus@tokenizer` of kind `tokens` encodes a corpus with a tokenizer, once for all stages that read that pair.
+- A model directory that a setting names becomes an `import` stage, and its tokenizer a `tokenizer` stage.
+
+A key is a hash of the kind, its version, the settings that determine the result, the raw files, the seed if it is
+used, and the keys of the inputs. It names the stage's directory.
 """
 
 from pathlib import Path
@@ -14,7 +16,7 @@ from ingot.core.artifact import DONE, FileHashes, digest_json
 from ingot.core.errors import MissingFile, UserError, nearest
 from ingot.core.recipe import Recipe
 from ingot.core.settings import Settings, canonical, settings_tree
-from ingot.stages.job import open_stage, tokens_name
+from ingot.stages.job import read_record, tokens_name
 from ingot.stages.kind import Node
 from ingot.stages.kinds import KINDS
 from ingot.stages.models.imports import directory_of, imported_name, is_directory, model_files
@@ -25,7 +27,13 @@ from ingot.tokenizer.settings import TokenizerSettings, TokensSettings
 
 
 class Resolver:
-    """Depth-first resolution of a recipe, so that inputs come before their readers and a circle is noticed."""
+    """Resolves the stages of a recipe depth first, so that `nodes` is in topological order and cycles are found.
+
+    Args:
+        recipe: the recipe.
+        hashes: digests of raw files.
+        links: directory of the run's links to stages.
+    """
 
     def __init__(self, recipe: Recipe, hashes: FileHashes, links: Path):
         self.recipe, self.hashes, self.links = recipe, hashes, links
@@ -33,14 +41,15 @@ class Resolver:
         self._open: list[str] = []
 
     def node(self, name: str, where: str | None = None, makes: tuple[str, ...] = ()) -> Node:
-        """The stage of that name, with all that it reads.
+        """The node of a stage of the recipe, after its inputs have been resolved.
 
         Args:
-            where: the setting that names it.
-            makes: what it must make; (): anything.
+            name: name of the stage.
+            where: the setting that names it, for errors.
+            makes: accepted outputs (`Kind.makes`); (): any.
 
         Raises:
-            UserError: there is no such stage, it makes something else, or it reads itself.
+            UserError: there is no such stage, it has another output, or it is part of a cycle.
         """
         if name not in self.recipe.stages:
             raise UserError(f"{where}: no stage '{name}'; {nearest(name, self.recipe.stages)}")
@@ -50,12 +59,12 @@ class Resolver:
             raise UserError(f"{where}: stage '{name}' is a {kind}, expected a {expected}")
         if name in self._open:
             raise UserError(
-                f"stage.{name}: reads itself by way of {' -> '.join([*self._open, name])}; break the circle"
+                f"stage.{name}: found the cycle {' -> '.join([*self._open, name])}, expected none; break the cycle"
             )
         if name not in self.nodes:
             self._open.append(name)
             try:
-                inputs = KINDS[kind].reads(settings, _OneStage(self, name))
+                inputs = KINDS[kind].reads(settings, _StageResolver(self, name))
             finally:
                 self._open.pop()
             self.add(name, kind, settings, inputs)
@@ -73,15 +82,19 @@ class Resolver:
         """Add a node with its key.
 
         Args:
-            where: the setting that names it, if not the stage's own table.
-            problem: one with its files that is known already.
+            name: name of the stage.
+            kind: its kind.
+            settings: its settings.
+            inputs: role -> node.
+            where: the setting that names it, where that is not the stage's own table; for errors.
+            problem: a known error of its raw files.
         """
-        described = KINDS[kind]
+        definition = KINDS[kind]
         own = getattr(settings, "seed", None)
-        seed = (self.recipe.run.seed if own is None else own) if described.seeded else None
-        made_from = {
+        seed = (self.recipe.run.seed if own is None else own) if definition.seeded else None
+        key_content = {
             "kind": kind,
-            "version": described.version,
+            "version": definition.version,
             "settings": canonical(settings),
             "inputs": {role: node.key for role, node in inputs.items()},
             "seed": seed,
@@ -90,32 +103,31 @@ class Resolver:
         try:
             if problem:
                 raise problem
-            raw = described.raw(settings, self.hashes) if described.raw else None
+            raw = definition.raw(settings, self.hashes) if definition.raw else None
         except UserError as error:
             missing = f"{where or f'stage.{name}'}: {error}"
-            raw = self._raw_before(name, settings, made_from) if isinstance(error, MissingFile) else None
-        self.nodes[name] = Node(name, kind, settings, inputs, seed, raw, _key(made_from, raw), missing)
+            raw = self._previous_raw(name, settings, key_content) if isinstance(error, MissingFile) else None
+        self.nodes[name] = Node(name, kind, settings, inputs, seed, raw, _key(key_content, raw), missing)
         return self.nodes[name]
 
-    def _raw_before(self, name: str, settings: Settings, made_from: dict[str, Any]) -> str | None:
-        """The digest of the files that the run's linked result was made from.
+    def _previous_raw(self, name: str, settings: Settings, key_content: dict[str, Any]) -> str | None:
+        """The digest of raw files of the result that the run links to, for files that have been deleted since.
 
-        None unless all else is as it was, paths that are part of no key included: another path that is not there is a
-        mistake.
+        None if any setting has changed, even one that is not in the key: a new path that does not exist is an error.
         """
         link = self.links / name
         if not (link / DONE).exists():
             return None
-        before = open_stage(link)
-        same = digest_json(before["settings"]) == digest_json(settings_tree(settings))
-        return before["raw"] if same and _key(made_from, before["raw"]) == before["key"] else None
+        record = read_record(link)
+        same = digest_json(record["settings"]) == digest_json(settings_tree(settings))
+        return record["raw"] if same and _key(key_content, record["raw"]) == record["key"] else None
 
 
-class _OneStage:
-    """`Resolve` for the settings of one stage."""
+class _StageResolver:
+    """Implements `stages/kind.py: Resolve` for one stage."""
 
     def __init__(self, resolver: Resolver, name: str, where: str | None = None):
-        self._all, self.name, self.where = resolver, name, where or f"stage.{name}"
+        self._resolver, self.name, self.where = resolver, name, where or f"stage.{name}"
 
     def _where(self, setting: str) -> str:
         if not setting:
@@ -126,50 +138,52 @@ class _OneStage:
         raise UserError(f"{self._where(setting)}: {problem}")
 
     def settings_of(self, name: str) -> Settings | None:
-        return self._all.recipe.stages[name][1] if name in self._all.recipe.stages else None
+        return self._resolver.recipe.stages[name][1] if name in self._resolver.recipe.stages else None
 
     def stage(self, name: str, setting: str, *makes: str) -> Node:
-        return self._all.node(name, self._where(setting), makes)
+        return self._resolver.node(name, self._where(setting), makes)
 
     def model(self, name: str, setting: str) -> Node:
-        if name in self._all.recipe.stages or not is_directory(name):
+        if name in self._resolver.recipe.stages or not is_directory(name):
             return self.stage(name, setting, "model")
         derived, settings = imported_name(name), ImportSettings(path=name)
-        if derived not in self._all.nodes:
+        if derived not in self._resolver.nodes:
             where = self._where(setting)
-            inputs = import_inputs(settings, _OneStage(self._all, derived, where))
-            return self._all.add(derived, "import", settings, inputs, where)
-        if self._all.nodes[derived].settings != settings:
+            inputs = import_inputs(settings, _StageResolver(self._resolver, derived, where))
+            return self._resolver.add(derived, "import", settings, inputs, where)
+        if self._resolver.nodes[derived].settings != settings:
             self.refuse(
-                setting, f"'{name}' and another directory are both called {derived}; make one a stage of kind import"
+                setting,
+                f"found '{name}' and another directory with the name {derived}, expected different names; make one a "
+                "stage of kind import",
             )
-        return self._all.nodes[derived]
+        return self._resolver.nodes[derived]
 
     def directory_tokenizer(self, directory: str) -> Node:
-        name = f"{self.name}.tokenizer"  # by the import's name: two directories may be called alike
-        if name in self._all.recipe.stages:
-            raise UserError(f"stage.{name}: the tokenizer in {directory} has this name; rename the stage")
+        name = f"{self.name}.tokenizer"  # from the import's name, because two directories may have the same name
+        if name in self._resolver.recipe.stages:
+            raise UserError(f"stage.{name}: this is the name of the tokenizer in {directory}; rename the stage")
         problem = None
         try:
             model_files(directory)
         except UserError as error:
-            problem = error  # says more than that there is no tokenizer
-        in_directory = TokenizerSettings(type="file", path=directory_of(directory))
-        return self._all.add(name, "tokenizer", in_directory, {}, self.where, problem)
+            problem = error  # more specific than the missing tokenizer
+        settings = TokenizerSettings(type="file", path=directory_of(directory))
+        return self._resolver.add(name, "tokenizer", settings, {}, self.where, problem)
 
     def tokens(self, name: str, tokenizer: Node, setting: str) -> Node:
         source = self.stage(name, setting, "documents", "tokens")
         if KINDS[source.kind].makes == "tokens":
             if source.inputs["tokenizer"].key != tokenizer.key:
-                other = source.inputs["tokenizer"].name
-                self.refuse(setting, f"'{name}' was encoded by '{other}', expected '{tokenizer.name}'")
+                encoder = source.inputs["tokenizer"].name
+                self.refuse(setting, f"'{name}' was encoded by '{encoder}', expected '{tokenizer.name}'")
             return source
         derived = tokens_name(name, tokenizer.name)
-        if derived not in self._all.nodes:
+        if derived not in self._resolver.nodes:
             check_turns(name, self.format_of(name), tokenizer, setting, self)
             settings = TokensSettings(corpus=name, tokenizer=tokenizer.name)
-            self._all.add(derived, "tokens", settings, {"corpus": source, "tokenizer": tokenizer})
-        return self._all.nodes[derived]
+            self._resolver.add(derived, "tokens", settings, {"corpus": source, "tokenizer": tokenizer})
+        return self._resolver.nodes[derived]
 
     def format_of(self, name: str) -> str:
         settings = self.settings_of(name)
@@ -178,5 +192,5 @@ class _OneStage:
         return getattr(settings, "format", "text")
 
 
-def _key(made_from: dict[str, Any], raw: str | None) -> str:
-    return digest_json({**made_from, "raw": raw})[:20]
+def _key(content: dict[str, Any], raw: str | None) -> str:
+    return digest_json({**content, "raw": raw})[:20]

@@ -1,7 +1,7 @@
-"""Running a recipe: each stage that is not a HIT gets a child process of its own, one after the other.
+"""Runs a recipe: each stage that is not a HIT runs in a child process, one after another.
 
-The parent never imports torch. It prepares the child's environment before the child starts, because allocator and
-thread settings are read once at start-up.
+The parent never imports torch. It prepares the child's environment, because a process reads allocator and thread
+settings only when it starts.
 """
 
 import contextlib
@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ingot.core.allocator import ALLOCATOR
+from ingot.core.allocator import ALLOCATOR_ENVIRONMENT
 from ingot.core.artifact import STAGES
 from ingot.core.errors import StageFailed, UserError
-from ingot.core.process import busy, sleep_early
+from ingot.core.process import machine_is_busy, shorten_spin
 from ingot.core.settings import settings_tree
 from ingot.pipeline.graph import Graph
 from ingot.pipeline.status import Status, status
@@ -25,41 +25,42 @@ from ingot.stages.kind import Node
 from ingot.stages.kinds import KINDS
 
 QUIET = {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true"}
-
+"""Environment variables of stages: no telemetry, no network, no warning about threads of tokenizers."""
 
 Report = Callable[[Node, Status, float | None], None]
-"""Called before a stage (seconds None) and, where it ran, after it."""
+"""report(node, status, seconds): called before a stage with seconds = None, and after it if it ran."""
 
 
 def run(graph: Graph, only: list[str], report: Report, quiet: bool = False) -> dict[str, Path]:
-    """Bring the named stages (all by default) and what they need up to date.
+    """Run the named stages (all by default) and the stages that they need; finished ones are reused.
 
-    Returns: stage name -> its directory.
+    Returns:
+        Stage name -> its directory.
 
     Raises:
         StageFailed: a stage's process ended with an error, which it has printed.
         UserError: the run cannot start.
     """
-    _refuse_torchrun()
+    _check_no_torchrun()
     require_files([graph], only)
     done: dict[str, Path] = {}
     for node in graph.needed(only):
-        now = status(graph, node)
-        report(node, now, None)
-        if now.state != "HIT":
+        state = status(graph, node)
+        report(node, state, None)
+        if state.state != "HIT":
             link(graph, node)
             _run_child(graph, node, quiet)
-            report(node, now, graph.stage(node).done()["seconds"])
+            report(node, state, graph.stage(node).read_done()["seconds"])
         link(graph, node)
         done[node.name] = graph.stage(node).path
     return done
 
 
 def require_files(graphs: list[Graph], only: list[str]) -> None:
-    """That the files of all stages that are to be made can be read.
+    """Check that the raw files of all stages that would run can be read.
 
     Raises:
-        UserError: some cannot; all are named.
+        UserError: some cannot be read; the message names all of them.
     """
     needed = [(graph, node) for graph in graphs for node in graph.needed(only) if node.missing]
     missing = [node.missing for graph, node in needed if status(graph, node).state == "MISSING"]
@@ -68,7 +69,7 @@ def require_files(graphs: list[Graph], only: list[str]) -> None:
 
 
 def link(graph: Graph, node: Node) -> None:
-    """Point `runs/NAME/STAGE` at the node's directory; the link is relative, so the root can be moved."""
+    """Link `runs/NAME/STAGE` to the node's directory. The link is relative, so that the root can be moved."""
     path = graph.link(node)
     path.parent.mkdir(parents=True, exist_ok=True)
     target = os.path.relpath(graph.stage(node).path.resolve(), path.parent.resolve())
@@ -84,26 +85,32 @@ def link(graph: Graph, node: Node) -> None:
         raise
 
 
-def child_environment(threads: int | None = None, patient: bool = False) -> dict[str, str]:
-    """What a process that computes is started with; what the user has set wins, but for `threads` of a recipe."""
-    environment = {**ALLOCATOR, **QUIET, **os.environ}
-    if patient:
-        sleep_early(environment)
+def child_environment(threads: int | None = None, short_spin: bool = False) -> dict[str, str]:
+    """Environment of a stage's process. The user's variables take precedence over all but `threads`.
+
+    Args:
+        threads: number of OpenMP threads that the recipe sets.
+        short_spin: let waiting threads sleep soon (`core/process.py: SHORT_SPIN`).
+    """
+    environment = {**ALLOCATOR_ENVIRONMENT, **QUIET, **os.environ}
+    if short_spin:
+        shorten_spin(environment)
     if threads:
         environment["OMP_NUM_THREADS"] = str(threads)
     return environment
 
 
 def start_child(job: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """The process that does a job."""
+    """Start the process of a job (see `job_of`)."""
+    threads = job["settings"].get("loop", {}).get("threads")
     child = subprocess.Popen(
         [sys.executable, "-m", "ingot.stages.child"],
         stdin=subprocess.PIPE,
         stdout=sys.stderr,
-        env=child_environment(job["settings"].get("loop", {}).get("threads"), patient=job["patient"] or busy()),
+        env=child_environment(threads, short_spin=job["short_spin"] or machine_is_busy()),
     )
     assert child.stdin
-    with contextlib.suppress(BrokenPipeError):  # a child that died at once is told by its exit code
+    with contextlib.suppress(BrokenPipeError):  # the exit code tells that the child has ended already
         child.stdin.write(json.dumps(job).encode())
         child.stdin.close()
     return child
@@ -114,36 +121,37 @@ def _run_child(graph: Graph, node: Node, quiet: bool) -> None:
     try:
         code = child.wait()
     except (KeyboardInterrupt, SystemExit):
-        _end(child, node.name)
+        _wait_for_end(child, node.name)
         raise
     if code == -signal.SIGINT:
         code = 130
     if code < 0:
         name = signal.Signals(-code).name
-        way = "the same command goes on"
+        advice = "the same command resumes it"
         if name == "SIGKILL":
-            way += "; if memory ran out (`ingot plan` says what is needed), a smaller loop.micro_batch or model helps"
-        print(f"{node.name}: ended by {name}; {way}", file=sys.stderr)
+            advice += "; if memory ran out (`ingot plan` shows the need), a smaller loop.micro_batch or model helps"
+        print(f"{node.name}: ended by {name}; {advice}", file=sys.stderr)
     if code:
         raise StageFailed(code if code in (2, 130) else 1)
 
 
-def _end(child: subprocess.Popen[bytes], name: str) -> None:
-    """Wait for a child that was interrupted with us; one that was not, because the signal was ours alone, is told.
+def _wait_for_end(child: subprocess.Popen[bytes], name: str) -> None:
+    """Wait until an interrupted child has saved and ended.
 
-    By SIGTERM: a second SIGINT would not let it save.
+    A terminal sends SIGINT to parent and child. Where only the parent received a signal, the child gets SIGTERM; a
+    second SIGINT would end it before it has saved.
     """
     try:
         child.wait(timeout=1)
     except subprocess.TimeoutExpired:
         child.send_signal(signal.SIGTERM)
-        with contextlib.suppress(OSError):  # the terminal may be what has ended
-            print(f"{name}: ending what is under way; Ctrl-C again ends it at once", file=sys.stderr)
+        with contextlib.suppress(OSError):  # the terminal may be closed
+            print(f"{name}: saving before it ends; Ctrl-C again ends it at once", file=sys.stderr)
         child.wait()
 
 
 def job_of(graph: Graph, node: Node, quiet: bool) -> dict[str, Any]:
-    """What the process of a stage is told."""
+    """The job that a stage's process reads (`stages/child.py`), as JSON data."""
     recipe, settings = graph.recipe, settings_tree(node.settings)
     return {
         "name": node.name,
@@ -154,9 +162,9 @@ def job_of(graph: Graph, node: Node, quiet: bool) -> dict[str, Any]:
         "raw": node.raw,
         "settings": settings,
         "canonical": node.canonical,
-        "place": f"{recipe.home}/{node.name}",
+        "link": f"{recipe.home}/{node.name}",
         "sinks": recipe.run.sinks,
-        "patient": KINDS[node.kind].sleeps_between_loops(node.settings),
+        "short_spin": KINDS[node.kind].short_spin(node.settings),
         "recipe": {
             "run": settings_tree(recipe.run),
             "stage": {node.name: {"kind": node.kind, **settings}},
@@ -171,6 +179,6 @@ def job_of(graph: Graph, node: Node, quiet: bool) -> dict[str, Any]:
     }
 
 
-def _refuse_torchrun() -> None:
+def _check_no_torchrun() -> None:
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise UserError("found WORLD_SIZE > 1 (torchrun), expected one process; call `ingot run` without torchrun")

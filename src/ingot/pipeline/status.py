@@ -1,6 +1,7 @@
-"""What `plan` says of a stage before anything runs, and why: HIT, RESUME, FAILED, RUN, RUNNING, WAIT or MISSING.
+"""The state of a stage before it runs, and the reason: HIT, RESUME, FAILED, RUN, RUNNING, WAIT or MISSING.
 
-A FAILED stage goes on like an interrupted one; the state only says that it ended by itself, and with which words.
+A FAILED stage resumes like an interrupted one. The state differs only in that the stage ended with an error, which it
+shows.
 """
 
 import json
@@ -15,46 +16,46 @@ from ingot.pipeline.graph import Graph
 from ingot.stages.kind import Node
 from ingot.stages.kinds import KINDS
 
-_LONGEST = 40
-"""Characters of a value that are shown."""
+_MAX_VALUE_LENGTH = 40
+"""Most characters of a value in a reason."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """A stage's state and the reason in words."""
+    """A stage's state and the reason as text."""
 
     state: str
     why: str
 
 
 def status(graph: Graph, node: Node) -> Status:
-    """The state of one node."""
+    """The status of one node."""
     out = graph.stage(node)
     if out.is_done():
-        gone = ", from files that are not there now" if node.missing else ""
-        return Status("HIT", f"{out.done().get('seconds', 0):.1f} s when it was made{gone}")
+        deleted = ", its source files are gone" if node.missing else ""
+        return Status("HIT", f"took {out.read_done().get('seconds', 0):.1f} s{deleted}")
     if node.missing:
-        return Status("MISSING", "its files cannot be read")
-    waits = KINDS[node.kind].waits
-    if waits and (why := waits(node.settings)):
+        return Status("MISSING", "its source files cannot be read")
+    waiting_for = KINDS[node.kind].waiting_for
+    if waiting_for and (why := waiting_for(node.settings)):
         return Status("WAIT", why)
     if out.is_locked():
-        return Status("RUNNING", "another process holds it")
+        return Status("RUNNING", "another process is running it")
     if out.exists():
         last = read_events(out / METRICS)[-1:]
         if last and last[0]["event"] == "failed":
-            return Status("FAILED", ", ".join([last[0]["why"], *_saved(out)]))
-        return Status("RESUME", next(iter(_saved(out)), "interrupted before anything was saved"))
+            return Status("FAILED", ", ".join([last[0]["why"], *_resume_point(out)]))
+        return Status("RESUME", next(iter(_resume_point(out)), "interrupted before its first checkpoint"))
     return Status("RUN", _changes(graph.link(node), node))
 
 
-def _saved(out: StageDir) -> list[str]:
-    """Where the run goes on, if it has saved anything."""
+def _resume_point(out: StageDir) -> list[str]:
+    """The step of the newest checkpoint as text; empty if there is none."""
     return [f"from step {step:,}" for step in checkpoint_steps(out / CHECKPOINTS)[:1]]
 
 
 def _changes(link: Path, node: Node) -> str:
-    """Which setting or input differs from the result that the run's link points to."""
+    """Settings and inputs that differ from the result that the run links to."""
     try:
         before = json.loads((link / RECORD).read_text())
     except (OSError, ValueError):
@@ -66,28 +67,27 @@ def _changes(link: Path, node: Node) -> str:
         changes.append(f"seed {before['seed']} -> {node.seed}")
     if before["raw"] != node.raw:
         changes.append("source files changed")
-    old = {role: i["key"] for role, i in before["inputs"].items()}
-    changes += [f"input {n.name} changed" for role, n in node.inputs.items() if old.get(role) != n.key]
-    return ", ".join(dict.fromkeys(changes)) or "its directory is gone"
+    old_keys = {role: i["key"] for role, i in before["inputs"].items()}
+    changes += [f"input {n.name} changed" for role, n in node.inputs.items() if old_keys.get(role) != n.key]
+    return ", ".join(dict.fromkeys(changes)) or "its directory was deleted"
 
 
 def _differences(before: Any, now: Any, name: str = "") -> list[str]:
     if isinstance(before, dict) and isinstance(now, dict):
-        found = []
+        changes = []
         for key in [*now, *(k for k in before if k not in now)]:
-            inner = f"{name}.{key}" if name else key
-            found += _differences(before.get(key), now.get(key), inner)
-        return found
+            changes += _differences(before.get(key), now.get(key), f"{name}.{key}" if name else key)
+        return changes
     if isinstance(before, list) and isinstance(now, list | tuple) and list(now) == before:
         return []
-    return [] if before == now else [f"{name} {' -> '.join(_short(before, now))}"]
+    return [] if before == now else [f"{name} {' -> '.join(_excerpts(before, now))}"]
 
 
-def _short(before: Any, now: Any) -> list[str]:
-    """Both values, from shortly before the first sign in which they differ where they are long."""
+def _excerpts(before: Any, now: Any) -> list[str]:
+    """Both values as text; long ones from 8 characters before the first difference."""
     texts = [json.dumps(value, ensure_ascii=False, default=str) for value in (before, now)]
     pairs = enumerate(zip(*texts, strict=False))
-    cut = next((place for place, (a, b) in pairs if a != b), min(map(len, texts))) - 8
-    if max(map(len, texts)) > _LONGEST and cut > 0:
-        texts = [f"...{text[cut:]}" for text in texts]
-    return [shortened(text, _LONGEST) for text in texts]
+    start = next((i for i, (a, b) in pairs if a != b), min(map(len, texts))) - 8
+    if max(map(len, texts)) > _MAX_VALUE_LENGTH and start > 0:
+        texts = [f"...{text[start:]}" for text in texts]
+    return [shortened(text, _MAX_VALUE_LENGTH) for text in texts]

@@ -1,7 +1,7 @@
-"""Running a sweep: its points one after the other, each as an ordinary run.
+"""Runs a sweep: its points one after another, each as an ordinary run.
 
-A point that fails does not stop the others: a learning rate that diverges is an answer too. What it failed with is
-printed by its stage; a stage that several points share and that has failed is not tried again in the same sweep.
+A point that fails does not stop the others, because a diverging learning rate is a result too. A failed stage that
+several points have in common is not tried again in the same sweep.
 """
 
 import sys
@@ -16,9 +16,10 @@ from ingot.pipeline.run import Report, run
 from ingot.stages.kind import Node
 
 Announce = Callable[[int, Graph, float | None], None]
-"""Called before each point: its number from 1, its graph, the seconds that are left of the sweep if that is known."""
+"""announce(number, graph, seconds): called before each point with its number from 1, its graph, and the estimated rest
+of the sweep in seconds (None if unknown)."""
 INTERRUPTED = 130
-"""Exit code of a stage that the user stopped."""
+"""Exit code of a stage that the user interrupted."""
 
 
 def run_all(
@@ -28,36 +29,37 @@ def run_all(
     announce: Announce = lambda *_: None,
     quiet: bool = False,
 ) -> dict[str, Path]:
-    """Bring a recipe up to date, or every point of its sweep.
+    """Run a recipe, or every point of its sweep.
 
-    Returns: STAGE -> its directory; in a sweep POINT/STAGE.
+    Returns:
+        STAGE -> its directory; in a sweep POINT/STAGE -> directory.
 
     Raises:
-        StageFailed: a stage failed; in a sweep, every point that does not need it is done.
+        StageFailed: a stage failed; in a sweep, after all points that do not need it have run.
         UserError: the run cannot start.
     """
-    _record(graphs)
+    _write_points(graphs)
     if graphs[0].recipe.point is None:
         return run(graphs[0], only, report, quiet)
     done: dict[str, Path] = {}
     failed: dict[str, int] = {}  # key of a stage -> its exit code
-    without: list[str] = []
+    skipped: list[str] = []
     for number, graph in enumerate(graphs, 1):
         announce(number, graph, seconds_left(graphs[number - 1 :], graphs, only))
         if any(node.key in failed for node in graph.needed(only)):
-            without.append(label(graph))
+            skipped.append(label(graph))
             continue
         try:
-            made = run(graph, only, report, quiet)
+            directories = run(graph, only, report, quiet)
         except StageFailed as error:
             if error.code == INTERRUPTED:
                 raise
             failed[next(n.key for n in graph.needed(only) if not graph.stage(n).is_done())] = error.code
-            without.append(label(graph))
+            skipped.append(label(graph))
         else:
-            done |= {f"{label(graph)}/{name}": path for name, path in made.items()}
+            done |= {f"{label(graph)}/{name}": path for name, path in directories.items()}
     if failed:
-        print(f"not done: {', '.join(without)}; the same command tries again", file=sys.stderr)
+        print(f"not done: {', '.join(skipped)}; the same command tries again", file=sys.stderr)
         raise StageFailed(max(failed.values()))
     return done
 
@@ -67,8 +69,8 @@ def label(graph: Graph) -> str:
     return graph.recipe.point.label if graph.recipe.point else ""
 
 
-def _record(graphs: list[Graph]) -> None:
-    """Note in the run's directory which points it has; a recipe without a sweep has none."""
+def _write_points(graphs: list[Graph]) -> None:
+    """List the points of a sweep in the run's directory; remove the list where the recipe has no sweep."""
     path = graphs[0].run / SWEEP
     points = [g.recipe.point for g in graphs if g.recipe.point]
     if points:
@@ -77,21 +79,27 @@ def _record(graphs: list[Graph]) -> None:
         path.unlink(missing_ok=True)
 
 
-def seconds_left(to_do: list[Graph], known: list[Graph], only: list[str]) -> float | None:
-    """How long the stages that are not done will take, by what stages of their names took at other points.
+def seconds_left(remaining: list[Graph], graphs: list[Graph], only: list[str]) -> float | None:
+    """Estimate the time of the unfinished stages, from the times of stages of the same name at other points.
 
-    Returns: seconds; None where no point has finished a stage of some name.
+    Args:
+        remaining: the points to estimate.
+        graphs: all points of the sweep.
+        only: names of the stages to run; empty for all.
+
+    Returns:
+        Seconds; None where some stage has not finished at any point.
     """
-    took: dict[str, list[float]] = {}
-    for node, out in _each(known, only):
+    seconds: dict[str, list[float]] = {}
+    for node, out in _distinct_stages(graphs, only):
         if out.is_done():
-            took.setdefault(node.name, []).append(out.done()["seconds"])
-    waiting = [node.name for node, out in _each(to_do, only) if not out.is_done()]
-    if any(name not in took for name in waiting):
+            seconds.setdefault(node.name, []).append(out.read_done()["seconds"])
+    unfinished = [node.name for node, out in _distinct_stages(remaining, only) if not out.is_done()]
+    if any(name not in seconds for name in unfinished):
         return None
-    return sum(sum(took[name]) / len(took[name]) for name in waiting)
+    return sum(sum(seconds[name]) / len(seconds[name]) for name in unfinished)
 
 
-def _each(graphs: list[Graph], only: list[str]) -> list[tuple[Node, StageDir]]:
-    """Every stage of the points once."""
+def _distinct_stages(graphs: list[Graph], only: list[str]) -> list[tuple[Node, StageDir]]:
+    """Every stage of the points, once for each key."""
     return list({node.key: (node, graph.stage(node)) for graph in graphs for node in graph.needed(only)}.values())

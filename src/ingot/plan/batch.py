@@ -1,8 +1,8 @@
-"""How the rows of an update are split over forward passes and ranks."""
+"""Gradient accumulation."""
 
 import math
 
 
 def accumulation(rows: int, micro: int, ranks: int = 1) -> int:
-    """Forward passes an update and rank: micro x accumulation x ranks = rows (the last pass may be short)."""
+    """Micro-batches per update and rank: micro x accumulation x ranks = rows (the last micro-batch may be smaller)."""
     return math.ceil(rows / (micro * ranks))

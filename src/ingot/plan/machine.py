@@ -1,8 +1,8 @@
-"""What computes: data sheets of GPUs, what this machine has, and how flops become hours. Free of torch.
+"""Devices: data sheets of GPUs, detection of this machine's device, and GPU hours. No torch.
 
-Peaks are of dense matrix products in bf16 (fp16 where there is no bf16) as the maker prints them, without sparsity, for
-the server board (SXM) where there are several. Rejected: measuring the peak (a plan must answer at once, and is mostly
-made for a machine that is not this one).
+Peaks are the vendor's figures for dense matrix products in bf16 (fp16 without bf16 units), without sparsity, for the
+server board (SXM) if there are several. They are not measured: a plan must be instant, and is often for another
+machine.
 """
 
 import os
@@ -18,15 +18,15 @@ TERA, GIGA = 10**12, 10**9
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU, or the CPU with its memory."""
+    """A GPU, or the CPU with its main memory."""
 
     name: str
     memory: int
     """Bytes."""
     peak: float | None = None
-    """Dense 16-bit FLOP/s; None where no data sheet is known."""
+    """Dense 16-bit FLOP/s; None without a data sheet."""
     half: Literal["bf16", "fp16"] | None = None
-    """The 16 bits that its matrix units know, bf16 where they know both."""
+    """16-bit format of its matrix units; bf16 if they have both."""
 
     @property
     def is_gpu(self) -> bool:
@@ -44,7 +44,7 @@ GPUS = {
     "h200": Device("H200", 141 * GIGA, 989 * TERA, "bf16"),
     "b200": Device("B200", 180 * GIGA, 2250 * TERA, "bf16"),
 }
-"""By the name that `--gpu` takes; the variant with the most memory where there are several."""
+"""Data sheets by the name that `--gpu` accepts; of several variants the one with the most memory."""
 
 
 def this_machine() -> Device:
@@ -53,33 +53,39 @@ def this_machine() -> Device:
 
 
 def _gpu() -> Device | None:
-    """Asked of the driver's tool: the parent process does not load torch."""
+    """The first GPU, queried with nvidia-smi, because the parent process does not load torch."""
     tool = shutil.which("nvidia-smi")
     if tool is None or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return None
-    question = [tool, "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits"]
+    query = [tool, "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(question, capture_output=True, text=True, timeout=10, check=True).stdout
-        name, mebibytes, capability = (field.strip() for field in answer.splitlines()[0].split(","))
-        return known(name, int(mebibytes) << 20, float(capability))
+        output = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
+        name, mebibytes, capability = (field.strip() for field in output.splitlines()[0].split(","))
+        return gpu_from_driver(name, int(mebibytes) << 20, float(capability))
     except (OSError, subprocess.SubprocessError, IndexError, ValueError):
         return None
 
 
-def known(name: str, memory: int, capability: float) -> Device:
-    """A GPU as the driver names it ("NVIDIA A100-SXM4-40GB"), with the peak of its data sheet if there is one."""
-    sheet = next((sheet for sheet in GPUS.values() if _is_called(sheet.name, name)), None)
+def gpu_from_driver(name: str, memory: int, capability: float) -> Device:
+    """A GPU from what the driver reports, with the peak of its data sheet if there is one.
+
+    Args:
+        name: for example "NVIDIA A100-SXM4-40GB".
+        memory: bytes.
+        capability: compute capability, for example 8.0.
+    """
+    sheet = next((sheet for sheet in GPUS.values() if _names_model(name, sheet.name)), None)
     half = "bf16" if capability >= 8 else "fp16" if capability >= 7 else None
     return Device(sheet.name if sheet else name, memory, sheet.peak if sheet else None, half)
 
 
-def _is_called(model: str, name: str) -> bool:
-    """Whether a driver's name holds a model's as whole words: an RTX A1000 is no A100."""
+def _names_model(name: str, model: str) -> bool:
+    """Whether a driver's name contains a model's name as a complete word: "RTX A1000" does not name an A100."""
     return re.search(rf"(?<![a-z0-9]){model}(?![a-z0-9])", name, re.IGNORECASE | re.ASCII) is not None
 
 
 def cpu() -> Device:
-    """This machine's processor and main memory."""
+    """This machine's CPU and main memory, or the memory limit of the container."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = Path("/sys/fs/cgroup/memory.max")
     if limit.exists() and (text := limit.read_text().strip()).isdigit():
@@ -90,5 +96,10 @@ def cpu() -> Device:
 
 
 def gpu_hours(flops: float, peak: float, utilisation: float) -> float:
-    """Hours of one GPU at a share of its peak."""
+    """Hours of one GPU at a fraction of its peak.
+
+    Args:
+        peak: FLOP/s.
+        utilisation: fraction of the peak, 0 to 1.
+    """
     return flops / (peak * utilisation) / 3600

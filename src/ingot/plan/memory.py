@@ -1,10 +1,10 @@
-"""Bytes of a training run by what they hold, from counts alone: no tensor is made, no torch loaded.
+"""Memory of a training run in bytes, computed from the shape. No torch.
 
-Units are decimal (1 GB = 10^9 bytes) as on data sheets. Two counts of activations stand side by side: the paper's, for
-a block of GPT-3 in 16 bits, which is what published figures use; and our own engine's, which a test holds against what
-autograd keeps.
+Units are decimal (1 GB = 10^9 bytes) as on data sheets. There are two counts of activations: the published one for a
+GPT-3 block in 16 bits (`activation_bytes`), and that of ingot's blocks (`engine_activations`), which tests compare with
+what autograd saves.
 
-Letters: V vocabulary, d width, L layers, H heads, T context, b rows, N parameters, f inner size of the feed-forward.
+Symbols: V vocabulary, d width, L layers, H heads, T context, b rows, N parameters, f inner size of the feed-forward.
 """
 
 from collections.abc import Collection
@@ -18,14 +18,14 @@ ADAM_MOMENTS = 2
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a training state, before any sharding."""
+    """Bytes of the training state on one device, without sharding."""
 
     weights: int
     gradients: int
     moments: int
-    """What the optimizer keeps a parameter."""
+    """State of the optimizer."""
     master: int
-    """fp32 copy of the weights; 0 where they are fp32 already."""
+    """fp32 copy of the weights; 0 if they are fp32."""
 
     @property
     def total(self) -> int:
@@ -36,12 +36,12 @@ class Memory:
 def state_bytes(
     parameters: int, weight_bytes: int = FP32, moments: float = ADAM_MOMENTS, moment_bytes: int = FP32
 ) -> Memory:
-    """Weights, gradients of the same width, the optimizer's moments, and a master copy where weights are not fp32.
+    """Bytes of weights, gradients in the same dtype, optimizer state, and an fp32 copy of weights in lower precision.
 
     Args:
         parameters: N.
         weight_bytes: 4 for fp32, 2 for bf16 and fp16.
-        moments: numbers kept a parameter: 2 for Adam, 1 for momentum, 0 for plain SGD.
+        moments: optimizer state per parameter: 2 for Adam, 1 for momentum, 0 for plain SGD.
         moment_bytes: 4 for fp32, 2 for bf16.
     """
     return Memory(
@@ -52,28 +52,27 @@ def state_bytes(
     )
 
 
-def activation_bytes(depth: int, width: int, heads: int, context: int, rows: int = 1, fused: bool = True) -> int:
-    """L b T d (34 + 5 H T / d) bytes in 16 bits (Korthikanti et al. 2022, arXiv:2205.05198, equation 2).
+def activation_bytes(depth: int, width: int, heads: int, context: int, rows: int = 1) -> tuple[int, int]:
+    """34 L b T d and 5 L b H T^2 bytes in 16 bits (Korthikanti et al. 2022, arXiv:2205.05198, equation 2).
 
-    The second term is the T x T scores, their softmax and dropout; fused attention never stores them. Derived for a
-    GELU block with 4 d and dropout.
+    The second number is the T x T scores, their softmax and dropout, which fused attention does not store. Valid for
+    GELU blocks of inner size 4 d with dropout.
     """
-    linear = 34 * depth * rows * context * width
-    return linear if fused else linear + 5 * depth * rows * score_elements(heads, context)
+    return 34 * depth * rows * context * width, 5 * depth * rows * score_elements(heads, context)
 
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes that a forward pass of our engine keeps for its backward pass."""
+    """Bytes that a forward pass saves for the backward pass."""
 
     layers: int
     """Inputs of norms, matrices, attention and activation functions."""
     scores: int
-    """Attention probabilities where they are written out, else the masks that the fused kernel is given."""
+    """Attention probabilities of eager attention, or the mask tensors of fused attention."""
     casts: int
-    """Copies of the matrices in the precision of the forward pass, where the parameters have a higher one."""
+    """Copies of the weights in the precision of the forward pass, if it is lower than the parameters'."""
     logits: int
-    """One chunk of logits, with its softmax and its gradient."""
+    """A chunk of logits, which also holds its softmax and gradient."""
 
     @property
     def total(self) -> int:
@@ -85,26 +84,28 @@ def engine_activations(
     shape: Shape,
     rows: int,
     element: int,
-    plain: bool,
+    eager: bool,
     max_logits: int,
     masks: int = 0,
     stream: int = FP32,
-    copied: bool = False,
+    frozen: bool = False,
+    dropout_element: int = 1,
 ) -> Activations:
-    """What one micro-batch keeps, by the layout of our blocks.
+    """Activations of a micro-batch.
 
     Args:
         shape: the model.
-        rows: rows of a micro-batch.
-        element: bytes of a number in the forward pass.
-        plain: whether attention scores are written out.
-        max_logits: elements of logits held at once (objectives that need more of them than the labels'
-            log-probabilities hold gradients and wider copies, too).
-        masks: distinct T x T masks: none for plainly causal rows, one for a window, one a row for isolated documents.
-            The fused kernel keeps them anew in every layer.
-        stream: bytes of a number of the residual stream, where that is more than `element`.
-        copied: matrices are frozen, so that what they read is not kept, but for the copies that corrections read
-            (`adapter_activations` counts those). Corrections without dropout read, and keep, what the matrices do.
+        rows: rows of the micro-batch.
+        element: bytes per element in the forward pass.
+        eager: whether attention is eager, which stores the probabilities.
+        max_logits: elements of a chunk's logits. (Objectives that need more than the labels' log-probabilities store
+            further copies, which are not counted.)
+        masks: number of distinct T x T masks: 0 for causal rows, 1 for a window, one per row for isolated documents.
+            The fused kernel saves them in every layer.
+        stream: bytes per element of the residual stream, if more than `element`.
+        frozen: whether weights are frozen and their adapters have dropout. Inputs of the weights are then not saved;
+            `adapter_activations` counts the adapters' inputs. (Adapters without dropout save the same inputs.)
+        dropout_element: bytes per element of a dropout mask: 1 on a GPU; `element` on a CPU, where it is a factor.
     """
     tokens, d = rows * shape.context, shape.width
     stream, gated = max(element, stream), shape.activation == "swiglu"
@@ -113,43 +114,50 @@ def engine_activations(
     heads = (shape.heads + shape.kv_heads) * shape.head_size
     attention = 2 * heads * element + (copies * heads * stream if shape.qk_norm else 0)  # queries, keys, values, output
     ffn = (3 if gated else 1) * shape.ffn * element
-    reads = 0 if copied else (2 * d + shape.ffn) * element  # of queries' projection, of the first matrix and the last
-    dropped = 2 * d if shape.dropout else 0  # a byte for each coin
-    layer = 2 * norm + attention + ffn + reads + dropped
-    squares = score_elements(shape.heads, shape.context, rows) if plain else 0
-    coins = squares if shape.dropout else 0
-    squares = squares + coins or score_elements(1, shape.context, masks)
-    parts = shape.parameters_by_part()
-    matrices = parts["attention"] + parts["feed-forward"]
+    inputs = 0 if frozen else (2 * d + shape.ffn) * element  # of the q, k, v projections, of gate and up, of down
+    dropped = 2 * d * dropout_element if shape.dropout else 0
+    layer = 2 * norm + attention + ffn + inputs + dropped
+    squares = score_elements(shape.heads, shape.context, rows) if eager else 0
+    dropped_squares = squares if shape.dropout else 0
+    squares = squares + dropped_squares or score_elements(1, shape.context, masks)
+    parameters = shape.parameters_by_module()
+    matrices = parameters["attention"] + parameters["feed-forward"]
     return Activations(
         layers=tokens * (shape.depth * layer + norm + d * element),
-        scores=shape.depth * (squares * element + coins),
+        scores=shape.depth * (squares * element + dropped_squares * dropout_element),
         casts=matrices * element if element < FP32 else 0,
         logits=element * min(tokens * shape.vocab, max(max_logits, shape.vocab)),
     )
 
 
 def adapter_activations(
-    sizes: Collection[tuple[int, int]], rank: int, tokens: int, element: int, dora: bool = False, dropout: bool = False
+    sizes: Collection[tuple[int, int]],
+    rank: int,
+    tokens: int,
+    element: int,
+    dora: bool = False,
+    dropout: bool = False,
+    dropout_element: int = 1,
 ) -> int:
-    """Bytes that corrections of low rank keep beside what their layers read: A x, and what their own parts multiply.
+    """Bytes that adapters save in addition to the inputs of their layers: A x, and the operands of DoRA and dropout.
 
     Args:
         sizes: inputs and outputs of each adapted matrix.
         tokens: of a micro-batch.
-        element: bytes of a number in the forward pass.
-        dora: rows are scaled by learned lengths, so both products are kept.
-        dropout: the correction reads a copy of the input, with a byte for each coin.
+        element: bytes per element in the forward pass.
+        dora: whether rows are scaled by a learned norm, which saves both products.
+        dropout: whether adapters read a copy of the input with dropout, which saves the copy and a mask.
+        dropout_element: bytes per element of that mask, as in `engine_activations`.
     """
     layers = (rank + (2 * o if dora else 0) + (i if dropout else 0) for i, o in sizes)
-    return tokens * (element * sum(layers) + (sum(i for i, _ in sizes) if dropout else 0))
+    return tokens * (element * sum(layers) + (dropout_element * sum(i for i, _ in sizes) if dropout else 0))
 
 
 def score_elements(heads: int, context: int, rows: int = 1) -> int:
-    """Elements of one layer's attention scores when written out, b H T^2: four times as many for twice the context."""
+    """Elements of the attention scores of one layer in eager attention, b H T^2."""
     return rows * heads * context * context
 
 
 def cache_bytes(layers: int, kv_width: int, context: int, rows: int = 1, element_bytes: int = 2) -> int:
-    """Keys and values of all layers while generating: 2 L T d_kv a row."""
+    """Bytes of the KV cache: 2 L T d_kv elements per row."""
     return 2 * layers * rows * context * kv_width * element_bytes

@@ -1,10 +1,10 @@
-"""The numbers of a model that its cost depends on; `model.settings.ModelConfig` has them all."""
+"""The fields of a model's shape that determine its cost. `model.config.ModelConfig` has them."""
 
 from typing import Protocol
 
 
 class Shape(Protocol):
-    """What `flops` and `memory` ask of a model: counts, never a tensor."""
+    """The shape that `flops` and `memory` read."""
 
     @property
     def vocab(self) -> int: ...
@@ -36,4 +36,4 @@ class Shape(Protocol):
     def activation(self) -> str: ...
     @property
     def bias(self) -> str: ...
-    def parameters_by_part(self) -> dict[str, int]: ...
+    def parameters_by_module(self) -> dict[str, int]: ...

@@ -1,7 +1,7 @@
-"""`ingot plan`: what a run would do, stage by stage, and what every train stage will take.
+"""`ingot plan`: the state of every stage, and the forecast cost of train stages.
 
-Rows are plain data first (`--json` prints those). A kind says which of its settings are shown (`Kind.facts`) and what
-it will take (`Kind.forecast`).
+Rows are plain data, which `--json` prints. A kind defines the settings to show (`Kind.facts`) and its forecast
+(`Kind.forecast`).
 """
 
 from collections.abc import Iterator
@@ -20,13 +20,14 @@ from ingot.stages.kinds import KINDS
 from ingot.stages.training.forecast import UTILISATION
 
 BARS = "▁▂▃▄▅▆▇█"
+"""Heights of a sparkline."""
 
 
 def device_of(name: str | None) -> Device:
-    """The GPU of that name, or what this machine has.
+    """The GPU of that name; None stands for this machine.
 
     Raises:
-        UserError: no data sheet of that GPU is known.
+        UserError: the GPU is unknown.
     """
     if name is None:
         return this_machine()
@@ -36,8 +37,15 @@ def device_of(name: str | None) -> Device:
 
 
 def plan_rows(graph: Graph, device: Device | None = None, ranks: int = 1) -> list[dict[str, Any]]:
-    """What `run` would do: {name, kind, state, why, key, inputs, facts} of every stage, in order, `missing` where its
-    files cannot be read and are needed, and `forecast` of a train stage for that device (this machine's by default).
+    """A row for every stage, in order of execution.
+
+    Args:
+        device: the device of the forecast; default: this machine's.
+        ranks: processes of the forecast.
+
+    Returns:
+        {name, kind, state, why, key, inputs, facts}; with `missing`, an error message, if required files cannot be
+        read; with `forecast` for kinds that have one.
     """
     device = device or this_machine()
     rows = []
@@ -60,20 +68,20 @@ def plan_rows(graph: Graph, device: Device | None = None, ranks: int = 1) -> lis
     return rows
 
 
-# -- printed -----------------------------------------------------------------------------------------------------------
+# -- printing ----------------------------------------------------------------------------------------------------------
 
 
 def print_plan(rows: list[dict[str, Any]]) -> None:
-    """The stages as a table, then a few lines on each train stage."""
-    out, shown = console(), table("stage", "kind", "state", "why", "what", "key")
+    """Print the stages as a table, and the forecasts below it."""
+    out, stages = console(), table("stage", "kind", "state", "why", "what", "key")
     for row in rows:
-        what = ", ".join(_fact(name, value) for name, value in row["facts"].items() if value)
-        shown.add_row(row["name"], row["kind"], state_text(row["state"]), row["why"], what, row["key"][:8])
-    out.print(shown)
+        facts = ", ".join(_fact(name, value) for name, value in row["facts"].items() if value)
+        stages.add_row(row["name"], row["kind"], state_text(row["state"]), row["why"], facts, row["key"][:8])
+    out.print(stages)
     for row in rows:
-        if told := row.get("forecast"):
+        if forecast := row.get("forecast"):
             out.print(Text(f"\n{row['name']}", "bold"))
-            for name, line in _lines(told):
+            for name, line in _forecast_lines(forecast):
                 out.print(f"  {name:<10}  {line}", soft_wrap=True)
     to_do = [row for row in rows if row["state"] != "HIT"]
     done = f"{len(rows) - len(to_do)} of {len(rows)} stages are done"
@@ -88,29 +96,29 @@ def _fact(name: str, value: Any) -> str:
     return f"{name} {value}" if name in ("vocab", "init") else str(value)
 
 
-def _mixture(shares: dict[str, float]) -> str:
-    return " + ".join(name if len(shares) == 1 else f"{share:.3g} {name}" for name, share in shares.items())
+def _mixture(fractions: dict[str, float]) -> str:
+    return " + ".join(name if len(fractions) == 1 else f"{fraction:.3g} {name}" for name, fraction in fractions.items())
 
 
-def _lines(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """A forecast in a few lines: (what, words)."""
-    if counts := told.get("parameters"):
+def _forecast_lines(forecast: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(label, text) of each line of a forecast."""
+    if counts := forecast.get("parameters"):
         parts = ", ".join(f"{name} {figures.short(n)}" for name, n in counts["parts"].items() if n)
-        learned = f"all but {counts['undecayed']:,} decay"
+        trained = f"all but {counts['undecayed']:,} decay"
         if counts["trained"] < counts["total"]:
             frozen = counts["total"] - counts["trained"]
-            learned = f"{counts['trained']:,} trained ({counts['trained'] / frozen:.2%}), the others frozen"
-        yield "parameters", f"{counts['total']:,}: {parts}; {learned}"
-    if "unknown" in told:
-        yield "unknown", told["unknown"]
-    if "length" in told:
-        yield from _length(told)
-        yield from _rates(told)
-        yield from _resources(told)
+            trained = f"{counts['trained']:,} trained ({counts['trained'] / frozen:.2%}), the others frozen"
+        yield "parameters", f"{counts['total']:,}: {parts}; {trained}"
+    if "unknown" in forecast:
+        yield "unknown", forecast["unknown"]
+    if "length" in forecast:
+        yield from _length_lines(forecast)
+        yield from _schedule_lines(forecast)
+        yield from _resource_lines(forecast)
 
 
-def _length(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    length, batch = told["length"], told["batch"]
+def _length_lines(forecast: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    length, batch = forecast["length"], forecast["batch"]
     tokens = f"{figures.short(length['tokens'])} tokens"
     if length["epochs"] is None:
         tokens = f"about {tokens} (exact after tokenizing)"
@@ -121,44 +129,51 @@ def _length(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
         spent = f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
         line += f"; {spent} GPU-hours, {time}, at an assumed {UTILISATION:.0%} of the peak"
     yield "length", line
-    if seen := ", ".join(f"{name} {n:.3g}" for name, n in (length["epochs"] or {}).items()):
-        yield "epochs", seen
+    if epochs := ", ".join(f"{name} {n:.3g}" for name, n in (length["epochs"] or {}).items()):
+        yield "epochs", epochs
     split = f"micro-batch {batch['micro_batch']} x accumulation {batch['accumulation']} x {batch['ranks']} rank(s)"
-    whole = batch["rows"] == batch["micro_batch"] * batch["accumulation"] * batch["ranks"]
-    yield "batch", f"{batch['rows']:,} rows of {batch['context']:,} {'=' if whole else 'in at most'} {split}"
+    exact = batch["rows"] == batch["micro_batch"] * batch["accumulation"] * batch["ranks"]
+    yield "batch", f"{batch['rows']:,} rows of {batch['context']:,} {'=' if exact else 'in at most'} {split}"
 
 
-def _rates(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The curve of the rate, that of the rows where they change, and one line a phase where there are several."""
-    curve, phases = told["curve"], told["phases"]
-    yield "rate", f"{sparkline(curve['lr'])}  {_ends(phases[0]) if len(phases) == 1 else ''}"
+def _schedule_lines(forecast: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The learning rate, the batch size if it changes, and each phase if there are several."""
+    curve, phases = forecast["curve"], forecast["phases"]
+    yield "rate", f"{sparkline(curve['lr'])}  {_lr_range(phases[0]) if len(phases) == 1 else ''}"
     if len(set(curve["rows"])) > 1:
         yield "rows", f"{sparkline(curve['rows'])}  {curve['rows'][0]:,} -> {curve['rows'][-1]:,}"
     for phase in phases if len(phases) > 1 else ():
         rows = " to ".join(f"{n:,}" for n in dict.fromkeys((phase["rows"], phase["last_rows"])))
         steps = f"steps {phase['first_step']:,} to {phase['last_step']:,}"
         tokens = f"{rows} rows of {phase['context']:,}, {figures.short(phase['tokens'])} tokens"
-        yield phase["name"], f"{steps}: {_mixture(phase['data'])}; {tokens}; rate {_ends(phase)}"
+        yield phase["name"], f"{steps}: {_mixture(phase['data'])}; {tokens}; rate {_lr_range(phase)}"
 
 
-def _ends(phase: dict[str, Any]) -> str:
-    return " -> ".join(f"{rate:.3g}" for rate in (phase["first_lr"], phase["peak_lr"], phase["last_lr"]))
+def _lr_range(phase: dict[str, Any]) -> str:
+    return " -> ".join(f"{lr:.3g}" for lr in (phase["first_lr"], phase["peak_lr"], phase["last_lr"]))
 
 
-def _resources(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    memory, choice = dict(told["memory"]), told["execution"]
-    total, there = memory.pop("total"), memory.pop("available")
+def _resource_lines(forecast: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    memory, choice, generation = dict(forecast["memory"]), forecast["execution"], forecast["generation"]
+    total, available = memory.pop("total"), memory.pop("available")
     parts = ", ".join(f"{name} {figures.size(n)}" for name, n in memory.items() if n)
-    of = f"{figures.size(total)} of {figures.size(there)}{'' if total <= there else ', does not fit'}"
-    yield "memory", f"{of}{' (each rank)' if told['batch']['ranks'] > 1 else ''}: {parts}"
-    later = told["generation"]
-    cache = f"{figures.size(later['cache'])} of keys and values a row of {later['context']:,}"
-    yield "generation", f"weights {figures.size(later['weights'])}, {cache}"
-    chosen = (choice["device"], choice["precision"], choice["optimizer"], f"{choice['attention']} attention")
-    yield "compute", ", ".join(chosen)
+    use = f"{figures.size(total)} of {figures.size(available)}{'' if total <= available else ', does not fit'}"
+    yield "memory", f"{use}{' (each rank)' if forecast['batch']['ranks'] > 1 else ''}: {parts}"
+    published = {name: figures.size(n) for name, n in forecast["published"].items()}
+    yield (
+        "",
+        (
+            f"for comparison, GPT-3's blocks in 16 bits (arXiv:2205.05198): activations {published['activations']}, "
+            f"and {published['attention']} without fused attention"
+        ),
+    )
+    cache = f"{figures.size(generation['cache'])} of keys and values per row of {generation['context']:,}"
+    yield "generation", f"weights {figures.size(generation['weights'])}, {cache}"
+    compute = (choice["device"], choice["precision"], choice["optimizer"], f"{choice['attention']} attention")
+    yield "compute", ", ".join(compute)
 
 
 def sparkline(values: list[float]) -> str:
-    """A curve in one line of text, from 0 to its highest value."""
+    """A curve as one line of text, scaled from 0 to its maximum."""
     top = max(values, default=0) or 1
     return "".join(BARS[min(len(BARS) - 1, int(len(BARS) * value / top))] for value in values)

@@ -1,7 +1,7 @@
-"""What a stage's directory holds, as plain data, for the terminal and the page alike.
+"""Reads a stage's directory as plain data, for the terminal and the page.
 
-Every function takes what is there: a stage that runs, or was interrupted, has no result yet, and a report about it is
-read for what it has. Nothing here waits, locks or writes.
+A running or interrupted stage lacks some files, and every function then returns what exists so far. No function waits,
+locks or writes.
 """
 
 import re
@@ -16,28 +16,28 @@ from ingot.core import artifact
 from ingot.core.events import METRICS, read_events
 from ingot.stages.job import TABLE, in_role
 
-SAMPLES = 2
-"""Removed documents shown per reason."""
+MAX_DROPPED_SAMPLES = 2
+"""Dropped documents shown per reason."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file's table; empty where there is none (yet)."""
+    """A JSON file's table; empty if the file does not exist."""
     try:
         return artifact.read_json(path)
     except FileNotFoundError:
         return {}
 
 
-def read_lines(path: Path, most: int | None = None) -> list[dict[str, Any]]:
-    """Tables of a JSONL file, at most the first `most`; none where there is no file (yet)."""
+def read_lines(path: Path, max_lines: int | None = None) -> list[dict[str, Any]]:
+    """The first tables of a JSONL file (default: all); empty if the file does not exist."""
     try:
-        return artifact.read_lines(path, most)
+        return artifact.read_lines(path, max_lines)
     except FileNotFoundError:
         return []
 
 
 def record(stage: Path) -> dict[str, Any]:
-    """What the stage was told: name, kind, settings, inputs; empty before it starts."""
+    """The stage's record, with its name, kind, settings and inputs; empty before it starts."""
     return read_json(stage / artifact.RECORD)
 
 
@@ -47,25 +47,25 @@ def result(stage: Path) -> dict[str, Any]:
 
 
 def events(stage: Path, event: str) -> list[dict[str, Any]]:
-    """The stage's events of one name, by step where they have one."""
-    found = read_events(stage / METRICS, event)
-    return sorted(found, key=lambda e: e["step"]) if all("step" in e for e in found) else found
+    """The stage's events of one name, sorted by step if they have one."""
+    named = read_events(stage / METRICS, event)
+    return sorted(named, key=lambda e: e["step"]) if all("step" in e for e in named) else named
 
 
 def facts(stage: Path) -> dict[str, Any]:
-    """What a train stage announced before its first step (and, when finished, repeats in its result)."""
-    planned = events(stage, "plan")
-    return planned[-1] if planned else result(stage)
+    """Sizes and plan of a train stage, logged before its first step and repeated in its result."""
+    plans = events(stage, "plan")
+    return plans[-1] if plans else result(stage)
 
 
 def evaluations(stage: Path) -> list[dict[str, Any]]:
-    """Numbers of every evaluation during training, by step, without the event's own fields."""
-    own = ("event", "time", "attempt")
-    return [{k: v for k, v in e.items() if k not in own} for e in events(stage, "evaluation")]
+    """Metrics of every evaluation during training, sorted by step."""
+    event_fields = ("event", "time", "attempt")
+    return [{k: v for k, v in e.items() if k not in event_fields} for e in events(stage, "evaluation")]
 
 
 def samples(stage: Path) -> list[dict[str, Any]]:
-    """Generated texts: {step | model, prompt, text}; of several for the same place the newest."""
+    """Generated texts {step | model, prompt, text}; the newest one for each step, model and prompt."""
     newest = {(e.get("step"), e.get("model"), e["prompt"]): e for e in events(stage, "sample")}
     return list(newest.values())
 
@@ -75,14 +75,14 @@ def table(stage: Path) -> list[dict[str, Any]]:
     return read_lines(stage / TABLE)
 
 
-def dropped_samples(stage: Path, each: int = SAMPLES) -> list[dict[str, Any]]:
-    """The first removed documents of every reason: {source, path, offset, reason, bytes, text}."""
+def dropped_samples(stage: Path, per_reason: int = MAX_DROPPED_SAMPLES) -> list[dict[str, Any]]:
+    """The first dropped documents of every reason: {source, path, offset, reason, bytes, text}."""
     path = stage / "dropped.parquet"
     if not path.exists():
         return []
-    wanted = read_json(stage / "funnel.json").get("dropped", {})
-    missing = Counter({reason: min(each, counts["documents"]) for reason, counts in wanted.items()})
-    found = []
+    dropped = read_json(stage / "funnel.json").get("dropped", {})
+    missing = Counter({reason: min(per_reason, counts["documents"]) for reason, counts in dropped.items()})
+    samples = []
     try:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=1024):
@@ -91,34 +91,39 @@ def dropped_samples(stage: Path, each: int = SAMPLES) -> list[dict[str, Any]]:
                 for row, reason in enumerate(batch.column("reason").to_pylist()):
                     if missing[reason] > 0:
                         missing[reason] -= 1
-                        found.append({name: batch.column(name)[row].as_py() for name in batch.schema.names})
+                        samples.append({name: batch.column(name)[row].as_py() for name in batch.schema.names})
     except pa.ArrowException:
         raise artifact.damaged(path, "table") from None
-    order = list(wanted)
-    return sorted(found, key=lambda sample: order.index(sample["reason"]))
+    order = list(dropped)
+    return sorted(samples, key=lambda sample: order.index(sample["reason"]))
 
 
-def quarantined(stage: Path, most: int = 10) -> list[dict[str, Any]]:
-    """Things that could not be read, of each file the first of a kind: {source, path, line, offset, bytes, reason}, and
-    how many were `alike`, itself included. Reasons that differ in numbers alone are of one kind.
+def quarantined(stage: Path, max_groups: int = 10) -> list[dict[str, Any]]:
+    """Inputs that could not be read, grouped by file and reason (ignoring numbers in the reason).
+
+    Returns:
+        the first of each group: {source, path, line, offset, bytes, reason, alike}, `alike` the size of the group.
     """
-    kinds: dict[tuple[str, str], dict[str, Any]] = {}
+    groups: dict[tuple[str, str], dict[str, Any]] = {}
     for record in read_lines(stage / "quarantine.jsonl"):
-        kind = record["path"], re.sub(r"\d+", "0", record["reason"])
-        kinds.setdefault(kind, {**record, "alike": 0})["alike"] += 1
-    return list(kinds.values())[:most]
+        group = record["path"], re.sub(r"\d+", "0", record["reason"])
+        groups.setdefault(group, {**record, "alike": 0})["alike"] += 1
+    return list(groups.values())[:max_groups]
 
 
 def models(stage: Path) -> list[str]:
-    """The models that an evaluate stage reads, by the names that its table has for them."""
+    """Names of the models that an evaluate stage evaluates."""
     return list(in_role(record(stage).get("inputs", {}), "model"))
 
 
-def yardsticks(stage: Path) -> dict[str, list[dict[str, Any]]]:
-    """Bits per byte of every corpus in an evaluate stage: references first, each from the most bits to the fewest."""
-    rows = [row for row in table(stage) if row["metric"] == "bits_per_byte"]
-    judged = models(stage)
+def bits_per_byte(stage: Path) -> dict[str, list[dict[str, Any]]]:
+    """Bits per byte in an evaluate stage: corpus -> rows, baselines before models, each in descending order.
+
+    Rows have a further field `reference`, which is true for baselines.
+    """
+    evaluated = models(stage)
     tasks: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        tasks.setdefault(row["task"], []).append({**row, "reference": row["model"] not in judged})
-    return {task: sorted(found, key=lambda r: (not r["reference"], -r["value"])) for task, found in tasks.items()}
+    for row in table(stage):
+        if row["metric"] == "bits_per_byte":
+            tasks.setdefault(row["task"], []).append({**row, "reference": row["model"] not in evaluated})
+    return {task: sorted(rows, key=lambda r: (not r["reference"], -r["value"])) for task, rows in tasks.items()}

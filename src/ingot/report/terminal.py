@@ -1,12 +1,12 @@
-"""What the command line prints: tables and lines, the same facts as the page.
+"""Output of the command line, with the same facts as the page.
 
-Progress goes to standard error, where the stages' own bars are; answers go to standard output. Rows are plain data
-first (`--json` prints those), and a table of them second.
+Progress goes to standard error, like the stages' progress bars; results go to standard output. Functions named `*_rows`
+return plain data, which `--json` prints; functions named `print_*` format it.
 """
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +32,17 @@ COLOURS = {
     "WAIT": "magenta",
 }
 PIPE_WIDTH = 160
-"""Columns where no terminal says how many: a log should not be cut at 80."""
-NUMBERS = frozenset({"step", "loss", "validation", "tok/s", "ETA", "time"})
-"""Columns that are numbers."""
-PIECE_CHARACTERS, SAMPLE_CHARACTERS = 300, 200
-"""How much of a text is printed."""
-STEPS_SHOWN = 20
+"""Width of files and pipes in characters; rich's default of 80 would wrap log lines."""
+RIGHT_ALIGNED = frozenset({"step", "loss", "validation", "tok/s", "ETA", "time"})
+"""Columns of numbers."""
+MAX_PIECE_CHARACTERS, MAX_SAMPLE_CHARACTERS = 300, 200
+"""Characters printed of a document's piece, and of a generated sample."""
+MAX_STEPS = 20
+"""Steps printed of a document."""
 
 
 def console(error: bool = False) -> Console:
-    """Standard output (or error), wide where it is a file or a pipe."""
+    """A console on standard output, or on standard error."""
     stream = sys.stderr if error else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
     return Console(stderr=error, width=width, highlight=False, markup=False, soft_wrap=False)
@@ -51,16 +52,20 @@ def print_rows(rows: Sequence[Mapping[str, str]]) -> None:
     """Print rows as a table on standard output; the keys of the first row are the columns."""
     if not rows:
         return
-    shown = Table(box=None, pad_edge=False)
+    filled = Table(box=None, pad_edge=False)
     for name in rows[0]:
-        shown.add_column(name)
+        filled.add_column(name)
     for row in rows:
-        shown.add_row(*row.values())
-    console().print(shown)
+        filled.add_row(*row.values())
+    console().print(filled)
 
 
 def stage_line(node: Node, now: Status, seconds: float | None) -> None:
-    """One line before a stage, and one after it where it ran (the callback of `pipeline.run`)."""
+    """Print a line about a stage.
+
+    Args:
+        seconds: duration of the stage after it ran; None before it runs.
+    """
     line = Text(f"{node.name:<16}  ")
     if seconds is None:
         line.append_text(state_text(now.state)).append(f"  {now.why}")
@@ -70,63 +75,69 @@ def stage_line(node: Node, now: Status, seconds: float | None) -> None:
 
 
 def print_end(graph: Graph, page: Path) -> None:
-    """The most important numbers, a sample, and the path of the report."""
+    """Print the main results of a run, and the path of the report."""
     out = console()
     for node in graph.nodes.values():
-        stage = graph.stage(node).path
-        if node.kind == "train":
-            _print_train(out, node.name, stage)
-        if node.kind == "evaluate":
-            _print_evaluate(out, stage)
-        if node.kind == "judge":
-            _print_verdict(out, stage)
+        for line in RESULT_LINES.get(node.kind, _no_lines)(node.name, graph.stage(node).path):
+            out.print(line, soft_wrap=True)
     out.print(f"report  {page}", soft_wrap=True)
 
 
-def _print_train(out: Console, name: str, stage: Path) -> None:
+def _no_lines(name: str, stage: Path) -> Iterator[str | Text]:
+    yield from ()
+
+
+def _train_lines(name: str, stage: Path) -> Iterator[str | Text]:
     result = reading.result(stage)
     if not result:
         return
     loss = result.get("val_loss_nats")
-    line = f"{name}: validation loss {figures.nats(loss)} nats, {figures.meaning(result)}"
-    unscored = result.get("val_unscored_share", 0.0)
+    line = f"{name}: validation loss {figures.nats(loss)} nats, {figures.describe_loss(result)}"
+    unscored = result.get("val_unscored_fraction", 0.0)
     if "val_reward" in result or unscored:
         reward = figures.nats(result["val_reward"]) if "val_reward" in result else "unknown"
         line = f"{name}: reward {reward} of fresh samples on held-out prompts"
         line += f", {unscored:.0%} of which could not be scored" if unscored else ""
     if "bits_per_byte" in result:
         line += f", {figures.nats(result['bits_per_byte'])} bits per byte"
-    out.print(
-        f"{line}; {figures.short(result['tokens'])} tokens trained on in {figures.duration(result['seconds'])}",
-        soft_wrap=True,
-    )
+    yield f"{line}; {figures.short(result['tokens'])} tokens trained on in {figures.duration(result['seconds'])}"
 
 
-def _print_evaluate(out: Console, stage: Path) -> None:
-    for task, rows in reading.yardsticks(stage).items():
+def _evaluate_lines(name: str, stage: Path) -> Iterator[str | Text]:
+    for task, rows in reading.bits_per_byte(stage).items():
         numbers = ", ".join(f"{row['model']} {figures.nats(row['value'])}" for row in rows)
-        out.print(f"bits per byte on held-out {task}: {numbers}", soft_wrap=True)
-    for line in panels_forgetting.lines(stage):
-        out.print(line, soft_wrap=True)
-    newest = {s["model"]: s for s in reversed(reading.samples(stage))}  # the first prompt of each model
-    for model, sample in reversed(newest.items()):
-        text = Text.assemble("  ", (sample["prompt"], "bold"), shortened(sample["text"], SAMPLE_CHARACTERS))
-        out.print(f"{model} writes:")
-        out.print(Text("\n  ").join(text.split("\n", allow_blank=True)), soft_wrap=True)
+        yield f"bits per byte on held-out {task}: {numbers}"
+    yield from panels_forgetting.lines(stage)
+    first = {s["model"]: s for s in reversed(reading.samples(stage))}  # the sample of each model's first prompt
+    for model, sample in reversed(first.items()):
+        text = Text.assemble("  ", (sample["prompt"], "bold"), shortened(sample["text"], MAX_SAMPLE_CHARACTERS))
+        yield f"{model} writes:"
+        yield Text("\n  ").join(text.split("\n", allow_blank=True))
 
 
-def _print_verdict(out: Console, stage: Path) -> None:
+def _judge_lines(name: str, stage: Path) -> Iterator[str | Text]:
     against = reading.record(stage).get("settings", {}).get("against")
     for row in reading.table(stage):
         if row["metric"] == "win_rate":
-            share, low, high = (f"{row[name]:.0%}" for name in ("value", "low", "high"))
-            won = f"{row['model']} beats {against} in {share} of {row['n']:,} prompts ({low} to {high})"
-            out.print(f"{won}, says {row['task']}", soft_wrap=True)
+            rate, low, high = (f"{row[name]:.0%}" for name in ("value", "low", "high"))
+            won = f"{row['model']} beats {against} in {rate} of {row['n']:,} prompts ({low} to {high})"
+            yield f"{won}, judged by {row['task']}"
+
+
+RESULT_LINES: dict[str, Callable[[str, Path], Iterator[str | Text]]] = {
+    "train": _train_lines,
+    "evaluate": _evaluate_lines,
+    "judge": _judge_lines,
+}
+"""Kind -> (name, directory of a stage) -> the lines that a run prints about the stage at its end."""
 
 
 def status_rows(graph: Graph) -> list[dict[str, Any]]:
-    """How far every stage is: {name, kind, state, why, seconds}; of train stages also {step, phase, steps,
-    loss_nats, val_loss_nats, val_reward, tok_s, eta_s, health}.
+    """The progress of every stage.
+
+    Returns:
+        {name, kind, state, why, seconds}; for train stages also {step, phase, steps, loss_nats, val_loss_nats,
+        val_reward, tok_s, eta_s, health}.
     """
     rows = []
     for node in graph.nodes.values():
@@ -141,63 +152,65 @@ def status_rows(graph: Graph) -> list[dict[str, Any]]:
 
 def _train_progress(stage: Path, state: str) -> dict[str, Any]:
     steps, facts = reading.events(stage, "step"), reading.facts(stage)
-    judged = {**(reading.evaluations(stage) or [{}])[-1], **reading.result(stage)}  # at the end on all held-out rows
+    # The result replaces the last evaluation, since it is computed on all held-out rows.
+    validation = {**(reading.evaluations(stage) or [{}])[-1], **reading.result(stage)}
     last = steps[-1] if steps else {}
-    rate, share = last.get("tok_s") or 0, _share_done(stage, last.get("step", 0), facts.get("steps", 0))
-    left = last.get("tokens_seen", 0) * (1 / share - 1) if share else 0.0
-    eta = left / rate if state == "RUNNING" and rate and share else None
+    rate, done = last.get("tok_s") or 0, _fraction_done(stage, last.get("step", 0), facts.get("steps", 0))
+    left = last.get("tokens_seen", 0) * (1 / done - 1) if done else 0.0
+    eta = left / rate if state == "RUNNING" and rate and done else None
     return {
         "step": last.get("step", 0),
         "phase": last.get("phase"),
         "steps": facts.get("steps"),
         "loss_nats": last.get("loss_nats"),
-        "val_loss_nats": judged.get("val_loss_nats"),
-        "val_reward": judged.get("val_reward"),
+        "val_loss_nats": validation.get("val_loss_nats"),
+        "val_reward": validation.get("val_reward"),
         "tok_s": last.get("tok_s"),
         "eta_s": eta,
         "health": _health(stage) if steps else None,
     }
 
 
-def _share_done(stage: Path, step: int, steps: int) -> float:
-    """How much of all rows, counted in tokens, the steps so far have had; of a batch that grows, about."""
-    phases = {e["name"]: e for e in reading.events(stage, "phase")}.values()  # of several attempts the newest
-    whole = sum(_row_tokens(phase, phase["last_step"]) for phase in phases)
-    if not whole:
+def _fraction_done(stage: Path, step: int, steps: int) -> float:
+    """Fraction of the run's rows, weighted by context, that the steps so far have used; approximate for growing
+    batches."""
+    phases = {e["name"]: e for e in reading.events(stage, "phase")}.values()  # the newest attempt's
+    total = sum(_row_tokens(phase, phase["last_step"]) for phase in phases)
+    if not total:
         return step / steps if steps else 0.0
-    return sum(_row_tokens(phase, step) for phase in phases) / whole
+    return sum(_row_tokens(phase, step) for phase in phases) / total
 
 
 def _row_tokens(phase: Mapping[str, Any], step: int) -> float:
-    """Of a phase's rows up to a step."""
+    """Rows x context of a phase up to a step."""
     steps = phase["last_step"] - phase["first_step"] + 1
-    made = min(max(0, step - phase["first_step"] + 1), steps)
-    grown = (phase["last_rows"] - phase["rows"]) / steps
-    return made * (phase["rows"] + grown * made / 2) * phase["context"]
+    done = min(max(0, step - phase["first_step"] + 1), steps)
+    growth = (phase["last_rows"] - phase["rows"]) / steps
+    return done * (phase["rows"] + growth * done / 2) * phase["context"]
 
 
 def _health(stage: Path) -> str:
-    """The newest verdict on the gradients; only changes are events, and a run begins healthy."""
+    """The newest health of the gradients. Only changes are logged, and a run starts healthy."""
     return next((e["health"] for e in reversed(reading.events(stage, "health"))), "healthy")
 
 
 def print_status(rows: list[dict[str, Any]]) -> None:
-    """The status as a table."""
-    shown = table("stage", "kind", "state", "step", "loss", "validation", "tok/s", "ETA", "time", "why")
+    """Print the rows of `status_rows` as a table."""
+    stages = table("stage", "kind", "state", "step", "loss", "validation", "tok/s", "ETA", "time", "why")
     for row in rows:
         step = f"{row['step']:,} / {row['steps']:,}" if row.get("steps") else ""
         step = f"{row['phase']}  {step}" if row.get("phase") else step
-        spelled = [
+        cells = [
             figures.nats(row["loss_nats"]) if row.get("loss_nats") is not None else "",
             _validation(row),
             figures.count(row["tok_s"]) if row.get("tok_s") else "",
             figures.duration(row["eta_s"]) if row.get("eta_s") is not None else "",
             figures.duration(row["seconds"]) if row.get("seconds") is not None else "",
         ]
-        worry = row["health"] if row.get("health") not in (None, "healthy") else ""
-        why = "; ".join(filter(None, ("" if row["state"] == "HIT" else row["why"], worry)))
-        shown.add_row(row["name"], row["kind"], state_text(row["state"]), step, *spelled, why)
-    console().print(shown)
+        health = row["health"] if row.get("health") not in (None, "healthy") else ""
+        why = "; ".join(filter(None, ("" if row["state"] == "HIT" else row["why"], health)))
+        stages.add_row(row["name"], row["kind"], state_text(row["state"]), step, *cells, why)
+    console().print(stages)
 
 
 def _validation(row: dict[str, Any]) -> str:
@@ -207,40 +220,43 @@ def _validation(row: dict[str, Any]) -> str:
 
 
 def print_trace(data: list[dict[str, Any]], step: int) -> None:
-    """The documents of a batch, row by row."""
+    """Print the documents of a batch, row by row."""
     out = console()
     for row in data:
         pieces = row["pieces"]
-        many = f"{len(pieces)} document{'s' if len(pieces) != 1 else ''}"
-        out.print(
-            Text(f"step {step:,}: {row['source']}, row {row['row']:,}: {many}, {len(row['ids']):,} tokens", "bold")
-        )
+        documents = f"{len(pieces)} document{'s' if len(pieces) != 1 else ''}"
+        heading = f"step {step:,}: {row['source']}, row {row['row']:,}: {documents}, {len(row['ids']):,} tokens"
+        out.print(Text(heading, "bold"))
         for piece in pieces:
             at = f" at {piece['offset']:,}" if piece.get("offset") else ""
             span = f"tokens {piece['first_token']:,} to {piece['first_token'] + piece['tokens'] - 1:,}"
             out.print(Text(f"  {piece.get('path', '?')}{at}, {span}", "cyan"), soft_wrap=True)
-            out.print(Text(shortened(piece["text"], PIECE_CHARACTERS), "dim"), soft_wrap=True)
+            out.print(Text(shortened(piece["text"], MAX_PIECE_CHARACTERS), "dim"), soft_wrap=True)
 
 
 def print_document_steps(data: list[dict[str, Any]]) -> None:
-    """The steps of each document of a file."""
+    """Print the steps that train on each document of a file."""
     out = console()
     for row in data:
         at = f" at {row['offset']:,}" if row.get("offset") else ""
         out.print(Text(f"{row['corpus']}: {row['path']}{at}, {row['tokens']:,} tokens", "cyan"), soft_wrap=True)
         steps = row["steps"]
-        more = f" and {len(steps) - STEPS_SHOWN:,} more" if len(steps) > STEPS_SHOWN else ""
-        shown = ", ".join(f"{step:,}" for step in steps[:STEPS_SHOWN])
-        out.print(f"  in {figures.count(len(steps))} steps: {shown}{more}" if steps else "  in no step", soft_wrap=True)
+        more = f" and {len(steps) - MAX_STEPS:,} more" if len(steps) > MAX_STEPS else ""
+        first = ", ".join(f"{step:,}" for step in steps[:MAX_STEPS])
+        out.print(f"  in {figures.count(len(steps))} steps: {first}{more}" if steps else "  in no step", soft_wrap=True)
 
 
-def table(*columns: str, right: Iterable[str] = NUMBERS) -> Table:
-    """An empty table without lines; `right` names the columns of numbers."""
-    made = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+def table(*columns: str, right: Iterable[str] = RIGHT_ALIGNED) -> Table:
+    """An empty table without lines.
+
+    Args:
+        right: names of right-aligned columns.
+    """
+    empty = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
         justify = "right" if column in right else "left"
-        made.add_column(column, justify=justify, overflow="fold", no_wrap=column in ("stage", "state"))
-    return made
+        empty.add_column(column, justify=justify, overflow="fold", no_wrap=column in ("stage", "state"))
+    return empty
 
 
 def state_text(state: str) -> Text:
@@ -249,21 +265,25 @@ def state_text(state: str) -> Text:
 
 
 class Progress:
-    """Lines on standard error while a recipe runs; of a sweep also `point 3 of 6`, and what all share only once."""
+    """Prints progress on standard error while a recipe or a sweep runs; a finished stage is printed once per sweep."""
 
     def __init__(self, graphs: list[Graph], quiet: bool):
         self._points, self._quiet = len(graphs), quiet
-        self._told: set[str] = set()
+        self._printed: set[str] = set()
 
     def point(self, number: int, graph: Graph, left: float | None) -> None:
-        """Before a point (the callback of `pipeline.points`)."""
+        """Print a line before a point of a sweep (a callback of `pipeline.sweep.run_all`).
+
+        Args:
+            left: estimated seconds until the end of the sweep.
+        """
         if not self._quiet:
             line = f"point {number} of {self._points}  {label(graph)}"
             line += f"  about {figures.duration(left)} left" if left else ""
             console(error=True).print(line, style="bold", soft_wrap=True)
 
     def stage(self, node: Node, now: Status, seconds: float | None) -> None:
-        """Before a stage and after it (the callback of `pipeline.run`)."""
-        if not self._quiet and (now.state != "HIT" or node.key not in self._told):
+        """Print a line before and after a stage (a callback of `pipeline.run`); the arguments are `stage_line`'s."""
+        if not self._quiet and (now.state != "HIT" or node.key not in self._printed):
             stage_line(node, now, seconds)
-        self._told.add(node.key)
+        self._printed.add(node.key)

@@ -1,4 +1,4 @@
-"""What a stage's child process is told, and what it hands to the builder."""
+"""The input of a builder (`Job`), and readers of the files in a stage's directory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from ingot.core.events import Display, EventLog
 from ingot.core.settings import Settings
 from ingot.model.config import ModelConfig
 
-MODEL, TOKENIZER, CHOICES = "model.json", "tokenizer.json", "execution.json"
-"""Of stages that make models and tokenizers: a shape, a vocabulary, and how the stage is computed here."""
+MODEL, TOKENIZER, EXECUTION_FILE = "model.json", "tokenizer.json", "execution.json"
+"""Files of a train stage: its `ModelConfig`, its tokenizer, and its execution settings on this machine."""
 TABLE, ANSWERS = "table.jsonl", "answers.jsonl"
-"""Of stages that judge models: rows {model, task, metric, value, low, high, n}, and what each model answered."""
+"""Files of a stage that evaluates models: rows {model, task, metric, value, low, high, n}, and the models' answers."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Input:
-    """A stage this one reads: its name in the recipe, its key, its directory."""
+    """A stage that is an input of another: its name in the recipe, its key and its directory."""
 
     name: str
     key: str
@@ -36,25 +36,25 @@ class Input:
         return self._record()["settings"]
 
     def key_of(self, role: str) -> str:
-        """Key of one of this stage's own inputs."""
+        """Key of an input of this stage."""
         return self._record()["inputs"][role]["key"]
 
     def name_of(self, role: str) -> str:
-        """Name of one of this stage's own inputs."""
+        """Name of an input of this stage."""
         return self._record()["inputs"][role]["name"]
 
     def _record(self) -> dict[str, Any]:
-        return open_stage(self.path)
+        return read_record(self.path)
 
 
 @dataclass(frozen=True)
 class Job:
-    """Everything a builder needs."""
+    """The argument of a builder."""
 
     name: str
     settings: Settings
     inputs: Mapping[str, Input]
-    """Role -> input, such as `tokenizer` or `data:NAME`; what a kind reads is in `pipeline/resolve.py`."""
+    """Role -> input, such as `tokenizer` or `data:NAME`; `Kind.reads` defines the roles."""
     seed: int
     out: StageDir
     log: EventLog
@@ -65,12 +65,12 @@ class Job:
 
 
 def in_role(inputs: Mapping[str, T], prefix: str) -> dict[str, T]:
-    """`data:clean` -> `clean`, for all roles with the prefix, in name order."""
+    """The inputs with the prefix, by the rest of their role (`data:clean` -> `clean`), in name order."""
     return {r.removeprefix(prefix + ":"): inputs[r] for r in sorted(inputs) if r.startswith(prefix + ":")}
 
 
-def open_stage(stage: Path) -> dict[str, Any]:
-    """What a stage was told: name, kind, key, settings, inputs.
+def read_record(stage: Path) -> dict[str, Any]:
+    """The record of a stage: name, kind, key, settings, inputs and more.
 
     Raises:
         UserError: not the directory of a stage.
@@ -82,27 +82,27 @@ def open_stage(stage: Path) -> dict[str, Any]:
 
 
 def inputs_of(stage: Path) -> dict[str, Input]:
-    """Role -> the stages that a stage has read: their directories stand beside its own.
+    """The inputs of a stage by role. Their directories are siblings of the stage's own.
 
     Raises:
         UserError: not the directory of a stage.
     """
-    beside, told = stage.resolve().parent, open_stage(stage)["inputs"]
-    return {role: Input(i["name"], i["key"], beside / Path(i["dir"]).name) for role, i in told.items()}
+    siblings, inputs = stage.resolve().parent, read_record(stage)["inputs"]
+    return {role: Input(i["name"], i["key"], siblings / Path(i["dir"]).name) for role, i in inputs.items()}
 
 
 def tokens_name(corpus: str, tokenizer: str) -> str:
-    """The name of the stage that encodes a corpus with a tokenizer, where the recipe gives it none."""
+    """The name of the derived stage that encodes a corpus with a tokenizer."""
     return f"{corpus}@{tokenizer}"
 
 
 def corpus_of(tokens: str) -> str:
-    """The corpus in such a name."""
+    """The corpus of a tokens stage, by the stage's name."""
     return tokens.partition("@")[0]
 
 
 def read_result(stage: Path) -> dict[str, Any]:
-    """A finished stage's numbers.
+    """A finished stage's metrics.
 
     Raises:
         UserError: the stage has not finished.
@@ -114,21 +114,21 @@ def read_result(stage: Path) -> dict[str, Any]:
 
 
 def read_config(stage: Path) -> ModelConfig:
-    """The shape of a train stage's model.
+    """The configuration of a train stage's model.
 
     Raises:
-        UserError: not a train stage, or its shape was written by another version.
+        UserError: not a train stage, or its configuration was written by another version of ingot.
     """
     path = stage / MODEL
     if (stage / "config.json").exists() and not path.exists():
-        raise UserError(f"{stage}: in the Hugging Face layout; make a stage of it with `ingot import hf:{stage}`")
+        raise UserError(f"{stage}: found the Hugging Face layout; create a stage with `ingot import hf:{stage}`")
     if not path.exists():
         raise UserError(f"{stage}: no {MODEL}, expected the directory of a train stage, such as runs/NAME/base")
     try:
         return ModelConfig.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        fields = ", ".join(sorted({".".join(map(str, e["loc"])) or "the whole" for e in error.errors()}))
+        fields = ", ".join(sorted({".".join(map(str, e["loc"])) or "the object" for e in error.errors()}))
         raise UserError(
-            f"{path}: found a shape that this version does not read ({fields}), expected all fields of a model of "
-            "today; train the stage again, or use the version that wrote it"
+            f"{path}: found a configuration that this version cannot read ({fields}), expected the fields of this "
+            "version; train the stage again, or use the version that wrote it"
         ) from None

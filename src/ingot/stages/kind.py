@@ -1,7 +1,7 @@
-"""What a stage kind is: its settings, and all that the rest of the product asks about it. No torch.
+"""The interface of a stage kind: its settings, its inputs, its builder, and its parts of plans and reports. No torch.
 
-A new kind is one package beside this file and one line in `KINDS` (`kinds.py`). The defaults make a kind complete: its
-inputs are the stages that its settings name, its panel lists the numbers of its result.
+A new kind is one package beside this file and one line in `KINDS` (`kinds.py`). By default a kind's inputs are the
+stages that its settings name, and its panel lists the metrics of its result.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from ingot.core.settings import Settings, canonical, stage_fields
 
 @dataclass(frozen=True)
 class Node:
-    """One stage of a recipe with its inputs and its key."""
+    """A stage of a recipe with its inputs and its key."""
 
     name: str
     kind: str
@@ -24,11 +24,11 @@ class Node:
     """Role -> stage, such as `tokenizer` or `data:clean`."""
     seed: int | None
     raw: str | None
-    """Digest of inputs that are no stages."""
+    """Digest of raw inputs: files that are not stages."""
     key: str
     missing: str | None = None
-    """Why its files cannot be read. Where they are gone and the run's link is to a result that is the same otherwise,
-    the node has that result's key; else a key over `raw = None`, that no run ever makes."""
+    """Error message where its raw files cannot be read, else None. If the run links to a result of the same settings,
+    the node has the key of that result; otherwise a key with `raw = None`, which never exists on disk."""
 
     @property
     def directory(self) -> str:
@@ -41,26 +41,27 @@ class Node:
 
 
 class Resolve(Protocol):
-    """Turns the names in the settings of one stage into its inputs (`pipeline/resolve.py`).
+    """Resolves the stage names in the settings of one stage (`pipeline/resolve.py`).
 
-    `setting` is where the name stands, as errors say it. All raise UserError for a name that is no such stage.
+    The argument `setting` is the setting with the name, for errors. The methods that return a node raise UserError for
+    a name that refers to no suitable stage.
     """
 
     name: str
-    """Of the stage whose inputs are resolved."""
+    """Name of the stage whose inputs are resolved."""
     where: str
-    """The stage as errors name it: stage.NAME."""
+    """The stage in errors: stage.NAME."""
 
     def stage(self, name: str, setting: str, *makes: str) -> Node:
-        """The stage of that name, which must make one of these."""
+        """The stage of that name, whose output must be one of `makes` (any if empty)."""
         ...
 
     def model(self, name: str, setting: str) -> Node:
-        """A stage that makes a model, or the directory of one made elsewhere as a derived import."""
+        """A stage that makes a model, or a derived import of a model's directory."""
         ...
 
     def tokens(self, name: str, tokenizer: Node, setting: str) -> Node:
-        """A corpus encoded by that tokenizer, or the tokens stage of that name."""
+        """The corpus of that name, encoded with the tokenizer, or the tokens stage of that name."""
         ...
 
     def format_of(self, name: str) -> str:
@@ -68,11 +69,11 @@ class Resolve(Protocol):
         ...
 
     def directory_tokenizer(self, directory: str) -> Node:
-        """The tokenizer in a model's directory, as a node of its own."""
+        """A derived stage with the tokenizer in a model's directory."""
         ...
 
     def settings_of(self, name: str) -> Settings | None:
-        """The settings of a stage of the recipe; None where there is none of that name."""
+        """The settings of a stage of the recipe; None if there is no such stage."""
         ...
 
     def refuse(self, setting: str, problem: str) -> None:
@@ -81,52 +82,52 @@ class Resolve(Protocol):
 
 
 def named_inputs(settings: Any, resolve: Resolve) -> dict[str, Node]:
-    """The stages that settings name, by field, or by field:NAME where a field names several."""
+    """The stages that settings name, by role: FIELD, or FIELD:NAME where a field names several."""
     inputs: dict[str, Node] = {}
     for name, mark, stages in stage_fields(settings):
         several = not isinstance(getattr(settings, name), str)
         for stage in stages:
-            found = resolve.stage(stage, name, *([mark.makes] if mark.makes else []))
-            inputs[f"{name}:{stage}" if several else name] = found
+            node = resolve.stage(stage, name, *([mark.makes] if mark.makes else []))
+            inputs[f"{name}:{stage}" if several else name] = node
     return inputs
-
-
-def no_facts(settings: Any) -> dict[str, Any]:
-    return {}
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of stage. Functions are named as `module:function` where they import what a parent process must not."""
+    """A stage kind.
+
+    Functions that import torch are given as strings `module:function`, because the parent process must not load it.
+    """
 
     settings: type[Settings]
     version: int
-    """Part of every key: raised when the same settings and inputs give another result."""
+    """Part of the key; increased when the same settings and inputs give another result."""
     builder: str
-    """`module:function`, called as function(Job) -> result in the child process."""
+    """`module:function`: function(Job) -> result, called in the child process."""
     sources: tuple[str, ...]
-    """Packages and modules below ingot that determine the result (a test compares them with the version)."""
+    """Packages and modules of ingot that determine the result. A test asks for a new version when they change."""
     makes: str = "numbers"
-    """What other stages find in its directory: documents, tokens, tokenizer, model, importance, or numbers alone."""
+    """Output that other stages read: documents, tokens, tokenizer, model or importance; "numbers": metrics only."""
     reads: Callable[[Any, Resolve], dict[str, Node]] = named_inputs
-    """(settings, resolve) -> its inputs by role."""
-    facts: Callable[[Any], dict[str, Any]] = no_facts
-    """A few settings that tell stages apart in `ingot plan`."""
+    """(settings, resolve) -> inputs by role."""
+    facts: Callable[[Any], dict[str, Any]] = lambda settings: {}
+    """The settings that `ingot plan` shows."""
     seeded: bool = False
     """Whether the run's seed is part of the key."""
     raw: Callable[[Any, FileHashes], str | None] | None = None
-    """Digest of inputs that are no stages (files); None where the settings name none."""
-    waits: Callable[[Any], str | None] | None = None
-    """Why a stage cannot be made before people have done something; None when they have."""
-    sleeps_between_loops: Callable[[Any], bool] = lambda settings: False
-    """Whether its threads may sleep between parallel loops. That suits long loops such as training's, not sampling."""
+    """(settings, hashes) -> digest of files that the stage reads; None where the settings name no file."""
+    waiting_for: Callable[[Any], str | None] | None = None
+    """(settings) -> the human input that the stage needs before it can run; None when it is complete."""
+    short_spin: Callable[[Any], bool] = lambda settings: False
+    """(settings) -> whether waiting threads sleep soon (`core/process.py: SHORT_SPIN`). Training benefits, because its
+    parallel loops are long; sampling becomes slower."""
     forecast: str = ""
-    """function(node, directory of a node, device, ranks) -> figures for `ingot plan`; "" for none."""
+    """`module:function`: function(node, directory of a node, device, ranks) -> figures for `ingot plan`; "": none."""
     panel: str = "ingot.report.html.panels:scalars"
-    """function(stage's directory) -> HTML, for the report."""
+    """`module:function`: function(stage's directory) -> HTML for the report."""
 
 
 def load(name: str) -> Any:
-    """The function that `module:function` names."""
+    """Import the function that `module:function` names."""
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)

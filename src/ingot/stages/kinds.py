@@ -1,4 +1,4 @@
-"""The stage kinds that a recipe may name. A new one is a package beside this file and a line here."""
+"""The registry of stage kinds. A new kind is a package beside this file and a line here."""
 
 from ingot.core.settings import Settings
 from ingot.stages.corpus.kind import CORPUS
@@ -23,4 +23,4 @@ KINDS: dict[str, Kind] = {
 }
 
 RECIPE_KINDS: dict[str, type[Settings]] = {name: kind.settings for name, kind in KINDS.items()}
-"""Kind -> its settings."""
+"""Kind -> settings model."""

@@ -1,11 +1,8 @@
-"""Flat binary files with a checksum for every block of 1 MiB, verified when a block is first read.
+"""Flat binary files with a checksum per block of 1 MiB, verified at the first read of the block.
 
-A token file is read at random for days, so hashing it whole before a run would cost minutes and not hashing it would
-let one flipped bit into a model. A block is hashed once, when it is first touched, by the reader that touches it; a
-file that was cut or grown is refused when it is opened.
-
-Rejected: one digest a file (nothing is known until all of it was read), and CRC-32 (four of a billion flips pass, and
-it is no faster here than BLAKE2b next to a disk).
+Training reads a token file in random order. Verifying the complete file at the start would take minutes, and without
+verification a flipped bit would reach the model. So each process verifies a block at its first access, and the file's
+size when it opens the file.
 """
 
 import hashlib
@@ -25,7 +22,7 @@ def _checksum(data: Any) -> bytes:
 
 
 class BlockWriter:
-    """Appends to an open file and keeps the checksum of every full block; a file object as far as pyarrow asks."""
+    """Appends to an open file and records a checksum per block. Implements the file methods that pyarrow needs."""
 
     closed = False
 
@@ -49,7 +46,7 @@ class BlockWriter:
         return len(view)
 
     def finish(self) -> dict[str, Any]:
-        """The file's entry in a manifest; nothing may be written after it."""
+        """The file's entry in a manifest. No writes are allowed afterwards."""
         if self.bytes % BLOCK:
             self._next_block()
         return {"bytes": self.bytes, "blocks": b"".join(self._digests).hex()}
@@ -67,14 +64,14 @@ class BlockWriter:
 
 
 class BlockFile:
-    """A memory-mapped file whose blocks are verified on first touch.
+    """A memory-mapped file whose blocks are verified at first access.
 
     Args:
         path: the file.
         recorded: its entry in the manifest.
 
     Raises:
-        UserError: missing, or of another size than recorded.
+        UserError: the file is missing, or has another size than recorded.
     """
 
     def __init__(self, path: Path, recorded: dict[str, Any]):
@@ -93,33 +90,36 @@ class BlockFile:
         self._recorded = bytes.fromhex(recorded["blocks"])
         count = -(-size // BLOCK)
         if len(self._recorded) != count * _DIGEST:
-            found = len(self._recorded) // _DIGEST
-            raise UserError(f"{path}: the manifest has {found} checksums, expected {count}; run its stage again")
+            checksums = len(self._recorded) // _DIGEST
+            raise UserError(f"{path}: the manifest has {checksums} checksums, expected {count}; run its stage again")
         self._pending = np.ones(count, dtype=bool)
         self.verified = count == 0
 
     def verify_bytes(self, start: int, stop: int) -> None:
-        """Check the blocks of one range of bytes."""
+        """Verify the blocks of a range of bytes."""
         if not self.verified and stop > start:
             self.verify_blocks(np.arange(start // BLOCK, (stop - 1) // BLOCK + 1))
 
     def verify_blocks(self, blocks: np.ndarray) -> None:
-        """Check those of `blocks` (any shape, repeats allowed) that were not checked yet.
+        """Verify the given blocks that are not verified yet.
+
+        Args:
+            blocks: numbers of blocks, any shape, repeats allowed.
 
         Raises:
-            UserError: a block's content differs from its checksum.
+            UserError: a block's content does not match its checksum.
         """
         for block in np.unique(blocks[self._pending[blocks]]).tolist():
-            found = _checksum(self.data[block * BLOCK : (block + 1) * BLOCK])
+            checksum = _checksum(self.data[block * BLOCK : (block + 1) * BLOCK])
             expected = self._recorded[block * _DIGEST : (block + 1) * _DIGEST]
-            if found != expected:
+            if checksum != expected:
                 raise UserError(
-                    f"{self.path}: block {block} (bytes {block * BLOCK:,} and on) has checksum {found.hex()}, "
-                    f"expected {expected.hex()}; the file was damaged: delete that directory and run again"
+                    f"{self.path}: block {block} (from byte {block * BLOCK:,}) has checksum {checksum.hex()}, "
+                    f"expected {expected.hex()}; the file is damaged: delete that directory and run again"
                 )
             self._pending[block] = False
         self.verified = not self._pending.any()
 
     def verify(self) -> None:
-        """Check every block that was not checked yet."""
+        """Verify every block that is not verified yet."""
         self.verify_bytes(0, len(self.data))

@@ -1,14 +1,13 @@
-"""A corpus encoded once: documents in, a train store and a val store out (kind `tokens`).
+"""Encodes a corpus into a train and a val store (stage kind `tokens`).
 
-    text      ids and the end-of-text id, where the vocabulary has one; every id is learned
-    chat      the rendered conversation; `mask` is 1 on what is learned
+    text      ids and `eot`, if the vocabulary has one; all ids are targets
+    chat      the rendered conversation; `mask` is 1 for targets
     pairs     two adjacent documents (a group of 2), chosen first: the prompt with each answer; `mask` is 1 on the
-              answer and its end
-    prompts   the prompt up to where the answer begins; `mask` is 0
+              answer and its end of turn
+    prompts   the prompt with the header of the answer; `mask` is 0
 
-Further fields of pairs and prompts stay with a document's identity (`extra`). What goes into the stores follows from
-the documents and their order: threads share the work of one slice of documents and are joined before it is written, so
-their number leaves no trace.
+Extra fields of pairs and prompts are stored with the document's identity (`extra`). The stores depend on the documents
+and their order, and not on the number of threads: threads encode one slice of documents together before it is written.
 """
 
 import json
@@ -23,20 +22,20 @@ import pyarrow as pa
 from ingot.core.errors import UserError
 from ingot.core.events import Display, EventLog
 from ingot.corpus.documents import read_documents
-from ingot.corpus.readers.row_formats import Format, unlearned
+from ingot.corpus.readers.row_formats import Format, exclude_from_loss
 from ingot.store.writer import EXTRA, IDENTITY, ColumnSpec, StoreWriter
 from ingot.tokenizer.byte_bpe import Tokenizer
-from ingot.tokenizer.chat import check_end, parse_conversation, render_batch, require_chat, to_the_end
+from ingot.tokenizer.chat import check_turn_end, length_to_last_target, parse_conversation, render_batch, require_chat
 from ingot.tokenizer.train import check_lossless
 
 SPLITS: tuple[Literal["train", "val"], ...] = ("train", "val")
 MASK = ColumnSpec("token", "u1")
 SLICE_BYTES = 8 << 20
-"""Text that is encoded at once; a single longer document is encoded alone."""
+"""Maximum size of a slice, the documents that are encoded at once; a longer document is a slice of its own."""
 
 
 Encoded = tuple[np.ndarray, np.ndarray | None, int]
-"""Ids, mask (None: every id is learned), and the UTF-8 bytes of what is learned."""
+"""(ids, mask or None if all ids are targets, number of UTF-8 bytes of the targets)."""
 
 
 def build_tokens(
@@ -52,26 +51,27 @@ def build_tokens(
 
     Args:
         corpus_dir: directory of a corpus stage.
-        tokenizer: what encodes it.
-        format: what the corpus's `text` holds.
+        tokenizer: the tokenizer.
+        format: the format of the corpus.
         out: directory of the two stores.
         workers: encoding threads; None: all usable cores.
-        display, log: where progress goes.
+        display: shows progress.
+        log: receives one event per split.
 
     Returns:
-        `{train,val}_tokens`, `{train,val}_documents`, `{train,val}_bytes` (of what is learned), `{train,val}_pairs` of
-        pairs, and unless all or nothing is learned `{train,val}_targets` and `trained_share` (of the train split's
-        tokens); `bytes_per_token` of predicted tokens, train split, where there are any; `{train,val}_unknown_share` of
-        the tokens, where the vocabulary has an unknown one.
+        `{train,val}_tokens`, `{train,val}_documents` and `{train,val}_bytes` (UTF-8 bytes of targets). For pairs also
+        `{train,val}_pairs`. For chat and pairs also `{train,val}_targets` and `trained_fraction` (targets per token,
+        train split). Except for prompts also `bytes_per_token` (per target, train split). With an unknown token also
+        `{train,val}_unknown_fraction` (fraction of tokens).
 
     Raises:
-        UserError: no train documents, text that the tokenizer cannot spell, a malformed conversation, a chat
+        UserError: no train documents, text that the tokenizer cannot encode, a malformed conversation, or a chat
             template that does not end answers.
     """
     masked = format != "text"
     if masked:
         require_chat(tokenizer)
-        check_end(tokenizer)
+        check_turn_end(tokenizer)
     threads = workers or len(os.sched_getaffinity(0))
     result: dict[str, Any] = {}
     for split in SPLITS:
@@ -93,16 +93,16 @@ def build_tokens(
                 unknown += sum(int(np.count_nonzero(ids == tokenizer.unknown)) for ids, _, _ in encoded)
                 bar.advance(size, tokens=f"{writer.tokens:,}")
             if split == "train" and writer.tokens == 0:
-                raise UserError(f"{corpus_dir}: no text in the train split, so nothing to encode; check its report")
+                raise UserError(f"{corpus_dir}: the train split contains no text; check the corpus stage's report")
         counts = {"tokens": writer.tokens, "documents": writer.documents, "bytes": writer.bytes}
         counts |= {"pairs": writer.documents // 2} if format == "pairs" else {}
         counts |= {"targets": targets} if format in ("chat", "pairs") else {}
         log.write("encoded", split=split, **counts)
         result |= {f"{split}_{name}": count for name, count in counts.items()}
         if tokenizer.unknown is not None:
-            result[f"{split}_unknown_share"] = unknown / max(1, counts["tokens"])
+            result[f"{split}_unknown_fraction"] = unknown / max(1, counts["tokens"])
     if "train_targets" in result:
-        result["trained_share"] = result["train_targets"] / result["train_tokens"]
+        result["trained_fraction"] = result["train_targets"] / result["train_tokens"]
     if format != "prompts":
         result["bytes_per_token"] = result["train_bytes"] / result.get("train_targets", result["train_tokens"])
     return result
@@ -120,11 +120,11 @@ def _chat(texts: list[str], tokenizer: Tokenizer, threads: int) -> list[Encoded]
 
 
 def _pairs(texts: list[str], tokenizer: Tokenizer, threads: int) -> list[Encoded]:
-    """Two for each text."""
+    """Two documents for each text, chosen first."""
     pairs = [json.loads(text) for text in texts]
-    conversations = [[*unlearned(p["prompt"]), *p[side]] for p in pairs for side in ("chosen", "rejected")]
+    conversations = [[*exclude_from_loss(p["prompt"]), *p[side]] for p in pairs for side in ("chosen", "rejected")]
     rendered = render_batch(conversations, tokenizer, threads)
-    ends = [to_the_end(mask) for _, mask, _ in rendered]
+    ends = [length_to_last_target(mask) for _, mask, _ in rendered]
     return [(ids[:end], mask[:end], size) for (ids, mask, size), end in zip(rendered, ends, strict=True)]
 
 
@@ -139,11 +139,11 @@ _ENCODERS: dict[Format, Callable[[list[str], Tokenizer, int], list[Encoded]]] = 
     "prompts": _prompts,
 }
 GROUP: dict[Format, int] = {"text": 1, "chat": 1, "pairs": 2, "prompts": 1}
-"""Documents of a store that one document of a corpus becomes."""
+"""Number of documents in the store for one document of the corpus."""
 
 
 def _append(writer: StoreWriter, encoded: list[Encoded], batch: pa.RecordBatch) -> int:
-    """Returns the number of targets, where some ids are none."""
+    """Append encoded documents. Returns the number of targets in the mask, 0 without a mask."""
     ids, masks, sizes = zip(*encoded, strict=True)
     lengths = np.array([len(part) for part in ids], dtype=np.int64)
     columns = {"mask": np.concatenate(masks)} if "mask" in writer.columns else {}
@@ -154,7 +154,7 @@ def _append(writer: StoreWriter, encoded: list[Encoded], batch: pa.RecordBatch) 
 
 
 def _encode(batch: pa.RecordBatch, tokenizer: Tokenizer, format: Format, threads: int) -> list[Encoded]:
-    """The documents of a batch encoded; an error of one says which."""
+    """Encode the documents of a batch. A UserError names the document."""
     texts: list[str] = batch.column("text").to_pylist()
     encode = _ENCODERS[format]
     try:
@@ -170,7 +170,7 @@ def _encode(batch: pa.RecordBatch, tokenizer: Tokenizer, format: Format, threads
 
 
 def _slices(corpus_dir: Path, split: Literal["train", "val"]) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Documents of a split in order, cut so that a slice has at most `SLICE_BYTES` or one document; with its bytes."""
+    """Yield (slice, size in bytes) of a split's documents; a slice has at most `SLICE_BYTES`, or one document."""
     for batch in read_documents(corpus_dir, split, ["text", *IDENTITY.names, EXTRA.name]):
         start = total = 0
         for row, size in enumerate(batch.column("bytes").to_pylist()):

@@ -1,19 +1,16 @@
-"""The token store: ids, document ends, columns and identities in flat files, read through memory maps.
+"""Reads token stores: ids, document ends, columns and document identities in flat files, through memory maps.
 
-Everything that trains or evaluates reads this one form: pretraining text, conversations (a mask column), pairs
-(adjacent documents of a group), teacher caches (columns in a directory of their own, an overlay, so that adding one
-never rewrites ids). A store says which tokenizer made it and refuses another; an overlay says which store it belongs
-to and refuses another.
+All training and evaluation data have this format: pretraining text, conversations (with a mask column), pairs (groups
+of adjacent documents) and teacher caches. The latter are overlays: columns in a directory of their own, so that adding
+them does not rewrite the ids. A store records the fingerprint of its tokenizer, an overlay that of its store; opening
+either with another one is an error.
 
-    ids.bin            u16 while the vocabulary has at most 65,536 ids, else u32; all files are little-endian
+    ids.bin            u16 for at most 65,536 ids, else u32; all files are little-endian
     ends.bin           u64 per document: the position after its last id
-    bytes.bin          u64 per document: UTF-8 bytes that its predicted tokens spell
+    bytes.bin          u64 per document: number of UTF-8 bytes of its targets
     NAME.bin           a column, per token or per document
-    documents.parquet  where each document came from
-    manifest.json      written last; without it there is no store
-
-Rejected: one file a document (a file system is no index), npy headers (they cannot be appended to), Arrow files for ids
-(a random gather through them costs several times a plain memory map), and a separate format for each objective.
+    documents.parquet  the origin of each document
+    manifest.json      written last; a directory without it is not a store
 """
 
 import json
@@ -33,28 +30,31 @@ STORE, OVERLAY, VERSION = "ingot-store", "ingot-overlay", 2
 MANIFEST = "manifest.json"
 DOCUMENTS = "documents.parquet"
 IDENTITY_ROWS = 16_384
-"""Rows of a row group of `documents.parquet`: fixed, so that a document's row group follows from its number."""
+"""Rows per row group of `documents.parquet`, fixed so that a document's row group follows from its number."""
 
 
 def id_dtype(vocab: int) -> str:
-    """The smallest unsigned type for ids of a vocabulary: 65,536 ids still fit 16 bits."""
+    """The smallest unsigned numpy type for the ids of a vocabulary."""
     assert 0 < vocab <= 2**32
     return "<u2" if vocab <= 2**16 else "<u4"
 
 
 @dataclass(frozen=True)
 class ColumnSpec:
-    """A column: what it belongs to, its little-endian numpy type, and how many values a row has."""
+    """The specification of a column."""
 
     per: Literal["token", "document"]
+    """The unit of a row."""
     dtype: str
+    """Little-endian numpy type, such as `<f4`."""
     width: int = 1
+    """Number of values per row."""
 
 
 class Column:
-    """One value (or `width` values) per token or per document, on disk.
+    """A column on disk: `width` values per token or per document, in their stored type.
 
-    Legend: N rows (tokens or documents), W width. Values keep their stored type; shapes drop W where it is 1.
+    Shapes: N rows (tokens or documents), W width; W is omitted if it is 1.
     """
 
     def __init__(self, file: BlockFile, spec: Mapping[str, Any]):
@@ -71,18 +71,18 @@ class Column:
         """Rows at `index` (int64, any shape, 0 <= index < N), as a new array of shape index.shape (+ W).
 
         Raises:
-            UserError: a block that was read for the first time is damaged.
+            UserError: a block is damaged.
         """
-        assert index.size == 0 or index.min() >= 0, "a negative position would wrap around"
+        assert index.size == 0 or index.min() >= 0, "a negative index would wrap around"
         if not self.file.verified:
             first = index * self._row_bytes
             self.file.verify_blocks(first // BLOCK)
-            if BLOCK % self._row_bytes:  # a row may lie across two blocks
+            if BLOCK % self._row_bytes:  # a row may span two blocks
                 self.file.verify_blocks((first + self._row_bytes - 1) // BLOCK)
         return self._rows[index]
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Rows start .. stop - 1 as a read-only view. Raises UserError like `gather`."""
+        """Rows `start` to `stop` (exclusive) as a read-only view. Raises UserError like `gather`."""
         assert 0 <= start <= stop <= len(self), (start, stop, len(self))
         self.file.verify_bytes(start * self._row_bytes, stop * self._row_bytes)
         return self._rows[start:stop]
@@ -99,34 +99,34 @@ class Store:
         self.documents: int = manifest["documents"]
         self.bytes: int = manifest["bytes"]
         self.group: int = manifest["group"]
-        """Adjacent documents that belong together: 1, or 2 for pairs."""
+        """Number of adjacent documents in a group: 2 for pairs, else 1."""
         self.content: str = manifest["content"]
-        """What the documents are: text, chat, pairs (chosen, rejected, chosen ...) or prompts."""
+        """Format of the documents: text, chat, pairs (chosen, rejected, chosen ...) or prompts."""
         columns = _open_columns(path, manifest)
         self.ids: Column = columns.pop("ids")
         self._ends: Column = columns.pop("ends")
         self.columns: dict[str, Column] = columns
-        """Every other column by name, `bytes` and those of overlays included."""
+        """All columns except ids and ends, by name; includes `bytes` and overlays."""
         self._identities = BlockFile(path / DOCUMENTS, manifest["files"][DOCUMENTS])
         self._row_group: tuple[int, list[dict[str, Any]]] = (-1, [])
 
     @classmethod
     def open(cls, path: Path, *, tokenizer: str | None = None, overlays: Sequence[Path] = ()) -> "Store":
-        """Open a store, checking sizes now and contents as they are read.
+        """Open a store. Sizes are verified now, contents when they are read.
 
         Args:
             path: the store's directory.
-            tokenizer: fingerprint of the tokenizer that its ids will be used with.
-            overlays: directories with more columns of this store.
+            tokenizer: fingerprint of the tokenizer that the store must have.
+            overlays: directories with additional columns of this store.
 
         Raises:
-            UserError: no store, another tokenizer, a file cut short, or an overlay of another store.
+            UserError: no store, another tokenizer, a truncated file, or an overlay of another store.
         """
         store = cls(path, _read_manifest(path, STORE))
         if tokenizer is not None and tokenizer != store.tokenizer:
             raise UserError(
-                f"{path}: made with tokenizer {store.tokenizer}, but opened with tokenizer {tokenizer}; "
-                "use the tokenizer it was made with or encode the corpus again"
+                f"{path}: found tokenizer {store.tokenizer}, expected {tokenizer}; use the tokenizer of the store or "
+                "encode the corpus again"
             )
         for overlay in overlays:
             store.add_overlay(overlay)
@@ -134,24 +134,24 @@ class Store:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of the manifest, and so of every byte of the store."""
+        """Digest of the manifest, which contains the checksums of all files."""
         return digest_json(self.manifest)
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """Document ends [documents] (u64), all verified, still on disk."""
+        """Document ends [documents] (u64), verified and memory-mapped."""
         return self._ends.read(0, self.documents)
 
     def document_of(self, token: int | np.ndarray) -> Any:
-        """The document (a number, or an array of them) that holds each token position."""
+        """Number of the document that contains each token position; an array for an array."""
         return np.searchsorted(self.ends, np.asarray(token, dtype=np.uint64), side="right")
 
     def span(self, document: int) -> tuple[int, int]:
-        """First and past-the-last token position of a document."""
+        """(start, stop) token positions of a document."""
         return int(self.ends[document - 1]) if document else 0, int(self.ends[document])
 
     def identity(self, document: int) -> dict[str, Any]:
-        """Where a document came from: source, path, offset, bytes, group, cluster; of pairs and prompts also extra."""
+        """The origin of a document: source, path, offset, bytes, group, cluster; for pairs and prompts also extra."""
         if not 0 <= document < self.documents:
             raise UserError(f"{self.path}: no document {document:,}; it has {self.documents:,}, numbered from 0")
         number, row = divmod(document, IDENTITY_ROWS)
@@ -160,10 +160,10 @@ class Store:
         return self._row_group[1][row]
 
     def extra(self, documents: np.ndarray) -> np.ndarray:
-        """Further fields of the rows that prompts or pairs came from: JSON objects or None, an array of objects."""
-        found = np.empty(len(documents), object)
-        found[:] = self._extra.take(documents).to_pylist()
-        return found
+        """Extra fields of the rows of prompts or pairs: an object array of JSON strings or None."""
+        values = np.empty(len(documents), object)
+        values[:] = self._extra.take(documents).to_pylist()
+        return values
 
     @cached_property
     def _extra(self) -> Any:
@@ -171,36 +171,36 @@ class Store:
 
     @cached_property
     def _table(self) -> Any:
-        """`documents.parquet`, verified. Pretraining never asks for it, so it does not read pyarrow (24 MB) either."""
+        """`documents.parquet`, verified. Opened on demand, because pretraining needs neither the file nor pyarrow."""
         from pyarrow.parquet import ParquetFile
 
         self._identities.verify()
         return ParquetFile(self._identities.path)
 
     def paths(self) -> list[str]:
-        """Where each document is from, in order."""
+        """The path of each document, in order."""
         return self._table.read(columns=["path"])["path"].to_pylist()
 
     def find(self, path: str) -> list[int]:
-        """Documents from a path, or from one that ends in it."""
+        """Numbers of the documents whose path equals `path` or ends in `/path`."""
         return [n for n, name in enumerate(self.paths()) if name == path or name.endswith(f"/{path}")]
 
     def verify(self) -> None:
-        """Check every byte of every file now. Raises UserError at the first damaged block."""
+        """Verify all files completely. Raises UserError at the first damaged block."""
         for file in (self.ids.file, self._ends.file, self._identities, *(c.file for c in self.columns.values())):
             file.verify()
 
     def add_overlay(self, path: Path) -> None:
-        """Add the columns in a directory. Raises UserError where they are another store's, or are here already."""
+        """Add the columns of an overlay. Raises UserError for another store's overlay, or an existing column name."""
         manifest = _read_manifest(path, OVERLAY)
         if manifest["base"] != self.fingerprint:
             raise UserError(
-                f"{path}: columns of the store {manifest['base']}, but {self.path} is {self.fingerprint}; "
+                f"{path}: found columns of store {manifest['base']}, expected store {self.fingerprint} ({self.path}); "
                 "run the stage that wrote them again on this store"
             )
         for name, column in _open_columns(path, manifest).items():
             if name in self.columns:
-                raise UserError(f"{path}: column '{name}' exists already in {self.path}; name one of the two otherwise")
+                raise UserError(f"{path}: column '{name}' already exists in {self.path}; rename one of them")
             self.columns[name] = column
 
 
@@ -220,10 +220,10 @@ def _read_manifest(path: Path, format: str) -> dict[str, Any]:
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{file}: missing: no {format}, or never finished; run the stage that writes it") from None
+        raise UserError(f"{file}: missing, expected a finished {format}; run the stage that writes it") from None
     except ValueError as error:
         raise UserError(f"{file}: not a manifest ({error}); delete that directory and run again") from None
-    found = (manifest.get("format"), manifest.get("version")) if isinstance(manifest, dict) else (None, None)
-    if found != (format, VERSION):
-        raise UserError(f"{file}: found {found[0]} {found[1]}, expected {format} {VERSION}; run its stage again")
+    actual = (manifest.get("format"), manifest.get("version")) if isinstance(manifest, dict) else (None, None)
+    if actual != (format, VERSION):
+        raise UserError(f"{file}: found {actual[0]} {actual[1]}, expected {format} {VERSION}; run its stage again")
     return manifest

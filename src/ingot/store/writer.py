@@ -1,7 +1,7 @@
-"""Writing stores: streamed, each file whole or absent, the manifest last.
+"""Writes token stores as a stream: each file atomically, the manifest last.
 
-Memory holds one block of each file and one row group of identities, whatever the corpus is. The bytes written depend
-on the documents and their order alone, not on how they were batched.
+Memory holds one block per file and one row group of identities. The files depend on the documents and their order, and
+not on their batches.
 """
 
 from collections.abc import Mapping
@@ -29,17 +29,17 @@ IDENTITY = pa.schema(
         ("cluster", pa.uint64()),
     ]
 )
-"""Columns of `documents.parquet`, as the corpus writes them; `bytes` is the length of its text there."""
+"""Columns of `documents.parquet`, copied from the corpus; `bytes` is the size of the text there."""
 EXTRA = pa.field("extra", pa.string())
-"""One more column of pairs and prompts: the further fields of their row as a JSON object, or null."""
+"""An additional column for pairs and prompts: the extra fields of their row as a JSON object, or null."""
 
 
-class _Columns:
-    """Column files being written; they appear together when the block ends well."""
+class _ColumnFiles:
+    """The open files of a store, which `publish` renames into place together."""
 
     def __init__(self, path: Path, specs: Mapping[str, ColumnSpec]):
         path.mkdir(parents=True, exist_ok=True)
-        (path / MANIFEST).unlink(missing_ok=True)  # what it describes is about to be replaced
+        (path / MANIFEST).unlink(missing_ok=True)  # it becomes invalid when the files change
         self.path, self.specs = path, dict(specs)
         self.stack = ExitStack()
         self._files = {f"{name}.bin": self.open(f"{name}.bin") for name in specs}
@@ -48,39 +48,35 @@ class _Columns:
         return BlockWriter(self.stack.enter_context(atomic_open(self.path / name)))
 
     def write(self, name: str, values: np.ndarray) -> int:
-        """Append rows; returns how many."""
+        """Append rows [n] (+ width). Returns n."""
         spec = self.specs[name]
         assert values.ndim == (1 if spec.width == 1 else 2), f"column {name}: shape {values.shape}"
         assert spec.width == 1 or values.shape[1] == spec.width, f"column {name}: shape {values.shape}"
         self._files[f"{name}.bin"].write(np.ascontiguousarray(values, dtype=np.dtype(spec.dtype)))
         return len(values)
 
-    def rows(self, name: str) -> int:
-        spec = self.specs[name]
-        return self._files[f"{name}.bin"].bytes // (np.dtype(spec.dtype).itemsize * spec.width)
-
-    def publish(self, manifest: dict[str, Any], **more: BlockWriter) -> None:
+    def publish(self, manifest: dict[str, Any], **other_files: BlockWriter) -> None:
         """Rename the files into place, then write the manifest."""
         columns = {name: asdict(spec) for name, spec in self.specs.items()}
-        files = {name: file.finish() for name, file in {**self._files, **more}.items()}
+        files = {name: file.finish() for name, file in {**self._files, **other_files}.items()}
         self.stack.close()
         atomic_json(self.path / MANIFEST, {**manifest, "columns": columns, "files": files})
 
     def abandon(self, error: BaseException) -> None:
-        """Remove what was written."""
+        """Delete the files."""
         self.stack.__exit__(type(error), error, error.__traceback__)
 
 
 class StoreWriter:
-    """Streams documents into a new store; a context manager that publishes on a clean exit.
+    """Context manager that appends documents to a new store and publishes it unless an exception occurs.
 
     Args:
         path: directory of the store.
-        tokenizer: fingerprint of the tokenizer that makes the ids.
-        vocab: its size; decides the width of ids.
+        tokenizer: fingerprint of the tokenizer.
+        vocab: size of its vocabulary, which determines the type of the ids.
         columns: columns besides `ids`, `ends` and `bytes`.
-        group: how many adjacent documents belong together.
-        content: format of the corpus that the documents come from.
+        group: number of adjacent documents in a group.
+        content: format of the documents.
     """
 
     def __init__(
@@ -93,21 +89,21 @@ class StoreWriter:
         group: int = 1,
         content: str = "text",
     ):
-        own = {
+        standard = {
             "ids": ColumnSpec("token", id_dtype(vocab)),
             "ends": ColumnSpec("document", "<u8"),
             "bytes": ColumnSpec("document", "<u8"),
         }
         extra = dict(columns or {})
-        assert not own.keys() & extra.keys(), "ids, ends and bytes are always there"
+        assert not standard.keys() & extra.keys(), "ids, ends and bytes are standard columns"
         assert all(name.isidentifier() for name in extra), "a column's name is its file's name"
         self.tokenizer, self.vocab, self.group, self.content = tokenizer, vocab, group, content
         self.tokens = self.documents = self.bytes = 0
         self.columns = extra
         self._identity = IDENTITY.append(EXTRA) if content in ("pairs", "prompts") else IDENTITY
-        self._columns = _Columns(path, {**own, **extra})
+        self._columns = _ColumnFiles(path, {**standard, **extra})
         self._identity_file = self._columns.open(DOCUMENTS)
-        self._identity_writer = self._columns.stack.enter_context(  # closed before its file, also on an error
+        self._identity_writer = self._columns.stack.enter_context(  # the stack closes it before its file
             pq.ParquetWriter(self._identity_file, self._identity, compression="zstd")
         )
         self._identities: list[pa.RecordBatch] = []
@@ -120,14 +116,14 @@ class StoreWriter:
         identity: pa.RecordBatch,
         **columns: np.ndarray,
     ) -> None:
-        """Append D documents of n tokens in all.
+        """Append D documents with n tokens in total.
 
         Args:
-            ids: the documents' ids one after another [n].
-            lengths: ids of each document [D].
-            text_bytes: UTF-8 bytes that each document's predicted tokens spell [D].
-            identity: a batch of D rows with at least the columns of `IDENTITY`; of pairs and prompts, `EXTRA` too.
-            columns: rows of every extra column: [n] or [D] (+ width).
+            ids: concatenated ids of the documents [n].
+            lengths: number of ids of each document [D].
+            text_bytes: number of UTF-8 bytes of each document's targets [D].
+            identity: D rows with at least the columns of `IDENTITY`, for pairs and prompts also `EXTRA`.
+            columns: rows of each additional column: [n] or [D] (+ width).
         """
         assert len(ids) == lengths.sum()
         assert len(lengths) == len(text_bytes) == identity.num_rows
@@ -180,9 +176,9 @@ class StoreWriter:
         self._columns.publish(manifest, **{DOCUMENTS: self._identity_file})
 
     def _write_identities(self, only_full: bool) -> None:
-        """Write row groups of exactly `IDENTITY_ROWS`, so that batching leaves no trace in the file."""
-        waiting = sum(batch.num_rows for batch in self._identities)
-        if waiting == 0 or (only_full and waiting < IDENTITY_ROWS):
+        """Write row groups of exactly `IDENTITY_ROWS`, so that the file does not depend on the batches."""
+        buffered = sum(batch.num_rows for batch in self._identities)
+        if buffered == 0 or (only_full and buffered < IDENTITY_ROWS):
             return
         table = pa.Table.from_batches(self._identities, self._identity)
         start = 0

@@ -1,10 +1,8 @@
-"""What a tokenizer is: what the rest of the house knows of one, and what all types share.
+"""The interface of a tokenizer, and the code that all types share.
 
-Three members say how ids stand in a text. `start` is what comes before its first word (a model that learned a
-beginning-of-text token needs it, one that learned documents with an `eot` behind each starts after an `eot`), `eot`
-ends it, `pad` fills a row. `decode_bytes` is the concatenation of what each id stands for, so it may be called on any
-part of a sequence; `decode` is the text of a whole one, where a type that puts a space before every text takes it away
-again.
+`start_ids` precede a text (the BOS token, or else `eot`, which precedes every document of a packed row), `eot` ends it
+and `pad` fills a row. `decode_bytes` concatenates the bytes of each id, so it works on any part of a sequence; `decode`
+takes a complete sequence and removes the space that some types put before every text.
 """
 
 import secrets
@@ -22,31 +20,32 @@ FORMAT, VERSION = "ingot-tokenizer", 1
 
 
 class Tokenizer(ABC):
-    """Text to ids and back."""
+    """Encodes text to ids and decodes ids to text."""
 
     kind: str
+    """The type in the settings, such as `byte-bpe`."""
     vocab: int
-    """Number of ids, special tokens included."""
+    """Number of ids, including special tokens."""
     specials: dict[str, int]
-    """Special token -> id; empty for characters and words."""
-    names: Mapping[str, str] = {}
-    """What special tokens are for, as model directories say it: `eos_token`, `bos_token`, `pad_token`, `unk_token`."""
+    """Special token -> id; empty for the types `char` and `word`."""
+    special_tokens_map: Mapping[str, str] = {}
+    """`eos_token`, `bos_token`, `pad_token`, `unk_token` -> special token, as in a Hugging Face model directory."""
     template: str = ""
-    """Chat format: `turns`, the source of a Jinja template, or "" where there is none."""
+    """Chat format: `turns`, the source of a Jinja template, or "" for none."""
     stops: tuple[int, ...] = ()
-    """Ids that end an answer besides `eot` and those that the template shows."""
-    marks: Mapping[str, str] = {}
-    """Special token -> the unguessable name that stands for it in the texts of `encode_marked`."""
+    """Ids that end an answer, in addition to `eot` and the template's end of turn."""
+    placeholders: Mapping[str, str] = {}
+    """Special token -> the random string that represents it in the texts of `encode_with_specials`."""
     lossless: bool = True
-    """Whether ids spell every text exactly; else a report says what is lost (unknown words, normalised characters)."""
+    """Whether decoding restores every text exactly. If not, text is lost as unknown words or normalised characters."""
     unknown: int | None = None
-    """The id that stands for what the vocabulary cannot spell, where there is one."""
+    """The id for text that the vocabulary cannot encode, if there is one."""
     lengths: np.ndarray
-    """UTF-8 bytes that each id stands for [vocab]; 0 for special tokens and the unknown one."""
+    """Number of UTF-8 bytes of each id [vocab]; 0 for special tokens and the unknown token."""
 
     @abstractmethod
     def definition(self) -> dict[str, Any]:
-        """Everything that determines ids, as plain data."""
+        """Everything that determines the ids, as JSON data."""
 
     @property
     def fingerprint(self) -> str:
@@ -55,65 +54,65 @@ class Tokenizer(ABC):
 
     @property
     def eot(self) -> int | None:
-        """The id that ends a document, where the vocabulary has one."""
-        return self.specials.get(self.names.get("eos_token", ""))
+        """The id that ends a document, or None."""
+        return self.specials.get(self.special_tokens_map.get("eos_token", ""))
 
     @property
     def pad(self) -> int:
-        """The id that fills a row; it is never predicted, so any will do where the vocabulary has none for it."""
-        pad = self.specials.get(self.names.get("pad_token", ""))
+        """The id that fills a row. Padding is never a target, so a vocabulary without a pad token uses another id."""
+        pad = self.specials.get(self.special_tokens_map.get("pad_token", ""))
         return (self.eot or 0) if pad is None else pad
 
     @property
-    def start(self) -> list[int]:
-        """What a model is given before the first id of a text: its beginning-of-text id, else `eot`, else nothing."""
-        first = self.specials.get(self.names.get("bos_token", ""), self.eot)
+    def start_ids(self) -> list[int]:
+        """The ids before a text: the BOS token, or else `eot`, or else none."""
+        first = self.specials.get(self.special_tokens_map.get("bos_token", ""), self.eot)
         return [] if first is None else [first]
 
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
-        """Ids [n] (uint32) that spell `text`; never special ones. Raises UserError on text it cannot spell."""
+        """The ids of a text [n] (uint32), never special tokens. Raises UserError for text it cannot encode."""
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[np.ndarray]:
-        """`encode` of every text; the result does not depend on `threads`."""
+        """`encode` of each text; the result does not depend on `threads`."""
         if threads <= 1 or len(texts) <= 1:
             return [self.encode(text) for text in texts]
-        size = -(-len(texts) // (4 * threads))  # a few parts a thread: little overhead, yet an even end
-        parts = [texts[start : start + size] for start in range(0, len(texts), size)]
-        with ThreadPoolExecutor(threads) as pool:  # the encoders let go of the interpreter lock
-            return [ids for part in pool.map(self.encode_batch, parts) for ids in part]
+        size = -(-len(texts) // (4 * threads))  # a few chunks per thread balance overhead against idle threads
+        chunks = [texts[start : start + size] for start in range(0, len(texts), size)]
+        with ThreadPoolExecutor(threads) as pool:  # the encoders release the GIL
+            return [ids for chunk in pool.map(self.encode_batch, chunks) for ids in chunk]
 
-    def encode_marked(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Texts with special tokens, which are written as their `marks`.
+    def encode_with_specials(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Encode texts in which `placeholders` represent special tokens.
 
         Returns:
-            for each text its ids [n] (uint32), and [n, 2] first character and last + 1 of what each id spells.
+            For each text its ids [n] (uint32) and their spans [n, 2]: start and end (exclusive) in characters.
         """
         raise AssertionError(f"a {self.kind} tokenizer has no special tokens")
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of a whole sequence; bytes that are no UTF-8 (a character cut in two) become U+FFFD."""
+        """The text of a complete sequence. Invalid UTF-8, such as half a character, becomes U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     @abstractmethod
     def decode_bytes(self, ids: Sequence[int] | np.ndarray) -> bytes:
-        """The bytes that ids stand for, wherever in a sequence they are."""
+        """The concatenated bytes of the ids, which may be any part of a sequence."""
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes one id stands for; a special token's are its name."""
+        """The bytes of one id; those of a special token are its name."""
         return self.decode_bytes([token])
 
-    def spelled_bytes(self, ids: np.ndarray) -> int:
-        """How many UTF-8 bytes ids stand for, special tokens and the unknown one counting none."""
+    def text_bytes(self, ids: np.ndarray) -> int:
+        """Number of UTF-8 bytes of text that the ids encode; special tokens and the unknown token count 0."""
         return int(self.lengths[ids].sum())
 
     def save(self, path: Path) -> None:
         """Write the JSON file that `load_tokenizer` reads."""
-        head = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint}
-        atomic_json(path, {**head, **self.definition()})
+        header = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint}
+        atomic_json(path, {**header, **self.definition()})
 
 
-def unguessable(specials: Iterable[str]) -> dict[str, str]:
-    """`marks` for special tokens: other ones in every process, so that no text has them by intent."""
+def random_placeholders(specials: Iterable[str]) -> dict[str, str]:
+    """`placeholders` for special tokens, drawn anew in every process so that no text can contain them."""
     secret = secrets.token_hex(16)
     return {name: f"{secret}{n:04}" for n, name in enumerate(specials)}

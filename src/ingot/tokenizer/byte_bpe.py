@@ -1,13 +1,11 @@
-"""Text to ids and back, losslessly or with an error: byte-level BPE and characters.
+"""The lossless tokenizers byte-level BPE and characters, and the reader of tokenizer files.
 
-A tokenizer is a value: everything that determines its ids (type, pattern, tokens, special tokens, chat template) is in
-one JSON file and in one fingerprint, which stores and checkpoints record and compare. Special tokens are never made
-from text: a document that contains the letters `<|endoftext|>` is encoded as those letters, and only code that means a
-special token (`eot`, the chat renderer) writes its id. rustbpe trains merges and tiktoken applies them, each the
-fastest at its half.
+One JSON file and one fingerprint cover everything that determines the ids (type, pattern, tokens, special tokens, chat
+template); stores and checkpoints record and compare the fingerprint. Text never produces a special token: a document
+that contains `<|endoftext|>` is encoded as these letters, and only code that intends a special token (`eot`, the chat
+renderer) writes its id. rustbpe trains the merges and tiktoken applies them.
 
-Rejected: pickle (a file that runs code), an unknown token for characters (it hides what it replaced), and parsing
-special tokens out of text with an escape hatch (every caller must then remember the hatch).
+Characters outside the alphabet are an error and not an unknown token, because that would hide the loss.
 """
 
 import json
@@ -20,31 +18,31 @@ import numpy as np
 import tiktoken
 
 from ingot.core.errors import UserError
-from ingot.tokenizer.base import FORMAT, VERSION, Tokenizer, unguessable
-from ingot.tokenizer.hf_tokenizers import LibraryTokenizer
-from ingot.tokenizer.settings import ROLES_OF_SPECIALS, SPECIALS, TURNS
+from ingot.tokenizer.base import FORMAT, VERSION, Tokenizer, random_placeholders
+from ingot.tokenizer.hf_tokenizers import HFTokenizer
+from ingot.tokenizer.settings import SPECIAL_TOKENS_MAP, SPECIALS, TURNS
 
 CODE_POINTS = 0x110000
 
 
 class ByteBPE(Tokenizer):
-    """Byte-level BPE: tokens in merge order (the 256 bytes first), then the special block at the end.
+    """Byte-level BPE: tokens in merge order (the 256 bytes first), then the special tokens.
 
     Args:
         tokens: bytes of every ordinary token; the position is the id.
         pattern: pre-tokenisation regular expression.
-        template: name of the chat format.
+        template: chat format.
     """
 
     kind = "byte-bpe"
 
-    names: Mapping[str, str] = ROLES_OF_SPECIALS
+    special_tokens_map: Mapping[str, str] = SPECIAL_TOKENS_MAP
 
     def __init__(self, tokens: Sequence[bytes], pattern: str, template: str = TURNS):
         self.tokens, self.pattern, self.template = list(tokens), pattern, template
         self.specials = {name: len(self.tokens) + n for n, name in enumerate(SPECIALS)}
         self.vocab = len(self.tokens) + len(self.specials)
-        self.marks = unguessable(self.specials)
+        self.placeholders = random_placeholders(self.specials)
         self.lengths = np.array([len(t) for t in self.tokens] + [0] * len(self.specials), dtype=np.int64)
         ranks = {token: rank for rank, token in enumerate(self.tokens)}
         self._encoding = tiktoken.Encoding(
@@ -60,13 +58,13 @@ class ByteBPE(Tokenizer):
             raise UserError(f"tokenizer pattern {self.pattern!r}: {error}; bound its repetitions") from None
         return np.asarray(ids, dtype=np.uint32)
 
-    def encode_marked(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        ids_of = {mark: self.specials[name] for name, mark in self.marks.items()}
-        border = re.compile("(" + "|".join(ids_of) + ")")
+    def encode_with_specials(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        ids_of = {placeholder: self.specials[name] for name, placeholder in self.placeholders.items()}
+        separator = re.compile("(" + "|".join(ids_of) + ")")
 
-        def one(text: str) -> tuple[np.ndarray, np.ndarray]:
+        def encode_one(text: str) -> tuple[np.ndarray, np.ndarray]:
             ids, spans, at = [np.empty(0, np.uint32)], [np.empty((0, 2), np.int64)], 0
-            for piece in border.split(text):
+            for piece in separator.split(text):
                 if piece in ids_of:
                     ids.append(np.array([ids_of[piece]], np.uint32))
                     spans.append(np.array([[at, at + len(piece)]]))
@@ -76,14 +74,14 @@ class ByteBPE(Tokenizer):
                 at += len(piece)
             return np.concatenate(ids), np.concatenate(spans)
 
-        return [one(text) for text in texts]
+        return [encode_one(text) for text in texts]
 
     def _spans(self, text: str, ids: np.ndarray) -> np.ndarray:
-        """[n, 2]: the characters of `text` that each of its ids spells, or spells a part of."""
-        firsts = np.flatnonzero((np.frombuffer(text.encode(), np.uint8) & 0xC0) != 0x80)  # byte where each one begins
+        """Span [n, 2] of each id in the characters of `text`; a character that is cut belongs to all of its ids."""
+        char_starts = np.flatnonzero((np.frombuffer(text.encode(), np.uint8) & 0xC0) != 0x80)
         ends = np.cumsum(self.lengths[ids])
-        starts = np.searchsorted(firsts, ends - self.lengths[ids], side="right") - 1
-        return np.stack((starts, np.searchsorted(firsts, ends)), axis=1)
+        starts = np.searchsorted(char_starts, ends - self.lengths[ids], side="right") - 1
+        return np.stack((starts, np.searchsorted(char_starts, ends)), axis=1)
 
     def decode_bytes(self, ids: Sequence[int] | np.ndarray) -> bytes:
         return self._encoding.decode_bytes(np.asarray(ids).tolist())
@@ -102,10 +100,10 @@ class ByteBPE(Tokenizer):
 
 
 class Char(Tokenizer):
-    """One id a character.
+    """One id per character.
 
     Args:
-        alphabet: the characters, id = position in code point order; None: the id is the code point.
+        alphabet: the characters; the id is the position in code point order. None: the id is the code point.
     """
 
     kind = "char"
@@ -126,7 +124,7 @@ class Char(Tokenizer):
         if len(unseen):
             at = int(unseen[0])
             raise UserError(
-                f"character {text[at]!r} (U+{ord(text[at]):04X}) at position {at}: not among the {self.vocab} "
+                f"character {text[at]!r} (U+{ord(text[at]):04X}) at position {at} is not one of the {self.vocab} "
                 'characters of the train text; remove it, or use alphabet = "unicode" or type = "byte-bpe"'
             )
         return ids.astype(np.uint32)
@@ -143,7 +141,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Read a tokenizer file.
 
     Raises:
-        UserError: missing, not a tokenizer, of another version, or changed since it was written.
+        UserError: the file is missing, is no tokenizer, has another version, or was changed.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -152,26 +150,26 @@ def load_tokenizer(path: Path) -> Tokenizer:
     except ValueError as error:
         raise UserError(f"{path}: not a tokenizer file ({error}); run the tokenizer stage again") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
-        found = f"{data.get('format')} {data.get('version')}" if isinstance(data, dict) else type(data).__name__
-        raise UserError(f"{path}: found {found}, expected {FORMAT} {VERSION}; run the tokenizer stage again")
+        actual = f"{data.get('format')} {data.get('version')}" if isinstance(data, dict) else type(data).__name__
+        raise UserError(f"{path}: found {actual}, expected {FORMAT} {VERSION}; run the tokenizer stage again")
     try:
-        tokenizer = _restored(data)
+        tokenizer = _from_json(data)
     except KeyError as error:
         raise UserError(
             f"{path}: found type {data.get('type')!r} without {error}, expected both; run the tokenizer stage again"
         ) from None
     if tokenizer.fingerprint != (recorded := data.get("fingerprint")):
         raise UserError(
-            f"{path}: the content's fingerprint is {tokenizer.fingerprint}, the recorded one {recorded}: "
-            "the file was changed; run the tokenizer stage again"
+            f"{path}: found fingerprint {tokenizer.fingerprint}, expected {recorded}: the file was changed; run the "
+            "tokenizer stage again"
         )
     return tokenizer
 
 
-def _restored(data: Mapping[str, Any]) -> Tokenizer:
-    """A tokenizer from its file's table. Raises KeyError: one of its parts is missing."""
+def _from_json(data: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer with this `definition`. Raises KeyError if an entry is missing."""
     if data["type"] == Char.kind:
         return Char(data["alphabet"])
     if data["type"] == ByteBPE.kind:
         return ByteBPE([bytes.fromhex(t) for t in data["tokens"]], data["pattern"], data["template"])
-    return LibraryTokenizer(data["type"], data["library"], data["names"], data["template"], data["stops"])
+    return HFTokenizer(data["type"], data["library"], data["names"], data["template"], data["stops"])

@@ -1,14 +1,13 @@
-"""Conversations to ids and the mask of what is learned, in one pass, so that the two can never disagree.
+"""Renders conversations to ids and their loss mask.
 
-Our own format (`template = "turns"`) is `<|role|>content<|end|>` for each message. A conversation is rendered segment
-by segment, each encoded on its own: the mask is 1 on an assistant's content and on the `<|end|>` after it (else the
-model never learns to stop), and 0 on headers, on everybody else's words and on what a prompt for generation adds.
-Content is always encoded as text, so a user who types `<|end|>` ends nothing.
+Ingot's own format (`template = "turns"`) is `<|role|>content<|end|>` for each message. Each segment is encoded
+separately. The mask is 1 on an assistant's content and the `<|end|>` after it (so that the model learns to stop), and 0
+on headers, other roles and the generation prompt. Content is always encoded as text: a user who types `<|end|>` does
+not end the turn.
 
-A tokenizer that came with a Jinja template is rendered by that (`templates.py`): the text knows which of its characters
-are learned, and an id is learned if it spells one of them.
-
-Rejected: finding the answers again in the ids of a rendered string (merges across the seams move the borders).
+With a Jinja template (`chat_template.py`), rendering yields the spans of the answers in the text, and an id is a target
+if it covers a character of a span. Searching for the answers in the ids of the rendered text would fail, because merges
+across the borders move them.
 """
 
 import itertools
@@ -19,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from ingot.core.errors import UserError, nearest, shortened
-from ingot.corpus.readers.row_formats import is_learned
+from ingot.corpus.readers.row_formats import is_trained_on
 from ingot.tokenizer.base import Tokenizer
-from ingot.tokenizer.chat_template import Template, compiled
+from ingot.tokenizer.chat_template import Template, compile_template
 from ingot.tokenizer.settings import TURNS
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -29,24 +28,24 @@ END = "<|end|>"
 FIELDS = ("role", "content", "train")
 
 Message = Mapping[str, Any]
-"""`role`, `content`, and optionally `train = false` on an assistant's message that is not to be learned."""
+"""`role`, `content`, and optionally `train = false` to exclude an assistant's message from the loss."""
 
 
 def render(
     messages: Sequence[Message], tokenizer: Tokenizer, generation_prompt: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One conversation.
+    """Render one conversation.
 
     Args:
-        messages: in order, any roles.
-        tokenizer: one with special tokens.
-        generation_prompt: end with the header of an assistant's answer; nothing is learned then, the mask is all 0.
+        messages: the conversation.
+        tokenizer: a tokenizer with special tokens.
+        generation_prompt: end with the header of an assistant's answer; the mask is then 0 everywhere.
 
     Returns:
-        ids [n] (uint32) and mask [n] (uint8; 1 where the id is a target of training).
+        ids [n] (uint32) and mask [n] (uint8; 1 for targets of training).
 
     Raises:
-        UserError: a malformed message, nothing to learn, or a tokenizer without special tokens.
+        UserError: a malformed message, no message to train on, or a tokenizer without special tokens.
     """
     ids, mask, _ = render_batch([messages], tokenizer, generation_prompt=generation_prompt)[0]
     return ids, mask
@@ -55,20 +54,20 @@ def render(
 def render_batch(
     conversations: Sequence[Sequence[Message]], tokenizer: Tokenizer, threads: int = 1, generation_prompt: bool = False
 ) -> list[tuple[np.ndarray, np.ndarray, int]]:
-    """`render` of many conversations, with the UTF-8 bytes of the text that the targets of each spell."""
+    """`render` each conversation. Returns (ids, mask, number of UTF-8 bytes of the targets' text) of each."""
     require_chat(tokenizer)
     for messages in conversations:
-        check(messages, needs_target=not generation_prompt)
+        check_conversation(messages, needs_target=not generation_prompt)
     if tokenizer.template == TURNS:
         return _render_turns(conversations, tokenizer, threads, generation_prompt)
     return _render_template(conversations, tokenizer, generation_prompt)
 
 
-def to_the_end(mask: np.ndarray) -> int:
-    """How many ids there are up to the last one that is learned.
+def length_to_last_target(mask: np.ndarray) -> int:
+    """Number of ids up to and including the last target.
 
-    What a template writes behind an answer's end is not sampled either: a row that is scored where it ends has to end
-    where a completion does.
+    Some templates write more after the end of an answer. A sampled completion ends before that, so a row that a reward
+    model scores at its last id must end there too.
     """
     return int(np.flatnonzero(mask)[-1]) + 1
 
@@ -86,12 +85,12 @@ def _render_turns(
         target_bytes = 0
         for message in messages:
             content = next(encoded)
-            trained = not generation_prompt and is_learned(message)
+            trained = not generation_prompt and is_trained_on(message)
             target_bytes += trained * len(message["content"].encode())
-            ids += [_one(special[f"<|{message['role']}|>"]), content, _one(end)]
+            ids += [_as_array(special[f"<|{message['role']}|>"]), content, _as_array(end)]
             mask += [np.zeros(1, np.uint8), np.full(len(content) + 1, trained, np.uint8)]
         if generation_prompt:
-            ids.append(_one(special["<|assistant|>"]))
+            ids.append(_as_array(special["<|assistant|>"]))
             mask.append(np.zeros(1, np.uint8))
         rendered.append((np.concatenate(ids), np.concatenate(mask), target_bytes))
     return rendered
@@ -101,25 +100,24 @@ def _render_template(
     conversations: Sequence[Sequence[Message]], tokenizer: Tokenizer, generation_prompt: bool
 ) -> list[tuple[np.ndarray, np.ndarray, int]]:
     template = _template(tokenizer)
-    trained = [[not generation_prompt and is_learned(one) for one in m] for m in conversations]
-    marked = [template.render(m, t, generation_prompt) for m, t in zip(conversations, trained, strict=True)]
+    trained = [[not generation_prompt and is_trained_on(one) for one in m] for m in conversations]
+    texts = [template.render(m, t, generation_prompt) for m, t in zip(conversations, trained, strict=True)]
+    encoded = tokenizer.encode_with_specials([text.text for text in texts])
     rendered = []
-    for (ids, spans), text, learned in zip(
-        tokenizer.encode_marked([m.text for m in marked]), marked, trained, strict=True
-    ):
+    for (ids, spans), text, flags in zip(encoded, texts, trained, strict=True):
         mask = np.zeros(len(ids), np.uint8)
-        for start, stop in text.learned:
+        for start, stop in text.target_spans:
             mask |= (spans[:, 0] < stop) & (spans[:, 1] > start)
-        if not mask.any() and any(learned):
-            raise UserError("chat template: it writes nothing that an answer could be learned from; take another one")
-        rendered.append((ids, mask, tokenizer.spelled_bytes(ids[mask == 1])))
+        if not mask.any() and any(flags):
+            raise UserError("chat template: the rendered text contains no answer to train on; use another template")
+        rendered.append((ids, mask, tokenizer.text_bytes(ids[mask == 1])))
     return rendered
 
 
 def _template(tokenizer: Tokenizer) -> Template:
     ends = {tokenizer.eot, *tokenizer.stops, tokenizer.specials.get(END)}
     names = frozenset(name for name, id in tokenizer.specials.items() if id in ends)
-    return compiled(tokenizer.template, tokenizer.names, tokenizer.marks, names)
+    return compile_template(tokenizer.template, tokenizer.special_tokens_map, tokenizer.placeholders, names)
 
 
 def parse_conversation(text: str) -> list[dict[str, Any]]:
@@ -133,12 +131,12 @@ def parse_conversation(text: str) -> list[dict[str, Any]]:
     except json.JSONDecodeError as error:
         raise UserError(f"conversation: not JSON ({error}); expected a list of messages") from None
     messages: Any = data.get("messages") if isinstance(data, dict) else data
-    check(messages, needs_target=False)
+    check_conversation(messages, needs_target=False)
     return messages
 
 
-def check(messages: Any, needs_target: bool = True) -> None:
-    """Raise a UserError, naming the message by its number from 1, unless this is a conversation to train on."""
+def check_conversation(messages: Any, needs_target: bool = True) -> None:
+    """Raise UserError for a malformed conversation, or with `needs_target` for one without a message to train on."""
     if not isinstance(messages, list | tuple) or not messages:
         raise UserError(f"conversation: found {_shown(messages)}, expected a list of at least one message")
     for number, message in enumerate(messages, 1):
@@ -147,7 +145,7 @@ def check(messages: Any, needs_target: bool = True) -> None:
             raise UserError(f"{where}: found {_shown(message)}, expected a table with role and content")
         unknown = sorted(set(message) - set(FIELDS))
         if unknown:
-            raise UserError(f"{where}: unknown field '{unknown[0]}' would be lost; {nearest(unknown[0], FIELDS)}")
+            raise UserError(f"{where}: unknown field '{unknown[0]}'; {nearest(unknown[0], FIELDS)}")
         role, content = message.get("role"), message.get("content")
         if role not in ROLES:
             raise UserError(f"{where}: role {_shown(role)}; {nearest(str(role), ROLES)}")
@@ -157,15 +155,13 @@ def check(messages: Any, needs_target: bool = True) -> None:
         if not isinstance(train, bool):
             raise UserError(f"{where}: train is {_shown(train)}, expected true or false")
         if train and role != "assistant":
-            raise UserError(f"{where}: train = true on a {role} message; only assistant messages are learned")
-    if needs_target and not any(is_learned(m) for m in messages):
-        raise UserError(
-            "conversation: nothing to learn, as no assistant message is trained on; add an answer or drop the document"
-        )
+            raise UserError(f"{where}: train = true on a {role} message, expected an assistant message; remove it")
+    if needs_target and not any(is_trained_on(m) for m in messages):
+        raise UserError("conversation: no assistant message to train on; add an answer or remove the document")
 
 
-def show(ids: np.ndarray, mask: np.ndarray, tokenizer: Tokenizer) -> list[tuple[str, bool]]:
-    """Runs of text with whether they are learned, for a coloured view; special tokens appear by name."""
+def masked_runs(ids: np.ndarray, mask: np.ndarray, tokenizer: Tokenizer) -> list[tuple[str, bool]]:
+    """(text, whether it is a target) of each run of equal mask values; special tokens appear by name."""
     assert len(ids) == len(mask)
     borders = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(ids)]
     return [
@@ -176,18 +172,18 @@ def show(ids: np.ndarray, mask: np.ndarray, tokenizer: Tokenizer) -> list[tuple[
 
 
 def stop_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Ids that end a generated answer: what ends a turn in the chat format, end of text, and what the model names."""
+    """Ids that end a generated answer: the chat format's end of turn, `eot`, and the tokenizer's `stops`."""
     turn = [tokenizer.specials[END]] if tokenizer.template == TURNS else _turn_end(tokenizer)
     return tuple(dict.fromkeys([*turn, *([] if tokenizer.eot is None else [tokenizer.eot]), *tokenizer.stops]))
 
 
-_PROBE = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "the end"}]  # " the": in any vocabulary
+_PROBE = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "the end"}]  # in any vocabulary
 
 
-def check_end(tokenizer: Tokenizer) -> None:
-    """Raise a UserError where an answer ends in no special token, so that no model would learn to stop.
+def check_turn_end(tokenizer: Tokenizer) -> None:
+    """Raise UserError if an answer does not end in a special token, because a model would not learn to stop.
 
-    A template that refuses the conversation which is tried is not judged.
+    A template that rejects the test conversation passes.
     """
     try:
         ids, mask = render(_PROBE, tokenizer)
@@ -195,49 +191,48 @@ def check_end(tokenizer: Tokenizer) -> None:
         return
     if (last := ids[mask == 1][-1]) not in stop_ids(tokenizer):
         raise UserError(
-            f"chat template: an answer ends in {tokenizer.decode([last])!r}, so a model would never learn to stop, "
-            f"expected a special token of the tokenizer, such as {END}; let the template write one after each answer, "
-            'or set another one (template = "turns" or "FILE.jinja") in the tokenizer stage'
+            f"chat template: an answer ends in {tokenizer.decode([last])!r}, expected a special token such as {END}, "
+            "without which a model does not learn to stop; write one after each answer in the template, or set "
+            'another template ("turns" or "FILE.jinja") in the tokenizer stage'
         )
 
 
 def check_template(tokenizer: Tokenizer) -> None:
-    """Raise a UserError unless a template that somebody wrote marks answers, ends them, and parts them from the prompt.
+    """Raise UserError if the template does not end answers, or if the ids of a prompt change when an answer follows.
 
-    Where the end of the prompt and the start of the answer share a token, a model is asked with other ids than those it
-    was trained on.
+    A token that covers the end of the prompt and the start of the answer would make the ids of generation differ from
+    those of training.
     """
-    asked = _PROBE[:1]
-    whole, _ = render(_PROBE, tokenizer)
-    check_end(tokenizer)
-    prompt, _ = render(asked, tokenizer, generation_prompt=True)
-    if not np.array_equal(whole[: len(prompt)], prompt):
+    complete, _ = render(_PROBE, tokenizer)
+    check_turn_end(tokenizer)
+    prompt, _ = render(_PROBE[:1], tokenizer, generation_prompt=True)
+    if not np.array_equal(complete[: len(prompt)], prompt):
         end = tokenizer.decode_bytes(prompt[-1:]).decode(errors="replace")
         raise UserError(
-            f"chat template: the prompt ends in {end!r}, which is another token when the answer follows; let the "
-            "answer begin with its blank, or end the prompt in a line end or a special token"
+            f"chat template: the prompt ends in {end!r}, which becomes another token when the answer follows; move "
+            "the blank to the answer, or end the prompt in a line end or a special token"
         )
 
 
 def _turn_end(tokenizer: Tokenizer) -> list[int]:
-    """The special token that a template writes after an answer, found by letting it write one."""
+    """The last special token of a rendered test answer, or none."""
     if not tokenizer.template:
         return []
     try:
         ids, mask = render([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], tokenizer)
-    except UserError:  # a template that wants other conversations still has `eot` and what the model names
+    except UserError:  # a template that rejects this conversation still has `eot` and `stops`
         return []
     special = set(tokenizer.specials.values())
     return [id for id in ids[mask == 1].tolist() if id in special][-1:]
 
 
 def require_chat(tokenizer: Tokenizer) -> None:
-    """Raise a UserError for a tokenizer that has no chat format."""
+    """Raise UserError for a tokenizer without a chat format."""
     if tokenizer.template:
         return
     if tokenizer.specials:
         raise UserError(
-            "format chat: the tokenizer's files have no chat template; give one in the tokenizer stage "
+            "format chat: the tokenizer's files have no chat template; set one in the tokenizer stage "
             '(template = "turns" or "FILE.jinja"), or put chat_template.jinja beside them'
         )
     raise UserError(
@@ -245,7 +240,7 @@ def require_chat(tokenizer: Tokenizer) -> None:
     )
 
 
-def _one(token: int) -> np.ndarray:
+def _as_array(token: int) -> np.ndarray:
     return np.array([token], dtype=np.uint32)
 
 

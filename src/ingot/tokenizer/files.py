@@ -1,6 +1,6 @@
-"""Which files a tokenizer stage reads besides its corpora, and their digest, which is part of the stage's key.
+"""The files that a tokenizer stage reads in addition to its corpora, and their digest for the stage's key.
 
-The parent process asks this for every recipe, so no library is loaded here.
+The parent process calls this for every recipe, so the module imports no tokenizer library.
 """
 
 import json
@@ -11,7 +11,7 @@ from ingot.core.errors import MissingFile, UserError
 from ingot.tokenizer.settings import TokenizerSettings
 
 GPT2_FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
-BESIDE = (
+COMPANION_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -20,7 +20,7 @@ BESIDE = (
     "chat_template.jinja",
     "chat_template.json",
 )
-_FOREIGN = {
+_UNSUPPORTED = {
     "tokenizer.model": "a SentencePiece model",
     "spiece.model": "a SentencePiece model",
     "tekken.json": "Mistral's own format",
@@ -36,52 +36,52 @@ def tokenizer_files(path: Path) -> list[Path]:
         path: a directory, or the `tokenizer.json` in it.
 
     Raises:
-        UserError: nothing there that can be read.
+        UserError: the directory is missing or has no supported file.
     """
     directory = path.parent if path.name == "tokenizer.json" else path
     if not directory.is_dir():
         raise MissingFile(
-            f"{path}: no such directory (looked from {Path.cwd()}), expected one with a tokenizer.json or GPT-2's "
+            f"{path}: no such directory (relative to {Path.cwd()}), expected one with a tokenizer.json or GPT-2's "
             "encoder.json and vocab.bpe; check the path"
         )
-    beside = [directory / name for name in BESIDE if (directory / name).is_file()]
+    companions = [directory / name for name in COMPANION_FILES if (directory / name).is_file()]
     if (directory / "tokenizer.json").is_file():
-        return [directory / "tokenizer.json", *beside]
+        return [directory / "tokenizer.json", *companions]
     for names in GPT2_FILES:
         if all((directory / name).is_file() for name in names):
-            return [*(directory / name for name in names), *beside]
-    found = next((f"{name} ({what})" for name, what in _FOREIGN.items() if (directory / name).exists()), "none of them")
+            return [*(directory / name for name in names), *companions]
+    unsupported = (f"{name} ({what})" for name, what in _UNSUPPORTED.items() if (directory / name).exists())
     raise UserError(
-        f"{directory}: found {found}, expected tokenizer.json, or encoder.json and vocab.bpe, or vocab.json and "
-        "merges.txt; save it once as tokenizer.json (transformers does: AutoTokenizer ... save_pretrained)"
+        f"{directory}: found {next(unsupported, 'none of them')}, expected tokenizer.json, or encoder.json and "
+        "vocab.bpe, or vocab.json and merges.txt; convert it to tokenizer.json (transformers: "
+        "AutoTokenizer.from_pretrained(...).save_pretrained(...))"
     )
 
 
 def has_template(path: Path) -> bool:
-    """Whether there is a chat template among the files of a tokenizer; True where that is not for us to say, since they
-    are not there or cannot be read.
-    """
+    """Whether the tokenizer's files include a chat template. True for missing or invalid files, which fail later."""
     try:
         files = {file.name: file for file in tokenizer_files(path)}
-        told = [json.loads(read_text(files[n])) for n in ("chat_template.json", "tokenizer_config.json") if n in files]
-        if "chat_template.jinja" in files or any(isinstance(t, dict) and t.get("chat_template") for t in told):
+        names = [name for name in ("chat_template.json", "tokenizer_config.json") if name in files]
+        configs = [json.loads(read_text(files[name])) for name in names]
+        if "chat_template.jinja" in files or any(isinstance(c, dict) and c.get("chat_template") for c in configs):
             return True
-        own = json.loads(read_text(files["tokenizer.json"])) if "tokenizer.json" in files else {}
+        tokenizer = json.loads(read_text(files["tokenizer.json"])) if "tokenizer.json" in files else {}
     except (UserError, ValueError):
         return True
-    return not isinstance(own, dict) or bool(own.get("template"))  # as stages keep it
+    return not isinstance(tokenizer, dict) or bool(tokenizer.get("template"))  # the key of a tokenizer stage's file
 
 
 def source_digest(settings: TokenizerSettings, hashes: FileHashes) -> str | None:
-    """Digest of a vocabulary's files and of a template's file; None where the settings name none.
+    """Digest of the vocabulary's files and the template file; None if the settings name neither.
 
     Raises:
-        UserError: as `tokenizer_files`; also for a template that is not there, or that cannot be parsed.
+        UserError: as `tokenizer_files`; also for a missing or invalid template.
     """
     files = tokenizer_files(settings.path) if settings.path else []
     template = settings.template_file
     if template and not template.is_file():
-        where = f"'{template}' does not exist (looked from {Path.cwd()})"
+        where = f"'{template}' does not exist (relative to {Path.cwd()})"
         raise MissingFile(f"template: {where}, expected a file with a Jinja chat template; check the path")
     if template:
         _check_syntax(template)
@@ -91,7 +91,7 @@ def source_digest(settings: TokenizerSettings, hashes: FileHashes) -> str | None
 
 
 def _check_syntax(path: Path) -> None:
-    from ingot.tokenizer.chat_template import Template  # reads jinja2, which few recipes need
+    from ingot.tokenizer.chat_template import Template  # imported late: few recipes need jinja2
 
     try:
         Template(read_text(path), {}, {}, frozenset())
@@ -100,7 +100,7 @@ def _check_syntax(path: Path) -> None:
 
 
 def read_text(path: Path) -> str:
-    """A file's text; raises UserError where it is not UTF-8."""
+    """The text of a UTF-8 file; raises UserError for another encoding."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

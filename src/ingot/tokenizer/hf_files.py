@@ -1,8 +1,8 @@
-"""Tokenizer files of model directories: read into a tokenizer, and written so that `transformers` gives the same ids.
+"""Imports the tokenizer of a Hugging Face model directory, and exports one that `transformers` reads with equal ids.
 
-Read are `tokenizer.json` (with `tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json` and
-`chat_template.jinja` beside it) and the two files of GPT-2 (`encoder.json` + `vocab.bpe`, or `vocab.json` +
-`merges.txt`). All of them are JSON or text: nothing that runs code is opened, and a directory's own Python is ignored.
+Supported are `tokenizer.json` (with the companions of `files.COMPANION_FILES`) and the two files of GPT-2
+(`encoder.json` + `vocab.bpe`, or `vocab.json` + `merges.txt`). All are JSON or text: no file with code is opened, and
+Python in the directory is ignored.
 """
 
 import itertools
@@ -15,8 +15,8 @@ from ingot.core.artifact import atomic_write
 from ingot.core.errors import UserError
 from ingot.tokenizer.base import FORMAT, Tokenizer
 from ingot.tokenizer.byte_bpe import ByteBPE, Char, load_tokenizer
-from ingot.tokenizer.files import BESIDE, read_text, tokenizer_files
-from ingot.tokenizer.hf_tokenizers import LibraryTokenizer, added_tokens, byte_letters, ids_of, read_library
+from ingot.tokenizer.files import COMPANION_FILES, read_text, tokenizer_files
+from ingot.tokenizer.hf_tokenizers import HFTokenizer, added_tokens, byte_letters, ids_of, load_backend
 from ingot.tokenizer.settings import BYTES, TURNS
 
 FILE = "file"
@@ -27,70 +27,72 @@ TURNS_JINJA = (
     "{% else %}{{ message['content'] + '<|end|>' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-"""The format `turns` for other programs."""
+"""The chat format `turns` as a Jinja template, for export."""
 _ROLES = ("eos_token", "bos_token", "pad_token", "unk_token")
 
 
 def import_tokenizer(path: Path) -> Tokenizer:
-    """A model directory's tokenizer, or that of a tokenizer or train stage.
+    """The tokenizer of a model directory, or of a tokenizer or train stage.
 
     Args:
         path: a directory, or the `tokenizer.json` in it.
 
     Raises:
-        UserError: files are missing, unreadable, or of a format that is not supported.
+        UserError: files are missing, unreadable, or in an unsupported format.
     """
     files = {file.name: file for file in tokenizer_files(path)}
-    told = {name: _table(files[name]) for name in BESIDE if name in files and name.endswith(".json")}
-    config = told.get("tokenizer_config.json", {})
+    configs = {name: _read_object(files[name]) for name in COMPANION_FILES if name in files and name.endswith(".json")}
+    config = configs.get("tokenizer_config.json", {})
     if "tokenizer.json" in files:
-        data = _table(files["tokenizer.json"])
-        if data.get("format") == FORMAT:  # a stage of another run
+        data = _read_object(files["tokenizer.json"])
+        if data.get("format") == FORMAT:  # the file of an ingot stage
             return load_tokenizer(files["tokenizer.json"])
         if not isinstance(data.get("model"), dict) or "type" not in data["model"]:
             raise UserError(
-                f"{files['tokenizer.json']}: has no model with a type, expected a file of the tokenizers library"
+                f"{files['tokenizer.json']}: found no model with a type, expected a file of the tokenizers library"
             )
     else:
-        vocab, merges = (file for name, file in files.items() if name not in BESIDE)
-        kind = str(config.get("tokenizer_class", "GPT2Tokenizer"))
-        if kind.removesuffix("Fast") != "GPT2Tokenizer":
+        vocab, merges = (file for name, file in files.items() if name not in COMPANION_FILES)
+        class_name = str(config.get("tokenizer_class", "GPT2Tokenizer"))
+        if class_name.removesuffix("Fast") != "GPT2Tokenizer":
             raise UserError(
-                f"{vocab.parent}: {vocab.name} and {merges.name} of a {kind}, expected GPT-2's; how others split text "
-                "is not in these files: save it once as tokenizer.json"
+                f"{vocab.parent}: found {vocab.name} and {merges.name} of a {class_name}, expected GPT-2's, because "
+                "these files do not define how other classes split text; convert the tokenizer to tokenizer.json"
             )
         data = _gpt2(vocab, merges)
         config = {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>", **config}
     try:
-        data = _as_told(data, config, told.get("added_tokens.json", {}))
+        data = _apply_config(data, config, configs.get("added_tokens.json", {}))
         ids = ids_of(data)
-        names = _names(config, told, ids)
-        data = {**data, "added_tokens": _marked(data, config, names, ids)}
-        template = _template(files, told, ids)
-        return LibraryTokenizer(FILE, data, names, template, _stops(told, len(ids)))
+        special_tokens_map = _special_tokens_map(config, configs, ids)
+        data = {**data, "added_tokens": _mark_special(data, config, special_tokens_map, ids)}
+        template = _template(files, configs, ids)
+        return HFTokenizer(FILE, data, special_tokens_map, template, _stops(configs, len(ids)))
     except UserError as error:
         raise UserError(f"{next(iter(files.values())).parent}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         file = next(iter(files.values()))
-        raise UserError(f"{file}: not what the tokenizers library writes ({type(error).__name__}: {error})") from None
+        raise UserError(
+            f"{file}: expected the format of the tokenizers library ({type(error).__name__}: {error})"
+        ) from None
 
 
 def export_tokenizer(tokenizer: Tokenizer, directory: Path) -> list[Path]:
     """Write `tokenizer.json`, `tokenizer_config.json` and, with a chat format, `chat_template.jinja`.
 
-    `transformers.AutoTokenizer` then gives the same ids as `encode` for any text without the names of special tokens
-    (which it takes for the tokens unless `split_special_tokens=True`), and renders conversations as we do.
+    `transformers.AutoTokenizer` gives the same ids as `encode` and renders the same conversations. The exception is
+    text with the name of a special token, which it encodes as the token unless `split_special_tokens=True`.
 
     Returns:
-        the files written.
+        The files written.
 
     Raises:
-        UserError: a type or a pattern that the format cannot express.
+        UserError: a type or pattern that the format cannot express.
     """
     data = _data(tokenizer)
     try:
-        read_library(data)
-    except UserError as error:  # whose regular expressions are others than those that a pattern is trained with
+        load_backend(data)
+    except UserError as error:  # training uses another regex engine, so a pattern can be invalid in the library
         raise UserError(f"export: {error}; train the tokenizer with another pattern") from None
     files = {
         "tokenizer.json": json.dumps(data, ensure_ascii=False),
@@ -104,8 +106,10 @@ def export_tokenizer(tokenizer: Tokenizer, directory: Path) -> list[Path]:
     return [directory / name for name in files]
 
 
-def byte_level(vocab: dict[str, int], merges: list[list[str]], specials: Mapping[str, int], pattern: str | None) -> Any:
-    """A `tokenizer.json` of a byte-level BPE; without a pattern, GPT-2's own split."""
+def byte_level_bpe(
+    vocab: dict[str, int], merges: list[list[str]], specials: Mapping[str, int], pattern: str | None
+) -> dict[str, Any]:
+    """The `tokenizer.json` of a byte-level BPE. Pattern None means GPT-2's."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": pattern is None}
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     steps = byte_level if pattern is None else {"type": "Sequence", "pretokenizers": [split, byte_level]}
@@ -121,33 +125,35 @@ def byte_level(vocab: dict[str, int], merges: list[list[str]], specials: Mapping
 
 
 def _data(tokenizer: Tokenizer) -> dict[str, Any]:
-    if isinstance(tokenizer, LibraryTokenizer):
+    if isinstance(tokenizer, HFTokenizer):
         return tokenizer.data
     if isinstance(tokenizer, ByteBPE):
         return _byte_bpe(tokenizer)
     if isinstance(tokenizer, Char) and tokenizer.alphabet is not None:
         return _characters(tokenizer.alphabet)
     raise UserError(
-        f"export: a {tokenizer.kind} tokenizer of all Unicode code points has no form in tokenizer.json; "
+        f"export: a {tokenizer.kind} tokenizer of all Unicode code points cannot be written as tokenizer.json; "
         'train one with alphabet = "corpus"'
     )
 
 
 def _byte_bpe(tokenizer: ByteBPE) -> dict[str, Any]:
     letters = byte_letters()
-    known = {token: "".join(letters[b] for b in token) for token in tokenizer.tokens}
-    merges = [[known[a], known[b]] for a, b in merges_of(tokenizer.tokens)]
-    vocab = {known[token]: id for id, token in enumerate(tokenizer.tokens)}
-    return byte_level(vocab, merges, tokenizer.specials, tokenizer.pattern)
+    pieces = {token: "".join(letters[b] for b in token) for token in tokenizer.tokens}
+    merges = [[pieces[a], pieces[b]] for a, b in merges_of(tokenizer.tokens)]
+    vocab = {pieces[token]: id for id, token in enumerate(tokenizer.tokens)}
+    return byte_level_bpe(vocab, merges, tokenizer.specials, tokenizer.pattern)
 
 
 def merges_of(tokens: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-    """The pair that each token of a trained byte-level BPE (bytes, then merges in order) was made of.
+    """The pair that was merged into each token after the 256 bytes.
 
-    A token's own bytes, joined by all earlier merges, end as exactly that pair. And wherever the token arises in a
-    text, it arises from that pair: until its turn no merge has crossed its two ends, so inside them the same joins
-    happened as in its bytes alone. Hence a program that joins listed pairs (the tokenizers library) and one that joins
-    whatever spells an earlier token (tiktoken) agree.
+    All earlier merges, applied to a token's bytes, leave exactly this pair. In a text the token results from the same
+    pair: no earlier merge crossed its ends, so the merges inside were those of its bytes alone. Hence the tokenizers
+    library, which merges listed pairs, and tiktoken, which merges any pair that forms an earlier token, agree.
+
+    Args:
+        tokens: the tokens of a byte-level BPE in merge order, the 256 bytes first.
     """
     ranks = {token: rank for rank, token in enumerate(tokens)}
     merges = []
@@ -156,19 +162,19 @@ def merges_of(tokens: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
         while len(parts) > 2:
             pairs = [(ranks.get(a + b, len(tokens)), at) for at, (a, b) in enumerate(itertools.pairwise(parts))]
             rank, at = min(pairs)
-            assert rank < ranks[token], f"{token!r} is no merge of earlier tokens"
+            assert rank < ranks[token], f"{token!r} is not a merge of earlier tokens"
             parts[at : at + 2] = [parts[at] + parts[at + 1]]
         merges.append((parts[0], parts[1]))
     return merges
 
 
 def _characters(alphabet: str) -> dict[str, Any]:
-    every = {"type": "Split", "pattern": {"Regex": r"(?m:.)"}, "behavior": "Isolated", "invert": False}
+    split = {"type": "Split", "pattern": {"Regex": r"(?m:.)"}, "behavior": "Isolated", "invert": False}
     return {
         "version": "1.0",
         "added_tokens": [],
         "normalizer": None,
-        "pre_tokenizer": every,
+        "pre_tokenizer": split,
         "post_processor": None,
         "decoder": {"type": "Fuse"},
         "model": {"type": "WordLevel", "vocab": {c: n for n, c in enumerate(alphabet)}, "unk_token": ""},
@@ -176,20 +182,20 @@ def _characters(alphabet: str) -> dict[str, Any]:
 
 
 def _config(tokenizer: Tokenizer) -> dict[str, Any]:
-    named = set(tokenizer.names.values())
+    mapped = set(tokenizer.special_tokens_map.values())
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        **tokenizer.names,
-        "additional_special_tokens": [name for name in tokenizer.specials if name not in named],
+        **tokenizer.special_tokens_map,
+        "additional_special_tokens": [name for name in tokenizer.specials if name not in mapped],
         "clean_up_tokenization_spaces": False,
     }
 
 
 def _gpt2(vocab_file: Path, merges_file: Path) -> dict[str, Any]:
-    vocab: dict[str, int] = _table(vocab_file)
+    vocab: dict[str, int] = _read_object(vocab_file)
     if sorted(map(str, vocab.values())) != sorted(map(str, range(len(vocab)))):
         raise UserError(
-            f"{vocab_file}: {len(vocab):,} tokens whose ids are not 0 to {len(vocab) - 1:,}; take GPT-2's own"
+            f"{vocab_file}: the ids of {len(vocab):,} tokens are not 0 to {len(vocab) - 1:,}; use GPT-2's original file"
         )
     merges = []
     for number, line in enumerate(read_text(merges_file).split("\n"), 1):
@@ -198,85 +204,89 @@ def _gpt2(vocab_file: Path, merges_file: Path) -> dict[str, Any]:
         pair = line.split(" ")
         if len(pair) != 2 or any(part not in vocab for part in (*pair, "".join(pair))):
             raise UserError(
-                f"{merges_file}, line {number}: found {line!r}, expected two tokens of {vocab_file.name} that make "
-                "a third; take the original files"
+                f"{merges_file}, line {number}: found {line!r}, expected two tokens of {vocab_file.name} whose "
+                "concatenation is a third; use the original files"
             )
         merges.append(pair)
     if missing := [letter for letter in byte_letters().values() if letter not in vocab]:
         raise UserError(f"{vocab_file}: has no token for {len(missing)} of the 256 bytes, expected GPT-2's vocabulary")
-    return byte_level(vocab, merges, {n: vocab[n] for n in ("<|endoftext|>",) if n in vocab}, None)
+    return byte_level_bpe(vocab, merges, {n: vocab[n] for n in ("<|endoftext|>",) if n in vocab}, None)
 
 
-def _as_told(data: dict[str, Any], config: dict[str, Any], added: dict[str, int]) -> dict[str, Any]:
-    """A `tokenizer.json` with what stands beside it: further tokens, and whether a text is given a blank to begin with.
+def _apply_config(data: dict[str, Any], config: dict[str, Any], added: dict[str, int]) -> dict[str, Any]:
+    """A `tokenizer.json` completed by its companions: added tokens, and `add_prefix_space`.
 
     Args:
+        data: `tokenizer.json`.
         config: `tokenizer_config.json`.
         added: `added_tokens.json`, token -> id.
     """
     tokens = {token["content"]: token for token in data.get("added_tokens") or []}
-    told = {t["content"]: {"id": int(id), **t} for id, t in (config.get("added_tokens_decoder") or {}).items()}
+    decoder = {t["content"]: {"id": int(id), **t} for id, t in (config.get("added_tokens_decoder") or {}).items()}
     plain = {token["content"]: {**token, "special": False} for token in added_tokens(added)}
-    more = {content: token for content, token in (plain | told).items() if content not in tokens}
-    begins = data.get("pre_tokenizer") or {}
-    if "add_prefix_space" in begins and isinstance(config.get("add_prefix_space"), bool):
-        begins = {**begins, "add_prefix_space": config["add_prefix_space"]}
-    every = sorted((tokens | more).values(), key=lambda token: token["id"])
-    return {**data, "added_tokens": every, "pre_tokenizer": begins or None}
+    new = {content: token for content, token in (plain | decoder).items() if content not in tokens}
+    pre_tokenizer = data.get("pre_tokenizer") or {}
+    if "add_prefix_space" in pre_tokenizer and isinstance(config.get("add_prefix_space"), bool):
+        pre_tokenizer = {**pre_tokenizer, "add_prefix_space": config["add_prefix_space"]}
+    by_id = sorted((tokens | new).values(), key=lambda token: token["id"])
+    return {**data, "added_tokens": by_id, "pre_tokenizer": pre_tokenizer or None}
 
 
-def _names(config: dict[str, Any], told: dict[str, dict[str, Any]], ids: dict[str, int]) -> dict[str, str]:
-    """What special tokens are for; ids in the model's own settings say it where the tokenizer's do not."""
+def _special_tokens_map(
+    config: dict[str, Any], configs: dict[str, dict[str, Any]], ids: dict[str, int]
+) -> dict[str, str]:
+    """Role -> special token. Ids in the model's configs apply where the tokenizer's files name no token."""
     tokens = {id: token for token, id in ids.items()}
-    names: dict[str, str] = {}
+    special_tokens_map: dict[str, str] = {}
     for role in _ROLES:
-        name = _content(config.get(role)) or _content(told.get("special_tokens_map.json", {}).get(role))
+        name = _content(config.get(role)) or _content(configs.get("special_tokens_map.json", {}).get(role))
         for file in ("generation_config.json", "config.json"):
             if name is None and role != "unk_token":
-                id = told.get(file, {}).get(f"{role}_id")
+                id = configs.get(file, {}).get(f"{role}_id")
                 name = tokens.get(id[0] if isinstance(id, list) and id else id)  # type: ignore[arg-type]
         if name is not None and name in ids:
-            names[role] = name
+            special_tokens_map[role] = name
         elif name is not None and role == "eos_token":
             raise UserError(f"eos_token is {name!r}, which has no id; correct tokenizer_config.json")
-    return names
+    return special_tokens_map
 
 
 def _content(value: Any) -> str | None:
     return value.get("content") if isinstance(value, dict) else value
 
 
-def _marked(
-    data: dict[str, Any], config: dict[str, Any], names: dict[str, str], ids: dict[str, int]
+def _mark_special(
+    data: dict[str, Any], config: dict[str, Any], special_tokens_map: dict[str, str], ids: dict[str, int]
 ) -> list[dict[str, Any]]:
-    """The added tokens, with those special that the settings call so (as `transformers` does when it loads them)."""
+    """The added tokens with `special` set for all that the config declares special, as in `transformers`."""
     extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
-    wanted = {*names.values(), *(_content(t) for t in (extra.values() if isinstance(extra, dict) else extra))}
-    added = [{**t, "special": t.get("special") or t["content"] in wanted} for t in data.get("added_tokens") or []]
-    known = {token["content"] for token in added}
-    more = added_tokens({name: ids[name] for name in wanted if name in ids and name not in known})
-    return sorted([*added, *more], key=lambda token: token["id"])
+    extra_names = (_content(t) for t in (extra.values() if isinstance(extra, dict) else extra))
+    special = {*special_tokens_map.values(), *extra_names}
+    added = [{**t, "special": t.get("special") or t["content"] in special} for t in data.get("added_tokens") or []]
+    names = {token["content"] for token in added}
+    new = added_tokens({name: ids[name] for name in special if name in ids and name not in names})
+    return sorted([*added, *new], key=lambda token: token["id"])
 
 
-def _stops(told: dict[str, dict[str, Any]], vocab: int) -> list[int]:
-    """Ids that end an answer, as the generation's settings say, else the model's."""
+def _stops(configs: dict[str, dict[str, Any]], vocab: int) -> list[int]:
+    """`eos_token_id` of the generation config, or else of the model config, as a list of ids."""
     for file in ("generation_config.json", "config.json"):
-        if "eos_token_id" in (table := told.get(file, {})):
-            found = table["eos_token_id"]
-            ids = [] if found is None else found if isinstance(found, list) else [found]
+        if "eos_token_id" in (config := configs.get(file, {})):
+            value = config["eos_token_id"]
+            ids = [] if value is None else value if isinstance(value, list) else [value]
             if not all(type(id) is int for id in ids):
-                raise UserError(f"{file}: eos_token_id: found {found!r}, expected an id or a list of them; correct it")
+                raise UserError(f"{file}: eos_token_id: found {value!r}, expected an id or a list of ids; correct it")
             return sorted({id for id in ids if 0 <= id < vocab})
     return []
 
 
-def _template(files: dict[str, Path], told: dict[str, dict[str, Any]], ids: dict[str, int]) -> str:
-    """The directory's chat template, "" where it has none; ours comes back as `turns`."""
+def _template(files: dict[str, Path], configs: dict[str, dict[str, Any]], ids: dict[str, int]) -> str:
+    """The directory's chat template, or "". The exported template of `turns` is read back as `turns`."""
     source: Any = None
     if "chat_template.jinja" in files:
         source = read_text(files["chat_template.jinja"])
     for file in ("chat_template.json", "tokenizer_config.json"):
-        source = source or told.get(file, {}).get("chat_template")
+        source = source or configs.get(file, {}).get("chat_template")
     if isinstance(source, list):
         source = next((t["template"] for t in source if t["name"] == "default"), None)
     if source == TURNS_JINJA and "<|end|>" in ids:
@@ -284,12 +294,12 @@ def _template(files: dict[str, Path], told: dict[str, dict[str, Any]], ids: dict
     return source or ""
 
 
-def _table(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     text = read_text(path)
     try:
         data = json.loads(text)
     except ValueError as error:
         raise UserError(f"{path}: not JSON ({error}); copy the file again") from None
     if not isinstance(data, dict):
-        raise UserError(f"{path}: found a {type(data).__name__}, expected a JSON object; take the original file")
+        raise UserError(f"{path}: found a {type(data).__name__}, expected a JSON object; use the original file")
     return data

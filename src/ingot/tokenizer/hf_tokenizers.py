@@ -1,13 +1,10 @@
-"""Tokenizers that the `tokenizers` library runs: words, WordPiece, Unigram, SentencePiece's BPE, and vocabulary files.
+"""Tokenizers of the Hugging Face `tokenizers` library: word, WordPiece, Unigram, SentencePiece BPE, imported files.
 
-The definition is a `tokenizer.json` of that library, kept as plain data, so what we train can be exported as it is and
-what others trained behaves here as it does there. Two things differ from the library's own habits. Special tokens are
-never made from text: while the library runs, they have names that nobody can guess (also in the vocabulary, where
-Unigram would find `</s>` like any other piece), and only code that means a token writes its name. And ids are decoded
-by a table of the bytes of each, so that any part of a sequence can be decoded and half a character stays half.
-
-Rejected: the library's own `decode` (it joins with spaces, drops a first space and cannot say which bytes an id is),
-and `transformers` (a second framework to load the same file).
+The definition is the library's `tokenizer.json` as JSON data, so a trained tokenizer is exported unchanged and an
+imported one encodes as in the library, with two differences. Text never produces special tokens: inside the library
+they have random placeholder names (also in the vocabulary, where Unigram would match `</s>` like any other piece). And
+ids are decoded by a table of bytes, because the library's `decode` inserts and drops spaces and cannot decode half a
+character.
 """
 
 import json
@@ -17,34 +14,34 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer as Library
+from tokenizers import Tokenizer as Backend
 
 from ingot.core.errors import UserError
-from ingot.tokenizer.base import Tokenizer, unguessable
+from ingot.tokenizer.base import Tokenizer, random_placeholders
 
 METASPACE = "▁"
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def byte_letters() -> dict[int, str]:
-    """GPT-2's alphabet of bytes: printable Latin-1 stands for itself, other bytes for the letters from U+0100 on."""
+    """GPT-2's byte alphabet: byte -> itself if printable Latin-1, else the next letter from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = (b for b in range(256) if b not in printable)
-    return {b: chr(b) for b in printable} | {b: chr(0x100 + n) for n, b in enumerate(hidden)}
+    others = (b for b in range(256) if b not in printable)
+    return {b: chr(b) for b in printable} | {b: chr(0x100 + n) for n, b in enumerate(others)}
 
 
 LETTER_BYTES = {letter: byte for byte, letter in byte_letters().items()}
 
 
-class LibraryTokenizer(Tokenizer):
+class HFTokenizer(Tokenizer):
     """A tokenizer of the `tokenizers` library.
 
     Args:
-        kind: the type's name.
-        data: its `tokenizer.json`; truncation and padding are left out.
-        names: what its special tokens are for.
+        kind: the type in the settings.
+        data: the content of `tokenizer.json`; truncation and padding are removed.
+        special_tokens_map: `eos_token` and so on -> special token.
         template: chat format.
-        stops: ids that end an answer besides `eot`.
+        stops: ids that end an answer, in addition to `eot`.
 
     Raises:
         UserError: the library cannot read `data`.
@@ -54,26 +51,26 @@ class LibraryTokenizer(Tokenizer):
         self,
         kind: str,
         data: dict[str, Any],
-        names: Mapping[str, str] | None = None,
+        special_tokens_map: Mapping[str, str] | None = None,
         template: str = "",
         stops: Sequence[int] = (),
     ):
         self.kind, self.template, self.stops = kind, template, tuple(stops)
-        self.names: Mapping[str, str] = dict(names or {})
+        self.special_tokens_map: Mapping[str, str] = dict(special_tokens_map or {})
         self.data = {**data, "truncation": None, "padding": None}
         added = self.data.get("added_tokens") or []
-        marked = {token["content"] for token in added if token.get("special")}
+        special = {token["content"] for token in added if token.get("special")}
         ids = ids_of(self.data)
         self.vocab = max(ids.values(), default=-1) + 1
-        self.specials = {name: ids[name] for name in sorted(marked, key=lambda name: (ids[name], name))}
-        self.marks = unguessable(self.specials)
-        self._library = read_library(_renamed(self.data, self.marks))
-        _check_ids(ids, self.marks, self._library)
+        self.specials = {name: ids[name] for name in sorted(special, key=lambda name: (ids[name], name))}
+        self.placeholders = random_placeholders(self.specials)
+        self._backend = load_backend(_with_placeholders(self.data, self.placeholders))
+        _check_ids(ids, self.placeholders, self._backend)
         self.lossless = _is_lossless(self.data, ids)
         self.unknown = None if self.lossless else _unknown(self.data["model"], ids)
-        spelling = _Spelling.of(self.data)
-        self._leading_space = spelling.leading_space
-        self._bytes = spelling.table(ids, {token["content"] for token in added}, self.vocab)
+        decoder = _PieceDecoder.of(self.data)
+        self._leading_space = decoder.leading_space
+        self._bytes = decoder.table(ids, {token["content"] for token in added}, self.vocab)
         self.lengths = np.array([len(b) for b in self._bytes], dtype=np.int64)
         self.lengths[list(self.specials.values())] = 0
         if self.unknown is not None:
@@ -83,22 +80,22 @@ class LibraryTokenizer(Tokenizer):
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[np.ndarray]:
-        """`encode` of every text; the library brings its own threads."""
-        return [np.array(e.ids, dtype=np.uint32) for e in _encode(self._library, texts, fast=True)]
+        """`encode` of each text; the library uses its own threads."""
+        return [np.array(e.ids, dtype=np.uint32) for e in _encode(self._backend, texts, fast=True)]
 
-    def encode_marked(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        encodings = _encode(self._library, texts, fast=False)
-        marks = {id: self.marks[name] for name, id in self.specials.items()}
-        found = []
+    def encode_with_specials(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        encodings = _encode(self._backend, texts, fast=False)
+        placeholders = {id: self.placeholders[name] for name, id in self.specials.items()}
+        encoded = []
         for encoding, text in zip(encodings, texts, strict=True):
             ids, spans = np.array(encoding.ids, dtype=np.uint32), np.array(encoding.offsets, np.int64).reshape(-1, 2)
-            for n in np.flatnonzero(np.isin(ids, list(marks))):
-                mark = marks[int(ids[n])]
-                start = text.find(mark, *spans[n])
-                if start >= 0:  # some take blanks beside them along, and the unknown one stands for other signs
-                    spans[n] = start, start + len(mark)
-            found.append((ids, spans))
-        return found
+            for n in np.flatnonzero(np.isin(ids, list(placeholders))):
+                placeholder = placeholders[int(ids[n])]
+                start = text.find(placeholder, *spans[n])
+                if start >= 0:  # some special tokens absorb adjacent blanks; the unknown token covers other text
+                    spans[n] = start, start + len(placeholder)
+            encoded.append((ids, spans))
+        return encoded
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         text = super().decode(ids)
@@ -113,7 +110,7 @@ class LibraryTokenizer(Tokenizer):
     def definition(self) -> dict[str, Any]:
         return {
             "type": self.kind,
-            "names": dict(self.names),
+            "names": dict(self.special_tokens_map),
             "template": self.template,
             "stops": list(self.stops),
             "library": self.data,
@@ -121,44 +118,45 @@ class LibraryTokenizer(Tokenizer):
 
 
 def added_tokens(specials: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Special tokens as `tokenizer.json` lists them, by id."""
+    """The entries of `added_tokens` in `tokenizer.json` for special tokens, sorted by id."""
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return [{"id": id, "content": name, **plain} for name, id in sorted(specials.items(), key=lambda item: item[1])]
 
 
 def ids_of(data: dict[str, Any]) -> dict[str, int]:
-    """Piece -> id of a `tokenizer.json`, added tokens included."""
+    """Piece -> id of a `tokenizer.json`, including added tokens."""
     vocab = data["model"]["vocab"]
-    own = {piece: n for n, (piece, _) in enumerate(vocab)} if isinstance(vocab, list) else dict(vocab)
-    return own | {token["content"]: token["id"] for token in data.get("added_tokens") or []}
+    ids = {piece: n for n, (piece, _) in enumerate(vocab)} if isinstance(vocab, list) else dict(vocab)
+    return ids | {token["content"]: token["id"] for token in data.get("added_tokens") or []}
 
 
-def _check_ids(ids: Mapping[str, int], marks: Mapping[str, str], library: Library) -> None:
-    """The library numbers added tokens anew: in a file with holes they would not be the ids that the file says."""
-    found = library.get_vocab()
+def _check_ids(ids: Mapping[str, int], placeholders: Mapping[str, str], backend: Backend) -> None:
+    """Raise UserError if the library's ids differ from the file's: it renumbers added tokens that leave gaps."""
+    backend_ids = backend.get_vocab()
     for piece, id in ids.items():
-        if found[marks.get(piece, piece)] != id:
+        expected = backend_ids[placeholders.get(piece, piece)]
+        if expected != id:
             raise UserError(
-                f"tokenizer.json: token {piece!r} has id {id}, expected {found[marks.get(piece, piece)]} (added tokens "
-                "are numbered without holes, after the vocabulary); correct its ids"
+                f"tokenizer.json: token {piece!r} has id {id}, expected {expected} (ids of added tokens follow the "
+                "vocabulary without gaps); correct its ids"
             )
 
 
-def read_library(data: dict[str, Any]) -> Library:
-    """The library's tokenizer of plain data; raises UserError where it cannot be read."""
+def load_backend(data: dict[str, Any]) -> Backend:
+    """The library's tokenizer of a `tokenizer.json`. Raises UserError if the library cannot read it."""
     try:
-        return Library.from_str(json.dumps(data, ensure_ascii=False))
-    except Exception as error:  # the library raises nothing narrower
+        return Backend.from_str(json.dumps(data, ensure_ascii=False))
+    except Exception as error:  # the library raises no narrower type
         raise UserError(f"tokenizer.json: the tokenizers library cannot read it ({error})") from None
 
 
-def library_data(library: Library) -> dict[str, Any]:
-    """A library's tokenizer as plain data."""
-    return json.loads(library.to_str())
+def backend_data(backend: Backend) -> dict[str, Any]:
+    """The `tokenizer.json` of a library's tokenizer."""
+    return json.loads(backend.to_str())
 
 
-def _encode(library: Library, texts: Sequence[str], fast: bool) -> list[Any]:
-    encode = library.encode_batch_fast if fast else library.encode_batch
+def _encode(backend: Backend, texts: Sequence[str], fast: bool) -> list[Any]:
+    encode = backend.encode_batch_fast if fast else backend.encode_batch
     try:
         return encode(list(texts), add_special_tokens=False)
     except TypeError:
@@ -170,23 +168,26 @@ def _encode(library: Library, texts: Sequence[str], fast: bool) -> list[Any]:
                     f"text to encode: {error.reason} at position {error.start}; give valid Unicode"
                 ) from None
         raise
-    except Exception as error:  # the library raises nothing narrower: a word that a vocabulary without unknown lacks
-        raise UserError(f"text to encode: the vocabulary cannot spell it ({error})") from None
+    except Exception as error:  # the library raises no narrower type for a word outside a vocabulary without <unk>
+        raise UserError(f"text to encode: the vocabulary cannot encode it ({error})") from None
 
 
-def _renamed(data: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """A copy in which special tokens have other names, no merge makes one, and nothing is put around a text."""
+def _with_placeholders(data: dict[str, Any], placeholders: Mapping[str, str]) -> dict[str, Any]:
+    """A copy with special tokens renamed to placeholders, without merges into one, and without a post-processor."""
     model, vocab = dict(data["model"]), data["model"]["vocab"]
     if isinstance(vocab, list):
-        model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocab]
+        model["vocab"] = [[placeholders.get(piece, piece), score] for piece, score in vocab]
     else:
-        model["vocab"] = {names.get(piece, piece): id for piece, id in vocab.items()}
+        model["vocab"] = {placeholders.get(piece, piece): id for piece, id in vocab.items()}
     if "unk_token" in model:
-        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+        model["unk_token"] = placeholders.get(model["unk_token"], model["unk_token"])
     if "merges" in model:
         pairs = (tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in model["merges"])
-        model["merges"] = [pair for pair in pairs if not any(part in names for part in (*pair, "".join(pair)))]
-    added = [{**t, "content": names.get(t["content"], t["content"])} for t in data.get("added_tokens") or []]
+        model["merges"] = [pair for pair in pairs if not any(p in placeholders for p in (*pair, "".join(pair)))]
+    added = [
+        {**token, "content": placeholders.get(token["content"], token["content"])}
+        for token in data.get("added_tokens") or []
+    ]
     return {**data, "model": model, "added_tokens": added, "post_processor": None}
 
 
@@ -197,38 +198,40 @@ def _unknown(model: dict[str, Any], ids: dict[str, int]) -> int | None:
 
 
 def _is_lossless(data: dict[str, Any], ids: Mapping[str, int]) -> bool:
-    """Whether every text comes back to the byte: nothing is normalised away, no token takes blanks beside it
-    along, and every byte has an id."""
-    splits = _parts(data.get("pre_tokenizer"), "pretokenizers")
-    whole = all(p["type"] in ("Split", "Digits", "ByteLevel") and p.get("behavior") != "Removed" for p in splits)
-    unprefixed = not any(p.get("add_prefix_space") for p in splits)
+    """Whether decoding restores every text: no normaliser, no token that strips blanks, and an id for every byte."""
+    splits = _flatten(data.get("pre_tokenizer"), "pretokenizers")
+    keeps_text = all(p["type"] in ("Split", "Digits", "ByteLevel") and p.get("behavior") != "Removed" for p in splits)
+    adds_space = any(p.get("add_prefix_space") for p in splits)
     if any(p["type"] == "ByteLevel" for p in splits):
-        forms = {"", data["model"].get("continuing_subword_prefix") or ""}
-        bytes_known = all(form + letter in ids for letter in LETTER_BYTES for form in forms)
+        prefixes = {"", data["model"].get("continuing_subword_prefix") or ""}
+        has_bytes = all(prefix + letter in ids for letter in LETTER_BYTES for prefix in prefixes)
     else:
-        bytes_known = bool(data["model"].get("byte_fallback")) and all(f"<0x{b:02X}>" in ids for b in range(256))
-    blanks = any(t.get("lstrip") or t.get("rstrip") for t in data.get("added_tokens") or [] if not t.get("special"))
-    return data.get("normalizer") is None and whole and unprefixed and bytes_known and not blanks
+        has_bytes = bool(data["model"].get("byte_fallback")) and all(f"<0x{b:02X}>" in ids for b in range(256))
+    strips = any(t.get("lstrip") or t.get("rstrip") for t in data.get("added_tokens") or [] if not t.get("special"))
+    return data.get("normalizer") is None and keeps_text and not adds_space and has_bytes and not strips
 
 
 @dataclass(frozen=True)
-class _Spelling:
-    """How pieces of a vocabulary become bytes, as its decoders say."""
+class _PieceDecoder:
+    """Converts pieces of a vocabulary to bytes, according to its decoders."""
 
     byte_level: bool
+    """Pieces consist of the letters of `byte_letters`."""
     byte_tokens: bool
+    """A piece `<0xNN>` is a byte."""
     metaspace: bool
+    """`▁` is a space."""
     words: bool
     """Pieces are words without their spaces."""
-    continuing: str
-    """What marks a piece that goes on with a word."""
+    continuing_prefix: str
+    """Prefix of a piece inside a word, such as `##`; else ""."""
     leading_space: bool
-    """A whole text begins with a space that was not there."""
+    """Decoding yields a space before the text that is not part of it."""
 
     @classmethod
-    def of(cls, data: dict[str, Any]) -> "_Spelling":
+    def of(cls, data: dict[str, Any]) -> "_PieceDecoder":
         model = data["model"]
-        decoders = {d["type"]: d for d in _parts(data.get("decoder"), "decoders")}
+        decoders = {d["type"]: d for d in _flatten(data.get("decoder"), "decoders")}
         byte_level = "ByteLevel" in decoders
         words = (model["type"] == "WordPiece" and not byte_level) or (model["type"] == "WordLevel" and not decoders)
         stripped = bool(decoders.get("Strip", {}).get("start"))
@@ -238,32 +241,32 @@ class _Spelling:
             byte_tokens="ByteFallback" in decoders or bool(model.get("byte_fallback")),
             metaspace=METASPACE in str(data.get("decoder")),
             words=words,
-            continuing=model["continuing_subword_prefix"] if model["type"] == "WordPiece" else "",
+            continuing_prefix=model["continuing_subword_prefix"] if model["type"] == "WordPiece" else "",
             leading_space=words or stripped or prefixed,
         )
 
     def table(self, ids: Mapping[str, int], added: set[str], vocab: int) -> list[bytes]:
-        """The bytes of every id; empty for an id that has no piece."""
+        """The bytes of each id [vocab]; empty for an id without a piece."""
         table = [b""] * vocab
         for piece, id in ids.items():
             table[id] = piece.encode() if piece in added else self._bytes(piece)
         return table
 
     def _bytes(self, piece: str) -> bytes:
-        inner = bool(self.continuing) and piece.startswith(self.continuing)
-        text = piece.removeprefix(self.continuing)
+        inside_word = bool(self.continuing_prefix) and piece.startswith(self.continuing_prefix)
+        text = piece.removeprefix(self.continuing_prefix)
         if self.byte_level and all(letter in LETTER_BYTES for letter in text):
             return bytes(LETTER_BYTES[letter] for letter in text)
         if self.byte_tokens and (byte := _BYTE.fullmatch(text)):
             return bytes([int(byte[1], 16)])
         text = text.replace(METASPACE, " ") if self.metaspace else text
-        return (" " + text if self.words and not inner else text).encode()
+        return (" " + text if self.words and not inside_word else text).encode()
 
 
-def _parts(component: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
-    """A component's members in order, sequences unfolded."""
+def _flatten(component: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
+    """The members of a component in order, with nested sequences flattened."""
     if component is None:
         return []
     if component["type"] != "Sequence":
         return [component]
-    return [part for member in component[key] for part in _parts(member, key)]
+    return [part for member in component[key] for part in _flatten(member, key)]

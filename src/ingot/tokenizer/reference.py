@@ -1,11 +1,11 @@
-"""BPE and WordPiece as they are told, one merge at a time: slow, small, and what the fast ones are held against.
+"""Textbook BPE and WordPiece, one merge at a time: slow reference implementations for tests and `ingot inspect`.
 
-A word is a tuple of symbols, a corpus a count of words. Each step counts the pairs of neighbours, takes the best, and
-joins it everywhere from left to right (Sennrich, Haddow and Birch 2016, https://arxiv.org/abs/1508.07909).
+A word is a tuple of symbols, a corpus a count of words. Each step counts the pairs of adjacent symbols, chooses the
+best pair, and merges it everywhere from left to right (Sennrich et al. 2016, https://arxiv.org/abs/1508.07909).
 
-Ties need a rule, and libraries differ. The telling here (`together`) takes, of pairs that are equally frequent, the one
-whose halves are seen least apart (the WordPiece score), then the first by its letters: "low", "newer" and "wider" then
-give lo, er, er_, low in that order. rustbpe and the tokenizers library take the pair of the oldest symbols (`oldest`).
+Ties need a rule. `bpe` chooses among equally frequent pairs the one with the highest WordPiece score, then the first in
+alphabetical order: "low", "newer" and "wider" give lo, er, er_, low in this order. rustbpe and the tokenizers library
+choose the pair of the oldest symbols (`bpe_by_age`).
 """
 
 import itertools
@@ -18,7 +18,7 @@ Word = tuple[str, ...]
 Pair = tuple[str, str]
 Words = Mapping[Word, int]
 END = "_"
-"""Stands at the end of every word, so that a symbol knows whether it ends one."""
+"""The end-of-word marker."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,13 @@ class Step:
     """One merge."""
 
     pairs: dict[Pair, int]
-    """How often each pair of neighbours occurs, in the order in which they are first seen."""
+    """Count of each pair of adjacent symbols before the merge, in order of first occurrence."""
     pair: Pair
+    """The merged pair."""
     score: Fraction
-    """What was maximal: the count, or WordPiece's score."""
+    """The maximum: the count, or the WordPiece score."""
     tied: list[Pair]
-    """The pairs with that score, the chosen one among them."""
+    """All pairs with this score, including the merged one."""
     words: dict[Word, int]
     """The corpus after the merge."""
 
@@ -40,24 +41,24 @@ class Step:
         return "".join(self.pair)
 
 
-Choose = Callable[[Words, Mapping[Pair, int], Sequence[str]], tuple[Fraction, list[Pair]]]
-"""(words, pairs, symbols by age) -> the highest score and the pairs that have it, the one to merge first."""
+MergeRule = Callable[[Words, Mapping[Pair, int], Sequence[str]], tuple[Fraction, list[Pair]]]
+"""(words, pair counts, symbols by age) -> (highest score, pairs with this score; the pair to merge comes first)."""
 
 
 def words_of(text: str, end: str = END) -> dict[Word, int]:
-    """The words of a text, cut at blanks, as characters and an end-of-word marker, in order of appearance."""
+    """The counts of the blank-separated words as characters plus the marker `end`, in order of appearance."""
     return dict(Counter((*word, end) if end else tuple(word) for word in text.split()))
 
 
 def symbols_of(words: Words) -> list[str]:
-    """The distinct symbols in order of appearance, a word's last one (the end marker) at the very end."""
+    """The distinct symbols in order of appearance, with `END` last."""
     seen = dict.fromkeys(symbol for word in words for symbol in word)
     marker = [symbol for symbol in seen if symbol == END]
     return [*(symbol for symbol in seen if symbol != END), *marker]
 
 
 def pair_counts(words: Words) -> dict[Pair, int]:
-    """How often each pair of neighbouring symbols occurs."""
+    """Count of each pair of adjacent symbols."""
     counts: dict[Pair, int] = {}
     for word, times in words.items():
         for pair in itertools.pairwise(word):
@@ -66,7 +67,7 @@ def pair_counts(words: Words) -> dict[Pair, int]:
 
 
 def symbol_counts(words: Words) -> Counter[str]:
-    """How often each symbol occurs."""
+    """Count of each symbol."""
     counts: Counter[str] = Counter()
     for word, times in words.items():
         for symbol in word:
@@ -74,13 +75,13 @@ def symbol_counts(words: Words) -> Counter[str]:
     return counts
 
 
-def wordpiece_score(together: int, left: int, right: int) -> Fraction:
-    """f(ab) / (f(a) f(b)), exactly."""
-    return Fraction(together, left * right)
+def wordpiece_score(pair: int, left: int, right: int) -> Fraction:
+    """The exact score f(ab) / (f(a) f(b)) of a pair from the counts of the pair and of its symbols."""
+    return Fraction(pair, left * right)
 
 
-def merged(word: Word, pair: Pair) -> Word:
-    """The word with the pair joined wherever it occurs, from left to right."""
+def merge_pair(word: Word, pair: Pair) -> Word:
+    """The word with every occurrence of the pair merged, from left to right."""
     out: list[str] = []
     at = 0
     while at < len(word):
@@ -93,68 +94,68 @@ def merged(word: Word, pair: Pair) -> Word:
     return tuple(out)
 
 
-def together(words: Words, pairs: Mapping[Pair, int], symbols: Sequence[str]) -> tuple[Fraction, list[Pair]]:
-    """BPE: the most frequent pair; of equal ones that with the highest WordPiece score, then the first by letters."""
-    best, alone = max(pairs.values()), symbol_counts(words)
+def bpe(words: Words, pairs: Mapping[Pair, int], symbols: Sequence[str]) -> tuple[Fraction, list[Pair]]:
+    """The most frequent pair; ties: the highest WordPiece score, then alphabetical order."""
+    best, counts = max(pairs.values()), symbol_counts(words)
     tied = [pair for pair, count in pairs.items() if count == best]
-    return Fraction(best), sorted(tied, key=lambda p: (-wordpiece_score(best, alone[p[0]], alone[p[1]]), p))
+    return Fraction(best), sorted(tied, key=lambda p: (-wordpiece_score(best, counts[p[0]], counts[p[1]]), p))
 
 
-def oldest(words: Words, pairs: Mapping[Pair, int], symbols: Sequence[str]) -> tuple[Fraction, list[Pair]]:
-    """BPE: the most frequent pair; of equal ones that of the oldest left symbol, then of the oldest right one."""
+def bpe_by_age(words: Words, pairs: Mapping[Pair, int], symbols: Sequence[str]) -> tuple[Fraction, list[Pair]]:
+    """The most frequent pair; ties: the oldest left symbol, then the oldest right symbol."""
     best, age = max(pairs.values()), {symbol: n for n, symbol in enumerate(symbols)}
     tied = [pair for pair, count in pairs.items() if count == best]
     return Fraction(best), sorted(tied, key=lambda p: (age[p[0]], age[p[1]]))
 
 
 def wordpiece(words: Words, pairs: Mapping[Pair, int], symbols: Sequence[str]) -> tuple[Fraction, list[Pair]]:
-    """WordPiece: the highest score; of equal ones the most frequent pair, then as `oldest`."""
-    alone, age = symbol_counts(words), {symbol: n for n, symbol in enumerate(symbols)}
-    scores = {pair: wordpiece_score(count, alone[pair[0]], alone[pair[1]]) for pair, count in pairs.items()}
+    """The pair with the highest WordPiece score; ties: the most frequent pair, then as `bpe_by_age`."""
+    counts, age = symbol_counts(words), {symbol: n for n, symbol in enumerate(symbols)}
+    scores = {pair: wordpiece_score(count, counts[pair[0]], counts[pair[1]]) for pair, count in pairs.items()}
     best = max(scores.values())
     tied = [pair for pair, score in scores.items() if score == best]
     return best, sorted(tied, key=lambda p: (-pairs[p], age[p[0]], age[p[1]]))
 
 
-def steps(words: Words, choose: Choose = together, symbols: Iterable[str] = ()) -> Iterator[Step]:
-    """Merges until every word is one symbol.
+def steps(words: Words, rule: MergeRule = bpe, symbols: Iterable[str] = ()) -> Iterator[Step]:
+    """Yield merges until every word is one symbol.
 
     Args:
-        words: a corpus.
-        choose: the rule.
-        symbols: the alphabet by age, where it is not the order of appearance.
+        words: the corpus.
+        rule: chooses the pair to merge.
+        symbols: the alphabet by age; by default in order of appearance.
     """
-    known = list(symbols) or symbols_of(words)
-    now = dict(words)
-    while pairs := pair_counts(now):
-        score, tied = choose(now, pairs, known)
-        after: dict[Word, int] = {}
-        for word, times in now.items():
-            joined = merged(word, tied[0])
-            after[joined] = after.get(joined, 0) + times
-        now = after
-        step = Step(pairs, tied[0], score, tied, now)
-        if step.symbol not in known:
-            known.append(step.symbol)
+    by_age = list(symbols) or symbols_of(words)
+    current = dict(words)
+    while pairs := pair_counts(current):
+        score, tied = rule(current, pairs, by_age)
+        merged_words: dict[Word, int] = {}
+        for word, times in current.items():
+            merged = merge_pair(word, tied[0])
+            merged_words[merged] = merged_words.get(merged, 0) + times
+        current = merged_words
+        step = Step(pairs, tied[0], score, tied, current)
+        if step.symbol not in by_age:
+            by_age.append(step.symbol)
         yield step
 
 
 def encode_bpe(word: Word, merges: Sequence[Pair]) -> Word:
-    """A word cut by merges: the earliest merge that applies is made, until none does."""
+    """Apply the merges to a word: repeatedly the earliest one that is applicable."""
     rank = {pair: n for n, pair in enumerate(merges)}
     while applicable := [pair for pair in itertools.pairwise(word) if pair in rank]:
-        word = merged(word, min(applicable, key=rank.__getitem__))
+        word = merge_pair(word, min(applicable, key=rank.__getitem__))
     return word
 
 
-def encode_wordpiece(word: str, pieces: Iterable[str], continues: str = "##") -> list[str] | None:
-    """A word cut greedily into its longest pieces from the left; None where a letter is in no piece."""
-    known, cut, at = set(pieces), [], 0
+def encode_wordpiece(word: str, pieces: Iterable[str], continuing_prefix: str = "##") -> list[str] | None:
+    """Split a word greedily into its longest pieces from the left; None if a letter is in no piece."""
+    vocabulary, split, at = set(pieces), [], 0
     while at < len(word):
-        mark = continues if at else ""
-        ends = (end for end in range(len(word), at, -1) if mark + word[at:end] in known)
+        prefix = continuing_prefix if at else ""
+        ends = (end for end in range(len(word), at, -1) if prefix + word[at:end] in vocabulary)
         if (end := next(ends, None)) is None:
             return None
-        cut.append(mark + word[at:end])
+        split.append(prefix + word[at:end])
         at = end
-    return cut
+    return split

@@ -1,7 +1,6 @@
-"""Settings of the two text stages: the tokenizer, and the token store that is derived from a corpus and a tokenizer.
+"""Settings of the stages `tokenizer` and `tokens`.
 
-One model serves all tokenizer types, because a recipe that switches `type` should be told which of its settings lost
-their meaning instead of having them ignored.
+One class covers all tokenizer types, so that a setting that the chosen `type` does not use is an error and not ignored.
 """
 
 from pathlib import Path
@@ -21,92 +20,92 @@ SPECIALS = (
     "<|end|>",
     *(f"<|reserved_{n}|>" for n in range(9)),
 )
-"""The block every subword vocabulary ends with: one size for all, so that a base model can be chat-tuned later
-without growing its embedding."""
+"""The special tokens at the end of every subword vocabulary. Their number is fixed so that a base model can be
+fine-tuned on chats without a larger embedding."""
 TURNS = "turns"
-"""The chat format of these tokens; another `template` of a tokenizer is the source of a Jinja template, "" is none."""
-ROLES_OF_SPECIALS = {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}
-"""What of the block is for what, in the words of model directories."""
+"""The chat format with these tokens. Any other `template` is the source of a Jinja template; "" is none."""
+SPECIAL_TOKENS_MAP = {"eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}
+"""The roles of `SPECIALS` in Hugging Face's terms."""
 
 BYTES = 256
-SMALLEST_VOCAB = {
+MIN_VOCAB = {
     "byte-bpe": (BYTES + len(SPECIALS), f"{BYTES} bytes + {len(SPECIALS)} special tokens"),
     "sentencepiece-bpe": (BYTES + len(SPECIALS) + 16, f"{BYTES} bytes, {len(SPECIALS)} special tokens, 16 pieces"),
     "unigram": (BYTES + len(SPECIALS) + 16, f"{BYTES} bytes, {len(SPECIALS)} special tokens, 16 pieces"),
     "wordpiece": (2 * BYTES + len(SPECIALS), f"{BYTES} bytes in two forms + {len(SPECIALS)} special tokens"),
 }
-"""Subword type -> its smallest vocabulary, and what it holds."""
+"""Subword type -> its minimum vocabulary size, and what that consists of."""
 
 PATTERN = "|".join(
     (
         r"'(?i:[stdm]|ll|ve|re)",  # English contractions
-        r"[^\r\n\p{L}\p{M}\p{N}]?[\p{L}\p{M}]+",  # a word with its marks and at most one sign or space before it
-        r"\p{N}{1,2}",  # numbers in pairs of digits: three would spend a small vocabulary on numbers
-        r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",  # signs, with the line they end
+        r"[^\r\n\p{L}\p{M}\p{N}]?[\p{L}\p{M}]+",  # a word with its marks and at most one symbol or space before it
+        r"\p{N}{1,2}",  # two digits: groups of three would fill a small vocabulary with numbers
+        r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",  # symbols with the line end after them
         r"\s{0,64}[\r\n]+",  # blank lines
-        r"\s{1,64}(?!\S)",  # indentation; the last space goes with the word
+        r"\s{1,64}(?!\S)",  # indentation without the last space, which belongs to the word
         r"\s",
     )
 )
-"""Splits text before merging, after GPT-4's. Whitespace is cut at 64: an unbounded run overflows the stack of the
-backtracking regex engine that both libraries use (a megabyte of spaces is enough)."""
+"""Pre-tokenisation pattern, after GPT-4's. Runs of white space are limited to 64 characters because an unbounded run
+(a megabyte of spaces) overflows the stack of the backtracking regex engine of rustbpe and tiktoken."""
 
 
 class TokenizerSettings(Settings):
-    """Kind `tokenizer`: learn a vocabulary from the train split of corpora, or take one from files."""
+    """Kind `tokenizer`: train a vocabulary on the train split of corpora, or import one from files."""
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     type: Literal["byte-bpe", "sentencepiece-bpe", "unigram", "wordpiece", "word", "char", "file"] = "byte-bpe"
-    """How text is cut. Subword types spell any text, `word` and `char` do not; `file` takes somebody's vocabulary."""
+    """The algorithm. Subword types can encode any text, `word` and `char` cannot; `file` imports a vocabulary."""
     source: Annotated[list[str], Stage("documents")] = Field(default=[], alias="from")
-    """Corpus stages to learn from, one name or a list (`from` in a recipe); a `file` is only measured on them."""
+    """Corpus stages to train on, a name or a list (`from` in a recipe). A `file` is only measured on them."""
     vocab: int | None = None
-    """Size of a subword vocabulary, special tokens included, or the most words of a `word` (by default all)."""
+    """Size of a subword vocabulary with special tokens, or maximum number of words of a `word` (default: all)."""
     path: Annotated[Path | None, EXECUTION] = None
     """`file` only: a directory with `tokenizer.json`, or with GPT-2's two files. Their content is part of the key."""
     alphabet: Literal["corpus", "unicode"] = "corpus"
-    """`char` only: ids number the characters of the train split, or are the Unicode code points themselves."""
+    """`char` only: the characters of the train split, or all Unicode code points."""
     pattern: str = Field(default=PATTERN, min_length=1)
-    """`byte-bpe` only: regular expression whose matches are never merged across; it must match every character."""
+    """`byte-bpe` only: regular expression that splits text before merging. It must match every character."""
     sample_bytes: int = Field(default=100_000_000, gt=0, lt=2**31)
-    """UTF-8 bytes of text to learn from; more than this is sampled evenly (the trainer counts pairs in 32 bits)."""
+    """UTF-8 bytes of text to train on; a larger corpus is sampled evenly (the trainer counts pairs in 32 bits)."""
     template: str | None = None
-    """Chat format: `turns` (`<|role|>content<|end|>`) or a Jinja file, NAME.jinja; of a `file` by default its own."""
+    """Chat format: `turns` (`<|role|>content<|end|>`) or a Jinja file NAME.jinja. A `file` has its own by default."""
 
     @property
     def template_file(self) -> Path | None:
-        """The Jinja file that `template` names."""
+        """The Jinja file in `template`, or None."""
         return None if self.template in (None, TURNS) else Path(str(self.template))
 
     @field_validator("source", mode="before")
     @classmethod
-    def _one_is_a_list(cls, value: Any) -> Any:
+    def _as_list(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
 
     @field_validator("source")
     @classmethod
-    def _learned_from_something(cls, value: list[str], info: ValidationInfo) -> list[str]:
+    def _has_source(cls, value: list[str], info: ValidationInfo) -> list[str]:
         if not value and info.data.get("type", "file") != "file":
-            raise ValueError('missing; name the corpus stage to learn from, for example from = "clean"')
+            raise ValueError('missing; name the corpus stage to train on, for example from = "clean"')
         return value
 
     @field_validator("vocab")
     @classmethod
     def _vocab_fits_type(cls, value: int | None, info: ValidationInfo) -> int | None:
         kind = info.data.get("type")
-        if kind in SMALLEST_VOCAB:
-            smallest, why = SMALLEST_VOCAB[kind]
+        if kind in MIN_VOCAB:
+            smallest, parts = MIN_VOCAB[kind]
             if value is None:
                 raise ValueError(f"missing; a {kind} needs the size of its vocabulary, for example vocab = 4096")
             if value < smallest:
-                raise ValueError(f"found {value}, expected at least {smallest} ({why}); give a larger one")
+                raise ValueError(f"found {value}, expected at least {smallest} ({parts}); set a larger one")
         if kind == "word" and value is not None and value < 2:
-            raise ValueError(f"found {value}, expected at least 2 (<unk> and a word); give a larger one")
+            raise ValueError(f"found {value}, expected at least 2 (<unk> and a word); set a larger one")
         if kind == "char" and value is not None:
             raise ValueError(f"found {value}, but a char vocabulary is as large as its alphabet; remove the setting")
         if kind == "file" and value is not None:
-            raise ValueError(f"found {value}, but the files say how large their vocabulary is; remove the setting")
+            raise ValueError(f"found {value}, but the files determine the size of the vocabulary; remove the setting")
         return value
 
     @field_validator("path")
@@ -116,7 +115,7 @@ class TokenizerSettings(Settings):
         if kind == "file" and value is None:
             raise ValueError('missing; a file tokenizer needs its directory, for example path = "gpt2-vocab"')
         if kind not in (None, "file") and value is not None:
-            raise ValueError(f"found '{value}', but it means nothing to type {kind}; remove it or use type file")
+            raise ValueError(f"found '{value}', but type {kind} does not use it; remove it or use type file")
         return value
 
     @field_validator("template")
@@ -130,19 +129,19 @@ class TokenizerSettings(Settings):
     @classmethod
     def _setting_fits_type(cls, value: str | None, info: ValidationInfo) -> str | None:
         name, kind = info.field_name or "", info.data.get("type")
-        owners = {"alphabet": ("char",), "pattern": ("byte-bpe",), "template": (*SMALLEST_VOCAB, "file")}[name]
-        if kind is not None and kind not in owners and value != cls.model_fields[name].default:
-            use = " or ".join(owners)
-            raise ValueError(f"found {value!r}, but it means nothing to type {kind}; remove it or use type {use}")
+        types = {"alphabet": ("char",), "pattern": ("byte-bpe",), "template": (*MIN_VOCAB, "file")}[name]
+        if kind is not None and kind not in types and value != cls.model_fields[name].default:
+            choices = " or ".join(types)
+            raise ValueError(f"found {value!r}, but type {kind} does not use it; remove it or use type {choices}")
         return value
 
 
 class TokensSettings(Settings):
-    """Kind `tokens`, derived as `corpus@tokenizer`: a corpus encoded once into a train and a val store."""
+    """Kind `tokens`, derived as `corpus@tokenizer`: a corpus encoded into a train and a val store."""
 
     corpus: Annotated[str, Stage("documents")]
     """The corpus stage to encode."""
     tokenizer: Annotated[str, Stage("tokenizer")]
     """The tokenizer stage that encodes it."""
     workers: Annotated[int | None, Field(ge=1), EXECUTION] = None
-    """Encoding threads; by default every core that the process may use."""
+    """Encoding threads. Default: all cores that the process may use."""

@@ -1,10 +1,8 @@
-"""Learn a vocabulary from text, in bounded memory and with a report of what was learned.
+"""Trains a tokenizer in bounded memory, and reports measures of its vocabulary.
 
-At most `sample_bytes` of text are held. When the corpus has more, the pieces with the smallest content hashes are kept:
-an even sample of the whole corpus in one pass, which depends neither on a seed nor on where a source starts.
-
-Rejected: the first `sample_bytes` of the corpus (the first source then owns the vocabulary), and a seed (a vocabulary
-is an input of everything after it and should not change with the run's seed).
+At most `sample_bytes` of text are in memory. From a larger corpus the pieces with the smallest content hashes are
+sampled: evenly over the complete corpus, in one pass, and independently of a seed, since the vocabulary should not
+change with the run's seed.
 """
 
 import hashlib
@@ -25,14 +23,14 @@ from ingot.tokenizer.byte_bpe import ByteBPE, Char
 from ingot.tokenizer.chat import check_template
 from ingot.tokenizer.files import read_text
 from ingot.tokenizer.hf_files import import_tokenizer
-from ingot.tokenizer.hf_tokenizers import LibraryTokenizer, added_tokens, ids_of
-from ingot.tokenizer.settings import ROLES_OF_SPECIALS, SPECIALS, TURNS, TokenizerSettings
+from ingot.tokenizer.hf_tokenizers import HFTokenizer, added_tokens, ids_of
+from ingot.tokenizer.settings import SPECIAL_TOKENS_MAP, SPECIALS, TURNS, TokenizerSettings
 from ingot.tokenizer.vocabulary import REPORT_BYTES, describe
 
-Labelled = tuple[str, str]
-"""A source's name and a text of it."""
-PIECE = 1 << 20
-"""Longer documents are sampled in pieces of this many characters, so that one book cannot be all or nothing."""
+SourceText = tuple[str, str]
+"""(name of the source, text)."""
+PIECE_CHARACTERS = 1 << 20
+"""Longer documents are sampled in pieces of this length, so that a book is not sampled completely or not at all."""
 TRAINERS: dict[str, Callable[[TokenizerSettings, list[str], Display], Tokenizer]] = {
     "byte-bpe": trainers.byte_bpe,
     "sentencepiece-bpe": trainers.sentencepiece_bpe,
@@ -40,20 +38,20 @@ TRAINERS: dict[str, Callable[[TokenizerSettings, list[str], Display], Tokenizer]
     "wordpiece": trainers.wordpiece_model,
     "word": trainers.word_model,
 }
-"""Type -> what learns it from a sample; a `char` reads all of the text, and a `file` none."""
+"""Type -> trainer on a sample. The type `char` reads all text, and `file` none."""
 
 
 def train(
-    settings: TokenizerSettings, texts: Iterable[Labelled], display: Display, log: EventLog
+    settings: TokenizerSettings, texts: Iterable[SourceText], display: Display, log: EventLog
 ) -> tuple[Tokenizer, dict[str, Any]]:
-    """Learn a tokenizer from the texts of the train split, or take it from files.
+    """Train a tokenizer on the texts of the train split, or import it from files.
 
     Returns:
-        the tokenizer, and the report of `vocabulary.describe`.
+        The tokenizer, and the report of `vocabulary.describe`.
 
     Raises:
-        UserError: no text, too little text for the vocabulary, a pattern that is invalid or skips text, or files that
-            cannot be read.
+        UserError: no text, too little text for the vocabulary size, a pattern that is invalid or skips text, or
+            unreadable files.
     """
     tokenizer: Tokenizer
     if settings.type == "char":
@@ -64,10 +62,10 @@ def train(
     else:
         sample = sample_texts(texts, settings.sample_bytes)
         if not sample:
-            raise UserError("tokenizer: the train split has no text to learn from; check the corpus it reads")
-        learned_from = sum(len(text.encode()) for _, text in sample)
-        wanted = "words" if settings.vocab is None else f"{settings.vocab:,} tokens"
-        display.say(f"learning {wanted} from {learned_from:,} bytes of text")
+            raise UserError("tokenizer: the train split contains no text; check its corpus")
+        size = sum(len(text.encode()) for _, text in sample)
+        unit = "words" if settings.vocab is None else f"{settings.vocab:,} tokens"
+        display.notify(f"learning {unit} from {size:,} bytes of text")
         tokenizer = TRAINERS[settings.type](settings, [text for _, text in sample], display)
         for _, text in sample[:100]:
             check_lossless(tokenizer, text, tokenizer.encode(text))
@@ -84,8 +82,8 @@ def train(
     return tokenizer, report
 
 
-def training_texts(corpus_dir: Path, format: str = "text") -> Iterator[Labelled]:
-    """What a tokenizer learns from: the documents of the train split, or the messages in them."""
+def training_texts(corpus_dir: Path, format: str = "text") -> Iterator[SourceText]:
+    """The documents of the train split, or for other formats than `text` the messages in them."""
     for batch in read_documents(corpus_dir, "train", ["text", "source"]):
         for text, source in zip(batch["text"].to_pylist(), batch["source"].to_pylist(), strict=True):
             if format == "text":
@@ -94,34 +92,34 @@ def training_texts(corpus_dir: Path, format: str = "text") -> Iterator[Labelled]
                 yield from ((source, message["content"]) for message in messages_of(json.loads(text)))
 
 
-def sample_texts(texts: Iterable[Labelled], limit: int) -> list[Labelled]:
-    """Pieces of at most `limit` UTF-8 bytes in all, evenly from all texts, in their order."""
-    kept: list[tuple[int, int, int, Labelled]] = []  # a heap whose top has the largest hash
+def sample_texts(texts: Iterable[SourceText], limit: int) -> list[SourceText]:
+    """An even sample of pieces in their original order, with at most `limit` UTF-8 bytes in total."""
+    sample: list[tuple[int, int, int, SourceText]] = []  # a heap; the largest hash is at the top
     total = 0
-    for order, (source, piece) in enumerate(_pieces(texts, min(PIECE, max(1, limit // 4)))):
+    for order, (source, piece) in enumerate(_pieces(texts, min(PIECE_CHARACTERS, max(1, limit // 4)))):
         data = piece.encode()
         rank = -int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
-        heapq.heappush(kept, (rank, -order, len(data), (source, piece)))
+        heapq.heappush(sample, (rank, -order, len(data), (source, piece)))
         total += len(data)
         while total > limit:
-            total -= heapq.heappop(kept)[2]
-    return [labelled for _, _, _, labelled in sorted(kept, key=lambda entry: -entry[1])]
+            total -= heapq.heappop(sample)[2]
+    return [source_text for _, _, _, source_text in sorted(sample, key=lambda entry: -entry[1])]
 
 
 def with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:
-    """The same tokenizer with another chat format; for `turns`, files get what they lack of its special tokens.
+    """The tokenizer with another chat format. For `turns`, missing special tokens are added to the vocabulary.
 
     Raises:
-        UserError: characters or words, which have no special tokens.
+        UserError: type `char` or `word`, which have no special tokens.
     """
-    if isinstance(tokenizer, LibraryTokenizer) and tokenizer.kind != "word":
-        data, names = tokenizer.data, dict(tokenizer.names)
+    if isinstance(tokenizer, HFTokenizer) and tokenizer.kind != "word":
+        data, special_tokens_map = tokenizer.data, dict(tokenizer.special_tokens_map)
         if template == TURNS:
-            lacking = [name for name in SPECIALS if name not in ids_of(data)]
-            added = added_tokens({name: tokenizer.vocab + n for n, name in enumerate(lacking)})
+            missing = [name for name in SPECIALS if name not in ids_of(data)]
+            added = added_tokens({name: tokenizer.vocab + n for n, name in enumerate(missing)})
             data = {**data, "added_tokens": [*(data.get("added_tokens") or []), *added]}
-            names = {**ROLES_OF_SPECIALS, **names}
-        return LibraryTokenizer(tokenizer.kind, data, names, template, tokenizer.stops)
+            special_tokens_map = {**SPECIAL_TOKENS_MAP, **special_tokens_map}
+        return HFTokenizer(tokenizer.kind, data, special_tokens_map, template, tokenizer.stops)
     if isinstance(tokenizer, ByteBPE):
         return ByteBPE(tokenizer.tokens, tokenizer.pattern, template)
     raise UserError(
@@ -130,40 +128,40 @@ def with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:
 
 
 def _train_char(
-    settings: TokenizerSettings, texts: Iterable[Labelled], display: Display
-) -> tuple[Char, list[Labelled]]:
-    """The alphabet comes from all of the text: a character that a sample missed would be an error later."""
-    seen: set[str] = set()
-    sample: list[Labelled] = []
-    held = 0
+    settings: TokenizerSettings, texts: Iterable[SourceText], display: Display
+) -> tuple[Char, list[SourceText]]:
+    """Read the alphabet from all text, because encoding a character that a sample misses would fail later."""
+    characters: set[str] = set()
+    sample: list[SourceText] = []
+    sample_length = 0
     for source, text in texts:
-        seen.update(text)
-        if held < REPORT_BYTES:
+        characters.update(text)
+        if sample_length < REPORT_BYTES:
             sample.append((source, text))
-            held += len(text)
-    if not seen:
-        raise UserError("tokenizer: the train split has no text to take an alphabet from; check the corpus it reads")
-    tokenizer = Char("".join(sorted(seen)) if settings.alphabet == "corpus" else None)
-    display.say(f"{len(seen):,} different characters, vocabulary {tokenizer.vocab:,}")
+            sample_length += len(text)
+    if not characters:
+        raise UserError("tokenizer: the train split contains no text; check its corpus")
+    tokenizer = Char("".join(sorted(characters)) if settings.alphabet == "corpus" else None)
+    display.notify(f"{len(characters):,} different characters, vocabulary {tokenizer.vocab:,}")
     return tokenizer, sample
 
 
 def check_lossless(tokenizer: Tokenizer, text: str, ids: np.ndarray) -> int:
-    """How many UTF-8 bytes of `text` its ids spell: all, or a UserError (a pattern that skips text).
+    """Number of UTF-8 bytes of `text` that its ids encode. Raises UserError if a pattern skips text.
 
-    A tokenizer that is not lossless by its kind (words, normalised text) passes: its report says what is lost, and what
-    it does not know counts for nothing, so that bits per byte do not flatter it.
+    A tokenizer that is not lossless by design (words, normalised text) passes. Unknown text counts 0 bytes, so that
+    bits per byte do not improve by losing text.
     """
-    expected, found = len(text.encode("utf-8", "surrogatepass")), tokenizer.spelled_bytes(ids)
-    if tokenizer.lossless and found != expected:
+    expected, encoded = len(text.encode("utf-8", "surrogatepass")), tokenizer.text_bytes(ids)
+    if tokenizer.lossless and encoded != expected:
         raise UserError(
-            f"tokenizer pattern: ids spell {found:,} of {expected:,} bytes of a text, because the pattern matches no "
-            "more of it; make it match every character (end it with |\\s|.)"
+            f"tokenizer pattern: ids encode {encoded:,} of {expected:,} bytes of a text because the pattern skips the "
+            "rest; make it match every character (end it with |\\s|.)"
         )
-    return min(found, expected)
+    return min(encoded, expected)
 
 
-def _pieces(texts: Iterable[Labelled], size: int) -> Iterator[Labelled]:
+def _pieces(texts: Iterable[SourceText], size: int) -> Iterator[SourceText]:
     for source, text in texts:
         for start in range(0, len(text), size):
             yield source, text[start : start + size]

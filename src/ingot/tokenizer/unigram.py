@@ -1,15 +1,13 @@
-"""Unigram vocabularies: pieces with probabilities, learned from too many by dropping those that are missed least.
+"""Trains Unigram vocabularies: pieces with probabilities, pruned from a larger set of seeds.
 
     p(word) = sum over segmentations of the product of p(piece)       (Kudo 2018, https://arxiv.org/abs/1804.10959)
 
-The seeds are the substrings of words with the most letters in the text. Probabilities come from expectation
-maximisation over all segmentations; then a quarter of the pieces goes, those whose next best spelling costs the text
-the least likelihood, and so on until the vocabulary has its size. Single letters stay, so that every word has a
-segmentation.
+The seeds are the frequent substrings of words. Expectation maximisation over all segmentations gives the probabilities.
+Then a quarter of the pieces is dropped, those whose best alternative segmentation costs the least likelihood, until the
+vocabulary has the wanted size. Single letters are never dropped, so every word has a segmentation.
 
-The library's trainer is not used: it takes its seeds from the list of distinct words, in which ` =` is seen as often as
-a misspelling (at 2,048 tokens of Python 3.07 bytes a token, ours 3.39), and it sums in the order of a hash table, so
-that two runs differ. Here all sums are in one order and in double precision.
+The trainer of the tokenizers library is not used: it counts seeds in the list of distinct words, without their
+frequencies, and it sums in the order of a hash table, so that its result varies between runs (docs/LOG.md).
 """
 
 import math
@@ -18,19 +16,21 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-LONGEST = 16
-"""Letters of a piece at most."""
-SEEDS = 8
-"""Substrings to begin with for every piece that is wanted."""
-KEPT = 0.75
-ROUNDS = 2
-"""Of expectation maximisation, between two prunings and at the end."""
-LOOPS = 1 + math.ceil(math.log(SEEDS) / -math.log(KEPT))
-"""How often all words are gone through at most."""
-_CHUNK = 1 << 21
-"""Places (words x letters x piece lengths) that are worked on at once."""
+MAX_PIECE_LENGTH = 16
+"""Maximum number of letters of a piece."""
+SEEDS_PER_PIECE = 8
+"""Number of seeds relative to the size of the vocabulary."""
+KEEP_FRACTION = 0.75
+"""Fraction of the pieces that survives a pruning."""
+EM_STEPS = 2
+"""Steps of expectation maximisation per pass."""
+MAX_PASSES = 1 + math.ceil(math.log(SEEDS_PER_PIECE) / -math.log(KEEP_FRACTION))
+"""Maximum number of passes: expectation maximisation, then a pruning in all but the last."""
+_CHUNK_CELLS = 1 << 21
+"""Maximum number of cells (words x letters x piece lengths) of a lattice."""
 Lattice = tuple[np.ndarray, np.ndarray]
-"""Words of one length as [n, length, k]: the piece of k + 1 letters that begins there, or -1; and their counts [n]."""
+"""The segmentations of words of one length: [n, length, k] holds the index of the piece of k + 1 letters that starts at
+this letter of the word, or -1; and the words' counts [n]."""
 
 
 def learn(
@@ -40,83 +40,89 @@ def learn(
     size: int,
     progress: Callable[[], None] = lambda: None,
 ) -> tuple[list[str], np.ndarray]:
-    """Learn a vocabulary from words with their counts.
+    """Train a vocabulary on words with their counts.
 
     Args:
         words: distinct words over `letters`.
-        counts: [len(words)] how often each occurs.
-        letters: always part of the vocabulary.
-        size: pieces wanted.
-        progress: called after each of at most `LOOPS` passes.
+        counts: count of each word [len(words)].
+        letters: the alphabet, which is part of the vocabulary.
+        size: number of pieces.
+        progress: called after each of at most `MAX_PASSES` passes.
 
     Returns:
-        at most `size` pieces, the likeliest first, and their log-probabilities; fewer where no more substrings occur
-        twice.
+        At most `size` pieces in order of descending probability, and their log-probabilities. There are fewer if too
+        few substrings occur twice.
     """
-    pieces = seeds(words, counts, letters, SEEDS * size)
+    pieces = seed_pieces(words, counts, letters, SEEDS_PER_PIECE * size)
     ids = {piece: n for n, piece in enumerate(pieces)}
-    lattices, own = list(_lattices(words, counts, ids)), list(_lattices(pieces, np.arange(len(pieces)), ids))
-    kept = np.ones(len(pieces), dtype=bool)
-    total = np.zeros(len(pieces))
-    for lattice, count in lattices:  # at first every place where a piece fits counts
-        total += _by_piece(lattice, count[:, None, None], len(pieces))
+    lattices = list(_lattices(words, counts, ids))
+    piece_lattices = list(_lattices(pieces, np.arange(len(pieces)), ids))
+    active = np.ones(len(pieces), dtype=bool)
+    uses = np.zeros(len(pieces))
+    for lattice, count in lattices:  # initially every occurrence of a piece counts as a use
+        uses += _sum_by_piece(lattice, count[:, None, None], len(pieces))
     while True:
-        for _ in range(ROUNDS):
-            total = expected(lattices, logp_of(total, kept))
+        for _ in range(EM_STEPS):
+            uses = expected_uses(lattices, log_probabilities(uses, active))
         progress()
-        if kept.sum() <= size:
+        if active.sum() <= size:
             break
-        logp = logp_of(total, kept)
-        loose = np.flatnonzero(kept)[len(letters) :]
-        missed = total[loose] * (logp - second_best(own, logp))[loose]
-        most = max(size, int(KEPT * kept.sum())) - len(letters)
-        kept[loose[np.argsort(-missed, kind="stable")[most:]]] = False
-    logp = logp_of(total, kept)
-    ranked = sorted(np.flatnonzero(kept).tolist(), key=lambda n: (-logp[n], pieces[n]))
+        logp = log_probabilities(uses, active)
+        removable = np.flatnonzero(active)[len(letters) :]
+        loss = uses[removable] * (logp - best_alternative(piece_lattices, logp))[removable]
+        keep = max(size, int(KEEP_FRACTION * active.sum())) - len(letters)
+        active[removable[np.argsort(-loss, kind="stable")[keep:]]] = False
+    logp = log_probabilities(uses, active)
+    ranked = sorted(np.flatnonzero(active).tolist(), key=lambda n: (-logp[n], pieces[n]))
     return [pieces[n] for n in ranked], logp[ranked]
 
 
-def seeds(words: Sequence[str], counts: np.ndarray, letters: Sequence[str], most: int) -> list[str]:
-    """The letters, then the substrings of at least two letters that hold most letters of the text, at most `most`."""
-    found: Counter[str] = Counter()
+def seed_pieces(words: Sequence[str], counts: np.ndarray, letters: Sequence[str], max_pieces: int) -> list[str]:
+    """The letters, then the substrings of two or more letters, sorted by count x length; at most `max_pieces`."""
+    substrings: Counter[str] = Counter()
     for word, count in zip(words, counts.tolist(), strict=True):
         for start in range(len(word) - 1):
-            for stop in range(start + 2, min(len(word), start + LONGEST) + 1):
-                found[word[start:stop]] += count
-    repeated = ((piece, count) for piece, count in found.items() if count > 1)
+            for stop in range(start + 2, min(len(word), start + MAX_PIECE_LENGTH) + 1):
+                substrings[word[start:stop]] += count
+    repeated = ((piece, count) for piece, count in substrings.items() if count > 1)
     ranked = sorted(repeated, key=lambda item: (-item[1] * len(item[0]), item[0]))
-    return [*letters, *(piece for piece, _ in ranked[: max(0, most - len(letters))])]
+    return [*letters, *(piece for piece, _ in ranked[: max(0, max_pieces - len(letters))])]
 
 
-def logp_of(total: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Log shares of the kept pieces, -inf of the others; one that is hardly needed keeps half a use."""
-    floored = np.where(kept, np.maximum(total, 0.5), 0.0)
+def log_probabilities(uses: np.ndarray, active: np.ndarray) -> np.ndarray:
+    """Log-probabilities of the active pieces, with at least half a use each; -inf for the others."""
+    floored = np.where(active, np.maximum(uses, 0.5), 0.0)
     with np.errstate(divide="ignore"):
         return np.log(floored / floored.sum())
 
 
-def expected(lattices: Sequence[Lattice], logp: np.ndarray) -> np.ndarray:
-    """How often each piece is used, over all segmentations of all words."""
-    total = np.zeros(len(logp))
+def expected_uses(lattices: Sequence[Lattice], logp: np.ndarray) -> np.ndarray:
+    """Expected number of uses of each piece over all segmentations of all words."""
+    uses = np.zeros(len(logp))
     for lattice, count in lattices:
-        total += _by_piece(lattice, _used(lattice, logp) * count[:, None, None], len(logp))
-    return total
+        uses += _sum_by_piece(lattice, _posterior(lattice, logp) * count[:, None, None], len(logp))
+    return uses
 
 
-def second_best(own: Sequence[Lattice], logp: np.ndarray) -> np.ndarray:
-    """The log-probability of the likeliest spelling of each piece by others; -inf for a single letter."""
-    found = np.full(len(logp), -np.inf)
-    for lattice, numbers in own:
+def best_alternative(piece_lattices: Sequence[Lattice], logp: np.ndarray) -> np.ndarray:
+    """Log-probability of the best segmentation of each piece into other pieces; -inf for a single letter.
+
+    Args:
+        piece_lattices: the lattices of the pieces themselves; their "counts" are the indices of the pieces.
+        logp: log-probability of each piece.
+    """
+    alternative = np.full(len(logp), -np.inf)
+    for lattice, indices in piece_lattices:
         n, length, widest = lattice.shape
         edge = np.where(lattice >= 0, logp[lattice], -np.inf)
-        edge[:, 0, length - 1] = -np.inf
+        edge[:, 0, length - 1] = -np.inf  # excludes the piece itself
         best = np.full((n, length + 1), -np.inf)
         best[:, 0] = 0.0
         for end in range(1, length + 1):
             into = [best[:, end - k] + edge[:, end - k, k - 1] for k in range(1, min(end, widest) + 1)]
             best[:, end] = np.max(into, axis=0)
-        found[numbers.astype(np.int64)] = best[:, length]
-    return found
+        alternative[indices.astype(np.int64)] = best[:, length]
+    return alternative
 
 
 def _lattices(words: Sequence[str], counts: np.ndarray, ids: dict[str, int]) -> Iterator[Lattice]:
@@ -126,20 +132,20 @@ def _lattices(words: Sequence[str], counts: np.ndarray, ids: dict[str, int]) -> 
         by_length.setdefault(len(word), []).append(number)
     for length, numbers in sorted(by_length.items()):
         widest = min(length, longest)
-        size = max(1, _CHUNK // (length * widest))
+        size = max(1, _CHUNK_CELLS // (length * widest))
         for start in range(0, len(numbers), size):
-            chosen = numbers[start : start + size]
-            table = np.full((len(chosen), length, widest), -1, dtype=np.int32)
-            for row, number in enumerate(chosen):
+            chunk = numbers[start : start + size]
+            table = np.full((len(chunk), length, widest), -1, dtype=np.int32)
+            for row, number in enumerate(chunk):
                 word = words[number]
                 for at in range(length):
                     for k in range(min(widest, length - at)):
                         table[row, at, k] = ids.get(word[at : at + k + 1], -1)
-            yield table, counts[chosen].astype(np.float64)
+            yield table, counts[chunk].astype(np.float64)
 
 
-def _used(lattice: np.ndarray, logp: np.ndarray) -> np.ndarray:
-    """How often each place is used in a word, over its segmentations: forward and backward sums."""
+def _posterior(lattice: np.ndarray, logp: np.ndarray) -> np.ndarray:
+    """Probability that a segmentation of the word uses each cell, by the forward-backward algorithm."""
     n, length, widest = lattice.shape
     edge = np.where(lattice >= 0, logp[lattice], -np.inf)
     forward, backward = np.full((n, length + 1), -np.inf), np.full((n, length + 1), -np.inf)
@@ -150,14 +156,14 @@ def _used(lattice: np.ndarray, logp: np.ndarray) -> np.ndarray:
     for start in range(length - 1, -1, -1):
         out = [backward[:, start + k] + edge[:, start, k - 1] for k in range(1, min(length - start, widest) + 1)]
         backward[:, start] = np.logaddexp.reduce(out, axis=0)
-    used = np.zeros(lattice.shape)
+    posterior = np.zeros(lattice.shape)
     for k in range(1, widest + 1):
-        places = np.arange(length - k + 1)
-        log_used = forward[:, places] + edge[:, places, k - 1] + backward[:, places + k] - forward[:, length:]
-        used[:, places, k - 1] = np.exp(log_used)
-    return used
+        starts = np.arange(length - k + 1)
+        log_posterior = forward[:, starts] + edge[:, starts, k - 1] + backward[:, starts + k] - forward[:, length:]
+        posterior[:, starts, k - 1] = np.exp(log_posterior)
+    return posterior
 
 
-def _by_piece(lattice: np.ndarray, weight: np.ndarray, pieces: int) -> np.ndarray:
-    fits = lattice >= 0
-    return np.bincount(lattice[fits], weights=np.broadcast_to(weight, lattice.shape)[fits], minlength=pieces)
+def _sum_by_piece(lattice: np.ndarray, weight: np.ndarray, pieces: int) -> np.ndarray:
+    cells = lattice >= 0
+    return np.bincount(lattice[cells], weights=np.broadcast_to(weight, lattice.shape)[cells], minlength=pieces)

@@ -1,9 +1,8 @@
-"""The size of a vocabulary: a larger one makes texts shorter and the embedding larger.
+"""The cost of a vocabulary size: a larger vocabulary makes texts shorter and the embedding larger.
 
-    embedding bytes = V x d x bytes a number               50,000 x 4,096 x 4 = 819,200,000
+    embedding bytes = V x d x bytes per number             50,000 x 4,096 x 4 = 819,200,000
 
-The arithmetic needs nothing; what texts gain is measured, and a BPE gives it for every smaller vocabulary at once: its
-first merges are the smaller vocabulary.
+A BPE contains every smaller BPE, whose vocabulary is its first merges, so one trained tokenizer measures all sizes.
 """
 
 import itertools
@@ -13,63 +12,65 @@ from typing import Any
 
 from ingot.tokenizer.base import Tokenizer
 from ingot.tokenizer.byte_bpe import ByteBPE
-from ingot.tokenizer.hf_tokenizers import LibraryTokenizer
+from ingot.tokenizer.hf_tokenizers import HFTokenizer
 from ingot.tokenizer.settings import BYTES, SPECIALS
 
 PRESETS = (32_000, 50_257, 100_000, 128_000)
-"""Vocabularies in use: LLaMA's, GPT-2's, and the size of later ones."""
-FULL = (4096, 32)
-"""Width and layers of a model of 7B parameters."""
+"""Common sizes: LLaMA's, GPT-2's, and those of later models."""
+WIDTH_7B, LAYERS_7B = 4096, 32
+"""Width and layers of a model with 7B parameters."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a vocabulary costs a model."""
+    """The cost of a vocabulary in a model."""
 
     vocab: int
     parameters: int
-    """Of one table of `vocab` x width."""
+    """Parameters of one table, vocab x width."""
     bytes: int
-    share: float
-    """Of all parameters of the model: its blocks (12 layers x width^2) and its tables."""
+    """Size of one table."""
+    fraction: float
+    """Fraction of the model's parameters in its tables; the blocks have 12 x layers x width^2."""
 
 
-def cost(vocab: int, width: int = FULL[0], layers: int = FULL[1], number_bytes: int = 4, tied: bool = False) -> Cost:
-    """The embedding of a vocabulary; `share` counts the head as a second table where it is not `tied`."""
+def cost(vocab: int, width: int = WIDTH_7B, layers: int = LAYERS_7B, number_bytes: int = 4, tied: bool = False) -> Cost:
+    """The cost of the embedding; `fraction` includes the LM head as a second table unless `tied`."""
     parameters = vocab * width
     tables = parameters * (1 if tied else 2)
     return Cost(vocab, parameters, parameters * number_bytes, tables / (tables + 12 * layers * width**2))
 
 
-def table(sizes: list[int], width: int = FULL[0], layers: int = FULL[1], number_bytes: int = 4) -> list[dict[str, Any]]:
-    """`cost` of each size, smallest first."""
+def table(
+    sizes: list[int], width: int = WIDTH_7B, layers: int = LAYERS_7B, number_bytes: int = 4
+) -> list[dict[str, Any]]:
+    """`cost` of each size in ascending order."""
     return [asdict(cost(vocab, width, layers, number_bytes)) for vocab in sorted(set(sizes))]
 
 
-def smaller(tokenizer: Tokenizer) -> Iterator[Tokenizer]:
-    """The tokenizers that training would have ended with at smaller vocabularies, smallest first, then the given one.
+def nested(tokenizer: Tokenizer) -> Iterator[Tokenizer]:
+    """The smaller tokenizers that the same training gives at sizes 512, 1024, ..., then the tokenizer itself.
 
-    Sizes double from 512. A vocabulary that is not built by merges, or has its ids in another order, holds none.
+    Types without merges, and imported files, have no smaller ones.
     """
-    merged = _merges(tokenizer)
     size = 2 * BYTES
-    while merged and size < tokenizer.vocab:
-        if (one := _cut(tokenizer, size)) is not None:
-            yield one
+    while _has_merges(tokenizer) and size < tokenizer.vocab:
+        if (truncated := _truncate(tokenizer, size)) is not None:
+            yield truncated
         size *= 2
     yield tokenizer
 
 
-def _merges(tokenizer: Tokenizer) -> bool:
+def _has_merges(tokenizer: Tokenizer) -> bool:
     return isinstance(tokenizer, ByteBPE) or tokenizer.kind == "sentencepiece-bpe"
 
 
-def _cut(tokenizer: Tokenizer, vocab: int) -> Tokenizer | None:
-    """The tokenizer after the first merges, with `vocab` ids; None where its alphabet alone is larger."""
+def _truncate(tokenizer: Tokenizer, vocab: int) -> Tokenizer | None:
+    """The tokenizer after its first merges, with `vocab` ids; None if its alphabet alone is larger."""
     ordinary = vocab - len(SPECIALS)
     if isinstance(tokenizer, ByteBPE):
         return ByteBPE(tokenizer.tokens[:ordinary], tokenizer.pattern, tokenizer.template)
-    assert isinstance(tokenizer, LibraryTokenizer)
+    assert isinstance(tokenizer, HFTokenizer)
     model = tokenizer.data["model"]
     if any(id >= ordinary for piece, id in model["vocab"].items() if len(piece) == 1):
         return None
@@ -78,4 +79,4 @@ def _cut(tokenizer: Tokenizer, vocab: int) -> Tokenizer | None:
     specials = [{**t, "id": ordinary + n} for n, t in enumerate(tokenizer.data["added_tokens"])]
     data = {**tokenizer.data, "added_tokens": specials}
     data["model"] = {**model, "vocab": pieces, "merges": merges}
-    return LibraryTokenizer(tokenizer.kind, data, tokenizer.names, tokenizer.template)
+    return HFTokenizer(tokenizer.kind, data, tokenizer.special_tokens_map, tokenizer.template)

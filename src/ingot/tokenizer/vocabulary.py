@@ -1,7 +1,7 @@
-"""What a vocabulary does to text: how long it gets, by source and by script, what it never needs, what it loses.
+"""Measures a tokenizer on text: compression by source and script, unused ids, and lost text.
 
-Bytes per token compare across vocabularies, scripts and types, tokens per word (fertility) across languages. Scripts
-are what can be told of a text without a model: `Latin` is English and Turkish alike, and it is called a script.
+Bytes per token are comparable across vocabularies, scripts and types, tokens per word (fertility) across languages. The
+breakdown is by script and not by language, because a language cannot be recognised without a model.
 """
 
 import unicodedata
@@ -14,20 +14,20 @@ import numpy as np
 
 from ingot.core.events import Display
 from ingot.tokenizer.base import Tokenizer
-from ingot.tokenizer.vocab_size import smaller
+from ingot.tokenizer.vocab_size import nested
 
 REPORT_BYTES = 8_000_000
-"""Text that a report is measured on."""
-TRADEOFF_BYTES = 1_000_000
-"""Text that smaller vocabularies are measured on."""
-CHUNK = 4096
-"""Characters that are told to be of one script; a text is cut at line ends."""
+"""Maximum size of the text that a report is measured on."""
+TRADEOFF_CHARACTERS = 1_000_000
+"""Approximate size of the text that smaller vocabularies are measured on."""
+CHUNK_CHARACTERS = 4096
+"""Minimum size of a chunk, which counts as one script; texts are split at line ends."""
 _SCRIPTS = {"CJK": "Han", "HIRAGANA": "Kana", "KATAKANA": "Kana"}
 
 
 @dataclass
 class _Sum:
-    """What texts of one label came to."""
+    """Totals over texts."""
 
     bytes: int = 0
     tokens: int = 0
@@ -49,29 +49,31 @@ class _Sum:
 
 @dataclass
 class _Counts:
-    """What a report sums up."""
+    """The counts of a report."""
 
-    whole: _Sum = field(default_factory=_Sum)
+    total: _Sum = field(default_factory=_Sum)
     sources: dict[str, _Sum] = field(default_factory=dict)
     scripts: dict[str, _Sum] = field(default_factory=dict)
     unknown: int = 0
+    """Number of unknown tokens."""
     changed: int = 0
+    """Number of chunks that decoding does not restore."""
     chunks: int = 0
 
 
 def describe(tokenizer: Tokenizer, texts: Sequence[tuple[str, str]], display: Display) -> dict[str, Any]:
-    """Measure a vocabulary.
+    """Measure a tokenizer.
 
     Args:
-        tokenizer: any type.
+        tokenizer: a tokenizer of any type.
         texts: (source, text) pairs.
         display: shows progress.
 
     Returns:
-        `vocab`, `sample_bytes`, `bytes_per_token`, `tokens_per_word`, `unused_ids` (ordinary ids that these texts never
-        need), `by_source` and `by_script` (tables of the same measures), `longest_tokens` (blanks left out), `tradeoff`
-        (bytes per token of the smaller vocabularies that this one holds); and where text is lost, `unknown_share` of
-        the tokens and `changed_share` of the texts that do not come back as they were.
+        `vocab`, `sample_bytes`, `bytes_per_token`, `tokens_per_word`, `unused_ids` (number of ordinary ids that do not
+        occur), `by_source` and `by_script` (tables of the same measures), `longest_tokens` and `tradeoff` (see the
+        functions). If text is lost, also `unknown_fraction` (of the tokens) and `changed_fraction` (of the chunks that
+        decoding does not restore).
     """
     used, counts = np.zeros(tokenizer.vocab, dtype=bool), _Counts()
     with display.bar("measuring the vocabulary", total=sum(len(text) for _, text in texts), unit="characters") as bar:
@@ -83,63 +85,63 @@ def describe(tokenizer: Tokenizer, texts: Sequence[tuple[str, str]], display: Di
             bar.advance(len(text))
     ordinary = np.ones(tokenizer.vocab, dtype=bool)
     ordinary[list(tokenizer.specials.values())] = False
-    total = counts.whole.row()
+    total = counts.total.row()
     report: dict[str, Any] = {"vocab": tokenizer.vocab, "sample_bytes": total["bytes"]}
-    if counts.whole.tokens:
+    if counts.total.tokens:
         report |= {name: total[name] for name in ("bytes_per_token", "tokens_per_word")}
         report["unused_ids"] = int((ordinary & ~used).sum())
-        report["by_source"] = {name: found.row() for name, found in sorted(counts.sources.items())}
-        report["by_script"] = {name: found.row() for name, found in _by_bytes(counts.scripts)}
+        report["by_source"] = {name: sums.row() for name, sums in sorted(counts.sources.items())}
+        report["by_script"] = {name: sums.row() for name, sums in _by_bytes(counts.scripts)}
         report["tradeoff"] = tradeoff(tokenizer, [text for _, text in texts])
     if not tokenizer.lossless and counts.chunks:
-        report["changed_share"] = counts.changed / counts.chunks
+        report["changed_fraction"] = counts.changed / counts.chunks
         if tokenizer.unknown is not None:
-            report["unknown_share"] = counts.unknown / max(counts.whole.tokens, 1)
+            report["unknown_fraction"] = counts.unknown / max(counts.total.tokens, 1)
     if tokenizer.kind != "char":
         report["longest_tokens"] = longest_tokens(tokenizer)
     return report
 
 
 def tradeoff(tokenizer: Tokenizer, texts: Iterable[str]) -> list[dict[str, Any]]:
-    """Bytes per token at this vocabulary and at every smaller one that it holds, smallest first."""
-    held: list[str] = []
+    """Bytes per token of the tokenizer and of the smaller ones in `vocab_size.nested`, in ascending size."""
+    sample: list[str] = []
     for text in texts:
-        held.append(text)
-        if sum(map(len, held)) >= TRADEOFF_BYTES:
+        sample.append(text)
+        if sum(map(len, sample)) >= TRADEOFF_CHARACTERS:
             break
-    total = sum(len(text.encode()) for text in held)
+    total = sum(len(text.encode()) for text in sample)
     rows = []
-    for one in smaller(tokenizer):
-        tokens = sum(len(ids) for ids in one.encode_batch(held))
+    for one in nested(tokenizer):
+        tokens = sum(len(ids) for ids in one.encode_batch(sample))
         rows.append({"vocab": one.vocab, "bytes_per_token": total / max(tokens, 1)})
     return rows
 
 
-def longest_tokens(tokenizer: Tokenizer, most: int = 10) -> list[str]:
-    """The longest ordinary tokens that are no blanks."""
+def longest_tokens(tokenizer: Tokenizer, max_tokens: int = 10) -> list[str]:
+    """The longest tokens without special tokens and blanks, the longest first."""
     special = set(tokenizer.specials.values())
-    spelled = (tokenizer.token_bytes(id) for id in range(tokenizer.vocab) if id not in special)
-    found = sorted((token for token in spelled if token.strip()), key=lambda token: (-len(token), token))
-    return [token.decode("utf-8", errors="replace") for token in found[:most]]
+    ordinary = (tokenizer.token_bytes(id) for id in range(tokenizer.vocab) if id not in special)
+    by_length = sorted((token for token in ordinary if token.strip()), key=lambda token: (-len(token), token))
+    return [token.decode("utf-8", errors="replace") for token in by_length[:max_tokens]]
 
 
 def script(text: str) -> str:
-    """The script that most letters of a text are in; `none` where there are no letters."""
-    found: Counter[str] = Counter()
+    """The script of the most letters in the text; `none` without letters."""
+    counts: Counter[str] = Counter()
     for letter, times in Counter(text).items():
         if letter.isalpha():
             name = unicodedata.name(letter, "other").split(" ")[0].split("-")[0]
-            found[_SCRIPTS.get(name, name.capitalize())] += times
-    return max(found, key=lambda name: (found[name], name)) if found else "none"
+            counts[_SCRIPTS.get(name, name.capitalize())] += times
+    return max(counts, key=lambda name: (counts[name], name)) if counts else "none"
 
 
 def _add(counts: _Counts, source: str, chunk: str, ids: np.ndarray, tokenizer: Tokenizer) -> None:
-    for one in (
-        counts.whole,
+    for sums in (
+        counts.total,
         counts.sources.setdefault(source, _Sum()),
         counts.scripts.setdefault(script(chunk), _Sum()),
     ):
-        one.add(chunk, len(ids))
+        sums.add(chunk, len(ids))
     counts.chunks += 1
     if not tokenizer.lossless:
         counts.changed += tokenizer.decode(ids) != chunk
@@ -151,14 +153,14 @@ def _by_bytes(sums: dict[str, _Sum]) -> list[tuple[str, _Sum]]:
 
 
 def _chunks(text: str) -> Iterator[str]:
-    """A text cut at line ends into parts of at least `CHUNK` characters."""
-    part: list[str] = []
+    """Split a text at line ends into chunks of at least `CHUNK_CHARACTERS` (except the last)."""
+    lines: list[str] = []
     size = 0
     for line in text.splitlines(keepends=True):
-        part.append(line)
+        lines.append(line)
         size += len(line)
-        if size >= CHUNK:
-            yield "".join(part)
-            part, size = [], 0
-    if part:
-        yield "".join(part)
+        if size >= CHUNK_CHARACTERS:
+            yield "".join(lines)
+            lines, size = [], 0
+    if lines:
+        yield "".join(lines)

@@ -1,14 +1,13 @@
-"""WordPiece vocabularies: merge the pair that is seen together most often for how often its halves are seen at all.
+"""Trains WordPiece vocabularies: merge the pair with the highest score among the frequent ones.
 
     score(a, b) = f(ab) / (f(a) f(b))                                  (Schuster and Nakajima 2012; BERT)
 
-The score alone spends a vocabulary on the rarest letters: a pair that occurs once, of letters that occur once, has the
-highest score there is. (With 700 tokens of Shakespeare 1.05 bytes a token, BPE 2.33.) So it decides among pairs that
-are frequent enough: at first those with an eighth of the commonest pair's count, and half of that whenever none is
-left (2.29 bytes a token).
+The score alone favours rare letters: a pair that occurs once, of letters that occur once, has the maximum score. So
+only pairs with a minimum count are candidates. The minimum starts at an eighth of the most frequent pair's count and is
+halved whenever no candidate is left (docs/LOG.md).
 
-Words are spelled in bytes (GPT-2's letters for them), so there is nothing a vocabulary cannot spell. The library's own
-"WordPiece trainer" is not used: it merges by frequency, as BPE does.
+Words consist of bytes (in GPT-2's letters), so the vocabulary can encode any text. The WordPiece trainer of the
+tokenizers library is not used because it merges by frequency, like BPE.
 """
 
 import itertools
@@ -16,9 +15,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-CONTINUES = "##"
-"""Marks a piece that goes on with a word."""
-FIRST_SHARE = 8
+CONTINUING_PREFIX = "##"
+"""Prefix of a piece that is not at the start of a word."""
+FIRST_MIN_COUNT_DIVISOR = 8
 
 
 def learn_pieces(
@@ -26,102 +25,104 @@ def learn_pieces(
     counts: np.ndarray,
     letters: Sequence[str],
     pieces: int,
-    floor: int | None = None,
+    min_count: int | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> list[str]:
-    """Learn a vocabulary from words with their counts.
+    """Train a vocabulary on words with their counts.
 
     Args:
         words: distinct words over `letters`.
-        counts: [len(words)] how often each occurs.
-        letters: the alphabet; both forms of each (`a` and `##a`) come first in the vocabulary.
+        counts: count of each word [len(words)].
+        letters: the alphabet; both forms of each letter (`a` and `##a`) come first in the vocabulary.
         pieces: size of the vocabulary.
-        floor: how often a pair must occur to be looked at; by default what the module's docstring says.
-        progress: told how many pieces there are.
+        min_count: fixed minimum count of a pair to merge; by default decreasing as described above.
+        progress: called with the current number of pieces.
 
     Returns:
-        at most `pieces` pieces in the order in which they were made; fewer when every word is one piece. Of equal
-        scores the pair with the higher count wins, then the one whose halves are older.
+        At most `pieces` pieces in the order of their merges; fewer if every word is one piece. Ties: the more frequent
+        pair, then the pair of older pieces.
     """
-    known = [*letters, *(CONTINUES + letter for letter in letters)]
-    ids = {piece: n for n, piece in enumerate(known)}
-    state = _Words(words, counts, ids)
-    enough = max(1.0, state.most_frequent() / FIRST_SHARE) if floor is None else floor
-    while len(known) < pieces:
-        pair = state.best(enough)
-        if pair is None and enough <= (floor or 1):
+    vocabulary = [*letters, *(CONTINUING_PREFIX + letter for letter in letters)]
+    ids = {piece: n for n, piece in enumerate(vocabulary)}
+    words_as_pieces = _Words(words, counts, ids)
+    adaptive = max(1.0, words_as_pieces.max_pair_count() / FIRST_MIN_COUNT_DIVISOR)
+    threshold = adaptive if min_count is None else min_count
+    while len(vocabulary) < pieces:
+        pair = words_as_pieces.best_pair(threshold)
+        if pair is None and threshold <= (min_count or 1):
             break
         if pair is None:
-            enough = max(1.0, enough / 2)
+            threshold = max(1.0, threshold / 2)
             continue
-        piece = known[pair[0]] + known[pair[1]].removeprefix(CONTINUES)
-        state.merge(pair, ids.setdefault(piece, len(known)))  # other halves may have made the same piece before
-        if ids[piece] == len(known):
-            known.append(piece)
-        progress(len(known))
-    return known
+        piece = vocabulary[pair[0]] + vocabulary[pair[1]].removeprefix(CONTINUING_PREFIX)
+        words_as_pieces.merge(pair, ids.setdefault(piece, len(vocabulary)))  # another pair can give the same piece
+        if ids[piece] == len(vocabulary):
+            vocabulary.append(piece)
+        progress(len(vocabulary))
+    return vocabulary
 
 
 class _Words:
-    """Words as pieces, with the counts of pieces and pairs kept up to date."""
+    """The words as lists of pieces, with up-to-date counts of pieces and pairs."""
 
     def __init__(self, words: Sequence[str], counts: np.ndarray, ids: dict[str, int]):
-        self.words = [[ids[c if n == 0 else CONTINUES + c] for n, c in enumerate(word)] for word in words]
+        self.words = [[ids[c if n == 0 else CONTINUING_PREFIX + c] for n, c in enumerate(word)] for word in words]
         self.counts = counts.tolist()
-        self.frequency = np.zeros(1024 + len(ids), dtype=np.int64)
-        self.halves = np.zeros((1024, 2), dtype=np.int64)
-        self.together = np.zeros(1024, dtype=np.int64)
-        self.numbers: dict[tuple[int, int], int] = {}
-        self.places: dict[tuple[int, int], list[int]] = {}
-        for number in range(len(self.words)):
-            self._count(number, 1)
+        self.piece_counts = np.zeros(1024 + len(ids), dtype=np.int64)
+        self.pairs = np.zeros((1024, 2), dtype=np.int64)
+        self.pair_counts = np.zeros(1024, dtype=np.int64)
+        self.pair_rows: dict[tuple[int, int], int] = {}
+        """Pair -> its row in `pairs` and `pair_counts`."""
+        self.words_with: dict[tuple[int, int], list[int]] = {}
+        """Pair -> indices of the words that contain it, or did."""
+        for index in range(len(self.words)):
+            self._count(index, 1)
 
-    def most_frequent(self) -> int:
-        return int(self.together.max(initial=0))
+    def max_pair_count(self) -> int:
+        return int(self.pair_counts.max(initial=0))
 
-    def best(self, enough: float) -> tuple[int, int] | None:
-        """The pair with the highest score among those that occur `enough` times."""
-        used = len(self.numbers)
-        candidates = np.flatnonzero(self.together[:used] >= enough)
+    def best_pair(self, min_count: float) -> tuple[int, int] | None:
+        """The pair with the highest score among those with at least `min_count` occurrences, or None."""
+        candidates = np.flatnonzero(self.pair_counts[: len(self.pair_rows)] >= min_count)
         if not len(candidates):
             return None
-        halves, together = self.halves[candidates], self.together[candidates]
-        score = together / (self.frequency[halves[:, 0]] * self.frequency[halves[:, 1]])
+        pairs, counts = self.pairs[candidates], self.pair_counts[candidates]
+        score = counts / (self.piece_counts[pairs[:, 0]] * self.piece_counts[pairs[:, 1]])
         ties = np.flatnonzero(score == score.max())
-        order = np.lexsort((halves[ties, 1], halves[ties, 0], -together[ties]))
-        left, right = halves[ties[order[0]]].tolist()
+        order = np.lexsort((pairs[ties, 1], pairs[ties, 0], -counts[ties]))
+        left, right = pairs[ties[order[0]]].tolist()
         return left, right
 
-    def merge(self, pair: tuple[int, int], made: int) -> None:
-        """Join a pair wherever it occurs."""
-        if made >= len(self.frequency):
-            self.frequency = np.concatenate((self.frequency, np.zeros_like(self.frequency)))
-        for number in sorted(set(self.places.pop(pair))):
-            word = self.words[number]
-            self._count(number, -1)
-            joined: list[int] = []
+    def merge(self, pair: tuple[int, int], new_id: int) -> None:
+        """Replace the pair by `new_id` in all words."""
+        if new_id >= len(self.piece_counts):
+            self.piece_counts = np.concatenate((self.piece_counts, np.zeros_like(self.piece_counts)))
+        for index in sorted(set(self.words_with.pop(pair))):
+            word = self.words[index]
+            self._count(index, -1)
+            merged: list[int] = []
             for id in word:
-                if joined and (joined[-1], id) == pair:
-                    joined[-1] = made
+                if merged and (merged[-1], id) == pair:
+                    merged[-1] = new_id
                 else:
-                    joined.append(id)
-            self.words[number] = joined
-            self._count(number, 1)
+                    merged.append(id)
+            self.words[index] = merged
+            self._count(index, 1)
 
-    def _count(self, number: int, sign: int) -> None:
-        """Count a word in, or out before it changes."""
-        word, count = self.words[number], sign * self.counts[number]
+    def _count(self, index: int, sign: int) -> None:
+        """Add the pieces and pairs of a word to the counts (sign 1), or remove them before it changes (sign -1)."""
+        word, count = self.words[index], sign * self.counts[index]
         for id in word:
-            self.frequency[id] += count
+            self.piece_counts[id] += count
         for pair in itertools.pairwise(word):
-            at = self.numbers.get(pair)
-            if at is None:
-                at = self.numbers[pair] = len(self.numbers)
-                if at == len(self.together):
-                    self.halves = np.concatenate((self.halves, np.zeros_like(self.halves)))
-                    self.together = np.concatenate((self.together, np.zeros_like(self.together)))
-                self.halves[at] = pair
-            self.together[at] += count
-            places = self.places.setdefault(pair, [])
-            if sign > 0 and (not places or places[-1] != number):
-                places.append(number)
+            row = self.pair_rows.get(pair)
+            if row is None:
+                row = self.pair_rows[pair] = len(self.pair_rows)
+                if row == len(self.pair_counts):
+                    self.pairs = np.concatenate((self.pairs, np.zeros_like(self.pairs)))
+                    self.pair_counts = np.concatenate((self.pair_counts, np.zeros_like(self.pair_counts)))
+                self.pairs[row] = pair
+            self.pair_counts[row] += count
+            indices = self.words_with.setdefault(pair, [])
+            if sign > 0 and (not indices or indices[-1] != index):
+                indices.append(index)

@@ -1,9 +1,9 @@
 """The training step. Pretraining, fine-tuning and every other objective run through `Engine.step`.
 
-A step takes the raw batch of that step, lets the objective expand it (usually to itself), counts the units of the whole
-step over all ranks, and runs forward and backward over micro-batches with each loss term divided by its unit's global
-count. Gradients are summed and never averaged, so one micro-batch or sixteen, one rank or eight give the same update.
-Then it clips by the global norm, sets the learning rate of this step, and updates.
+A step lets the objective expand the raw batch (usually to itself), counts the units of the batch over all ranks, and
+runs forward and backward passes over micro-batches with each loss term divided by the global count of its unit.
+Gradients are summed, never averaged, so the update does not depend on the number of micro-batches or ranks. Then the
+step clips by the global norm and updates the weights with the learning rate of the step.
 """
 
 import math
@@ -36,11 +36,11 @@ from ingot.train.signals import Signals
 from ingot.train.state import TrainingState
 
 Update = tuple[Tensor, dict[str, Tensor], Tensor, bool]
-"""Loss, other numbers by name, gradient norm, and whether the update was skipped."""
+"""Loss, penalties and metrics by name, gradient norm before clipping, whether the update was skipped."""
 
 
 class LearningRate(Protocol):
-    """A schedule, or several one after another."""
+    """A schedule, or a sequence of schedules."""
 
     @property
     def peak(self) -> float: ...
@@ -50,7 +50,7 @@ class LearningRate(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """What the engine follows, all derived from the recipe and its inputs before the first step."""
+    """The plan of a run, derived from the recipe and its inputs before the first step."""
 
     steps: int
     seed: int
@@ -59,19 +59,19 @@ class Plan:
     loop: LoopSettings
     evaluate_every: int
     config: Mapping[str, Any] = field(default_factory=dict)
-    """What a checkpoint says of itself besides its state: the model's shape, the tokenizer."""
+    """Metadata of checkpoints: the model's shape, the tokenizer."""
     label: Callable[[int], Mapping[str, str]] = lambda step: {}
-    """step -> further fields of its log line, such as its phase."""
+    """step -> additional fields of its log line, such as its phase."""
 
 
 class Engine:
-    """A model, its optimizer, and the state that a checkpoint holds.
+    """Trains a model: owns the optimizer and the training state.
 
     Args:
         companions: frozen models by role, for the objective.
-        penalties: terms and anchors that no objective knows.
-        tokenizer: of the ids; None where a model is trained on ids alone.
-        replay: the objective of replayed rows.
+        penalties: loss terms and anchors in addition to the objective's.
+        tokenizer: None if a model is trained on ids alone.
+        replay: objective of replayed rows; None: that of the others.
     """
 
     def __init__(
@@ -91,25 +91,27 @@ class Engine:
         self.companions, self.penalties = companions or {}, penalties or Penalties()
         self.tokenizer, self.replay = tokenizer, replay or objective
         self.execution, self.mesh, self.runner = execution, mesh, Runner(execution)
-        torch.manual_seed(plan.seed)  # the initial weights of the objective's modules
+        torch.manual_seed(plan.seed)  # for the initial weights of the objective's modules
         self.modules = nn.ModuleDict(objective.modules(model)).to(execution.device, execution.parameter_dtype)
         self.named = dict(model.named_parameters()) | {f"extra.{n}": p for n, p in self.modules.named_parameters()}
         self.trained = {n: p for n, p in self.named.items() if p.requires_grad}
         self.optimizer = optimizers.build(self.trained, plan.optim, plan.schedule.peak)
         self.average = Average(self.trained, plan.optim.ema)
         initial, keep = objective.needs.initial_state, plan.loop.keep
-        self.saved = TrainingState(directory, self.named, self.optimizer, self.average, initial, keep, plan.config)
-        self.state = self.saved.numbers
+        self.training_state = TrainingState(
+            directory, self.named, self.optimizer, self.average, initial, keep, plan.config
+        )
+        self.state = self.training_state.numbers
         if execution.precision == "fp16":
             self.state["loss_scale"] = loss_scaling.INITIAL_SCALE
-        self.signals = Signals(lambda: self.saved.unsaved)
+        self.signals = Signals(lambda: self.training_state.unsaved)
         self._context = self.context(1)
         self._recorder = self._make_recorder()
 
     # -- a step ----------------------------------------------------------------------------------------------------
 
     def step(self, raw: Batch) -> StepMetrics:
-        """Train on the batch of the next step."""
+        """Run the next step on its batch."""
         step = self.state["step"] + 1
         lr = self.plan.schedule.lr(step)
         self._context = context = self.context(step)
@@ -121,14 +123,14 @@ class Engine:
         assert updates, "expand yielded no batch"
         if raw.replay is not None:
             replayed = self._global_counts(raw)["replay_token"] * len(updates) / len(replay)
-            context.notes["replay_fraction"] = replayed / (replayed + sum(u.tokens for u in updates))
-        metrics = merge_updates(updates, context.notes)
+            context.metrics["replay_fraction"] = replayed / (replayed + sum(u.tokens for u in updates))
+        metrics = merge_updates(updates, context.metrics)
         self.average.update(step)
         self.state["step"], self.state["tokens"] = step, metrics.tokens_seen
         return metrics
 
     def context(self, step: int) -> Context:
-        """What the objective may use; an evaluation's (step 0) does not change the objective's state."""
+        """The objective's context. Step 0 is an evaluation, which gets a copy of the objective's state."""
         state = self.state["objective"]
         return Context(
             step,
@@ -146,10 +148,14 @@ class Engine:
     def gradients(
         self, batch: Batch, inner: int = 0, counts: Mapping[str, int] | None = None
     ) -> tuple[Tensor, Mapping[str, int], dict[str, Tensor]]:
-        """Leave the gradient of the whole batch in `.grad`.
+        """Compute the gradient of the batch over all ranks, in `.grad`.
 
-        Dropout is seeded anew for each forward pass by (seed, step, update, micro-batch, rank), so a resumed run draws
-        the same.
+        Each forward pass seeds dropout with a hash of (seed, step, update, micro-batch, rank), so a resumed run draws
+        the same numbers.
+
+        Args:
+            inner: number of the update within the step, from 0.
+            counts: global counts of units; None: computed.
 
         Returns:
             The loss, the global counts of units, and penalties and metrics by name.
@@ -165,13 +171,13 @@ class Engine:
             return sums.add(terms) * scale
 
         self.optimizer.clear()
-        self.runner.learn(self.model, batch, loss, self._taps, lambda number: key_of(*key, number, self.mesh.rank))
+        self.runner.backward(self.model, batch, loss, self._taps, lambda number: key_of(*key, number, self.mesh.rank))
         for gradient in self._gradients():
             self.mesh.sum(gradient)
             if scale != 1.0:
                 gradient.mul_(1 / scale)
         total, others = sums.read(self.mesh.sum)
-        return total, counts, others | self.penalties.pull()
+        return total, counts, others | self.penalties.add_gradients()
 
     def _expand(self, raw: Batch, context: Context) -> Iterator[Batch]:
         with torch.no_grad():
@@ -180,13 +186,13 @@ class Engine:
 
     def _update(self, step: int, lr: float, batch: Batch, inner: int) -> StepMetrics:
         counts = self._global_counts(batch)
-        one_pass = len(batch) <= self.execution.rows(batch.context)
-        recorded = self._recorder(batch, counts, lr) if self._recorder and one_pass else None
-        loss, others, norm, skipped = recorded or self._learn(batch, counts, lr, inner)
+        one_micro_batch = len(batch) <= self.execution.rows(batch.context)
+        replayed = self._recorder(batch, counts, lr) if self._recorder and one_micro_batch else None
+        loss, others, norm, skipped = replayed or self._compute_update(batch, counts, lr, inner)
         tokens_seen = self.state["tokens"] + counts["token"]
         return StepMetrics(step, loss, others, norm, lr, counts["token"], tokens_seen, skipped)
 
-    def _learn(self, batch: Batch, counts: Mapping[str, int], lr: float | Tensor, inner: int) -> Update:
+    def _compute_update(self, batch: Batch, counts: Mapping[str, int], lr: float | Tensor, inner: int) -> Update:
         loss, _, others = self.gradients(batch, inner, counts)
         norm = global_norm(self._gradients())
         skipped = self._overflowed(loss, norm)
@@ -195,20 +201,21 @@ class Engine:
         return loss, others, norm, skipped
 
     def _make_recorder(self) -> Callable[..., Update | None] | None:
-        """The backend's recorder of whole updates, where everything in an update can be recorded."""
+        """The backend's graph recorder, or None if an update of this run cannot be captured."""
         backend = getattr(self.model, "backend", None)
-        random = getattr(getattr(self.model, "config", None), "dropout", 1.0) > 0 or len(self.trained) < len(self.named)
+        dropout = getattr(getattr(self.model, "config", None), "dropout", 1.0) > 0
+        frozen = len(self.trained) < len(self.named)
         penalties = self.penalties.losses or self.penalties.anchors
-        fixed = self.objective.needs.capturable and self.optimizer.capturable and self.mesh.size == 1
-        if backend is None or random or penalties or not (fixed and self.execution.replay):
+        capturable = self.objective.needs.capturable and self.optimizer.capturable and self.mesh.size == 1
+        if backend is None or dropout or frozen or penalties or not (capturable and self.execution.cuda_graphs):
             return None
-        return backend.recorder(self._learn)
+        return backend.recorder(self._compute_update)
 
     def _overflowed(self, loss: Tensor, norm: Tensor) -> bool:
-        """fp16: whether the loss scale was too large for this gradient. Adjusts it, and waits for the device.
+        """Whether the loss scale made this gradient overflow in fp16. Adjusts the scale; waits for the device.
 
-        If the scale is not the cause (the loss itself is not finite, or the scale is 1), the answer is no, and the run
-        stops as in any other precision.
+        False if the scale is not the cause (the loss itself is not finite, or the scale is 1). The run then stops as in
+        any other precision.
         """
         if self.execution.precision != "fp16":
             return False
@@ -242,13 +249,13 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> tuple[float, dict[str, int], dict[str, float]]:
-        """Over all batches together, by the objective's own code: loss, units, and metrics and notes by name.
+        """Loss over all batches, counts of units, and metrics by name.
 
-        Penalties are left out. A note counts by the rows of its batch, a `Mean` by those in it.
+        Penalties are excluded. `Context.metrics` are weighted by the rows of their batch, a `Mean` by its own rows.
         """
         terms: dict[str, Term] = {}
         counts: dict[str, int] = {}
-        notes: list[tuple[int, Mapping[str, Any]]] = []
+        batch_metrics: list[tuple[int, Mapping[str, Any]]] = []
         with self.eval_mode():
             for raw in batches:
                 self.signals.check()
@@ -258,28 +265,29 @@ class Engine:
                         counts[unit] = counts.get(unit, 0) + n
                     rows = batch.to(self.execution.device)
                     with self.execution.forward():
-                        found = self._terms(self.runner.forward(self.model, rows, self._taps(rows)), rows, context)
-                    for name, term in found.items():
+                        out = self.runner.forward(self.model, rows, self._taps(rows))
+                        batch_terms = self._terms(out, rows, context)
+                    for name, term in batch_terms.items():
                         before = terms[name].sum if name in terms else 0
                         terms[name] = replace(term, sum=before + term.sum.double())
-                notes.append((len(raw), context.notes))
-        loss, metrics = evaluation_means(terms, counts, notes, self.mesh.sum)
+                batch_metrics.append((len(raw), context.metrics))
+        loss, metrics = evaluation_means(terms, counts, batch_metrics, self.mesh.sum)
         return loss, counts, metrics
 
     @torch.no_grad()
     def annotate(self, batch: Batch) -> dict[str, Tensor]:
-        """The objective's columns of some rows, before training."""
+        """The objective's columns of some rows, computed before training."""
         return self.objective.annotate(batch, self.context(0))
 
     @torch.no_grad()
-    def conclude(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """The objective's numbers of the trained model on held-out rows."""
+    def final_metrics(self, batches: Iterable[Batch]) -> dict[str, float]:
+        """The objective's additional metrics of the trained model on validation rows."""
         with self.eval_mode():
-            return self.objective.conclude(batches, self.context(0))
+            return self.objective.final_metrics(batches, self.context(0))
 
     @contextmanager
     def eval_mode(self) -> Iterator[None]:
-        """The model as it is evaluated and saved: without dropout, and averaged where weights are averaged."""
+        """Context in which the model has no dropout and, with `optim.ema`, the averaged weights."""
         self.model.eval()
         try:
             with self.average.applied():
@@ -289,7 +297,7 @@ class Engine:
 
 
 def split_replay(replay: Batch | None, updates: int) -> list[Batch | None]:
-    """Replayed rows over the updates of one pass, so that a pass shows each once, as it does the objective's own."""
+    """Split replayed rows over the updates of a pass, so that a pass uses each row once, like the objective's rows."""
     if replay is None or updates == 1:
         return [replay]
     return [replay.take(rows) if len(rows) else None for rows in np.array_split(np.arange(len(replay)), updates)]

@@ -1,15 +1,16 @@
-"""Choices made by hardware: device, precision, threads, micro-batch, backend. Written down, reused on resume, no part
-of a key.
+"""How a run computes: device, precision, threads, micro-batch, backend.
 
-Parameters are fp32; a lower precision is a property of the forward pass (autocast), so optimizer, checkpoint and export
-never meet it. fp64 exists for proofs: there the parameters themselves are fp64.
+These choices depend on the machine and are not part of the stage key. They are written to a file and reused on resume.
+
+Parameters are fp32. A lower precision applies to the forward pass only (autocast), so optimizer, checkpoints and export
+never see it. fp64 is for tests and proofs; its parameters are fp64.
 
 | | bits: sign, exponent, fraction | range | |
 |---|---|---|---|
 | fp32 | 1, 8, 23 | 1e-38 to 3e38 | |
-| tf32 | 1, 8, 10 | as fp32 | fp32 tensors, whose products are rounded; NVIDIA from Ampere on |
+| tf32 | 1, 8, 10 | as fp32 | fp32 tensors, rounded in matrix products; NVIDIA from Ampere on |
 | bf16 | 1, 8, 7 | as fp32 | |
-| fp16 | 1, 5, 10 | 6e-8 to 65,504 | gradients below it vanish, so it needs loss scaling |
+| fp16 | 1, 5, 10 | 6e-8 to 65,504 | smaller gradients underflow, so it needs loss scaling |
 """
 
 import contextlib
@@ -25,28 +26,28 @@ from ingot.core.errors import UserError
 from ingot.train.settings import LoopSettings, Precision
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""Precisions that autocast multiplies in; the others are the tensors' own."""
+"""Precisions that use autocast; with the others matrix products are in the parameters' dtype."""
 
 
 @dataclass(frozen=True)
 class Execution:
-    """How this run computes."""
+    """How a run computes."""
 
     device: str
     precision: str
     threads: int
     micro_batch: int
     reason: str
-    """Of the precision."""
+    """Why this precision."""
     context: int = 0
-    """Tokens of the longest rows, for which `micro_batch` is sized."""
+    """Tokens of the longest rows; `micro_batch` is for rows of this length."""
     backend: str = "auto"
-    """Who computes the blocks (`backends/select.py`)."""
-    replay: bool = False
-    """Whether a GPU records updates of the usual shape and replays them, where that is possible."""
+    """Name of the backend (`backends/select.py`)."""
+    cuda_graphs: bool = False
+    """Whether a GPU captures updates as CUDA graphs and replays them, if possible."""
 
     def rows(self, context: int) -> int:
-        """Rows of a forward pass: `micro_batch` of the longest; of shorter ones as many more as hold no more tokens."""
+        """Rows of a micro-batch: `micro_batch`, or more if rows are shorter, with no more tokens in total."""
         return self.micro_batch * max(1, self.context // context)
 
     @property
@@ -64,44 +65,45 @@ class Execution:
         return AUTOCAST.get(self.precision, self.parameter_dtype)
 
     def forward(self) -> contextlib.AbstractContextManager[Any]:
-        """The context of every forward pass, in training and evaluation alike."""
+        """The autocast context of every forward pass, in training and evaluation."""
         if dtype := AUTOCAST.get(self.precision):
             return torch.autocast(self.device.split(":")[0], dtype=dtype)
         return contextlib.nullcontext()
 
     def prepare(self) -> None:
-        """Set what holds for the process: threads, tf32 products, and that denormal numbers (below 1e-38) are 0.
+        """Set global options of the process: threads, tf32 matrix products, and flushing of denormals to 0.
 
-        Moments of embedding rows whose tokens do not occur shrink until they are denormal, on which an Intel CPU takes
-        30 times as long.
+        Optimizer moments of unused embedding rows decay until they are denormal (below 1e-38), which slows Intel CPUs
+        down 30 times.
         """
         torch.set_num_threads(self.threads)
-        torch.set_flush_denormal(True)  # of this thread and of those that it starts
+        torch.set_flush_denormal(True)  # inherited by threads that this one starts
         if self.precision == "tf32":
             torch.backends.cuda.matmul.fp32_precision = "tf32"
 
     def seed(self, value: int) -> None:
-        """Seed dropout, unless an update is being recorded, which draws nothing."""
+        """Seed dropout. Not while a graph is captured: captured updates have no dropout."""
         if self.device == "cpu":
-            torch.default_generator.manual_seed(value)  # `torch.manual_seed` visits all kinds of devices: 0.4 ms
+            torch.default_generator.manual_seed(value)  # `torch.manual_seed` takes 0.4 ms, for all kinds of devices
         elif not torch.cuda.is_current_stream_capturing():
             torch.manual_seed(value)
 
-    def line(self) -> str:
-        replayed = ", replayed" if self.replay else ""
-        details = f"{self.threads} threads, micro-batch {self.micro_batch}, backend {self.backend}{replayed}"
+    def summary(self) -> str:
+        """One line for logs."""
+        graphs = ", CUDA graphs" if self.cuda_graphs else ""
+        details = f"{self.threads} threads, micro-batch {self.micro_batch}, backend {self.backend}{graphs}"
         return f"{self.device}, {self.precision} ({self.reason}), {details}"
 
 
 def choose(settings: LoopSettings, precision: Precision, context: int, batch: int) -> Execution:
-    """The execution for this machine, its backend not chosen yet.
+    """The execution for this machine; `backend` is as set, not selected yet.
 
     Args:
         context: tokens of the longest rows.
         batch: rows of the largest step.
 
     Raises:
-        UserError: a device or a precision was asked for that is not here.
+        UserError: this machine does not have the device or the precision that is set.
     """
     device = resolve_device(settings.device, "loop.device")
     if precision == "tf32" and not (device == "cuda" and torch.cuda.is_tf32_supported()):
@@ -112,32 +114,37 @@ def choose(settings: LoopSettings, precision: Precision, context: int, batch: in
     chosen, reason = fastest_precision(device) if precision == "auto" else (precision, "as set")
     if (precision, device) == ("bf16", "cpu") and (fastest := fastest_precision(device))[0] != "bf16":
         reason = f"as set, emulated and slow: {fastest[1]}"
-    threads, micro_batch = settings.threads or torch.get_num_threads(), settings.rows_at_once(context, batch)
-    replay = settings.replay is not False and device == "cuda" and chosen != "fp16"  # its loss scale is read back
-    return Execution(device, chosen, threads, micro_batch, reason, context, settings.backend, replay)
+    threads, micro_batch = settings.threads or torch.get_num_threads(), settings.micro_batch_rows(context, batch)
+    graphs = (
+        settings.cuda_graphs is not False and device == "cuda" and chosen != "fp16"
+    )  # loss scaling reads the norm back
+    return Execution(device, chosen, threads, micro_batch, reason, context, settings.backend, graphs)
 
 
 def resumed(path: Path, chosen: Execution, settings: LoopSettings) -> Execution:
-    """The execution that an interrupted run began with, so that it goes on bit for bit; explicit settings win."""
+    """The execution that an interrupted run started with, so that it continues bit for bit. Explicit settings win."""
     if not path.exists():
         return chosen
     old = read_json(path)
     old["threads"] = min(old["threads"], os.cpu_count() or 1)
-    unset = [n for n in ("threads", "micro_batch", "replay") if getattr(settings, n) is None]
+    unset = [n for n in ("threads", "micro_batch", "cuda_graphs") if getattr(settings, n) is None]
     unset += ["backend"] if settings.backend == "auto" else []
     return replace(chosen, **{name: old[name] for name in ("precision", "reason", *unset)})
 
 
 def write(path: Path, execution: Execution) -> None:
-    """Keep an execution for `resumed`."""
+    """Write an execution for `resumed`."""
     atomic_json(path, asdict(execution))
 
 
 def resolve_device(name: str, where: str = "device") -> str:
-    """`auto` to the device there is; `where` is the setting that named it.
+    """Resolve `auto` to a GPU if there is one, else the CPU.
+
+    Args:
+        where: the setting, for the error message.
 
     Raises:
-        UserError: there is no such device here.
+        UserError: no such device.
     """
     has_gpu = torch.cuda.is_available()
     if name == "auto":
@@ -150,9 +157,9 @@ def resolve_device(name: str, where: str = "device") -> str:
 
 
 def fastest_precision(device: str) -> tuple[str, str]:
-    """The precision in which a device multiplies fastest, and why.
+    """The fastest precision of a device, and the reason.
 
-    bf16 where there are units for it (torch alone would count emulation), else fp16 where there are units for it.
+    bf16 if the device has units for it (torch would also accept emulation), else fp16 if it has units for that.
     """
     if device == "cuda":
         if torch.cuda.is_bf16_supported(including_emulation=False):

@@ -1,7 +1,7 @@
-"""Rules on the gradient norm before clipping, checked over windows of steps.
+"""Health of a run: rules on the gradient norm before clipping, evaluated over windows of steps.
 
-After clipping the norm never exceeds the threshold, so it says nothing. A single long gradient is what clipping is for;
-a threshold that nearly all gradients exceed sets the length of every step in place of the learning rate.
+Clipping is for single large gradients. If the threshold is below nearly all gradient norms, it sets the size of every
+step in place of the learning rate.
 """
 
 import math
@@ -11,10 +11,10 @@ from typing import Any, Literal
 Health = Literal["healthy", "always clipped", "critical"]
 WINDOW = 100
 """Steps of a window."""
-_FRACTION = 0.9
-"""Fraction of clipped gradients from which a window is "always clipped"."""
+_CLIPPED_FRACTION = 0.9
+"""A window with at least this fraction of clipped gradients is "always clipped"."""
 INITIAL: Mapping[str, Any] = {"now": "healthy", "steps": 0, "clipped": 0}
-"""Before the first step: the verdict, and the count of the window so far."""
+"""The state before the first step: verdict, and steps and clipped gradients of the current window."""
 ADVICE: dict[Health, str] = {
     "healthy": "all gradient norms are finite, and less than 90 % of them exceed optim.clip",
     "always clipped": "at least 90 % of the gradient norms exceed optim.clip; raise it, or lower optim.lr",
@@ -31,7 +31,7 @@ def verdict(norms: Sequence[float], clip: float) -> Health:
 
 
 def update(before: Mapping[str, Any], norm: float, clip: float) -> dict[str, Any]:
-    """The health after one more step: a new verdict where that completes a window, at once where it is critical."""
+    """The state after another step. The verdict changes at the end of a window, or at once to `critical`."""
     if not math.isfinite(norm):
         return {**INITIAL, "now": "critical"}
     steps, clipped = before["steps"] + 1, before["clipped"] + (norm > clip)
@@ -41,4 +41,4 @@ def update(before: Mapping[str, Any], norm: float, clip: float) -> dict[str, Any
 
 
 def _of_window(clipped: int, steps: int) -> Health:
-    return "always clipped" if steps and clipped >= _FRACTION * steps else "healthy"
+    return "always clipped" if steps and clipped >= _CLIPPED_FRACTION * steps else "healthy"

@@ -1,8 +1,8 @@
-"""A run from its first step to its last: train, log, evaluate, save.
+"""The training loop: steps, logging, evaluations, checkpoints.
 
-A step never waits for the device. Its numbers stay there until a moment that may wait (twice a second, and before each
-evaluation and checkpoint); then all of them are read in order, every gradient norm is checked, and the steps that are
-due become log lines. So what is logged depends on the steps alone, not on when numbers were read.
+A step never waits for the device. Its metrics stay on the device until a synchronisation: twice a second, and before
+each evaluation and checkpoint. Then all pending steps are read in order, every gradient norm is checked, and the steps
+that are due are logged. So the log depends on the steps alone, not on the times of synchronisation.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ from ingot.train.engine import Engine
 from ingot.train.metrics import StepMetrics
 
 _READ_EVERY_S = 0.5
-"""Seconds after which the numbers of steps are read again."""
+"""Seconds between two synchronisations."""
 
 Evaluation = Callable[[int, bool], dict[str, float]]
-"""(step, all held-out rows?) -> flat numbers, among them val_ and the objective's best metric."""
+"""(step, whether to use all validation rows) -> metrics by name, among them val_ + the objective's best metric."""
 
 
 def train(
@@ -35,27 +35,27 @@ def train(
     """Run the engine to the end of its plan.
 
     Args:
-        progress: receives a step's numbers and tokens per second.
-        notify: receives messages for people.
+        progress: receives a step's metrics and the tokens per second.
+        notify: receives messages for the user.
 
     Returns:
-        The numbers of the final evaluation.
+        The metrics of the final evaluation, and the mean tokens per second.
 
     Raises:
-        UserError: the loss or a gradient became NaN or infinite; nothing was saved since.
+        UserError: the loss or a gradient became NaN or infinite. No checkpoint contains its effect.
     """
     if engine.state["step"] == 0:
         log.write("evaluation", step=0, **evaluation(0, False))
     run = _Run(engine, evaluation, log, progress, notify)
     with engine.signals:
-        run.remaining(batches)
+        run.run(batches)
     rate = run.throughput.mean()
     run.evaluate()
     return {**evaluation(engine.plan.steps, True), **rate}
 
 
 class _Run:
-    """The steps of a run, and what is due after each."""
+    """The steps of a run, and the logging, evaluations and checkpoints between them."""
 
     def __init__(
         self,
@@ -69,44 +69,44 @@ class _Run:
         self.metrics, self.throughput = MetricsBuffer(engine, log, notify), Throughput()
         self._saved_at = time.monotonic()
 
-    def remaining(self, batches: Iterator[Batch]) -> None:
-        """All steps that are left. A request to end is handled between two of them, when they are saved."""
-        saved = self.engine.saved
+    def run(self, batches: Iterator[Batch]) -> None:
+        """Run all remaining steps. Signals are handled between steps: the run saves a checkpoint and ends."""
+        state = self.engine.training_state
         try:
-            if self._evaluation_due():  # one that was interrupted
+            if self._evaluation_due():  # the interrupted run did not finish it
                 self.evaluate()
             for raw in batches:
                 self.engine.signals.check()
                 self.step(raw)
         except KeyboardInterrupt:
-            if saved.unsaved:
+            if state.unsaved:
                 self.save()
-                self.notify(f"saved after step {saved.saved_step:,}")
+                self.notify(f"saved after step {state.saved_step:,}")
             raise
 
     def step(self, raw: Batch) -> None:
-        """One step, and what is due after it."""
+        """Run one step, and log, evaluate and save if due."""
         plan, loop = self.engine.plan, self.engine.plan.loop
         try:
             step = self.engine.step(raw)
         except UserError:
-            self.metrics.write(self.throughput.recent)  # so that the log has the steps before
+            self.metrics.write(self.throughput.recent)  # log the steps before the failing one
             raise
         self.metrics.add(step)
         self.throughput.add(step.tokens)
-        late = time.monotonic() - self._saved_at > 60 * loop.save_minutes
-        saves = late or step.step == plan.steps or step.step % loop.save_every == 0
-        if self.throughput.due() or self._evaluation_due() or saves:
+        minutes_passed = time.monotonic() - self._saved_at > 60 * loop.save_minutes
+        save_due = minutes_passed or step.step == plan.steps or step.step % loop.save_every == 0
+        if self.throughput.due() or self._evaluation_due() or save_due:
             self.metrics.write(self.throughput.recent)
             self.progress(step, self.throughput.recent())
         if self._evaluation_due():
             with self.throughput.paused():
                 self.evaluate()
-        if saves:
+        if save_due:
             self.save()
 
     def _evaluation_due(self) -> bool:
-        """Whether an evaluation is due after this step; the last step's is made at the end."""
+        """Whether an evaluation is due after the current step; `train` evaluates after the last one."""
         plan, state = self.engine.plan, self.engine.state
         return state["evaluated"] < state["step"] < plan.steps and state["step"] % plan.evaluate_every == 0
 
@@ -115,11 +115,11 @@ class _Run:
         update_best(self.engine, self.evaluation(self.engine.state["step"], False), self.log)
 
     def save(self) -> None:
-        """Write a checkpoint, of steps whose numbers were all checked."""
+        """Check and log all pending metrics, then write a checkpoint."""
         self.metrics.write(self.throughput.recent)
         with self.throughput.paused():
             self.log.flush()
-            self.engine.saved.save()
+            self.engine.training_state.save()
         self._saved_at = time.monotonic()
 
 
@@ -127,16 +127,17 @@ def update_best(engine: Engine, numbers: dict[str, float], log: EventLog) -> Non
     """Log an evaluation, and save the weights if its best metric is the best so far."""
     state, needs = engine.state, engine.objective.needs
     log.write("evaluation", step=state["step"], **numbers)
-    best, now = state["best_val"], numbers.get(f"val_{needs.best_metric}", math.nan)  # none where nothing was scored
-    better = best is None or (now > best if needs.higher_is_better else now < best)
-    if math.isfinite(now) and better:
-        state["best_step"], state["best_val"] = state["step"], now
-        engine.saved.save_best()
+    best = state["best_val"]
+    value = numbers.get(f"val_{needs.best_metric}", math.nan)  # absent if no row could be scored
+    better = best is None or (value > best if needs.higher_is_better else value < best)
+    if math.isfinite(value) and better:
+        state["best_step"], state["best_val"] = state["step"], value
+        engine.training_state.save_best()
     state["evaluated"] = state["step"]
 
 
 class MetricsBuffer:
-    """Numbers of steps that are still on the device, until they are read, checked and logged."""
+    """Metrics of steps that are still on the device. `write` reads, checks and logs them."""
 
     def __init__(self, engine: Engine, log: EventLog, notify: Callable[[str], None]):
         self._engine, self._log, self._notify = engine, log, notify
@@ -146,42 +147,45 @@ class MetricsBuffer:
         self._pending.append(step)
 
     def write(self, rate: Callable[[], float]) -> None:
-        """Read all that is pending: the one thing that waits for the device.
+        """Read, check and log all pending steps. Only this method waits for the device.
 
         Args:
-            rate: tokens per second, called when the device is done.
+            rate: returns tokens per second; called after the synchronisation.
+
+        Raises:
+            UserError: a loss or a gradient norm is not finite.
         """
-        read = [(m, float(m.loss), float(m.grad_norm)) for m in self._pending]
+        values = [(m, float(m.loss), float(m.grad_norm)) for m in self._pending]
         tok_s = round(rate())
-        for m, loss, norm in read:
+        for m, loss, norm in values:
             if m.skipped:
                 self._log.write("skipped", step=m.step, loss_nats=loss, why="gradient overflow in fp16")
                 continue
             self._check(m.step, norm)
             plan = self._engine.plan
-            broken = not (math.isfinite(loss) and math.isfinite(norm))
-            if broken or m.step in (1, plan.steps) or m.step % plan.loop.log_every == 0:
+            diverged = not (math.isfinite(loss) and math.isfinite(norm))
+            if diverged or m.step in (1, plan.steps) or m.step % plan.loop.log_every == 0:
                 others = {name: float(value) for name, value in m.others.items()}
                 tokens = {"tokens": m.tokens, "tokens_seen": m.tokens_seen, "tok_s": tok_s}
                 name = "loss_nats" if self._engine.objective.needs.best_metric == "loss_nats" else "loss"
                 numbers = {name: loss, **others, "grad_norm": norm, "lr": m.lr, **tokens}
                 self._log.write("step", step=m.step, **numbers, **plan.label(m.step))
-            if broken:
+            if diverged:
                 self._stop(m.step, loss, norm)
         self._pending.clear()
 
     def _check(self, step: int, norm: float) -> None:
-        """Report a changed verdict on the run's health once: it is part of a checkpoint."""
+        """Update the run's health, which is part of the checkpoint, and report a change."""
         state, clip = self._engine.state, self._engine.plan.optim.clip
         before, state["health"] = state["health"]["now"], health.update(state["health"], norm, clip)
         now: health.Health = state["health"]["now"]
         if now != before:
             self._log.write("health", step=step, health=now)
-            if now != "critical":  # which is followed by an error
+            if now != "critical":  # an error follows
                 self._notify(f"step {step:,}: {now}, was {before}: {health.ADVICE[now]}")
 
     def _stop(self, step: int, loss: float, norm: float) -> None:
-        """Stop before broken weights are saved; the checkpoints on disk are from before."""
+        """End the run before diverged weights are saved."""
         self._log.flush()
         raise UserError(
             f"step {step}: loss {loss}, gradient norm {norm}, expected finite numbers; "
@@ -190,16 +194,16 @@ class MetricsBuffer:
 
 
 class Throughput:
-    """Tokens per second of training alone (evaluation and saving excluded), and when to report next."""
+    """Tokens per second of training, without evaluations and checkpoints, and when the next report is due."""
 
     def __init__(self) -> None:
         self._read_at = self._reported_at = time.monotonic()
-        self._first: float | None = None  # when the first step, which compiles, had ended
+        self._first: float | None = None  # end of the first step, which may have compiled
         self._since_read = self._since_first = 0
         self._rate = 0.0
 
     def add(self, tokens: int) -> None:
-        """Another step."""
+        """Count a step."""
         self._since_read += tokens
         if self._first is None:
             self._first = time.monotonic()
@@ -207,7 +211,7 @@ class Throughput:
             self._since_first += tokens
 
     def recent(self) -> float:
-        """Since it was read before, if that is long enough ago."""
+        """Tokens per second since the last call, if at least `_READ_EVERY_S` ago; else the last value."""
         now = time.monotonic()
         if now - self._read_at >= _READ_EVERY_S or not self._rate:
             self._rate = self._since_read / max(1e-9, now - self._read_at)
@@ -215,12 +219,13 @@ class Throughput:
         return self._rate
 
     def mean(self) -> dict[str, int]:
-        """Since the end of the first step; nothing where there were no others."""
+        """Tokens per second since the end of the first step; empty if there was only one."""
         if self._first is None or not self._since_first:
             return {}
         return {"tok_s": round(self._since_first / max(1e-9, time.monotonic() - self._first))}
 
     def due(self) -> bool:
+        """Whether the next report is due; if so, restarts its interval."""
         now = time.monotonic()
         if now - self._reported_at < _READ_EVERY_S:
             return False
@@ -229,11 +234,11 @@ class Throughput:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Time that does not count."""
-        began = time.monotonic()
+        """Exclude the time inside the context."""
+        start = time.monotonic()
         try:
             yield
         finally:
-            waited = time.monotonic() - began
-            self._read_at += waited
-            self._first = self._first and self._first + waited
+            elapsed = time.monotonic() - start
+            self._read_at += elapsed
+            self._first = self._first and self._first + elapsed

@@ -1,4 +1,4 @@
-"""A step's numbers: what its terms add to the loss, and one row of them where an objective makes several updates."""
+"""Metrics of steps and evaluations: loss terms summed over micro-batches, and several updates merged to one step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,29 +12,29 @@ from ingot.train.objective import Mean, Term
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One step's numbers, still on the device, so that a step never waits for one."""
+    """The metrics of one step, still on the device, so that a step does not wait for them."""
 
     step: int
     loss: Tensor
-    """The mean of the step's updates, where an objective makes several of one batch."""
+    """Mean over the updates of the step."""
     others: dict[str, Any]
-    """By name: penalties, metrics and the objective's notes."""
+    """Penalties and metrics by name."""
     grad_norm: Tensor
     """Before clipping."""
     lr: float
     tokens: int
-    """Targets that its updates were made from."""
+    """Predicted tokens of the step's updates."""
     tokens_seen: int
-    """Of all steps up to this one: the axis on which curves of unequal batches are compared."""
+    """Predicted tokens of all steps up to this one, for comparing runs of different batch sizes."""
     skipped: bool = False
-    """The gradient overflowed at its loss scale, so no weight moved."""
+    """Whether the update was skipped because the gradient overflowed in fp16."""
 
 
 class TermSums:
-    """The terms of a batch, added up over its micro-batches, each divided by its unit's global count.
+    """The terms of a batch, summed over its micro-batches, each divided by the global count of its unit.
 
     Args:
-        counts: units of the whole step, over all micro-batches and ranks.
+        counts: units of the batch, over all micro-batches and ranks.
     """
 
     def __init__(self, counts: Mapping[str, int]):
@@ -43,12 +43,12 @@ class TermSums:
         self._terms: dict[str, Term] = {}
 
     def add(self, terms: dict[str, Term]) -> Tensor:
-        """Add a micro-batch; returns its part of the loss that is trained on."""
-        parts = normalised(terms, self._counts)
+        """Add the terms of a micro-batch. Returns its contribution to the loss to differentiate."""
+        values = normalised(terms, self._counts)
         self._terms |= terms
-        for name, part in parts.items():
-            self._sums[name] = self._sums.get(name, 0.0) + part.detach().double()
-        return torch.stack([part for name, part in parts.items() if not terms[name].metric]).sum()
+        for name, value in values.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value.detach().double()
+        return torch.stack([value for name, value in values.items() if not terms[name].metric]).sum()
 
     def read(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The reported loss, and penalties and metrics by name."""
@@ -58,55 +58,62 @@ class TermSums:
 
 
 def normalised(terms: dict[str, Term], counts: Mapping[str, int]) -> dict[str, Tensor]:
-    """What each term adds to the loss of a step with these global counts: weight * sum / count."""
+    """The contribution of each term to the loss: weight * sum / count of its unit."""
     return {name: t.weight * t.sum / max(1, counts[t.unit]) for name, t in terms.items()}
 
 
 def reported(term: Term) -> bool:
-    """Whether a term is part of the loss that a run is known by."""
+    """Whether a term is part of the reported loss."""
     return not (term.penalty or term.metric)
 
 
 def evaluation_means(
     terms: Mapping[str, Term],
     counts: Mapping[str, int],
-    notes: Sequence[tuple[int, Mapping[str, Any]]],
+    batch_metrics: Sequence[tuple[int, Mapping[str, Any]]],
     sum_over_ranks: Callable[[Tensor], Tensor],
 ) -> tuple[float, dict[str, float]]:
-    """The loss of an evaluation, and its metrics and notes by name.
+    """The loss of an evaluation, and its metrics by name.
 
     Args:
         terms: summed over all batches.
-        notes: (rows, notes) of each batch.
+        counts: units of all batches.
+        batch_metrics: (rows, `Context.metrics`) of each batch.
     """
-    parts = {n: float(sum_over_ranks(t.sum) * t.weight / max(1, counts[t.unit])) for n, t in terms.items()}
-    loss = sum(part for name, part in parts.items() if reported(terms[name]))
+    values = {n: float(sum_over_ranks(t.sum) * t.weight / max(1, counts[t.unit])) for n, t in terms.items()}
+    loss = sum(value for name, value in values.items() if reported(terms[name]))
     totals: dict[str, float] = {}
-    rows: dict[str, int] = {}
-    for n, noted in notes:
-        for name, note in noted.items():
-            value, weight = note if isinstance(note, Mean) else (float(note), n)
+    scored_rows: dict[str, int] = {}  # of a `Mean`
+    for n, metrics in batch_metrics:
+        for name, metric in metrics.items():
+            value, weight = metric if isinstance(metric, Mean) else (float(metric), n)
             totals[name] = totals.get(name, 0.0) + value * weight
-            rows[name] = rows.get(name, 0) + (weight if isinstance(note, Mean) else 0)
-    every = sum(n for n, _ in notes)
-    metrics = {name: part for name, part in parts.items() if terms[name].metric}
-    return loss, metrics | {name: total / (rows[name] or every) for name, total in totals.items()}
+            scored_rows[name] = scored_rows.get(name, 0) + (weight if isinstance(metric, Mean) else 0)
+    all_rows = sum(n for n, _ in batch_metrics)
+    term_metrics = {name: value for name, value in values.items() if terms[name].metric}
+    return loss, term_metrics | {name: total / (scored_rows[name] or all_rows) for name, total in totals.items()}
 
 
-def merge_updates(updates: Sequence[StepMetrics], notes: Mapping[str, Any]) -> StepMetrics:
-    """One step's numbers from its updates': means of those that have a number, the largest gradient that was applied,
-    all tokens."""
+def merge_updates(updates: Sequence[StepMetrics], metrics: Mapping[str, Any]) -> StepMetrics:
+    """The metrics of a step from those of its updates.
+
+    Losses and other metrics are averaged over the updates that have them, the gradient norm is the largest of the
+    applied updates, tokens are summed.
+
+    Args:
+        metrics: `Context.metrics` of the step.
+    """
     last = updates[-1]
-    notes = {name: note.value if isinstance(note, Mean) else note for name, note in notes.items()}
+    metrics = {name: metric.value if isinstance(metric, Mean) else metric for name, metric in metrics.items()}
     if len(updates) == 1:
-        return replace(last, others={**last.others, **notes})
+        return replace(last, others={**last.others, **metrics})
     names = dict.fromkeys(name for u in updates for name in u.others)
     others = {name: torch.stack([u.others[name] for u in updates if name in u.others]).mean() for name in names}
     tokens, applied = sum(u.tokens for u in updates), [u for u in updates if not u.skipped]
     return replace(
         last,
         loss=torch.stack([u.loss for u in updates]).mean(),
-        others={**others, **notes},
+        others={**others, **metrics},
         grad_norm=torch.stack([u.grad_norm for u in applied or updates]).max(),
         tokens=tokens,
         tokens_seen=last.tokens_seen - last.tokens + tokens,

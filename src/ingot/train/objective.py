@@ -1,8 +1,8 @@
-"""The types of an objective: it turns (model output, batch, context) into unnormalised sums, and nothing else.
+"""The interface of an objective, which turns (model output, batch, context) into unnormalised sums.
 
-An objective never sees an optimizer, a rank, a micro-batch or a checkpoint. It returns sums with their units; the
-engine knows how many units the step holds over all micro-batches and ranks, and divides once. Averaging micro-batch
-means, which is wrong as soon as their token counts differ, cannot be written here.
+An objective never sees an optimizer, a rank, a micro-batch or a checkpoint. It returns sums with their units. The
+engine counts the units of the step over all micro-batches and ranks, and divides once. So an objective cannot average
+micro-batch means, which is wrong whenever their token counts differ.
 
 Shapes: B rows, T positions.
 """
@@ -21,22 +21,23 @@ from ingot.train.execution import Execution
 
 @dataclass(frozen=True)
 class Term:
-    """One part of a loss: a sum over units.
+    """One term of a loss: a sum over units.
 
-    A penalty is trained on and logged under its own name, and is not part of the reported loss: a validation loss with
-    label smoothing in it compares with nothing. A metric is logged the same way and not trained on.
+    A penalty is trained on and logged under its own name, but is not part of the reported loss, so that a validation
+    loss stays comparable between runs with and without, say, label smoothing. A metric is logged the same way and not
+    trained on.
     """
 
     sum: Tensor
     unit: str
-    """`token`, `sequence`, `pair`, or another count of `Batch.counts`."""
+    """`token`, `sequence`, `pair`, or another key of `Batch.counts`."""
     weight: float = 1.0
     penalty: bool = False
     metric: bool = False
 
 
 class Mean(NamedTuple):
-    """A note that is the mean over only some rows of a batch, such as those that could be scored."""
+    """A metric that is the mean over some rows of a batch only, such as those that could be scored."""
 
     value: float
     rows: int
@@ -44,10 +45,10 @@ class Mean(NamedTuple):
 
 @dataclass(frozen=True)
 class Column:
-    """Values that frozen companions compute of each row, stored beside the data and read with the batch.
+    """Values that frozen companions compute for each row, stored next to the data and read with the batch.
 
-    A column per document reaches the batch as `NAME_B`. A column per token belongs to the token that is predicted, so
-    it reaches the batch as `NAME_BT`, aligned with the labels, and is 0 where there is no label.
+    `Batch.columns` has a column per document as `NAME_B`. A column per token belongs to the predicted token; it appears
+    as `NAME_BT`, aligned with the labels, and is 0 where there is no label.
     """
 
     name: str
@@ -55,51 +56,53 @@ class Column:
     dtype: str = "<f8"
     """A little-endian numpy type."""
     width: int = 1
-    """Values of a document or token; more than 1 add a dimension."""
+    """Values per document or token; more than 1 add a dimension."""
 
     @property
     def key(self) -> str:
-        """Its name among a batch's columns."""
+        """The column's key in `Batch.columns`."""
         return f"{self.name}_B" if self.per == "document" else f"{self.name}_BT"
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What an objective asks of the engine, besides rows and a model."""
+    """What an objective requires of the engine, besides rows and a model."""
 
     taps: frozenset[str] = frozenset()
-    """What the forward pass must also return (hidden states, attention probabilities)."""
+    """Intermediate tensors that the forward pass must return (`Transformer.forward`)."""
     columns: tuple[Column, ...] = ()
-    """What `annotate` computes of each row: before training where the run will see every row, else as rows come."""
+    """What `annotate` computes for each row: before training if the run uses every row, else batch by batch."""
     companions_after_annotate: bool = True
-    """Whether companions are read by more than `annotate`; if not they are freed once columns are written."""
+    """Whether companions are used outside `annotate`; if not, they are freed once the columns are written."""
     dropout: bool = True
     """Whether the model's dropout is on in training. Methods that compare the model with itself turn it off."""
     best_metric: str = "loss_nats"
-    """The held-out number that decides which weights are the best."""
+    """The validation metric that selects the best weights."""
     higher_is_better: bool = False
-    """Of `best_metric`."""
+    """The direction of `best_metric`."""
     updates_per_pass: int = 1
-    """Updates that one pass over a step's rows is cut into; replayed rows are split over them."""
+    """Number of updates per pass over a step's rows; replayed rows are split over them."""
     generates_text: bool = True
-    """Whether the trained model still predicts text, so that a sample of it is meaningful."""
+    """Whether the trained model still predicts text, so that sampling from it makes sense."""
     samples: bool = False
-    """Whether the rows that are learned are sampled from the model in each step."""
+    """Whether each step trains on rows sampled from the model."""
+    loss_is_nll: bool = False
+    """Whether the reported loss is the negative log-likelihood of the labels, so that bits per byte follow from it."""
     capturable: bool = False
-    """Whether `loss` only enqueues work on the device: it reads no number back, and full batches of one shape differ in
-    their tensors alone. A GPU may then replay whole updates."""
+    """Whether a CUDA graph may capture `loss`: it reads nothing back from the device, and full batches of the same
+    shape differ only in their tensors. Complete updates are then replayed."""
     initial_state: Mapping[str, Any] = field(default_factory=dict)
-    """`Context.state` before the first step: plain numbers, and all that the objective may keep there."""
+    """`Context.state` before the first step: plain numbers. It declares all keys of the state."""
 
 
-class Reader(Protocol):
-    """Runs any model over rows as training would (`train/runner.py`)."""
+class ForwardRunner(Protocol):
+    """Runs any model over rows as training does (`train/runner.py`)."""
 
-    def read(
+    def run(
         self,
         model: nn.Module,
         batch: Batch,
-        read: Callable[[Any, Batch], Tensor],
+        function: Callable[[Any, Batch], Tensor],
         taps: frozenset[str] = frozenset(),
     ) -> Tensor: ...
 
@@ -109,91 +112,105 @@ class Context:
     """What an objective may use besides a batch."""
 
     step: int
-    """From 1; 0 in an evaluation, whose draws are thus the same each time."""
+    """From 1; 0 in evaluations, so that their random numbers are the same each time."""
     seed: int
     model: nn.Module
     execution: Execution
-    reader: Reader
+    runner: ForwardRunner
     companions: Mapping[str, nn.Module] = field(default_factory=dict)
     """Frozen models by role."""
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
-    """What the objective's `modules` returned, as it is trained."""
+    """The trained modules that the objective's `modules` returned."""
     state: dict[str, Any] = field(default_factory=dict)
-    """Kept from step to step and saved with checkpoints; see `Needs.initial_state`."""
+    """Persists from step to step and is saved with checkpoints; see `Needs.initial_state`."""
     tokenizer: Tokenizer | None = None
-    """None where a model is trained on ids alone."""
-    notes: dict[str, Any] = field(default_factory=dict)
-    """Numbers of the step by name, written by the objective and logged beside its loss; a `Mean` where not all rows
-    count."""
+    """None if a model is trained on ids alone."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    """Numbers of the step by name. The objective writes them and the engine logs them with the loss. A `Mean` covers
+    some of the rows only."""
     sum_over_ranks: Callable[[Tensor], Tensor] = lambda tensor: tensor
-    """The sum of a tensor over all ranks that hold different rows."""
+    """Sums a tensor over all ranks that hold different rows."""
 
     @property
     def evaluating(self) -> bool:
-        """Whether held-out rows are evaluated: state is not kept, and one batch is expected of `expand`."""
+        """Whether this is an evaluation: state is not stored, and `expand` must yield one batch."""
         return self.step == 0
 
     def over(
         self,
         model: nn.Module,
         batch: Batch,
-        read: Callable[[Any, Batch], Tensor],
+        function: Callable[[Any, Batch], Tensor],
         taps: frozenset[str] = frozenset(),
     ) -> Tensor:
-        """`read(model's output, rows)` for all rows of a batch, rows first, a micro-batch at a time as in training.
+        """Run a model over a batch in micro-batches, as training does: `function(output, rows)`, concatenated.
 
-        The model runs in the mode it is in: companions are in evaluation mode, and the trained model has no dropout
-        where its objective compares it with itself.
+        The model stays in its mode. Companions are in eval mode; the trained model is in train mode unless
+        `Needs.dropout` is off.
+
+        Args:
+            function: (model output, rows of a micro-batch) to a tensor with the rows as first dimension.
         """
-        return self.reader.read(model, batch, read, taps)
+        return self.runner.run(model, batch, function, taps)
 
 
 class Objective:
-    """One training method. A subclass in one file overrides what differs."""
+    """Base class of training methods. A subclass overrides what differs from next-token training."""
 
     needs = Needs()
 
     def modules(self, model: nn.Module) -> dict[str, nn.Module]:
-        """Further trained modules (value head, projections), new: saved with checkpoints, never exported."""
+        """Additional modules to train (value head, projections): new ones, saved with checkpoints, never exported."""
         return {}
 
     def annotate(self, batch: Batch, ctx: Context) -> dict[str, Tensor]:
-        """The columns of `Needs.columns` by name, on the CPU: (B,) or (B, T), times their width. No gradients."""
+        """The values of `Needs.columns` by name, on the CPU: (B,) or (B, T), times the width. No gradients."""
         raise NotImplementedError
 
     def annotated(self, batch: Batch, ctx: Context) -> Batch:
-        """The batch with its columns, computed where the data do not have them."""
+        """The batch with all `Needs.columns`, computed if the data do not have them."""
         if all(column.key in batch.columns for column in self.needs.columns):
             return batch
         values = self.annotate(batch, ctx)
-        columns = {column.key: values[column.name] for column in self.needs.columns}
+        columns = {column.key: _at_labels(values[column.name], column, batch) for column in self.needs.columns}
         return replace(batch, columns={**batch.columns, **columns})
 
     def expand(self, batch: Batch, ctx: Context) -> Iterator[Batch]:
-        """The batches of a step's updates, from all its rows: annotated, sampled, or unchanged. No gradients."""
+        """Yield the batch of each update of a step, from all rows of the step. Runs without gradients."""
         yield self.annotated(batch, ctx)
 
     def loss(self, out: Any, batch: Batch, ctx: Context) -> dict[str, Term]:
-        """Named unnormalised terms of some rows; training and evaluation call the same function."""
+        """Named unnormalised terms of some rows. Training and evaluation call the same function."""
         raise NotImplementedError
 
-    def conclude(self, batches: Iterable[Batch], ctx: Context) -> dict[str, float]:
-        """Numbers for the stage's result, from all held-out rows, once after training. No gradients."""
+    def final_metrics(self, batches: Iterable[Batch], ctx: Context) -> dict[str, float]:
+        """Additional metrics of the stage's result, computed once after training from all validation rows.
+
+        Runs without gradients.
+        """
         return {}
 
     def companion(self, model: nn.Module, modules: nn.ModuleDict, result: Mapping[str, Any]) -> nn.Module:
-        """The frozen model that other stages get when they name a finished stage of this objective.
+        """The frozen model that other stages get when they refer to a finished stage of this objective.
 
         Args:
             model: the trained model.
-            modules: what `modules` returned, trained.
-            result: the numbers of the finished stage.
+            modules: the trained modules of `modules`.
+            result: the result of the finished stage.
         """
         return model
 
 
+def _at_labels(values: Tensor, column: Column, batch: Batch) -> Tensor:
+    """Values of tokens, 0 without a label as in columns of a store; other values unchanged."""
+    if column.per == "document":
+        return values
+    labelled_BT = torch.as_tensor(batch.labels_BT != batch.ignore, device=values.device)
+    return values.masked_fill(~labelled_BT.view(*labelled_BT.shape, *[1] * (values.ndim - 2)), 0)
+
+
 def no_grad_batches(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Batches of an `expand`, whose code runs without gradients each time the next batch is asked for."""
+    """Iterate over the batches of an `expand` generator with gradients disabled inside the generator only."""
     while True:
         with torch.no_grad():
             batch = next(batches, None)

@@ -1,9 +1,9 @@
-"""Penalties on a training step that no objective knows: what keeps an old task while a new one is learned.
+"""Penalties against forgetting, independent of the objective.
 
-There are two kinds. A term of the loss (`Divergence`) is computed beside the objective's terms from the same forward
-pass and divided by the same counts; an anchor (`optim/grad_terms.py`) is a function of the weights and adds its
-gradient once a step. Both are logged under their own names and are not part of the reported loss; the global norm is
-clipped with them in it.
+There are two kinds. A loss penalty (`Divergence`) is computed with the objective's terms from the same forward pass and
+divided by the same counts. An anchor (`optim/grad_terms.py`) is a function of the weights and adds its gradient once
+per update. Both are logged under their own names and are not part of the reported loss. Clipping includes their
+gradients.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,19 +20,19 @@ from ingot.train.objective import Term
 
 
 class LossPenalty(Protocol):
-    """Terms beside those of the objective."""
+    """A penalty that is computed from the forward pass."""
 
     def terms(self, out: Any, batch: Batch) -> dict[str, Term]:
-        """Named terms with `penalty=True`, from the forward pass of some rows."""
+        """Named terms with `penalty=True` for some rows."""
         ...
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """KL(reference || model) of each labelled token given the ones before, over the full vocabulary.
+    """KL(reference || model) of the next-token distributions at all labelled tokens, over the full vocabulary.
 
-    In this direction it is the cross-entropy on the reference's own predictions less their entropy: learning without
-    forgetting (Li and Hoiem 2016, arXiv:1606.09282), distillation from the model as it was.
+    This direction is the cross-entropy with the reference's predictions minus their entropy, as in learning without
+    forgetting (Li and Hoiem 2016, arXiv:1606.09282).
     """
 
     name: str
@@ -42,8 +42,10 @@ class Divergence:
 
     def terms(self, out: Any, batch: Batch) -> dict[str, Term]:
         with torch.no_grad():
-            old = self.reference(**batch.inputs)
-        kl_BT = kl_divergence(out.hidden, out.head, old.hidden, old.head, batch.labels_BT, ignore=batch.ignore)
+            reference = self.reference(**batch.inputs)
+        kl_BT = kl_divergence(
+            out.hidden, out.head, reference.hidden, reference.head, batch.labels_BT, ignore=batch.ignore
+        )
         return {self.name: Term(kl_BT.sum(), "token", self.weight, penalty=True)}
 
 
@@ -54,13 +56,13 @@ class Penalties:
     losses: Sequence[LossPenalty] = ()
     anchors: Sequence[Anchor] = ()
     weights: Callable[[], Mapping[str, Tensor]] = dict
-    """The weights that the model computes with, by name, which anchors hold."""
+    """Returns the weights that the model computes with, by name, for the anchors."""
 
     def terms(self, out: Any, batch: Batch) -> dict[str, Term]:
-        """The terms of all that are part of the loss."""
+        """The terms of all loss penalties."""
         return {n: term for penalty in self.losses for n, term in penalty.terms(out, batch).items()}
 
-    def pull(self) -> dict[str, Tensor]:
-        """Add the gradients of all anchors to `.grad`; their values and norms, by name."""
+    def add_gradients(self) -> dict[str, Tensor]:
+        """Add the gradients of all anchors to `.grad`. Returns their values and gradient norms by name."""
         weights = self.weights() if self.anchors else {}
-        return {name: value for anchor in self.anchors for name, value in anchor.pull(weights).items()}
+        return {name: value for anchor in self.anchors for name, value in anchor.add_gradients(weights).items()}

@@ -1,4 +1,4 @@
-"""Settings of the penalties that any objective can be given: what an old task needs, and what it is worth. No torch."""
+"""Settings of the penalties against forgetting, which can be combined with any objective. No torch."""
 
 from typing import Annotated, Literal
 
@@ -10,29 +10,32 @@ from ingot.core.settings import Settings, Stage
 class _Penalty(Settings):
     @property
     def stage(self) -> str | None:
-        """What it holds on to, by name; None is where this stage started."""
+        """The stage that it refers to; None: this stage's `init`."""
         return None
 
     def companions(self) -> dict[str, str | None]:
-        """Role -> stage of each frozen model that it compares with; None is the stage's `init`."""
+        """Role -> stage of each frozen model that it needs; None: this stage's `init`."""
         return {}
 
 
 class EwcSettings(_Penalty):
-    """`{ kind = "ewc", fisher = "STAGE", weight = 100 }`: weights that an old task hangs on stay where they were."""
+    """`{ kind = "ewc", fisher = "STAGE", weight = 100 }`: pulls weights that matter for an old task to their old value.
+
+    Elastic weight consolidation (Kirkpatrick et al. 2017, arXiv:1612.00796).
+    """
 
     kind: Literal["ewc"] = "ewc"
     fisher: Annotated[str, Stage("importance")]
-    """Stage of kind fisher: the importance of each weight, and where it was."""
+    """Stage of kind fisher, with the importance and the old value of each weight."""
     weight: float = Field(ge=0)
-    """Adds weight / 2 * sum F (theta - theta*)^2. With F per token, as measured, weight = 1 counts a token of the old
-    task, to second order, like one of the new."""
+    """Adds weight / 2 * sum F (theta - theta*)^2. F is per token, so with weight = 1 a token of the old task counts, to
+    second order, as much as one of the new."""
     clip: float = Field(default=0.999, gt=0, le=1)
-    """Importances above this quantile of all are cut to it; 1 cuts nothing."""
+    """Importances above this quantile are clipped to it; 1 clips nothing."""
     floor: float = Field(default=0.0, ge=0)
-    """Least importance, as a share of the mean."""
+    """Smallest importance, as a fraction of the mean."""
     normalise: bool = False
-    """Divide importances by their mean, so that a weight means about the same for every model."""
+    """Divide importances by their mean, so that `weight` has a similar effect for every model."""
 
     @property
     def stage(self) -> str | None:
@@ -40,7 +43,10 @@ class EwcSettings(_Penalty):
 
 
 class L2spSettings(_Penalty):
-    """`{ kind = "l2sp", weight = 0.01 }`: every weight stays near where this stage started, all alike."""
+    """`{ kind = "l2sp", weight = 0.01 }`: pulls every weight to its value at the start of this stage.
+
+    L2-SP (Li et al. 2018, arXiv:1802.01483).
+    """
 
     kind: Literal["l2sp"] = "l2sp"
     weight: float = Field(ge=0)
@@ -48,13 +54,13 @@ class L2spSettings(_Penalty):
 
 
 class KlSettings(_Penalty):
-    """`{ kind = "kl", weight = 0.1 }`: predictions on this stage's own text stay near those of an older model."""
+    """`{ kind = "kl", weight = 0.1 }`: keeps predictions on this stage's own text near those of an older model."""
 
     kind: Literal["kl"] = "kl"
     reference: Annotated[str | None, Stage("model")] = None
-    """Train or import stage whose predictions are kept; default: `init`."""
+    """Train or import stage of the older model; default: `init`."""
     weight: float = Field(ge=0)
-    """Adds weight * KL(reference || model) for each labelled token, over the whole vocabulary."""
+    """Adds weight * KL(reference || model) of each labelled token, over the full vocabulary."""
 
     @property
     def stage(self) -> str | None:
@@ -62,7 +68,7 @@ class KlSettings(_Penalty):
 
     @property
     def role(self) -> str:
-        """Of its reference, apart from what the objective or another penalty keeps beside it."""
+        """Role of its reference, distinct from the companions of the objective and of other penalties."""
         return f"kl.{self.reference or 'init'}"
 
     def companions(self) -> dict[str, str | None]:
@@ -72,4 +78,4 @@ class KlSettings(_Penalty):
 PenaltySettings = Annotated[EwcSettings | L2spSettings | KlSettings, Field(discriminator="kind")]
 """One of a recipe's `penalties`."""
 ANCHORS = ("ewc", "l2sp")
-"""Kinds that pull weights to where they were."""
+"""Kinds that are functions of the weights (`optim/grad_terms.py`)."""

@@ -11,17 +11,17 @@ from ingot.train.execution import Execution
 
 
 class Runner:
-    """Cuts batches into micro-batches of the size that the execution chose, and runs models over them."""
+    """Splits batches into micro-batches of the execution's size and runs models over them."""
 
     def __init__(self, execution: Execution):
         self.execution = execution
 
     def forward(self, model: nn.Module, rows: Batch, taps: frozenset[str] = frozenset()) -> Any:
-        """The model's output for rows that are on the device, in the precision of the run."""
+        """The model's output for rows on the device, in the precision of the run."""
         with self.execution.forward():
             return model(**rows.inputs, taps=taps) if taps else model(**rows.inputs)
 
-    def learn(
+    def backward(
         self,
         model: nn.Module,
         batch: Batch,
@@ -29,14 +29,14 @@ class Runner:
         taps: Callable[[Batch], frozenset[str]],
         seed: Callable[[int], int],
     ) -> None:
-        """Add the gradients of all rows to `.grad`.
+        """Accumulate the gradients of all rows in `.grad`.
 
         Args:
-            loss: (output, rows) -> the loss to differentiate.
-            taps: of some rows.
-            seed: micro-batch -> what dropout is seeded with.
+            loss: (output, rows) to the scalar to differentiate.
+            taps: rows to the taps that their loss needs.
+            seed: number of the micro-batch to the seed of its dropout.
         """
-        for number, micro in enumerate(batch.micro(self.execution.rows(batch.context))):
+        for number, micro in enumerate(batch.micro_batches(self.execution.rows(batch.context))):
             self.execution.seed(seed(number))
             rows = micro.to(self.execution.device)
             with self.execution.forward():
@@ -44,17 +44,17 @@ class Runner:
             value.backward()
 
     @torch.no_grad()
-    def read(
+    def run(
         self,
         model: nn.Module,
         batch: Batch,
-        read: Callable[[Any, Batch], Tensor],
+        function: Callable[[Any, Batch], Tensor],
         taps: frozenset[str] = frozenset(),
     ) -> Tensor:
-        """`read(output, rows)` for all rows, rows first. No gradients."""
-        parts = []
-        for micro in batch.micro(self.execution.rows(batch.context)):
+        """`function(output, rows)` of all micro-batches, concatenated along the rows. No gradients."""
+        outputs = []
+        for micro in batch.micro_batches(self.execution.rows(batch.context)):
             rows = micro.to(self.execution.device)
             with self.execution.forward():
-                parts.append(read(self.forward(model, rows, taps), rows))
-        return torch.cat(parts)
+                outputs.append(function(self.forward(model, rows, taps), rows))
+        return torch.cat(outputs)

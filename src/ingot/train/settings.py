@@ -1,7 +1,7 @@
-"""Settings of the loop, of evaluation while training, and of a forward pass."""
+"""Settings of the training loop and of evaluation during training. No torch."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -9,13 +9,13 @@ from ingot.core.errors import notify
 from ingot.core.settings import EXECUTION, Settings
 
 MICRO_TOKENS = 16_384
-"""Tokens of one forward pass where nothing says otherwise."""
+"""Default tokens of a micro-batch."""
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"]
 
 
 def rows_per_pass(context: int) -> int:
-    """Rows of one forward pass where nothing says otherwise."""
+    """Default rows of a micro-batch."""
     return max(1, MICRO_TOKENS // context)
 
 
@@ -23,50 +23,52 @@ class EvaluateSettings(Settings):
     """Evaluation during training, with the same loss as training."""
 
     every: int = Field(default=250, ge=1)
-    """Steps between evaluations; the start and the end are always evaluated."""
+    """Steps between evaluations; the model is also evaluated at the start and the end."""
     tokens: int = Field(default=65536, ge=1)
-    """Held-out targets per source looked at while training runs; the end looks at all of them."""
+    """Validation tokens per source of an evaluation during training; the last evaluation uses all of them."""
     sample: str | Literal[False] = ""
-    """Prompt of the sample drawn at each evaluation, so that a reader sees the model learn; false for none."""
+    """Prompt of the text that is sampled at each evaluation; false: no sample."""
     sample_tokens: int = Field(default=100, ge=1)
-    """Length of that sample."""
+    """Length of the sample in tokens."""
 
 
 class LoopSettings(Settings):
-    """How a run is executed. No field here changes the result, so none is part of the stage key."""
+    """How a run is executed. No field changes the result, so none is part of the stage key."""
+
+    RENAMED: ClassVar = {"replay": "cuda_graphs"}
 
     micro_batch: Annotated[int | None, EXECUTION] = Field(default=None, ge=1)
-    """Rows per forward pass; default: as many as hold 16,384 tokens. The gradient is the same for every choice. Of a
-    phase with shorter rows, as many more as hold no more tokens."""
+    """Rows of a micro-batch; default: as many as hold 16,384 tokens. It does not change the gradient. Phases with
+    shorter rows use more rows, with no more tokens in total."""
     log_every: Annotated[int, EXECUTION] = Field(default=10, ge=1)
-    """Steps between logged lines."""
+    """Steps between logged steps."""
     save_every: Annotated[int, EXECUTION] = Field(default=500, ge=1)
-    """Steps between checkpoints; a killed run goes on from the newest one, one that is asked to end saves first."""
+    """Steps between checkpoints. A killed run resumes from the newest one; on Ctrl-C a run saves before it ends."""
     save_minutes: Annotated[float, EXECUTION] = Field(default=10, gt=0)
-    """Minutes after which a checkpoint is written though fewer steps were made."""
+    """Minutes between checkpoints, if `save_every` steps take longer."""
     keep: Annotated[int, EXECUTION] = Field(default=2, ge=1)
-    """Checkpoints kept."""
+    """Number of checkpoints to retain."""
     threads: Annotated[int | None, EXECUTION] = Field(default=None, ge=1)
     """Compute threads; default: one per core."""
     backend: Annotated[Literal["auto", "torch", "compiled", "cpu"], EXECUTION] = "auto"
-    """Who computes the blocks: `torch`; `compiled` (torch.compile: half a minute at the start, then faster steps);
-    `cpu` (C++ kernels for the common model); `auto`: the fastest here, compiled only where the run is long enough to
-    repay it."""
-    replay: Annotated[bool | None, EXECUTION] = None
-    """On a GPU, record an update and replay it, so that small models do not wait for its launches; false: never.
-    Default: where an update can be recorded."""
+    """Implementation of the blocks: `torch`; `compiled` (torch.compile: half a minute at the start, then faster steps);
+    `cpu` (C++ kernels for common models); `auto`: the fastest one for this machine, compiled only if the run is long
+    enough."""
+    cuda_graphs: Annotated[bool | None, EXECUTION] = None
+    """On a GPU, capture an update as a CUDA graph and replay it, so that small models do not wait for kernel launches;
+    false: never. Default: if an update can be captured."""
     device: Annotated[Literal["auto", "cpu", "cuda"], EXECUTION] = "auto"
-    """Where to compute; `auto` takes a GPU if there is one."""
+    """Device; `auto` is a GPU if there is one."""
 
     @model_validator(mode="before")
     @classmethod
-    def _compile_is_a_backend(cls, table: Any) -> Any:
+    def _rename_compile(cls, table: Any) -> Any:
         if not isinstance(table, Mapping) or not isinstance(table.get("compile"), bool):
             return table
         backend = "compiled" if table["compile"] else "torch"
-        notify(f'loop.compile is called loop.backend now; read as backend = "{backend}"')
+        notify(f'compile is now called backend; read as backend = "{backend}"')
         return {"backend": backend, **{name: value for name, value in table.items() if name != "compile"}}
 
-    def rows_at_once(self, context: int, rows: int) -> int:
-        """Rows of one forward pass, of a step's `rows` (of one rank)."""
+    def micro_batch_rows(self, context: int, rows: int) -> int:
+        """Rows of a micro-batch, at most the `rows` of a step on one rank."""
         return min(rows, self.micro_batch or rows_per_pass(context))

@@ -1,11 +1,10 @@
-"""Signals are handled between steps: a run that is asked to end saves what it has learned first.
+"""Signals are handled between steps, so that a terminated run saves a checkpoint first.
 
-Ctrl-C asks a run to end, and so do the signals of schedulers and closing terminals (`ENDING`). A step is never left
-half done: the request is checked before every step and every batch of an evaluation. Where nothing would be lost (the
-first step is still compiling) the run ends at once, and so it does at the second Ctrl-C.
+Ctrl-C and the signals of schedulers and closing terminals (`TERMINATION_SIGNALS`) set a flag, which is checked before
+every step and every batch of an evaluation. If there is nothing to save (the first step is still compiling), the run
+ends at once; so it does at the second Ctrl-C.
 
-Raising wherever the run happens to be would save weights that are just being exchanged for their average; a flag read
-after steps alone would miss long evaluations.
+Raising inside a step or an evaluation could save inconsistent weights: evaluations swap the weights for their average.
 """
 
 import signal
@@ -15,14 +14,14 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
-from ingot.core.process import ENDING
+from ingot.core.process import TERMINATION_SIGNALS
 
 
 class Signals:
-    """A context manager in which signals that would end the process wait for a `check`.
+    """A context manager that defers termination signals to the next `check`.
 
     Args:
-        unsaved: whether steps were made that no checkpoint holds.
+        unsaved: returns whether there are steps since the newest checkpoint.
     """
 
     def __init__(self, unsaved: Callable[[], bool]):
@@ -31,8 +30,8 @@ class Signals:
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # no other thread may set a handler
-            for number in (signal.SIGINT, *ENDING):
+        if threading.current_thread() is threading.main_thread():  # Python allows no other thread to set a handler
+            for number in (signal.SIGINT, *TERMINATION_SIGNALS):
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._handlers[number] = signal.signal(number, self._request)
         return self
@@ -43,10 +42,10 @@ class Signals:
         self._handlers.clear()
 
     def check(self) -> None:
-        """Called between steps.
+        """To be called between steps.
 
         Raises:
-            KeyboardInterrupt: the run was asked to end.
+            KeyboardInterrupt: a termination signal was received.
         """
         if self._requested:
             raise KeyboardInterrupt

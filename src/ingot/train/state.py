@@ -1,6 +1,6 @@
-"""What a checkpoint holds: weights, moments, and a small declared dict of numbers.
+"""The training state, which is what a checkpoint stores: weights, moments, and a small dict of declared numbers.
 
-Everything that is neither a weight nor a moment is a function of the step, so a checkpoint needs no more than this.
+Everything else (learning rate, batches, random numbers) is a function of the step, so resuming needs no more than this.
 """
 
 import copy
@@ -28,19 +28,20 @@ INITIAL: dict[str, Any] = {
     "health": health.INITIAL,
     "objective": {},
 }
-"""The numbers before the first step; nothing else may be among them."""
+"""The numbers before the first step. It declares all keys."""
 
 
 class TrainingState:
-    """The trained tensors of a run and its numbers, saved to and loaded from `directory`/checkpoints.
+    """The trained tensors and the numbers of a run, saved to and loaded from `directory`/checkpoints.
 
     Args:
-        directory: of the stage.
-        named: all parameters, those of an objective's modules as "extra.NAME".
-        optimizer, average: whose tensors are saved too.
-        objective_state: what the objective keeps, before the first step.
-        keep: checkpoints that are kept.
-        config: what a checkpoint says of itself besides its state: the model's shape, the tokenizer.
+        directory: directory of the stage.
+        named: all parameters; those of the objective's modules as "extra.NAME".
+        optimizer: its moments are saved.
+        average: its averages are saved.
+        objective_state: the objective's state before the first step.
+        keep: number of checkpoints to retain.
+        config: metadata of checkpoints: the model's shape, the tokenizer.
     """
 
     def __init__(
@@ -63,26 +64,25 @@ class TrainingState:
 
     @property
     def unsaved(self) -> bool:
-        """Whether steps were made that no checkpoint holds."""
+        """Whether steps were made since the newest checkpoint."""
         return self.numbers["step"] > self.saved_step
 
     def tensors(self, moments: bool = True) -> dict[str, Tensor]:
-        """Checkpoint names to tensors; memory is shared, so loading fills the running model.
+        """Checkpoint name -> tensor. The tensors share memory with the model, so loading into them restores it.
 
-        What is frozen under an adapter is left out: the checkpoint of the stage that it comes from holds it. Where
-        weights are averaged, the model of a checkpoint is the average, and training's own weights are among the
-        moments.
+        Weights that are frozen under an adapter are excluded: the checkpoint of the stage that trained them has them.
+        If weights are averaged, "model.NAME" is the average and "optim.NAME.weight" the current weight.
         """
-        kept = {n: p.detach() for n, p in self.named.items() if p.requires_grad or n.startswith("extra.")}
+        weights = {n: p.detach() for n, p in self.named.items() if p.requires_grad or n.startswith("extra.")}
         averages = self.average.tensors()
-        out = {f"model.{n}": t for n, t in (kept | averages).items()}
+        out = {f"model.{n}": t for n, t in (weights | averages).items()}
         if moments:
             out |= {f"optim.{n}": t for n, t in self.optimizer.tensors().items()}
-            out |= {f"optim.{n}.weight": kept[n] for n in averages}
+            out |= {f"optim.{n}.weight": weights[n] for n in averages}
         return out
 
     def save(self) -> None:
-        """Write a checkpoint and remove the oldest."""
+        """Write a checkpoint and delete the oldest beyond `keep`."""
         undeclared = set(self.numbers) ^ set(INITIAL) | set(self.numbers["objective"]) ^ self._objective_names
         assert not undeclared, f"undeclared state: {undeclared}"
         path = checkpoint_path(self.checkpoints, self.numbers["step"])
@@ -91,15 +91,15 @@ class TrainingState:
         self.saved_step = self.numbers["step"]
 
     def save_best(self) -> None:
-        """Write the weights without moments, as the best so far."""
+        """Write the current weights, without moments, as the best checkpoint."""
         checkpoint.save(self.checkpoints / checkpoint.BEST, self.tensors(moments=False), self.numbers, self.config)
 
     def resume(self, notify: Callable[[str], None]) -> bool:
-        """Load the newest good checkpoint; whether there was one."""
-        path = checkpoint.newest_good(self.checkpoints, notify)
+        """Load the newest intact checkpoint. Returns whether there was one."""
+        path = checkpoint.newest_intact(self.checkpoints, notify)
         if path is None:
             return False
         self.numbers.update(checkpoint.load(path, self.tensors()))
         self.saved_step = self.numbers["step"]
-        checkpoint.drop_after(self.checkpoints, self.saved_step)
+        checkpoint.delete_after(self.checkpoints, self.saved_step)
         return True

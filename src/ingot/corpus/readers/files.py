@@ -1,7 +1,7 @@
-"""A file's bytes, decompressed as they are read, and its lines; and the row, which is what every reader makes of them.
+"""Streams a file's bytes (decompressed) and lines, and defines the `Row` that every reader yields.
 
-Own line reading, because no engine's survives real data (measured: one malformed line ends Daft, Polars and pyarrow
-without naming it; datatrove loses the whole file on one bad byte).
+Ingot reads lines itself so that a malformed line is reported with its position and the rest of the file is read. The
+readers of Daft, Polars and pyarrow stop at such a line without naming it; datatrove loses the complete file.
 """
 
 import zlib
@@ -15,54 +15,54 @@ BLOCK = 1 << 20
 
 
 class Damaged(Exception):
-    """A file that stops being readable, and why; the rows that came before are good."""
+    """The file is unreadable from some position on. The rows yielded before are valid."""
 
 
 class BadRow(Exception):
-    """Why a row is no document."""
+    """The row is not a valid document."""
 
 
 class Row(NamedTuple):
-    """One row of a file, and where it is."""
+    """A row of a file and its position."""
 
     value: Any
-    """What was parsed; a `BadRow` where that failed."""
+    """The parsed value; a `BadRow` if parsing failed."""
     offset: int
-    """What its document gets as `offset`: the byte of a line, or the number of the row from 0."""
+    """The `offset` of the document: the byte of the line, or the row number from 0."""
     line: int = 0
-    """From 1; 0 where rows have no lines."""
+    """From 1; 0 for formats without lines."""
     row: int = 0
-    """From 1; 0 where the line says where it is."""
+    """From 1; 0 if `line` is given."""
     bytes: int | None = None
-    """Its length in the file, where the reader knows it."""
+    """Size in the file, if the reader knows it."""
 
 
 def lines(file: Path) -> Iterator[tuple[int, int, bytes]]:
-    """(line number from 1, byte offset in the decompressed file, line without its newline)."""
-    number, offset, carried = 0, 0, []
+    """Yield (line number from 1, byte offset in the decompressed file, line without its newline)."""
+    number, offset, pieces = 0, 0, []
     for block in blocks(file):
         first, *others = block.split(b"\n")
-        carried.append(first)  # a list, because joining at every block is quadratic in the length of a line
+        pieces.append(first)  # a list, because joining at every block is quadratic in the length of a line
         if not others:
             continue
-        *whole, rest = [b"".join(carried), *others]
-        carried = [rest]
-        for line in whole:
+        *complete, rest = [b"".join(pieces), *others]
+        pieces = [rest]
+        for line in complete:
             number += 1
             yield number, offset, line
             offset += len(line) + 1
-    if last := b"".join(carried):
+    if last := b"".join(pieces):
         yield number + 1, offset, last
 
 
 def blocks(file: Path) -> Iterator[bytes]:
-    """Decompressed content, by the file's suffix. Raises Damaged where it ends early or is corrupt."""
+    """Yield the decompressed content; the suffix decides about compression. Raises Damaged for a corrupt file."""
     suffix = file.suffix.lower()
     try:
         if suffix == ".gz":
             yield from _gunzip(file)
         elif suffix == ".zst":
-            from pyarrow import CompressedInputStream, OSFile  # whoever reads a recipe imports this file
+            from pyarrow import CompressedInputStream, OSFile  # imported late: reading a recipe imports this module
 
             with OSFile(str(file)) as packed, CompressedInputStream(packed, "zstd") as stream:
                 while block := stream.read(BLOCK):
@@ -82,17 +82,17 @@ def blocks(file: Path) -> Iterator[bytes]:
 
 
 def unreadable(file: Path, error: OSError) -> UserError:
-    """The sentence for a file that may not be opened."""
+    """The UserError for a file that cannot be opened."""
     return UserError(f"sources: {file} cannot be read ({error.strerror}); check its permissions")
 
 
 def _gunzip(file: Path) -> Iterator[bytes]:
-    """Like the gzip module, which returns nothing of the last block of a truncated file."""
+    """Decompress gzip up to the point of truncation; the gzip module loses the last block of a truncated file."""
     state = zlib.decompressobj(wbits=31)
     with file.open("rb") as packed:
         while data := packed.read(BLOCK // 4):
             while data:
-                if state.eof:  # a file may be several gzip members; zero bytes after the last are padding
+                if state.eof:  # a file may have several gzip members; zero bytes after the last one are padding
                     data = data.lstrip(b"\0")
                     if not data:
                         break
@@ -104,7 +104,7 @@ def _gunzip(file: Path) -> Iterator[bytes]:
 
 
 def _inflate(state: Any, data: bytes) -> Iterator[bytes]:
-    """What the data hold, in blocks: repetitive text is a thousand times its packed size."""
+    """Yield the decompressed data in blocks, because repetitive text can expand a thousandfold."""
     while block := state.decompress(data, BLOCK):
         yield block
         data = state.unconsumed_tail

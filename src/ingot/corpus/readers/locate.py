@@ -1,8 +1,7 @@
-"""From a source in the recipe to the files behind it, and to one digest of all their content.
+"""Resolves the sources of a recipe to files, and computes one digest of all their content.
 
-Directories are walked in sorted order, so the same files give the same corpus on every file system. Nothing is
-fetched from a network unless a recipe names `https://` together with the SHA-256 of what it expects; the digest needs
-no fetch then, because the recipe already holds it.
+Directories are walked in sorted order, so the same files give the same corpus on every file system. Only a source with
+`https://` and a SHA-256 is downloaded; its digest is known from the recipe without the download.
 """
 
 import glob
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ingot.core.artifact import FileHashes, atomic_open, cache, digest_json
+from ingot.core.artifact import FileHashes, atomic_open, cache_directory, digest_json
 from ingot.core.errors import MissingFile, UserError, shortened
 from ingot.corpus.readers.python_library import TOPICS, library_files
 from ingot.corpus.settings import DOCS, STDLIB, CorpusSettings, Source
@@ -31,7 +30,7 @@ _CODE = (
     ".toml .yaml .yml .ini .cfg .cmake .mk .proto .zig .nim .v .vhd .asm .s"
 )
 SUFFIXES = frozenset((_PROSE + " " + _CODE).split())
-"""Suffixes read as one document a file when a directory is walked; a file named in the recipe may have any."""
+"""Suffixes that a directory walk reads as text, one document per file. A file named in the recipe may have any."""
 ROWS: dict[str, Kind] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -40,14 +39,14 @@ ROWS: dict[str, Kind] = {
     ".tsv": "tsv",
     ".parquet": "parquet",
 }
-"""Suffixes of files that hold a document a row; every other file is one document."""
-_PACKED = (".gz", ".zst")
+"""Suffixes of files with one document per row; every other file is one document."""
+_COMPRESSED = (".gz", ".zst")
 _SKIPPED_DIRECTORIES = frozenset({"__pycache__", "node_modules"})
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """One file to read, and the identity its documents get."""
+    """A file to read, and the `path` and `group` of its documents."""
 
     file: Path
     path: str
@@ -61,18 +60,18 @@ class InputFile:
 def _inner_suffix(name: str) -> str:
     """The suffix below a compression suffix: `.jsonl` of `a.jsonl.zst`."""
     stem, suffix = os.path.splitext(name.lower())
-    return os.path.splitext(stem)[1] if suffix in _PACKED else suffix
+    return os.path.splitext(stem)[1] if suffix in _COMPRESSED else suffix
 
 
 def locate(source: Source) -> list[InputFile]:
-    """The files of a source, in the order in which they are read; an `https://` file is fetched if it is not here yet.
+    """The files of a source in reading order. Downloads an `https://` file that is not in the cache.
 
     Raises:
-        UserError: nothing there, nothing in it, or not what its sha256 says.
+        UserError: the source is missing or empty, cannot be downloaded, or has another sha256.
     """
     if source.path in (STDLIB, DOCS):
-        kept = [(group, file) for group, file in library_files() if source.path == DOCS or group != TOPICS]
-        return [InputFile(file, group, group) for group, file in kept]
+        files = [(group, file) for group, file in library_files() if source.path == DOCS or group != TOPICS]
+        return [InputFile(file, group, group) for group, file in files]
     if source.path.startswith("python:"):
         raise UserError(f"sources: unknown source '{source.path}'; known: {DOCS}, {STDLIB}")
     if "://" in source.path:
@@ -95,7 +94,7 @@ def source_digest(settings: CorpusSettings, hashes: FileHashes) -> str:
     """
     filters = []
     if settings.filters:
-        from ingot.corpus.filters import load_filters, user_files  # reads polars, which takes a while
+        from ingot.corpus.filters import load_filters, user_files  # imported late: polars is slow to import
 
         load_filters(settings.filters)
         filters = [hashes.digest(file) for file in user_files(settings.filters)]
@@ -113,7 +112,7 @@ def _local(name: str) -> list[InputFile]:
     try:
         path = Path(name).expanduser()
         path.is_file()
-    except (OSError, RuntimeError) as error:  # a name that no file can have; a user that is not there
+    except (OSError, RuntimeError) as error:  # an invalid file name; an unknown user in `~user`
         raise UserError(f"sources: '{shortened(name)}' is no path ({error}); correct it") from None
     if path.is_file():
         return [InputFile(path, name, path.name)]
@@ -121,22 +120,22 @@ def _local(name: str) -> list[InputFile]:
         return _nonempty(name, list(_walk(path, name.rstrip("/"), path)))
     if not glob.has_magic(name):
         raise MissingFile(
-            f"sources: '{name}' does not exist (looked from {Path.cwd()}), expected a file, a directory, a glob, "
+            f"sources: '{name}' does not exist (relative to {Path.cwd()}), expected a file, a directory, a glob, "
             f"{STDLIB}, {DOCS} or https://; check the path"
         )
-    root = _fixed_part(path)
+    root = _glob_root(path)
     matches = [m for m in map(Path, sorted(glob.glob(str(path), recursive=True))) if m.exists()]  # no broken links
-    found = [f for m in matches for f in (_walk(m, str(m), root) if m.is_dir() else [_matched(m, root)])]
-    unique = {str(f.file): f for f in found}
+    files = [f for m in matches for f in (_walk(m, str(m), root) if m.is_dir() else [_input_file(m, root)])]
+    unique = {str(f.file): f for f in files}
     return _nonempty(name, list(unique.values()))
 
 
-def _matched(match: Path, root: Path) -> InputFile:
+def _input_file(match: Path, root: Path) -> InputFile:
     return InputFile(match, str(match), match.relative_to(root).as_posix())
 
 
-def _fixed_part(pattern: Path) -> Path:
-    """The directory above the first wildcard: groups are named from there."""
+def _glob_root(pattern: Path) -> Path:
+    """The directory above the first wildcard; groups are named relative to it."""
     fixed = []
     for part in pattern.parts[:-1]:
         if glob.has_magic(part):
@@ -145,20 +144,20 @@ def _fixed_part(pattern: Path) -> Path:
     return Path(*fixed)
 
 
-def left_out(source: Source) -> list[Path]:
-    """Files of a source that is a directory whose suffix says nothing of text, so that they are not read."""
+def skipped_files(source: Source) -> list[Path]:
+    """Files in a source directory that are not read because their suffix is neither in `SUFFIXES` nor in `ROWS`."""
     path = Path(source.path).expanduser()
     return [file for file in _files(path) if not _is_readable(file.name)] if path.is_dir() else []
 
 
 def _walk(top: Path, name: str, root: Path) -> Iterator[InputFile]:
-    for full in _files(top):
-        if _is_readable(full.name):
-            yield InputFile(full, f"{name}/{full.relative_to(top).as_posix()}", full.relative_to(root).as_posix())
+    for file in _files(top):
+        if _is_readable(file.name):
+            yield InputFile(file, f"{name}/{file.relative_to(top).as_posix()}", file.relative_to(root).as_posix())
 
 
 def _files(top: Path) -> Iterator[Path]:
-    """All files below a directory that are not hidden, in sorted order."""
+    """All files below a directory in sorted order, without hidden ones."""
     for directory, subdirectories, files in os.walk(top):
         subdirectories[:] = sorted(d for d in subdirectories if d not in _SKIPPED_DIRECTORIES and not d.startswith("."))
         for file in sorted(files):
@@ -176,11 +175,11 @@ def _nonempty(name: str, files: list[InputFile]) -> list[InputFile]:
         try:
             file.path.encode()
         except UnicodeEncodeError:
-            raise UserError(f"sources: the name {file.path!r} is not UTF-8, expected that; rename the file") from None
+            raise UserError(f"sources: the file name {file.path!r} is not UTF-8; rename the file") from None
     if not files:
         raise MissingFile(
-            f"sources: '{name}' holds no readable file, expected at least one such as .txt, .md, .py, .jsonl, "
-            ".csv.gz or .parquet; check the path, or name a file of another suffix itself"
+            f"sources: '{name}' contains no readable file, expected at least one such as .txt, .md, .py, .jsonl, "
+            ".csv.gz or .parquet; check the path, or name files with other suffixes one by one"
         )
     return files
 
@@ -190,10 +189,9 @@ def _check_sha256(source: Source, files: list[InputFile]) -> None:
         raise UserError(
             f"sources: '{source.path}' has a sha256 but is {len(files)} files; give a sha256 to single files only"
         )
-    if (found := _sha256(files[0].file)) != source.sha256:
+    if (digest := _sha256(files[0].file)) != source.sha256:
         raise UserError(
-            f"sources: '{source.path}' has sha256 {found}, expected {source.sha256}; it is another file "
-            "than the recipe means: correct the sha256 or the path"
+            f"sources: '{source.path}' has sha256 {digest}, expected {source.sha256}; correct the sha256 or the path"
         )
 
 
@@ -213,30 +211,29 @@ def _remote(source: Source, fetch: bool) -> InputFile:
         )
     if source.sha256 is None:
         raise UserError(
-            f"sources: '{source.path}' has no sha256, which a remote file needs to give the same result tomorrow; "
+            f"sources: '{source.path}' has no sha256, which a remote file needs so that results are reproducible; "
             'write { path = "https://...", sha256 = "..." }'
         )
     name = url.path.rpartition("/")[2] or "download"
-    file = cache() / source.sha256 / name
-    found = InputFile(file, source.path, name)
-    if fetch and not (file.exists() and _sha256(file) == source.sha256):  # what was kept may have been damaged since
+    file = cache_directory() / source.sha256 / name
+    if fetch and not (file.exists() and _sha256(file) == source.sha256):  # the cached file may be damaged
         _download(source, file)
-    return found
+    return InputFile(file, source.path, name)
 
 
 def _download(source: Source, file: Path) -> None:
     instead = "put the file on this machine and use it with --set 'stage.NAME.sources=[\"FILE\"]'"
     state = hashlib.sha256()
     try:
-        with urllib.request.urlopen(source.path, timeout=30) as answer, atomic_open(file) as out:
-            while block := answer.read(1 << 20):
+        with urllib.request.urlopen(source.path, timeout=30) as response, atomic_open(file) as out:
+            while block := response.read(1 << 20):
                 state.update(block)
                 out.write(block)
             if state.hexdigest() != source.sha256:
                 raise UserError(
-                    f"sources: '{source.path}' came with sha256 {state.hexdigest()}, expected {source.sha256}; "
-                    f"the file there has changed: correct the recipe, or {instead}"
+                    f"sources: '{source.path}' was downloaded with sha256 {state.hexdigest()}, expected "
+                    f"{source.sha256}: the remote file has changed; correct the recipe, or {instead}"
                 )
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
         reason = getattr(error, "reason", error)
-        raise UserError(f"sources: '{source.path}' could not be fetched ({reason}); {instead}") from None
+        raise UserError(f"sources: '{source.path}' could not be downloaded ({reason}); {instead}") from None

@@ -1,11 +1,11 @@
-"""Real text that every machine has: the running interpreter's own library, as code, as prose and as conversations.
+"""Built-in data: the running interpreter's standard library as code, prose, conversations, pairs and prompts.
 
-Files are read with `ast`, never imported: importing would run them, and would describe this machine. All forms
-name a document's group alike (the module's path in the library), so `holdout.by = "group"` holds out the same modules
-in each and no question about a held-out module is asked in training.
+Files are parsed with `ast` and never imported, because an import runs them and depends on the platform. In all formats
+a document's group is the module's path in the library, so `holdout.by = "group"` holds out the same modules in each and
+training has no question about a held-out module.
 
-Left out: tests, bundled packages, tables that a program wrote (codecs, build configuration) and the topics of the
-language reference as code (they are one string literal; `python:docs` has them as text).
+Excluded are tests, bundled packages, generated tables (codecs, build configuration) and, as code, the topics of the
+language reference (one string literal; `python:docs` has them as text).
 """
 
 import ast
@@ -54,28 +54,28 @@ def library_files() -> list[tuple[str, Path]]:
     """(path relative to the library, file) of every module, sorted.
 
     Raises:
-        UserError: this interpreter came without its library's sources.
+        UserError: the interpreter is installed without the sources of its library.
     """
     top = Path(sysconfig.get_path("stdlib"))
-    found: list[tuple[str, Path]] = []
+    modules: list[tuple[str, Path]] = []
     for directory, subdirectories, files in os.walk(top):
         subdirectories[:] = [d for d in subdirectories if d not in _SKIPPED and not d.startswith(("config-", "."))]
         paths = (Path(directory, f) for f in files if f.endswith(".py") and not f.startswith("_sysconfigdata"))
-        found += [(p.relative_to(top).as_posix(), p) for p in paths]
-    kept = sorted((group, file) for group, file in found if not _is_table(group))
-    if not kept:
+        modules += [(p.relative_to(top).as_posix(), p) for p in paths]
+    modules = sorted((group, file) for group, file in modules if not _is_codec_table(group))
+    if not modules:
         raise UserError(f"sources: no library sources in {top}; use a Python that has them, or another source")
-    return kept
+    return modules
 
 
-def _is_table(group: str) -> bool:
-    """Codec tables: `encodings/cp1252.py` and its like, named by code page."""
+def _is_codec_table(group: str) -> bool:
+    """Whether the module is a code page, such as `encodings/cp1252.py`."""
     name = group.removeprefix("encodings/")
     return name != group and re.match(r"(cp|iso|mac_|koi|kz|ptcp|tis|hp_|palmos)", name) is not None
 
 
 def docs_texts(file: Path, group: str) -> Iterator[tuple[str, None]]:
-    """Prose of one module: its docstrings as one document; every topic of the language reference as its own."""
+    """The docstrings of a module as one document; of the `TOPICS` module each topic as a document."""
     tree = _tree(file)
     if tree is None:
         return
@@ -83,52 +83,52 @@ def docs_texts(file: Path, group: str) -> Iterator[tuple[str, None]]:
         yield from ((topic, None) for topic in _topics(tree))
         return
     module = _module(group)
-    parts = [f"{module}\n\n{doc}" for doc in [ast.get_docstring(tree)] if doc]
+    sections = [f"{module}\n\n{doc}" for doc in [ast.get_docstring(tree)] if doc]
     for name, node, _ in _public(tree, module):
         if doc := ast.get_docstring(node):
             title = f"class {name}" if isinstance(node, ast.ClassDef) else signature(name, node)
-            parts.append(f"{title}\n\n{doc}")
-    if parts:
-        yield "\n\n".join(parts) + "\n", None
+            sections.append(f"{title}\n\n{doc}")
+    if sections:
+        yield "\n\n".join(sections) + "\n", None
 
 
 def docs_chats(file: Path, group: str) -> Iterator[tuple[str, str | None]]:
-    """Conversations about one module: a question, and an answer of at most 400 characters."""
-    for _, question, answer in _asked(file, group):
-        yield dump_document([_said("user", question), _said("assistant", answer)]), None
+    """Conversations about a module: a question, and an answer of at most 400 characters."""
+    for _, question, answer in _questions(file, group):
+        yield dump_document([_message("user", question), _message("assistant", answer)]), None
 
 
 def docs_preferences(file: Path, group: str) -> Iterator[tuple[str, str | None]]:
-    """Pairs: what a docstring says, and the same words in an order drawn by the question.
+    """Pairs: the answer of the docstring (chosen), and its words in a random order seeded by the question (rejected).
 
-    The worse side has the better one's length, words and topic, so nothing but the language tells them apart; and no
-    word of a held-out module gets into training, as it would if another module's docstring were the worse side.
+    Both answers have the same length, words and topic, so only word order distinguishes them. An answer from another
+    module would leak held-out modules into training.
     """
-    for kind, question, answer in _asked(file, group):
+    for kind, question, answer in _questions(file, group):
         if kind != "signature":
-            sides = {
-                "chosen": [_said("assistant", answer)],
-                "rejected": [_said("assistant", _shuffled(answer, question))],
+            answers = {
+                "chosen": [_message("assistant", answer)],
+                "rejected": [_message("assistant", _shuffled(answer, question))],
             }
-            yield dump_document({"prompt": [_said("user", question)], **sides}), None
+            yield dump_document({"prompt": [_message("user", question)], **answers}), None
 
 
 def docs_prompts(file: Path, group: str) -> Iterator[tuple[str, str | None]]:
-    """The questions of `docs_preferences`, each with the docstring's `answer` as a further field."""
-    for kind, question, answer in _asked(file, group):
+    """The questions of `docs_preferences`, each with the docstring's answer as the extra field `answer`."""
+    for kind, question, answer in _questions(file, group):
         if kind != "signature":
-            yield dump_document([_said("user", question)]), dump_document({"answer": answer})
+            yield dump_document([_message("user", question)]), dump_document({"answer": answer})
 
 
-def _asked(file: Path, group: str) -> Iterator[tuple[str, str, str]]:
-    """(kind, question, answer) of all there is to ask about one module.
+def _questions(file: Path, group: str) -> Iterator[tuple[str, str, str]]:
+    """(kind, question, answer) about a module's definitions.
 
-    What has no docstring is not asked about, nor are the arguments of what takes none: a small model then learns
-    answers rather than a thousand ways to say nothing.
+    Definitions without a docstring and signatures without arguments are skipped, so that a small model does not train
+    on empty answers.
     """
     module = _module(group)
-    parts = module.split(".")
-    if parts[0] in _NO_QUESTIONS or any(p.startswith("_") for p in parts):
+    names = module.split(".")
+    if names[0] in _NO_QUESTIONS or any(name.startswith("_") for name in names):
         return
     tree = _tree(file)
     if tree is None:
@@ -148,27 +148,27 @@ def _asked(file: Path, group: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _question(kind: str, name: str) -> str:
-    """The phrasing is chosen by the name, so it stays the same when other modules change."""
+    """A question about `name`. A hash of the name chooses the phrasing, so it does not depend on other modules."""
     phrasings = _QUESTIONS[kind]
-    return phrasings[_draw(f"{kind} {name}") % len(phrasings)].format(name)
+    return phrasings[_hash(f"{kind} {name}") % len(phrasings)].format(name)
 
 
-def _shuffled(text: str, by: str) -> str:
+def _shuffled(text: str, seed: str) -> str:
     words = text.split()
-    order = sorted(range(len(words)), key=lambda i: (_draw(f"{by} {i}"), i))
+    order = sorted(range(len(words)), key=lambda i: (_hash(f"{seed} {i}"), i))
     return " ".join(words[i] for i in order)
 
 
-def _draw(text: str) -> int:
+def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
 
 
-def _said(role: str, content: str) -> dict[str, str]:
+def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
 def short_answer(docstring: str | None) -> str:
-    """The first paragraph on one line, whole sentences up to 400 characters; "" where there is none."""
+    """The first paragraph on one line, cut after a sentence to at most 400 characters; "" if there is none."""
     if not docstring:
         return ""
     text = " ".join(inspect.cleandoc(docstring).partition("\n\n")[0].split())
@@ -178,7 +178,7 @@ def short_answer(docstring: str | None) -> str:
 
 
 def signature(name: str, node: ast.AST, drop_self: bool = False) -> str:
-    """How the function is called, e.g. `json.loads(s, *, cls=None, **kw)`; `self` or `cls` left out for methods."""
+    """The signature, e.g. `json.loads(s, *, cls=None, **kw)`; `drop_self` removes a method's `self` or `cls`."""
     assert isinstance(node, _Function)
     arguments = ast.unparse(node.args)
     static = any(isinstance(d, ast.Name) and d.id == "staticmethod" for d in node.decorator_list)
@@ -189,20 +189,20 @@ def signature(name: str, node: ast.AST, drop_self: bool = False) -> str:
 
 
 def _public(tree: ast.Module, module: str) -> Iterator[tuple[str, ast.ClassDef | _Function, bool]]:
-    """(dotted name, definition, whether in a class) of all public definitions; the first of a name."""
+    """(dotted name, definition, whether in a class) of all public definitions; of equal names the first one."""
     seen: set[str] = set()
     for node in _definitions(tree.body):
         inner = _definitions(node.body) if isinstance(node, ast.ClassDef) else ()
         members = [(f"{module}.{node.name}.{m.name}", m, True) for m in inner if isinstance(m, _Function)]
-        for name, found, in_class in [(f"{module}.{node.name}", node, False), *members]:
-            private = node.name.startswith("_") or found.name.startswith("_")
+        for name, definition, in_class in [(f"{module}.{node.name}", node, False), *members]:
+            private = node.name.startswith("_") or definition.name.startswith("_")
             if not private and name not in seen:
                 seen.add(name)
-                yield name, found, in_class
+                yield name, definition, in_class
 
 
 def _definitions(body: list[ast.stmt]) -> Iterator[ast.ClassDef | _Function]:
-    """Definitions at this level, also those under `if`, `try` and `with`."""
+    """Definitions at this level, including those inside `if`, `try` and `with`."""
     for node in body:
         if isinstance(node, ast.ClassDef | _Function):
             yield node
@@ -223,7 +223,7 @@ def _module(group: str) -> str:
 
 
 def _tree(file: Path) -> ast.Module | None:
-    """The parsed module; None for a file that is not Python of this version (library templates)."""
+    """The parsed module; None for a file that this Python cannot parse (the library contains templates)."""
     try:
         return ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):

@@ -1,8 +1,7 @@
-"""From a row, as people have it, to the document of the stage's format; or why it is none.
+"""Converts rows of common data sets to documents of the stage's format.
 
-A row is recognised by its fields, each row for itself. What a field is for is its role; a role has a few names that
-data sets use, and `fields` gives it another. Where two names of one role are filled, the row is refused rather than
-read by chance.
+Each row is recognised by its field names. A field has a role; the names of each role are those below, or the one in the
+setting `fields`. A row with two non-empty fields of one role is rejected as ambiguous.
 
     messages      messages, conversations (a list; or the row itself is one)
     prompt        prompt, question, instruction (with `input`, or Dolly's `context`, below it); before it the pairs of a
@@ -11,12 +10,12 @@ read by chance.
     system        system, system_prompt
     chosen, rejected
 
-A message is `{role, content}` or ShareGPT's `{from, value}`; content may be a list of parts that are texts. OpenAI's
-`weight` of a message is our `train`. Documents are JSON: a list of messages (`chat`,
-`prompts`), or `{prompt, chosen, rejected}` of three lists (`pairs`).
+A message is `{role, content}` or ShareGPT's `{from, value}`; content may be a list of text parts. OpenAI's `weight` of
+a message becomes `train`. Documents are JSON: a list of messages (`chat`, `prompts`), or `{prompt, chosen, rejected}`
+with three lists (`pairs`).
 
-Rejected: taking transcripts apart at "Human:" and "Assistant:" (a message may hold those words, and where it does the
-pair is silently wrong), and one template around instruction and input (the words of a template are the user's choice).
+Transcripts are not split at "Human:" and "Assistant:", because a message can contain these words. Instruction and input
+are joined without a template, because its wording is the user's choice.
 """
 
 import json
@@ -38,21 +37,23 @@ NAMES: dict[Role, tuple[str, ...]] = {
     "chosen": ("chosen",),
     "rejected": ("rejected",),
 }
+"""Role -> known field names."""
 ROLES: dict[Format, tuple[Role, ...]] = {
     "text": (),
     "chat": ("messages", "system", "prompt", "completion"),
     "pairs": ("prompt", "system", "chosen", "rejected"),
     "prompts": ("prompt", "messages", "system"),
 }
-"""What a row of each format may hold."""
-SPEAKERS = {
+"""Format -> roles that its rows can have."""
+MESSAGE_ROLES = {
     **{name: name for name in ("system", "user", "assistant", "tool")},
     "developer": "system",
     "human": "user",
     "gpt": "assistant",
     "chatgpt": "assistant",
 }
-_KNOWN: dict[Format, str] = {
+"""Role of a message in the data -> role in a document."""
+_EXPECTED_FIELDS: dict[Format, str] = {
     "chat": "messages, conversations, or a prompt (question, instruction) with a completion (response, answer, output)",
     "pairs": "chosen and rejected, with a prompt (question, instruction) unless they are lists of messages",
     "prompts": "a prompt (question, instruction), or messages (conversations) that end with a user's",
@@ -60,48 +61,48 @@ _KNOWN: dict[Format, str] = {
 
 
 class Document(NamedTuple):
-    """What a row became."""
+    """A document of the stage's format."""
 
     text: str
     extra: str | None = None
-    """The row's other fields as a JSON object, for formats that keep them."""
+    """The row's other fields as a JSON object, for formats that store them."""
 
 
-def is_learned(message: Mapping[str, Any]) -> bool:
-    """Whether a message of a conversation is trained on: an assistant's, unless it says otherwise."""
+def is_trained_on(message: Mapping[str, Any]) -> bool:
+    """Whether the message contributes to the loss: an assistant's, unless it has `train` = false."""
     return message["role"] == "assistant" and message.get("train", True)
 
 
-def unlearned(messages: Messages) -> Messages:
-    """The same messages, of which none is trained on, an assistant's own neither: what another answer follows."""
+def exclude_from_loss(messages: Messages) -> Messages:
+    """The messages with `train` = false for those of the assistant: a prompt for another answer."""
     return [{**m, "train": False} if m.get("role") == "assistant" else m for m in messages]
 
 
 def dump_document(document: Any) -> str:
-    """The one spelling, in the `text` column, of a document that is no text."""
+    """The canonical JSON of a document that is not plain text, for the `text` column."""
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
 
 
-def shape(format: Format, field: str | None, fields: Mapping[Role, str]) -> Callable[[Any], Document]:
-    """The function from rows to documents.
+def row_parser(format: Format, field: str | None, fields: Mapping[Role, str]) -> Callable[[Any], Document]:
+    """A function that converts a row to a document.
 
     Args:
-        format: of the stage.
-        field: of `text`: the field that holds it.
-        fields: names of the data for roles that are not called by one of theirs.
+        format: the stage's format.
+        field: the text field, for format `text`.
+        fields: role -> field name, which replaces the known names of the role.
 
     Returns:
-        A function that raises BadRow for a row that has none of the format's shapes.
+        A function that raises BadRow for a row that does not fit the format.
     """
     if format == "text":
         assert field is not None
         return lambda row: Document(_text(row, field))
-    make = _MAKE[format]
-    return lambda row: make(_Row(row, format, fields))
+    parse_row = _PARSERS[format]
+    return lambda row: parse_row(_Row(row, format, fields))
 
 
-def names(format: Format, field: str | None, fields: Mapping[Role, str]) -> frozenset[str]:
-    """Fields of which a row of the format has at least one."""
+def identifying_fields(format: Format, field: str | None, fields: Mapping[Role, str]) -> frozenset[str]:
+    """Field names of which every row of the format has at least one."""
     if format == "text":
         assert field is not None
         return frozenset({field})
@@ -109,23 +110,23 @@ def names(format: Format, field: str | None, fields: Mapping[Role, str]) -> froz
     return frozenset(name for role in roles for name in (fields.get(role), *NAMES[role]) if name)
 
 
-def missing(field: str, found: list[str]) -> str:
-    """The reason for a row or a table without the field of a text."""
-    other = ', or format = "chat" for conversations' if {*NAMES["messages"]} & {*found} else ""
-    return f"no field '{field}', found {_quoted(found)}; set `field` to the one that holds the document{other}"
+def missing_field(field: str, names: list[str]) -> str:
+    """The reason to reject a row or table that has the fields `names` but not the text field."""
+    other = ', or format = "chat" for conversations' if {*NAMES["messages"]} & {*names} else ""
+    return f"no field '{field}', found {_quoted(names)}; set `field` to the one that holds the document{other}"
 
 
 def json_type(value: Any) -> str:
-    """What JSON calls it."""
-    known = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
-    return known.get(type(value), "null" if value is None else type(value).__name__)
+    """The name of the value's JSON type."""
+    types = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
+    return types.get(type(value), "null" if value is None else type(value).__name__)
 
 
 def _text(row: Any, field: str) -> str:
     if not isinstance(row, dict):
         raise BadRow(f"found a JSON {json_type(row)}, expected an object with a field for the document")
     if field not in row:
-        raise BadRow(missing(field, list(row)))
+        raise BadRow(missing_field(field, list(row)))
     value = row[field]
     if not isinstance(value, str):
         raise BadRow(f"field '{field}' is a JSON {json_type(value)}, expected a string")
@@ -133,7 +134,7 @@ def _text(row: Any, field: str) -> str:
 
 
 class _Row:
-    """A row that is asked for roles, and knows what nobody asked for."""
+    """Access to the fields of a row by role; records which fields were used."""
 
     def __init__(self, row: Any, format: Format, fields: Mapping[Role, str]):
         if isinstance(row, list):  # a bare conversation
@@ -145,24 +146,24 @@ class _Row:
         self._fields, self._used = fields, set[str]()
 
     def find(self, role: Role) -> tuple[str, Any] | None:
-        """The name and the value of what plays a role; empty text and lists count where nothing else does."""
+        """(name, value) of the field with the role, or None. Empty values count only if there is no other."""
         known = (self._fields[role],) if role in self._fields else NAMES[role]
-        found = [name for name in known if self._row.get(name) is not None]
-        if len(found) > 1:
-            found = [name for name in found if self._row[name] not in ("", [])] or found[:1]
-        if len(found) > 1:
-            raise BadRow(f"both {' and '.join(map(repr, found))} may be the {role}; choose with fields.{role}")
-        self._used.update(found)
-        return (found[0], self._row[found[0]]) if found else None
+        names = [name for name in known if self._row.get(name) is not None]
+        if len(names) > 1:
+            names = [name for name in names if self._row[name] not in ("", [])] or names[:1]
+        if len(names) > 1:
+            raise BadRow(f"both {' and '.join(map(repr, names))} may be the {role}; choose with fields.{role}")
+        self._used.update(names)
+        return (names[0], self._row[names[0]]) if names else None
 
     def messages(self, role: Role, speaker: str) -> Messages | None:
-        """The messages of a role; a text is one message of the speaker."""
-        asked = self.find(role)
-        if asked is None:
+        """The messages in the field with the role, or None. A string is one message of the speaker."""
+        field = self.find(role)
+        if field is None:
             return None
-        name, value = asked
-        if isinstance(value, str) and value.lstrip().startswith("["):  # as a table holds it
-            value = _listed(value, name, text=role != "messages")
+        name, value = field
+        if isinstance(value, str) and value.lstrip().startswith("["):  # tables store a list as a JSON string
+            value = _parse_list(value, name, or_text=role != "messages")
         if isinstance(value, str) and role != "messages":
             if name == "instruction":
                 value = self._with_input(value)
@@ -170,118 +171,119 @@ class _Row:
         if isinstance(value, dict) and role in ("chosen", "rejected"):
             value = [value]
         if not isinstance(value, list) or not value:
-            text = "a text or " if role != "messages" else ""
-            raise BadRow(f"field '{name}' is a JSON {json_type(value)}, expected {text}a list of messages, not empty")
-        found = [_message(message, number, name) for number, message in enumerate(value, 1)]
-        return [m for m in found if m["role"] != "system" or m["content"].strip()] or found
+            text = "a string or " if role != "messages" else ""
+            raise BadRow(f"field '{name}' is a JSON {json_type(value)}, expected {text}a non-empty list of messages")
+        messages = [_message(message, number, name) for number, message in enumerate(value, 1)]
+        return [m for m in messages if m["role"] != "system" or m["content"].strip()] or messages
 
-    def after_system(self, messages: Messages) -> Messages:
-        """The messages below the row's system text, where it has one."""
-        found = self.find("system")
-        if found is None or found[1] == "":
+    def with_system(self, messages: Messages) -> Messages:
+        """The messages, preceded by the row's system prompt if it has one."""
+        field = self.find("system")
+        if field is None or field[1] == "":
             return messages
-        name, value = found
+        name, value = field
         if not isinstance(value, str):
             raise BadRow(f"field '{name}' is a JSON {json_type(value)}, expected a string")
         if messages[0]["role"] == "system":
-            raise BadRow(f"field '{name}' holds a system text, but the messages begin with one; keep one of them")
+            raise BadRow(f"field '{name}' is a system prompt, but the messages begin with one; keep one of them")
         return [{"role": "system", "content": value}, *messages]
 
     def prompt(self) -> Messages | None:
-        """What a model is to answer, or None. Its own answers in it are context, not examples."""
+        """The messages of the prompt, or None: system prompt, history, then the prompt itself."""
         messages = self.messages("prompt", "user")
         if messages is None:
             return None
-        after = 1 if messages[0]["role"] == "system" else 0
-        return self.after_system([*messages[:after], *self._history(), *messages[after:]])
+        start = 1 if messages[0]["role"] == "system" else 0
+        return self.with_system([*messages[:start], *self._history(), *messages[start:]])
 
-    def names_given(self, *roles: Role) -> bool:
-        """Whether the user gave a name to one of the roles."""
+    def has_custom_name(self, *roles: Role) -> bool:
+        """Whether the setting `fields` names one of the roles."""
         return any(role in self._fields for role in roles)
 
     def extra(self) -> str | None:
-        """What nobody asked for, as JSON in the order of names."""
+        """The unused fields as JSON, sorted by name; None if there are none."""
         rest = {k: v for k, v in self._row.items() if k not in self._used and v is not None}
         try:
             return json.dumps(rest, ensure_ascii=False, sort_keys=True, default=str) if rest else None
         except RecursionError:
-            raise BadRow("found a field that is nested hundreds of levels deep") from None
+            raise BadRow("found a field that is nested too deeply") from None
 
     def unknown(self) -> BadRow:
-        """The reason for a row of another shape."""
-        given = "".join(f", fields.{role} = '{name}'" for role, name in self._fields.items())
+        """The error for a row without the fields of the format."""
+        custom = "".join(f", fields.{role} = '{name}'" for role, name in self._fields.items())
         return BadRow(
-            f"not a row of {self._format}: expected {_KNOWN[self._format]}; found {_quoted(list(self._row))}{given}; "
-            f"name others with fields = {{ {ROLES[self._format][0]} = ... }}"
+            f"not a row of {self._format}: expected {_EXPECTED_FIELDS[self._format]}; found "
+            f"{_quoted(list(self._row))}{custom}; name others with fields = {{ {ROLES[self._format][0]} = ... }}"
         )
 
     def _with_input(self, instruction: str) -> str:
-        known = {n: v for n in ("input", "context") if n not in self._fields.values() and (v := self._row.get(n))}
-        if not isinstance(known.get("input", ""), str):
-            raise BadRow(f"field 'input' is a JSON {json_type(known['input'])}, expected a string")
-        given = [name for name, value in known.items() if isinstance(value, str)]  # a `context` may be something else
-        if len(given) > 1:
-            raise BadRow("both 'input' and 'context' may stand below the instruction; remove one of them")
-        self._used.update(given)
-        return "\n\n".join([instruction, *(known[name] for name in given)])
+        inputs = {n: v for n in ("input", "context") if n not in self._fields.values() and (v := self._row.get(n))}
+        if not isinstance(inputs.get("input", ""), str):
+            raise BadRow(f"field 'input' is a JSON {json_type(inputs['input'])}, expected a string")
+        names = [name for name, value in inputs.items() if isinstance(value, str)]  # another `context` is an extra
+        if len(names) > 1:
+            raise BadRow("both 'input' and 'context' may belong to the instruction; remove one of them")
+        self._used.update(names)
+        return "\n\n".join([instruction, *(inputs[name] for name in names)])
 
     def _history(self) -> Messages:
-        """Questions and answers from before the prompt, as LLaMA-Factory's rows hold them."""
+        """The earlier turns in LLaMA-Factory's field `history`."""
         turns = self._row.get("history")
-        if isinstance(turns, str) and turns.startswith("["):  # as a table holds it
-            turns = _listed(turns, "history", text=False)
+        if isinstance(turns, str) and turns.startswith("["):  # tables store a list as a JSON string
+            turns = _parse_list(turns, "history", or_text=False)
         if not isinstance(turns, list) or not turns:
             return []
         if not all(isinstance(turn, list) and [*map(type, turn)] == [str, str] for turn in turns):
-            raise BadRow("field 'history' is a JSON array, expected pairs of texts, a question and its answer")
+            raise BadRow("field 'history' is a JSON array, expected pairs of strings: a question and its answer")
         self._used.add("history")
         speakers = ("user", "assistant")
         return [{"role": s, "content": c} for turn in turns for s, c in zip(speakers, turn, strict=True)]
 
 
 def _chat(row: _Row) -> Document:
-    """A conversation; of a prompt and its completion, the completion alone is learned."""
-    if not row.names_given("prompt", "completion"):
+    """A conversation. Of a prompt and its completion only the completion contributes to the loss."""
+    if not row.has_custom_name("prompt", "completion"):
         messages = row.messages("messages", "user")
         if messages is not None:
-            return Document(dump_document(row.after_system(messages)))
+            return Document(dump_document(row.with_system(messages)))
     prompt, completion = row.prompt(), row.messages("completion", "assistant")
     if prompt is None or completion is None:
         raise row.unknown()
     _check_completion(completion, "completion")
-    return Document(dump_document([*unlearned(prompt), *completion]))
+    return Document(dump_document([*exclude_from_loss(prompt), *completion]))
 
 
 def _pair(row: _Row) -> Document:
     chosen, rejected = row.messages("chosen", "assistant"), row.messages("rejected", "assistant")
     if chosen is None or rejected is None:
         raise row.unknown()
-    prompt, sides = row.prompt(), (_plain(chosen), _plain(rejected))
-    whole = [side[0]["role"] != "assistant" for side in sides]  # a whole conversation, its prompt included
-    if any(whole) and not all(whole):
+    prompt, answers = row.prompt(), (_without_train(chosen), _without_train(rejected))
+    has_prompt = [messages[0]["role"] != "assistant" for messages in answers]
+    if any(has_prompt) and not all(has_prompt):
         raise BadRow("one of chosen and rejected begins with the prompt, the other with the answer")
-    if all(whole):
-        shared, sides = _shared(*sides)
-        shared = row.after_system(shared)
-        if prompt is not None and any(message not in shared for message in _plain(prompt)):
-            raise BadRow("chosen and rejected share another prompt than the row gives; remove one of the two")
+    if all(has_prompt):
+        shared, answers = _split_prompt(*answers)
+        shared = row.with_system(shared)
+        if prompt is not None and any(message not in shared for message in _without_train(prompt)):
+            raise BadRow("the prompt of chosen and rejected differs from the prompt of the row; remove one of the two")
         prompt = shared
     if prompt is None:
         raise BadRow(
             "chosen and rejected without a prompt, expected one, or lists of messages that begin with it "
-            "(texts of 'Human:' and 'Assistant:' are not taken apart)"
+            "(transcripts with 'Human:' and 'Assistant:' are not split)"
         )
-    for name, side in zip(("chosen", "rejected"), sides, strict=True):
-        _check_completion(side, name)
-    return Document(dump_document({"prompt": _plain(prompt), "chosen": sides[0], "rejected": sides[1]}), row.extra())
+    for name, answer in zip(("chosen", "rejected"), answers, strict=True):
+        _check_completion(answer, name)
+    pair = {"prompt": _without_train(prompt), "chosen": answers[0], "rejected": answers[1]}
+    return Document(dump_document(pair), row.extra())
 
 
-def _shared(chosen: Messages, rejected: Messages) -> tuple[Messages, tuple[Messages, Messages]]:
-    """The prompt that two conversations begin with, and what each goes on with."""
-    most = min(len(chosen), len(rejected)) - 1
-    length = next((n for n in range(most) if chosen[n] != rejected[n]), most)
+def _split_prompt(chosen: Messages, rejected: Messages) -> tuple[Messages, tuple[Messages, Messages]]:
+    """The common first messages of two conversations, and the rest of each (at least one message)."""
+    max_length = min(len(chosen), len(rejected)) - 1
+    length = next((n for n in range(max_length) if chosen[n] != rejected[n]), max_length)
     if length == 0:
-        raise BadRow("chosen and rejected are conversations that share no message, so there is no prompt")
+        raise BadRow("chosen and rejected are conversations without a common first message, expected a common prompt")
     return chosen[:length], (chosen[length:], rejected[length:])
 
 
@@ -291,65 +293,64 @@ def _prompts(row: _Row) -> Document:
         messages = row.messages("messages", "user")
         if messages is None:
             raise row.unknown()
-        messages = row.after_system(messages)
+        messages = row.with_system(messages)
     if messages[-1]["role"] not in ("user", "tool"):
         raise BadRow(f"the last message is the {messages[-1]['role']}'s, expected a user's for the model to answer")
-    return Document(dump_document(_plain(messages)), row.extra())
+    return Document(dump_document(_without_train(messages)), row.extra())
 
 
-_MAKE: dict[str, Callable[[_Row], Document]] = {"chat": _chat, "pairs": _pair, "prompts": _prompts}
+_PARSERS: dict[str, Callable[[_Row], Document]] = {"chat": _chat, "pairs": _pair, "prompts": _prompts}
 
 
-def _listed(value: str, name: str, text: bool) -> Any:
-    """The list of messages that a string spells in JSON; where it may be a text, itself if it spells anything else."""
+def _parse_list(value: str, name: str, or_text: bool) -> Any:
+    """The list of messages in a JSON string. With `or_text`, any other string is returned unchanged."""
     parsed = parse(value.encode(), 1)
-    if not text:
+    if not or_text:
         if isinstance(parsed, BadRow):
-            raise BadRow(f"'{name}' is {parsed}")
+            raise BadRow(f"field '{name}': {parsed}")
         return parsed
-    tables = isinstance(parsed, list) and bool(parsed) and all(isinstance(one, dict) for one in parsed)
-    return parsed if tables and all({"role", "content"} <= {*m} or {"from", "value"} <= {*m} for m in parsed) else value
+    objects = isinstance(parsed, list) and bool(parsed) and all(isinstance(one, dict) for one in parsed)
+    messages = objects and all({"role", "content"} <= {*m} or {"from", "value"} <= {*m} for m in parsed)
+    return parsed if messages else value
 
 
 def _message(message: Any, number: int, field: str) -> dict[str, Any]:
     where = f"message {number} of '{field}'"
     if not isinstance(message, dict):
         raise BadRow(f"{where} is a JSON {json_type(message)}, expected {{role, content}}")
-    speaker, said = ("from", "value") if "from" in message and "role" not in message else ("role", "content")
-    if called := next((name for name in ("tool_calls", "function_call") if message.get(name)), None):
-        raise BadRow(
-            f"{where} calls a tool ('{called}'), expected text alone; write the call out as text, or leave it out"
-        )
-    content = _joined(message.get(said), where)
+    role_key, text_key = ("from", "value") if "from" in message and "role" not in message else ("role", "content")
+    if call := next((name for name in ("tool_calls", "function_call") if message.get(name)), None):
+        raise BadRow(f"{where} calls a tool ('{call}'), expected text; write the call as text, or remove it")
+    content = _join_parts(message.get(text_key), where)
     if not isinstance(content, str):
-        raise BadRow(f'{where} has no string "{said}", expected {{{speaker}, {said}}}')
-    name = message.get(speaker)
-    role = SPEAKERS.get(name) if isinstance(name, str) else None
+        raise BadRow(f'{where} has no string "{text_key}", expected {{{role_key}, {text_key}}}')
+    name = message.get(role_key)
+    role = MESSAGE_ROLES.get(name) if isinstance(name, str) else None
     if role is None:
-        raise BadRow(f"{where} has {speaker} {name!r}, expected one of {', '.join(SPEAKERS)}")
-    kept: dict[str, Any] = {"role": role, "content": content}
+        raise BadRow(f"{where} has {role_key} {name!r}, expected one of {', '.join(MESSAGE_ROLES)}")
+    parsed: dict[str, Any] = {"role": role, "content": content}
     weight = message.get("weight") if role == "assistant" else None
-    for name, value, known in (("weight", weight, "0 or 1"), ("train", message.get("train"), "true or false")):
+    for name, value, expected in (("weight", weight, "0 or 1"), ("train", message.get("train"), "true or false")):
         if value is not None:
             if value not in (0, 1) or isinstance(value, bool) != (name == "train"):
-                raise BadRow(f"{where} has {name} = {value!r}, expected {known}")
-            kept["train"] = bool(value)
-    return kept
+                raise BadRow(f"{where} has {name} = {value!r}, expected {expected}")
+            parsed["train"] = bool(value)
+    return parsed
 
 
-def _joined(content: Any, where: str) -> Any:
-    """The text of a message that is a list of parts, as multimodal data sets write it."""
+def _join_parts(content: Any, where: str) -> Any:
+    """The text of a message whose content is a list of parts, as in multimodal data sets."""
     if not isinstance(content, list):
         return content
     for part in content:
         if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
             kind = part.get("type") if isinstance(part, dict) else json_type(part)
-            raise BadRow(f"{where} has a part that is {kind!r}, expected parts of type 'text' alone")
+            raise BadRow(f"{where} has a part of type {kind!r}, expected only 'text' parts")
     return "".join(part["text"] for part in content)
 
 
-def _plain(messages: Messages) -> Messages:
-    """Without `train`: in pairs and prompts the format says what is learned."""
+def _without_train(messages: Messages) -> Messages:
+    """The messages without `train`, which the formats pairs and prompts do not use."""
     return [{"role": m["role"], "content": m["content"]} for m in messages]
 
 
@@ -359,5 +360,5 @@ def _check_completion(messages: Messages, name: str) -> None:
             raise BadRow(f"the {name} {end} with a {message['role']} message, expected an assistant's")
 
 
-def _quoted(found: list[str]) -> str:
-    return ", ".join(f"'{name}'" for name in found) or "none"
+def _quoted(names: list[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names) or "none"

@@ -1,12 +1,12 @@
-"""Rows of tables: CSV and TSV with a header, and Parquet.
+"""Reads rows from tables: CSV and TSV with a header, and Parquet.
 
-CSV is read by Python's own module, strictly: pyarrow's and Polars' readers end at the first bad byte, bound a row by
-their block, and do not say in which line a row stood. Parquet is read row group by row group through small buffers, so
-that memory does not depend on the file; a row group that cannot be decoded is lost alone, with its rows counted.
+CSV is parsed by Python's `csv` module in strict mode: the readers of pyarrow and Polars stop at the first bad byte,
+limit a row to a block, and do not report line numbers. Parquet is read by row group through small buffers, so that
+memory does not depend on the file's size; an undecodable row group loses only its own rows, which are counted.
 """
 
 # pyright: reportAttributeAccessIssue=false
-# (pyarrow.compute makes its functions when it is imported)
+# (pyarrow.compute creates its functions at import time)
 
 import csv
 from collections import deque
@@ -21,14 +21,14 @@ import pyarrow.parquet as pq
 
 from ingot.corpus.readers.files import BadRow, Damaged, Row, lines, unreadable
 
-MOST_FIELD = 64 << 20
-"""Characters of one CSV field; more means that a quote was never closed."""
-MOST_RETURNS = 1000
-"""How often a file is read again from behind a line with a quote that opens by mistake."""
+MAX_FIELD_CHARACTERS = 64 << 20
+"""Maximum length of a CSV field; a longer one means that a quote was not closed."""
+MAX_REWINDS = 1000
+"""Maximum number of rewinds per file after rows with a stray quote."""
 
 
 def csv_rows(file: Path, delimiter: str) -> Iterator[Row]:
-    """One dict of strings a row, named by the header; quoted fields may hold line ends. Raises Damaged."""
+    """One dict of strings per row, keys from the header; quoted fields may contain line ends. Raises Damaged."""
     records = _records(file, delimiter)
     if (first := next(records, None)) is None:
         return
@@ -38,44 +38,46 @@ def csv_rows(file: Path, delimiter: str) -> Iterator[Row]:
 
 
 def _records(file: Path, delimiter: str) -> Iterator[tuple[int, list[str] | BadRow]]:
-    """The fields of each row, the header's too, or what is wrong with it; with the number of its first line."""
+    """(number of its first line, fields or `BadRow`) of each row, including the header."""
     text = _Lines(file)
     reader = csv.reader(text, delimiter=delimiter, strict=True)
-    csv.field_size_limit(MOST_FIELD)  # 131,072 unless told, less than many a document
+    csv.field_size_limit(MAX_FIELD_CHARACTERS)  # the default of 131,072 is too small for documents
     while True:
         line = text.number + 1
-        found: list[str] | BadRow
+        record: list[str] | BadRow
         try:
-            found = next(reader)
+            record = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
             last = text.number
-            if text.go_back():
+            if text.rewind():
                 reader = csv.reader(text, delimiter=delimiter, strict=True)
-                found = BadRow(f"malformed table in line {line}: {error}")
+                record = BadRow(f"malformed table in line {line}: {error}")
             else:
-                found = BadRow(f"malformed table in lines {line} to {last}, which are lost: {error}")
-        if error := text.take():
-            found = BadRow(f"byte {error.start} of the line (0x{error.object[error.start]:02x}) is not UTF-8")
-        if found:
-            yield line, found
+                record = BadRow(f"malformed table in lines {line} to {last}, which are lost: {error}")
+        if error := text.end_row():
+            record = BadRow(f"byte {error.start} of the line (0x{error.object[error.start]:02x}) is not UTF-8")
+        if record:
+            yield line, record
 
 
 class _Lines(Iterator[str]):
-    """Lines as text, which can be read again from the second one of a row on: a quote that opens by mistake runs to the
-    next one, however far, and only its own line is wrong."""
+    """Decoded lines that can be rewound to the second line of the current row.
+
+    A stray quote extends its row to the next quote, however far away; after a rewind only the quote's line is lost.
+    """
 
     def __init__(self, file: Path):
         self._lines = lines(file)
-        self._again: deque[tuple[str, UnicodeDecodeError | None]] = deque()
+        self._pending: deque[tuple[str, UnicodeDecodeError | None]] = deque()
         self._row: list[tuple[str, UnicodeDecodeError | None]] = []
-        self._returns = MOST_RETURNS
+        self._rewinds_left = MAX_REWINDS
         self.number = 0
-        """Of the line given last."""
+        """Number of the last line read, from 1."""
 
     def __next__(self) -> str:
-        line = self._again.popleft() if self._again else self._read()
+        line = self._pending.popleft() if self._pending else self._read()
         self._row.append(line)
         self.number += 1
         return line[0]
@@ -87,19 +89,19 @@ class _Lines(Iterator[str]):
         except UnicodeDecodeError as error:
             return data.decode(errors="replace") + "\n", error
 
-    def take(self) -> UnicodeDecodeError | None:
-        """Begin another row; the first line of this one that is not UTF-8, if there is one."""
+    def end_row(self) -> UnicodeDecodeError | None:
+        """End the current row. Returns the error of its first line that is not UTF-8, or None."""
         error = next((error for _, error in self._row if error), None)
         self._row = []
         return error
 
-    def go_back(self) -> bool:
-        """Give all lines of the row but its first again; False where that was done too often to go on with it."""
+    def rewind(self) -> bool:
+        """Rewind to the second line of the current row. False if `MAX_REWINDS` is exhausted."""
         if len(self._row) > 1:
-            if not self._returns:
+            if not self._rewinds_left:
                 return False
-            self._returns -= 1
-            self._again.extendleft(reversed(self._row[1:]))
+            self._rewinds_left -= 1
+            self._pending.extendleft(reversed(self._row[1:]))
             self.number -= len(self._row) - 1
             del self._row[1:]
         return True
@@ -114,42 +116,44 @@ def _named(header: list[str], fields: list[str]) -> dict[str, str] | BadRow:
 def _header(fields: list[str] | BadRow) -> list[str]:
     if isinstance(fields, BadRow):
         raise Damaged(f"the header cannot be read: {fields}; save the file as UTF-8 with a line of column names")
-    return _once(fields, "the header")
+    return _check_unique(fields, "the header")
 
 
-def _once(names: list[str], where: str) -> list[str]:
-    """The names of columns, of which no two may be the same."""
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise Damaged(f"{where} names column '{twice[0]}' more than once; rename one of them")
+def _check_unique(names: list[str], where: str) -> list[str]:
+    """The column names unchanged. Raises Damaged if two are equal."""
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise Damaged(f"{where} names column '{repeated[0]}' more than once; rename one of them")
     return names
 
 
-class Lost(NamedTuple):
-    """Rows of a table that cannot be decoded."""
+class LostRows(NamedTuple):
+    """A range of table rows that cannot be decoded."""
 
     row: int
+    """Number of the first row, from 0."""
     rows: int
     reason: str
 
 
 def parquet_columns(file: Path) -> tuple[pa.Schema, int]:
-    """The schema, and the number of rows. Raises Damaged."""
+    """The schema and the number of rows. Raises Damaged."""
     with _open(file) as table:
         return table.schema_arrow, table.metadata.num_rows
 
 
 def parquet_batches(
     file: Path, columns: list[str] | None, rows: int, size: int
-) -> Iterator[tuple[int, pa.RecordBatch] | Lost]:
-    """Batches with the number of their first row, from 0.
+) -> Iterator[tuple[int, pa.RecordBatch] | LostRows]:
+    """Yield (number of the first row from 0, batch).
 
     Args:
-        file: not compressed as a whole; Parquet compresses inside.
-        columns: names to read; all when None.
-        rows, size: most rows of a batch, and most bytes where rows are of about one size.
+        file: a Parquet file without an outer compression.
+        columns: names of the columns to read; None reads all.
+        rows: maximum number of rows per batch.
+        size: approximate maximum number of bytes per batch.
 
     Raises:
-        Damaged: no Parquet file.
+        Damaged: not a Parquet file.
     """
     with _open(file) as table:
         start = 0
@@ -164,15 +168,15 @@ def parquet_batches(
             except (pa.ArrowException, OSError) as error:
                 lost = group.num_rows - done
                 reason = f"row group {number} cannot be decoded from row {start + done + 1} on ({_first_line(error)})"
-                yield Lost(start + done, lost, f"{reason}, {lost:,} rows lost")
+                yield LostRows(start + done, lost, f"{reason}, {lost:,} rows lost")
             start += group.num_rows
 
 
-def parquet_rows(file: Path, rows: int, size: int) -> Iterator[Row | Lost]:
-    """One dict of Python values a row. Raises Damaged."""
-    _once(parquet_columns(file)[0].names, "the table")
+def parquet_rows(file: Path, rows: int, size: int) -> Iterator[Row | LostRows]:
+    """One dict of Python values per row. Raises Damaged."""
+    _check_unique(parquet_columns(file)[0].names, "the table")
     for item in parquet_batches(file, None, rows, size):
-        if isinstance(item, Lost):
+        if isinstance(item, LostRows):
             yield item
             continue
         start, batch = item
@@ -188,13 +192,13 @@ def _one_row(batch: pa.RecordBatch, row: int) -> object:
     try:
         return batch.slice(row, 1).to_pylist()[0]
     except UnicodeDecodeError as error:
-        return BadRow(f"a text of this row is not UTF-8 (0x{error.object[error.start]:02x})")
+        return BadRow(f"a string of this row is not UTF-8 (0x{error.object[error.start]:02x})")
     except (ValueError, OverflowError, pa.ArrowException):
         return {name: _value(batch.column(name)[row]) for name in batch.schema.names}
 
 
 def _value(scalar: pa.Scalar) -> object:
-    """A value as Python has it; as text where Python has none, as for nanoseconds of a time."""
+    """The Python value; a string for types without one, such as timestamps in nanoseconds."""
     try:
         return scalar.as_py()
     except (ValueError, OverflowError, pa.ArrowException):
@@ -205,7 +209,7 @@ def _value(scalar: pa.Scalar) -> object:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds text; some writers leave out that bytes are."""
+    """Whether the type can hold text. Binary counts because some writers do not mark strings as UTF-8."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
@@ -213,15 +217,15 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def parquet_texts(column: pa.Array) -> tuple[pa.Array, list[tuple[int, str]]]:
-    """A column as valid strings, null where there is none, and (row, why) for each of those."""
+    """The column as strings (null if invalid), and (row, reason) for each null."""
     try:
         texts = column.cast(pa.string())
         texts.validate(full=True)
     except pa.ArrowInvalid:
         texts = pa.concat_arrays([_one_text(column.slice(row, 1)) for row in range(len(column))])
-    missing = np.flatnonzero(pc.is_null(texts).to_numpy(zero_copy_only=False))
-    found = column.is_valid()
-    return texts, [(int(row), "not UTF-8" if found[row].as_py() else "null, expected a string") for row in missing]
+    nulls = np.flatnonzero(pc.is_null(texts).to_numpy(zero_copy_only=False))
+    has_value = column.is_valid()
+    return texts, [(int(row), "not UTF-8" if has_value[row].as_py() else "null, expected a string") for row in nulls]
 
 
 def _one_text(value: pa.Array) -> pa.Array:
@@ -239,7 +243,7 @@ def _open(file: Path) -> pq.ParquetFile:
     except (PermissionError, FileNotFoundError) as error:
         raise unreadable(file, error) from None
     except (pa.ArrowException, OSError) as error:
-        raise Damaged(f"not a whole Parquet file ({_first_line(error)})") from None
+        raise Damaged(f"not a valid Parquet file ({_first_line(error)})") from None
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,5 +1,6 @@
-"""The texts of a batch as one array of bytes, for what numpy does to all of them faster than a regular expression does
-to each: looking for single bytes, and moving them.
+"""UTF-8 bytes of a batch of texts as one numpy array.
+
+numpy searches and moves single bytes of the complete batch faster than a regular expression processes each text.
 """
 
 import numpy as np
@@ -8,7 +9,7 @@ import pyarrow as pa
 
 
 def flatten(texts: pl.Series) -> tuple[np.ndarray, np.ndarray]:
-    """UTF-8 of all texts one after another [bytes] (read-only), and where each begins [n + 1], the end included."""
+    """Concatenated UTF-8 of all texts [bytes] (read-only), and the start of each text plus the final end [n + 1]."""
     array = texts.to_arrow().cast(pa.large_string())
     _, offsets, values = array.buffers()
     starts = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
@@ -16,17 +17,23 @@ def flatten(texts: pl.Series) -> tuple[np.ndarray, np.ndarray]:
     return data, starts - starts[0]
 
 
-def rows_at(places: np.ndarray, starts: np.ndarray, rows: int) -> np.ndarray:
-    """Which of the texts [rows] (bool) hold one of the byte positions."""
-    found = np.zeros(rows, dtype=bool)
-    found[np.searchsorted(starts, places, side="right") - 1] = True
-    return found
+def rows_with(positions: np.ndarray, starts: np.ndarray, rows: int) -> np.ndarray:
+    """Boolean mask [rows] of the texts that contain at least one of the byte positions."""
+    mask = np.zeros(rows, dtype=bool)
+    mask[np.searchsorted(starts, positions, side="right") - 1] = True
+    return mask
 
 
-def followed_by(data: np.ndarray, lead: int, known: list[int]) -> np.ndarray:
-    """Positions of a lead byte whose character goes on with one of the known values: one byte, or two as a number."""
-    place = np.flatnonzero(data == lead)
-    rest = data[place + 1].astype(np.uint16)
-    if known[0] > 0xFF:
-        rest = rest * 256 + data[place + 2]
-    return place[np.isin(rest, known)]
+def find_sequences(data: np.ndarray, lead: int, continuations: list[int]) -> np.ndarray:
+    """Positions of the characters that consist of a lead byte and one of the continuations.
+
+    Args:
+        data: UTF-8 [bytes].
+        lead: the lead byte.
+        continuations: the bytes after the lead byte: one byte each, or two as a big-endian number.
+    """
+    positions = np.flatnonzero(data == lead)
+    rest = data[positions + 1].astype(np.uint16)
+    if continuations[0] > 0xFF:
+        rest = rest * 256 + data[positions + 2]
+    return positions[np.isin(rest, continuations)]

@@ -1,4 +1,4 @@
-"""A comparison as one HTML file, and the report of a sweep, which is a comparison with its points."""
+"""The HTML page of comparisons; a sweep's page also lists its points."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -9,23 +9,27 @@ from typing import Any
 from markupsafe import Markup
 
 from ingot.core.artifact import atomic_write
-from ingot.report.compare import table as words
+from ingot.report.compare import table
 from ingot.report.compare.compare import LOSS, Comparison, Entry
 from ingot.report.html.charts import Point, Series, line_chart, smoothed
 from ingot.report.html.rendering import render
 
-COLOURS = 8
-"""Names in a legend; of more groups the best are drawn by name and the rest together."""
+MAX_COLOURS = 8
+"""Entries of a legend. Of more groups the best get entries of their own, and the others share the last one."""
 
 
-def write_comparison(made: list[Comparison], to: Path, title: str, points: Sequence[Mapping[str, Any]] = ()) -> Path:
-    """Write the page.
+def write_comparison(
+    comparisons: list[Comparison], to: Path, title: str, points: Sequence[Mapping[str, Any]] = ()
+) -> Path:
+    """Write the page of comparisons.
 
     Args:
-        made: what is compared.
         to: file to write.
-        title: heading.
-        points: of a sweep: {label, states, page}.
+        title: heading of the page.
+        points: points of a sweep: {label, states: [(stage, state)], page: a relative link, or ""}.
+
+    Returns:
+        the file written.
     """
     html = render(
         "compare.html",
@@ -33,7 +37,7 @@ def write_comparison(made: list[Comparison], to: Path, title: str, points: Seque
         written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         style=Markup(files("ingot.report").joinpath("templates/style.css").read_text()),
         points=points,
-        sections=[_section(c) for c in made],
+        sections=[_section(c) for c in comparisons],
     )
     atomic_write(to, str(html))
     return to
@@ -43,12 +47,12 @@ def _section(comparison: Comparison) -> dict[str, Any]:
     return {
         "stage": comparison.stage,
         "metric": comparison.metric,
-        "headings": words.headings(comparison),
-        "rows": words.rows(comparison),
-        "apart": words.rows(comparison, apart=True) if len(comparison.entries) > len(comparison.groups) else [],
+        "headings": table.headings(comparison),
+        "rows": table.rows(comparison),
+        "per_run": table.rows(comparison, per_run=True) if len(comparison.entries) > len(comparison.groups) else [],
         "names": [g.label for g in comparison.groups],
-        "differing": words.differing(comparison),
-        "paired": words.paired(comparison),
+        "differing": table.differing(comparison),
+        "paired": table.paired(comparison),
         "warnings": comparison.warnings,
         "seeds": any(len(g.finished) > 1 for g in comparison.groups),
         "charts": _charts(comparison),
@@ -56,13 +60,13 @@ def _section(comparison: Comparison) -> dict[str, Any]:
 
 
 def _charts(comparison: Comparison) -> list[Markup]:
-    """The curves of all entries, each in its group's colour."""
+    """Charts with a curve for each entry, in its group's colour."""
     names, entries = _legend(comparison), {g.label: g.entries for g in comparison.groups}
 
     def curves(points: Callable[[Entry], list[Point]], smooth: bool = False, dots: bool = False) -> list[Series]:
-        drawn = [(name, points(e)) for label, name in names.items() for e in entries[label]]
-        weight = 1 - 1 / min(50, max(1, max((len(p) for _, p in drawn), default=1) / 50))
-        return [Series(name, smoothed(sorted(p), weight) if smooth else p, dots=dots) for name, p in drawn]
+        series = [(name, points(e)) for label, name in names.items() for e in entries[label]]
+        weight = 1 - 1 / min(50, max(1, max((len(p) for _, p in series), default=1) / 50))
+        return [Series(name, smoothed(sorted(p), weight) if smooth else p, dots=dots) for name, p in series]
 
     def steps(field: str) -> Callable[[Entry], list[Point]]:
         return lambda e: [(s["step"], s[field]) for s in e.steps if field in s]
@@ -78,7 +82,7 @@ def _charts(comparison: Comparison) -> list[Markup]:
             "Validation loss, second half", curves(lambda e: losses(e, half), dots=True), "step", "nats per token"
         ),
     ]
-    if len(batch) > 1:  # a step is not the same amount of text in all of them
+    if len(batch) > 1:  # with different batch sizes, losses at equal steps are not comparable
         by_tokens = curves(lambda e: losses(e, unit=e.facts.get("batch_tokens", 1)), dots=True)
         charts.append(line_chart("Validation loss by tokens", by_tokens, "tokens", "nats per token"))
     return [
@@ -91,11 +95,11 @@ def _charts(comparison: Comparison) -> list[Markup]:
 
 
 def _legend(comparison: Comparison) -> dict[str, str]:
-    """Group -> name of its curves, in the order of the legend: its own, or one for all that find no colour left."""
+    """Group -> its entry in the legend, in the order of the legend."""
     labels = [g.label for g in comparison.groups]
     means = {g.label: m.mean for g in comparison.groups if (m := g.mean(comparison.metric))}
-    best = sorted(labels, key=lambda label: means.get(label, float("inf")))[: COLOURS - 1]
-    if len(labels) <= COLOURS:
+    best = sorted(labels, key=lambda label: means.get(label, float("inf")))[: MAX_COLOURS - 1]
+    if len(labels) <= MAX_COLOURS:
         best = labels
-    named, rest = [n for n in labels if n in best], [n for n in labels if n not in best]
-    return {n: n for n in named} | dict.fromkeys(rest, f"{len(rest)} others")
+    own, others = [n for n in labels if n in best], [n for n in labels if n not in best]
+    return {n: n for n in own} | dict.fromkeys(others, f"{len(others)} others")

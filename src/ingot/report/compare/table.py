@@ -1,4 +1,4 @@
-"""A comparison as rows of words, for the terminal and the page, and as plain data for `--json`."""
+"""A comparison as rows of text, for the terminal and the page, and as plain data for `--json`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,32 +21,32 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "seconds": ("time", figures.duration),
     "parameters": ("parameters", figures.short),
 }
-"""Numbers that are shown where a run has them -> heading and spelling; losses come with intervals."""
-_SHOWN = 60
-"""Characters of a setting's value."""
-_ACROSS = 12
-"""Columns beyond which the terminal's table shows runs side by side and their numbers below each other."""
+"""Metric -> (heading, format function), shown if a run has it; losses have intervals."""
+MAX_VALUE_CHARACTERS = 60
+"""Characters shown of a setting's value."""
+MAX_COLUMNS = 12
+"""A terminal table with more columns is transposed: runs become columns and metrics become rows."""
 
 
 def columns(comparison: Comparison) -> dict[str, tuple[str, Callable[[float], str]]]:
-    """The numbers of a comparison's table: the metric, the usual ones, those of evaluate stages."""
-    have = {name for e in comparison.entries for name in e.numbers}
-    judged = {n: (figures.words(n), figures.nats) for e in comparison.entries for n in e.evaluated}
-    judged = {n: c for n, c in judged.items() if not n.endswith("/perplexity")}
-    by_source = {n: (figures.words(n), figures.nats) for n in sorted(have) if n.startswith(f"{BITS}/")}
-    metric = {comparison.metric: (figures.words(comparison.metric), figures.value)}
-    return {n: c for n, c in (metric | COLUMNS | by_source | judged).items() if n in have}
+    """Metric -> (heading, format function): the comparison's metric, `COLUMNS`, and those of evaluate stages."""
+    available = {name for e in comparison.entries for name in e.numbers}
+    evaluated = {n: (figures.heading(n), figures.nats) for e in comparison.entries for n in e.evaluated}
+    evaluated = {n: c for n, c in evaluated.items() if not n.endswith("/perplexity")}
+    by_source = {n: (figures.heading(n), figures.nats) for n in sorted(available) if n.startswith(f"{BITS}/")}
+    metric = {comparison.metric: (figures.heading(comparison.metric), figures.value)}
+    return {n: c for n, c in (metric | COLUMNS | by_source | evaluated).items() if n in available}
 
 
-def rows(comparison: Comparison, apart: bool = False) -> list[list[str]]:
-    """A row for each group (or for each run, `apart`): its name, its seeds, its numbers."""
-    shown = columns(comparison)
+def rows(comparison: Comparison, per_run: bool = False) -> list[list[str]]:
+    """Label, seeds and metrics of each group, or of each run with `per_run`."""
+    formats = columns(comparison)
 
     def cell(group: Group, name: str) -> str:
-        return _number(group.mean(name), shown[name][1], len(group.having(name)), name == comparison.metric)
+        return _number(group.mean(name), formats[name][1], len(group.having(name)), name == comparison.metric)
 
-    groups = [Group(e.label, [e]) for e in comparison.entries] if apart else comparison.groups
-    return [[g.label, _seeds(g), *(cell(g, name) for name in shown)] for g in groups]
+    groups = [Group(e.label, [e]) for e in comparison.entries] if per_run else comparison.groups
+    return [[g.label, _seeds(g), *(cell(g, name) for name in formats)] for g in groups]
 
 
 def headings(comparison: Comparison) -> list[str]:
@@ -54,7 +54,7 @@ def headings(comparison: Comparison) -> list[str]:
 
 
 def differing(comparison: Comparison) -> list[list[str]]:
-    """A row for each setting that is not the same in all groups: its name, its values."""
+    """Name and values of each setting that differs between groups."""
     return [[name, *map(_value, values)] for name, values in comparison.differing.items()]
 
 
@@ -82,22 +82,22 @@ def _seeds(group: Group) -> str:
     return ", ".join(seeds) if len(seeds) <= 5 else f"{len(seeds)} seeds"
 
 
-def _number(mean: Interval | None, spell: Callable[[float], str], runs: int, is_metric: bool) -> str:
+def _number(mean: Interval | None, form: Callable[[float], str], runs: int, is_metric: bool) -> str:
     if mean is None:
         return "–"
-    if mean.low is None or mean.high is None or not (is_metric or spell is figures.nats):
-        return spell(mean.mean)
-    if runs == 1:  # an evaluate stage's interval over documents, which has no one half
-        return f"{spell(mean.mean)} ({spell(mean.low)} to {spell(mean.high)})"
-    return f"{spell(mean.mean)} ± {spell(mean.high - mean.mean)}"
+    if mean.low is None or mean.high is None or not (is_metric or form is figures.nats):
+        return form(mean.mean)
+    if runs == 1:  # a bootstrap interval of an evaluate stage, which is not symmetric
+        return f"{form(mean.mean)} ({form(mean.low)} to {form(mean.high)})"
+    return f"{form(mean.mean)} ± {form(mean.high - mean.mean)}"
 
 
 def _value(value: Any) -> str:
-    return "–" if value is None else shortened(str(value), _SHOWN)
+    return "–" if value is None else shortened(str(value), MAX_VALUE_CHARACTERS)
 
 
 def data(comparison: Comparison) -> dict[str, Any]:
-    """Everything as plain data."""
+    """The complete comparison as plain data."""
     names = list(columns(comparison))
     return {
         "stage": comparison.stage,
@@ -135,13 +135,13 @@ def _interval(interval: Interval) -> dict[str, Any]:
 
 
 def print_comparison(comparison: Comparison, out: Console) -> None:
-    """The comparison as tables."""
+    """Print a comparison as tables."""
     if comparison.stage:
         out.print(comparison.stage)
-    found = [headings(comparison), *rows(comparison)]
-    if len(found[0]) > max(len(found), _ACROSS):
-        found = [list(column) for column in zip(*found, strict=True)]
-    out.print(_filled(*found))
+    lines = [headings(comparison), *rows(comparison)]
+    if len(lines[0]) > max(len(lines), MAX_COLUMNS):
+        lines = [list(column) for column in zip(*lines, strict=True)]
+    out.print(_filled(*lines))
     if any(len(g.finished) > 1 for g in comparison.groups):
         out.print("± is a 95 % t-interval of the mean over seeds", style="dim")
     if differing(comparison):
@@ -154,7 +154,7 @@ def print_comparison(comparison: Comparison, out: Console) -> None:
 
 
 def _filled(names: list[str], *lines: list[str]) -> Table:
-    shown = table(*names, right=names[1:] if names[0] == "run" else ())
+    filled = table(*names, right=names[1:] if names[0] == "run" else ())
     for line in lines:
-        shown.add_row(*line)
-    return shown
+        filled.add_row(*line)
+    return filled

@@ -1,10 +1,8 @@
-"""Line charts as inline SVG: one function, no script, colours from the page's style sheet.
+"""Line charts as inline SVG, without scripts; colours come from the page's style sheet.
 
-A chart is a `<figure>`: title, legend (HTML, so that it wraps and never overlaps), the SVG. Long series are thinned to
-the lowest and highest value of each of some 240 buckets, so a spike survives and the page stays small. Values that are
-not finite break the line and are marked at the top: a NaN is the one point of a curve that nobody may miss.
-
-Rejected: a plotting library (each is larger than the rest of the base install's report) and a script in the page.
+A chart is a `<figure>` with a title, a legend (in HTML, so that it wraps) and the SVG. Long series are thinned to the
+minimum and maximum of each bucket, which keeps spikes and a small page. Values that are not finite interrupt the line
+and are marked at the top.
 """
 
 import math
@@ -16,21 +14,21 @@ from markupsafe import Markup, escape
 from ingot.report import figures
 from ingot.report.html.axes import HEIGHT, LEFT, RIGHT, TOP, WIDTH, Frame, draw_axes
 
-BUCKETS, HOVERS, MARKS = 240, 40, 20
+MAX_BUCKETS, MAX_HOVERS, MAX_MARKS = 240, 40, 20
+"""Most buckets of a curve, points with a tooltip, and marked values that are not finite."""
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Series:
-    """A named curve; `smooth` in (0, 1) draws its running mean over the faint raw curve, `dots` marks each point.
-
-    Curves of one name share a colour and an entry of the legend.
-    """
+    """A named curve. Curves with equal names share a colour and an entry of the legend."""
 
     name: str
     points: Sequence[Point]
     smooth: float = 0.0
+    """Weight of the running mean, in (0, 1), drawn over the faint raw curve; 0 draws the raw curve only."""
     dots: bool = False
+    """Whether each point is marked."""
 
 
 def line_chart(
@@ -45,15 +43,15 @@ def line_chart(
     """Draw curves over a common axis.
 
     Args:
-        title: above the chart.
-        series: at most eight names; points need not be sorted.
+        title: caption of the chart.
+        series: curves with at most eight different names; points need not be sorted.
         x_label, y_label: axis names with units.
-        references: name -> height of a dashed horizontal line.
-        log_x: logarithmic steps; points at 0 or below are left out.
-        from_zero: the y axis starts at 0.
+        references: name -> y value of a dashed horizontal line.
+        log_x: use a logarithmic x axis; points with x <= 0 are left out.
+        from_zero: start the y axis at 0.
 
     Returns:
-        a `<figure>`; one that says "no data yet" where no series has a finite point.
+        a `<figure>`; it contains "no data yet" if no series has a finite point.
     """
     references = dict(references or {})
     series = [Series(s.name, sorted(p for p in s.points if not log_x or p[0] > 0), s.smooth, s.dots) for s in series]
@@ -71,8 +69,7 @@ def line_chart(
         line = "<line class=reference x1={} x2={} y1={:.1f} y2={:.1f}><title>{}: {}</title></line>"
         body.append(Markup(line).format(LEFT, WIDTH - RIGHT, y, y, name, f"{height:.4g}"))
     names = list(dict.fromkeys(s.name for s in series))
-    for one in series:
-        body.append(_curve(frame, one, names.index(one.name)))
+    body += [_curve(frame, s, names.index(s.name)) for s in series]
     svg = Markup('<svg viewBox="0 0 {} {}" role=img aria-label="{}">{}</svg>').format(
         WIDTH, HEIGHT, title, Markup("").join(body)
     )
@@ -81,67 +78,65 @@ def line_chart(
 
 
 def _curve(frame: Frame, series: Series, number: int) -> Markup:
-    drawn = smoothed(series.points, series.smooth)
+    points = smoothed(series.points, series.smooth)
     parts = []
     if series.smooth:
         parts.append(_path(frame, series.points, f"line s{number} raw"))
-    parts.append(_path(frame, drawn, f"line s{number}"))
-    good = [p for p in drawn if math.isfinite(p[1])]
-    for x, y in good if series.dots or len(good) == 1 else []:
+    parts.append(_path(frame, points, f"line s{number}"))
+    finite = [p for p in points if math.isfinite(p[1])]
+    for x, y in finite if series.dots or len(finite) == 1 else []:
         parts.append(
             Markup('<circle class="dot s{}" cx={:.1f} cy={:.1f} r=2.5 />').format(number, frame.x(x), frame.y(y))
         )
-    for x, y in figures.spread(good, HOVERS):
+    for x, y in figures.evenly_spaced(finite, MAX_HOVERS):
         circle = "<circle class=hover cx={:.1f} cy={:.1f} r=7><title>{}, {}: {}</title></circle>"
         parts.append(Markup(circle).format(frame.x(x), frame.y(y), series.name, f"{x:,.6g}", f"{y:.5g}"))
-    for x, y in [p for p in series.points if not math.isfinite(p[1])][:MARKS]:
+    for x, y in [p for p in series.points if not math.isfinite(p[1])][:MAX_MARKS]:
         mark = "<text class=broken x={:.1f} y={} text-anchor=middle>✕<title>{}, {}: {}</title></text>"
         parts.append(Markup(mark).format(frame.x(x), TOP + 6, series.name, f"{x:,.6g}", y))
     return Markup("").join(parts)
 
 
 def _path(frame: Frame, points: Sequence[Point], css: str) -> Markup:
-    """A path with a gap at every value that is not finite; a point between two gaps is a dot (round line ends)."""
-    pieces, pen = [], "M"
+    """A path with a gap at every value that is not finite; a point between two gaps becomes a dot."""
+    pieces, starts = [], True
     for x, y in thinned(points):
         if math.isfinite(y):
-            place = f"{frame.x(x):.1f} {frame.y(y):.1f}"
-            pieces.append(f"M{place}L{place}" if pen == "M" else f"L{place}")
-            pen = "L"
-        else:
-            pen = "M"
+            point = f"{frame.x(x):.1f} {frame.y(y):.1f}"
+            pieces.append(f"M{point}L{point}" if starts else f"L{point}")
+        starts = not math.isfinite(y)
     return Markup('<path class="{}" d="{}" />').format(css, "".join(pieces))
 
 
 def smoothed(points: Sequence[Point], weight: float) -> Sequence[Point]:
-    """Exponential running mean without the bias towards its start; values that are not finite stay and are skipped."""
+    """Exponential running mean with bias correction; values that are not finite are kept and left out of the mean."""
     if not weight:
         return points
-    out, mean, seen = [], 0.0, 0.0
+    out, mean, total_weight = [], 0.0, 0.0
     for x, y in points:
         if math.isfinite(y):
-            mean, seen = weight * mean + (1 - weight) * y, weight * seen + 1 - weight
-        out.append((x, mean / seen if math.isfinite(y) else y))
+            mean, total_weight = weight * mean + (1 - weight) * y, weight * total_weight + 1 - weight
+        out.append((x, mean / total_weight if math.isfinite(y) else y))
     return out
 
 
-def thinned(points: Sequence[Point], buckets: int = BUCKETS) -> Sequence[Point]:
-    """At most three points a bucket: its lowest, its highest, and one that is not finite, in their order."""
+def thinned(points: Sequence[Point], buckets: int = MAX_BUCKETS) -> Sequence[Point]:
+    """At most three points per bucket, in order: the minimum, the maximum, and one that is not finite."""
     if len(points) <= 2 * buckets:
         return points
-    kept = {0, len(points) - 1}
+    selected = {0, len(points) - 1}
     for bucket in range(buckets):
         inside = range(bucket * len(points) // buckets, (bucket + 1) * len(points) // buckets)
         finite = [i for i in inside if math.isfinite(points[i][1])]
         if finite:
-            kept |= {min(finite, key=lambda i: points[i][1]), max(finite, key=lambda i: points[i][1])}
-        kept |= set([i for i in inside if not math.isfinite(points[i][1])][:1])
-    return [points[i] for i in sorted(kept)]
+            selected |= {min(finite, key=lambda i: points[i][1]), max(finite, key=lambda i: points[i][1])}
+        selected |= set([i for i in inside if not math.isfinite(points[i][1])][:1])
+    return [points[i] for i in sorted(selected)]
 
 
 def _legend(names: Sequence[str], references: Mapping[str, float]) -> Markup:
     if len(names) == 1 and not references:
-        return Markup("<div class=legend></div>")  # the title says it; the room keeps neighbours aligned
+        return Markup("<div class=legend></div>")  # a single curve needs no legend; the space aligns adjacent charts
     entries = [Markup('<span><i class="swatch s{}"></i>{}</span>').format(n, name) for n, name in enumerate(names)]
     entries += [
         Markup("<span><i class='swatch dashed'></i>{} = {}</span>").format(escape(name), f"{height:.4g}")

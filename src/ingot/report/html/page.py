@@ -1,11 +1,11 @@
-"""One run as one HTML file: nothing in it is fetched, so it can be mailed, archived and opened in ten years.
+"""The report of a run as one self-contained HTML file, which fetches nothing.
 
-It is written whenever `ingot run` ends and may be written while it runs; every part shows what there is by then.
+`ingot run` writes it at its end, and `ingot report` at any time; it shows the results that exist by then.
 """
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
@@ -23,7 +23,7 @@ from ingot.report import figures, reading
 from ingot.report.html.graph_picture import Box, draw
 from ingot.report.html.panels import panel
 from ingot.report.html.rendering import render
-from ingot.stages.job import CHOICES
+from ingot.stages.job import EXECUTION_FILE
 from ingot.stages.kind import Node
 from ingot.stages.kinds import KINDS
 
@@ -36,7 +36,7 @@ STATES = {
     "WAIT": "waiting",
     "MISSING": "not run",
 }
-"""What a page calls the states that a stage can be in."""
+"""Status of a stage -> its name on the page."""
 
 
 def write_report(graph: Graph, to: Path | None = None) -> Path:
@@ -44,7 +44,7 @@ def write_report(graph: Graph, to: Path | None = None) -> Path:
 
     Args:
         graph: the recipe's stages.
-        to: file to write; `report.html` beside the links of the run's stages when None.
+        to: file to write; default: `report.html` in the run's directory.
 
     Returns:
         the file written.
@@ -101,48 +101,70 @@ def _box(stage: Mapping[str, Any]) -> Box:
 
 
 def headline(graph: Graph) -> list[dict[str, str]]:
-    """The run in a handful of numbers: {label, value, note}, each from the stages that are done."""
-    found: list[dict[str, str]] = []
-    for node in graph.nodes.values():
-        stage = graph.stage(node).path
-        result = reading.result(stage)
-        if node.kind == "corpus" and "documents" in result:
-            size = figures.size(result.get("bytes", 0))
-            found.append(
-                _number(f"{node.name}: documents", figures.count(result["documents"]), f"{size} of clean text")
-            )
-        if node.kind == "train" and "val_loss_nats" in result:
-            loss = result["val_loss_nats"]
-            note = f"{figures.meaning(result)}, {figures.short(result['parameters'])} parameters, "
-            note += f"{figures.short(result['tokens'])} tokens"
-            found.append(_number(f"{node.name}: validation loss, nats", figures.nats(loss), note))
-        if node.kind == "train" and "val_reward" in result:
-            note = f"mean of fresh samples on held-out prompts; {figures.short(result['tokens'])} tokens trained on"
-            found.append(_number(f"{node.name}: reward", figures.nats(result["val_reward"]), note))
-        if node.kind == "label" and "score" in result:
-            note = f"mean over the answers, {figures.count(result['documents'])} {node.settings.format} kept"  # pyright: ignore
-            found.append(_number(f"{node.name}: score", figures.nats(result["score"]), note))
-        if node.kind == "evaluate":
-            found += [_best(task, rows) for task, rows in reading.yardsticks(stage).items()]
-    return found
+    """The main numbers of the finished stages: {label, value, note}."""
+    return [
+        {"label": label, "value": value, "note": note}
+        for node in graph.nodes.values()
+        for label, value, note in HEADLINES.get(node.kind, _no_headlines)(node, graph.stage(node).path)
+    ]
 
 
-def _best(task: str, rows: list[dict[str, Any]]) -> dict[str, str]:
-    """The model with the fewest bits per byte beside its references."""
-    models = [r for r in rows if not r["reference"]]
-    others = ", ".join(f"{r['model']} {r['value']:.2f}" for r in rows if r["reference"])
-    if not models:
-        return _number(f"bits per byte on {task}", "–", others)
-    best = min(models, key=lambda r: r["value"])
-    return _number(f"bits per byte on {task}: {best['model']}", figures.nats(best["value"]), others)
+Headlines = Iterator[tuple[str, str, str]]
+"""(label, value, note)"""
 
 
-def _number(label: str, value: str, note: str) -> dict[str, str]:
-    return {"label": label, "value": value, "note": note}
+def _no_headlines(node: Node, stage: Path) -> Headlines:
+    yield from ()
+
+
+def _corpus_headlines(node: Node, stage: Path) -> Headlines:
+    result = reading.result(stage)
+    if "documents" in result:
+        size = figures.size(result.get("bytes", 0))
+        yield f"{node.name}: documents", figures.count(result["documents"]), f"{size} of clean text"
+
+
+def _train_headlines(node: Node, stage: Path) -> Headlines:
+    result = reading.result(stage)
+    if "val_loss_nats" in result:
+        note = f"{figures.describe_loss(result)}, {figures.short(result['parameters'])} parameters, "
+        note += f"{figures.short(result['tokens'])} tokens"
+        yield f"{node.name}: validation loss, nats", figures.nats(result["val_loss_nats"]), note
+    if "val_reward" in result:
+        note = f"mean of fresh samples on held-out prompts; {figures.short(result['tokens'])} tokens trained on"
+        yield f"{node.name}: reward", figures.nats(result["val_reward"]), note
+
+
+def _label_headlines(node: Node, stage: Path) -> Headlines:
+    result = reading.result(stage)
+    if "score" in result:
+        note = f"mean over the answers, {figures.count(result['documents'])} {node.settings.format} kept"  # pyright: ignore
+        yield f"{node.name}: score", figures.nats(result["score"]), note
+
+
+def _evaluate_headlines(node: Node, stage: Path) -> Headlines:
+    """The model with the fewest bits per byte on each corpus; the note has the baselines."""
+    for task, rows in reading.bits_per_byte(stage).items():
+        models = [r for r in rows if not r["reference"]]
+        baselines = ", ".join(f"{r['model']} {r['value']:.2f}" for r in rows if r["reference"])
+        if models:
+            best = min(models, key=lambda r: r["value"])
+            yield f"bits per byte on {task}: {best['model']}", figures.nats(best["value"]), baselines
+        else:
+            yield f"bits per byte on {task}", "–", baselines
+
+
+HEADLINES: dict[str, Callable[[Node, Path], Headlines]] = {
+    "corpus": _corpus_headlines,
+    "train": _train_headlines,
+    "label": _label_headlines,
+    "evaluate": _evaluate_headlines,
+}
+"""Kind -> (stage, its directory) -> the stage's numbers at the top of the page."""
 
 
 def _environment(graph: Graph) -> list[tuple[str, str]]:
-    """This machine, and what each train stage recorded of its own."""
+    """(label, text) of the software, this machine, and how each train stage was executed."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     lines = [
         ("ingot", _version("ingot")),
@@ -152,7 +174,7 @@ def _environment(graph: Graph) -> list[tuple[str, str]]:
         ("cores", f"{cores} usable"),
     ]
     for node in graph.nodes.values():
-        execution = reading.read_json(graph.stage(node) / CHOICES)
+        execution = reading.read_json(graph.stage(node) / EXECUTION_FILE)
         if execution:
             text = f"{figures.execution(execution)} ({execution.get('reason', 'as set')})"
             lines.append((f"{node.name} ran with", text))

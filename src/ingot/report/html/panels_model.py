@@ -1,4 +1,4 @@
-"""The panels of the stages that make and judge models: curves, tables, samples."""
+"""The panels of train and evaluate stages: curves, tables, samples."""
 
 import math
 from pathlib import Path
@@ -12,16 +12,16 @@ from ingot.report.html.measures import measures
 from ingot.report.html.panels_forgetting import chains, is_summary
 from ingot.report.html.panels_judge import alarms
 from ingot.report.html.rendering import render
-from ingot.stages.job import CHOICES
+from ingot.stages.job import EXECUTION_FILE
 from ingot.train.health import ADVICE, verdict
 
-SHOWN = 12
-"""Rows of the loss table and samples by step."""
+MAX_ROWS = 12
+"""Rows shown of the loss table, and samples shown by step."""
 _COLOURS = {"healthy": "good", "always clipped": "warn", "critical": "bad"}
 
 
 def train(stage: Path) -> Markup:
-    """Curves against references, health, losses in nats and perplexity, samples over time."""
+    """Curves, the health of the gradients, a table of losses, facts, and samples by step."""
     steps, evaluations = reading.events(stage, "step"), reading.evaluations(stage)
     facts, clip = reading.facts(stage), _clip(stage)
     return render(
@@ -29,11 +29,11 @@ def train(stage: Path) -> Markup:
         pairs=_facts(stage, facts, steps),
         charts=_charts(steps, evaluations, facts, clip) if steps or evaluations else [],
         alarms=[f"{alarm.sentence} (from step {alarm.step:,.0f})" for alarm in alarms(steps)],
-        verdict=_verdict(steps, reading.events(stage, "health"), clip) if steps else None,
+        health=_health(steps, reading.events(stage, "health"), clip) if steps else None,
         rows=_loss_rows(evaluations),
         sources=_sources(evaluations),
         of_pairs=_of_pairs(evaluations),
-        samples=figures.spread(reading.samples(stage), SHOWN),
+        samples=figures.evenly_spaced(reading.samples(stage), MAX_ROWS),
     )
 
 
@@ -44,7 +44,7 @@ def _clip(stage: Path) -> float:
 def _charts(
     steps: list[dict[str, Any]], evaluations: list[dict[str, Any]], facts: dict[str, Any], clip: float
 ) -> list[Markup]:
-    smooth = 1 - 1 / min(50, max(1, len(steps) / 50))  # over a fiftieth of the run, so that the mean does not lag
+    smooth = 1 - 1 / min(50, max(1, len(steps) / 50))  # a window of at most a fiftieth of the run limits the lag
 
     def curve(name: str, field: str, smooth: float = 0.0) -> Series:
         return Series(name, [(s["step"], s[field]) for s in steps if field in s], smooth)
@@ -57,18 +57,18 @@ def _charts(
         for name, field in held_out.items()
         if (points := [(e["step"], e[field]) for e in evaluations if field in e])
     ]
-    plain = [s for s in steps if "loss_nats" in s]
-    losses = [y for s in validation for _, y in s.points] + [s["loss_nats"] for s in plain]
-    guess = facts.get("ln_vocab_nats", math.inf)
-    near = max((y for y in losses if math.isfinite(y)), default=0.0) > 0.6 * guess
-    references = {"uniform guess, ln V": guess} if near else {}  # far above a tuned model's curve, it would flatten it
-    loss = "loss_nats" if plain or not steps else "loss"
+    train_losses = [s["loss_nats"] for s in steps if "loss_nats" in s]
+    losses = [y for s in validation for _, y in s.points] + train_losses
+    chance = facts.get("ln_vocab_nats", math.inf)
+    near_chance = max((y for y in losses if math.isfinite(y)), default=0.0) > 0.6 * chance
+    references = {"uniform guess, ln V": chance} if near_chance else {}  # far above the curve, it would flatten it
+    loss = "loss_nats" if train_losses or not steps else "loss"
     unit = "nats per token" if loss == "loss_nats" and not _of_pairs(evaluations) else "loss"
-    shown = line_chart("Loss", [curve("train", loss, smooth), *validation], "step", unit, references)
+    loss_chart = line_chart("Loss", [curve("train", loss, smooth), *validation], "step", unit, references)
     return [
-        *([shown] if loss == "loss_nats" else []),
+        *([loss_chart] if loss == "loss_nats" else []),
         *measures(steps, evaluations, smooth),
-        *([shown] if loss == "loss" else []),  # of samples it says little: it is about 0 at every first update
+        *([loss_chart] if loss == "loss" else []),  # an on-policy loss is about 0 at first updates, so it comes last
         line_chart("Learning rate", [curve("learning rate", "lr")], "step", "rate", from_zero=True),
         line_chart(
             "Gradient norm before clipping",
@@ -82,11 +82,11 @@ def _charts(
     ]
 
 
-def _verdict(steps: list[dict[str, Any]], changes: list[dict[str, Any]], clip: float) -> dict[str, str]:
-    """Of all logged norms together, and when the verdict changed while training."""
+def _health(steps: list[dict[str, Any]], changes: list[dict[str, Any]], clip: float) -> dict[str, str]:
+    """The health of all logged gradient norms together, and its changes during training."""
     norms = [s["grad_norm"] for s in steps]
     health = verdict(norms, clip)
-    above = figures.share(sum(n > clip for n in norms), len(norms))
+    above = figures.percentage(sum(n > clip for n in norms), len(norms))
     sentence = f"{above} of logged gradient norms exceed {clip:g}; {ADVICE[health]}."
     if changes:
         sentence += " While training: " + ", ".join(f"{e['health']} at step {e['step']:,}" for e in changes) + "."
@@ -94,49 +94,50 @@ def _verdict(steps: list[dict[str, Any]], changes: list[dict[str, Any]], clip: f
 
 
 def _sources(evaluations: list[dict[str, Any]]) -> list[str]:
-    """Corpora whose validation loss is given one by one (where there are several)."""
+    """Corpora with a validation loss of their own; empty for a single corpus."""
     prefix = "val_loss_nats/"
     return list(dict.fromkeys(k.removeprefix(prefix) for e in evaluations for k in e if k.startswith(prefix)))
 
 
 def _of_pairs(evaluations: list[dict[str, Any]]) -> bool:
-    return any(figures.told_apart(e) is not None for e in evaluations)
+    return any(figures.pair_accuracy(e) is not None for e in evaluations)
 
 
 def _loss_rows(evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    measured = [e for e in evaluations if "val_loss_nats" in e]
-    if not measured:
+    """Rows of the loss table: some evaluations, always including the best one."""
+    with_loss = [e for e in evaluations if "val_loss_nats" in e]
+    if not with_loss:
         return []
-    best = min(measured, key=lambda e: e["val_loss_nats"])
-    shown = figures.spread(measured, SHOWN)
-    if best not in shown:
-        shown = sorted([*shown, best], key=lambda e: e["step"])
+    best = min(with_loss, key=lambda e: e["val_loss_nats"])
+    selected = figures.evenly_spaced(with_loss, MAX_ROWS)
+    if best not in selected:
+        selected = sorted([*selected, best], key=lambda e: e["step"])
     return [
         {
             "step": e["step"],
             "train": e.get("train_loss_nats"),
             "val": e["val_loss_nats"],
-            "right": figures.told_apart(e),
+            "accuracy": figures.pair_accuracy(e),
             "sources": [e.get(f"val_loss_nats/{s}") for s in _sources(evaluations)],
             "best": e is best,
         }
-        for e in shown
+        for e in selected
     ]
 
 
 def _facts(stage: Path, facts: dict[str, Any], steps: list[dict[str, Any]]) -> list[tuple[str, str]]:
     if not facts:
         return []
-    result, execution = reading.result(stage), reading.read_json(stage / CHOICES)
+    result, execution = reading.result(stage), reading.read_json(stage / EXECUTION_FILE)
     done, rows = steps[-1]["step"] if steps else 0, figures.count(facts["batch_rows"])
     pairs = [
         ("parameters", figures.count(facts["parameters"])),
         ("decayed parameters", figures.count(facts["decayed_parameters"])),
         ("undecayed parameters", figures.count(facts["undecayed_parameters"])),
         ("steps", f"{figures.count(done)} of {figures.count(facts['steps'])}"),
-        ("tokens a step", f"{figures.count(facts['batch_tokens'])} in {rows} rows")
+        ("tokens per step", f"{figures.count(facts['batch_tokens'])} in {rows} rows")
         if "batch_tokens" in facts
-        else ("prompts a step", rows),
+        else ("prompts per step", rows),
         ("context", f"{figures.count(facts['context'])} tokens"),
         ("vocabulary", f"{figures.count(facts['vocab'])}, ln V = {facts['ln_vocab_nats']:.4f} nats"),
         ("peak learning rate", f"{facts['peak_lr']:.3g}, warmup {figures.count(facts['warmup_steps'])}"),
@@ -147,8 +148,9 @@ def _facts(stage: Path, facts: dict[str, Any], steps: list[dict[str, Any]]) -> l
         if "val_reward" in result:
             pairs.append(("reward of fresh samples, held-out prompts", figures.nats(result["val_reward"])))
         else:
-            spelled = f"{figures.nats(loss)} nats, {figures.meaning(result)}"
-            pairs.append(("validation loss, whole split", spelled))
+            pairs.append(
+                ("validation loss, complete split", f"{figures.nats(loss)} nats, {figures.describe_loss(result)}")
+            )
         pairs.append(("tokens trained on", figures.count(result.get("tokens", 0))))
         pairs += [("best at step", figures.count(result["best_step"]))] if result.get("best_step") is not None else []
         names = {"bits_per_byte": "bits per byte", "epochs": "epochs"}
@@ -159,13 +161,13 @@ def _facts(stage: Path, facts: dict[str, Any], steps: list[dict[str, Any]]) -> l
         if "peak_bytes" in result:
             pairs.append(("peak memory", figures.size(result["peak_bytes"])))
     if execution:
-        pairs.append(("computed with", figures.execution(execution)))
+        pairs.append(("execution", figures.execution(execution)))
     return pairs
 
 
 def _phases(stage: Path) -> list[tuple[str, str]]:
-    """Each phase in words, where there are several or the batch grows; of several attempts the newest."""
-    phases = {e["name"]: e for e in reading.events(stage, "phase")}
+    """A line for each phase if there are several or the batch grows."""
+    phases = {e["name"]: e for e in reading.events(stage, "phase")}  # the newest attempt's
     if len(phases) == 1 and all(p["rows"] == p["last_rows"] for p in phases.values()):
         return []
     return [(f"phase {name}", _phase(phase)) for name, phase in phases.items()]
@@ -175,27 +177,28 @@ def _phase(phase: dict[str, Any]) -> str:
     steps = f"steps {figures.count(phase['first_step'])} to {figures.count(phase['last_step'])}"
     grows = f" to {figures.count(phase['last_rows'])}" if phase["last_rows"] != phase["rows"] else ""
     rows = f"{figures.count(phase['rows'])}{grows} rows of {figures.count(phase['context'])} tokens"
-    mixture = " + ".join(n if share == 1 else f"{share:.3g} {n}" for n, share in phase["data"].items())
+    mixture = " + ".join(n if fraction == 1 else f"{fraction:.3g} {n}" for n, fraction in phase["data"].items())
     return f"{steps}: {rows}; {mixture}; learning rate {phase['first_lr']:.2e} to {phase['last_lr']:.2e}"
 
 
 def evaluate(stage: Path) -> Markup:
-    """Bits per byte against yardsticks, every metric with its interval, samples."""
+    """Bits per byte beside baselines, all metrics with their intervals, forgetting, samples."""
     models = reading.models(stage)
     rows = [row for row in reading.table(stage) if row["model"] in models and not is_summary(row)]
-    bars = {task: _bars(found) for task, found in reading.yardsticks(stage).items()}
-    samples = [{**s, "shown": repr(s["prompt"])} for s in reading.samples(stage)]
-    return render("evaluate.html", yardsticks=bars, groups=_groups(rows), chains=chains(stage), samples=samples)
+    bars = {task: _bars(task_rows) for task, task_rows in reading.bits_per_byte(stage).items()}
+    samples = [{**s, "quoted": repr(s["prompt"])} for s in reading.samples(stage)]
+    return render("evaluate.html", bits_per_byte=bars, groups=_groups(rows), chains=chains(stage), samples=samples)
 
 
 def _bars(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    full = max(max(r["value"], r["high"]) for r in rows) or 1.0
+    """Rows with the extents of their bars, in per cent of the longest."""
+    longest = max(max(r["value"], r["high"]) for r in rows) or 1.0
     return [
         {
             **row,
-            "width": 100 * row["value"] / full,
-            "from": 100 * row["low"] / full,
-            "to": 100 * row["high"] / full,
+            "width": 100 * row["value"] / longest,
+            "from": 100 * row["low"] / longest,
+            "to": 100 * row["high"] / longest,
             "note": f"{row['low']:.4f} to {row['high']:.4f}" if row["high"] > row["low"] else "",
         }
         for row in rows
@@ -203,27 +206,27 @@ def _bars(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _groups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows by task; a model's metrics side by side."""
+    """A table for each task: models as rows, metrics as columns."""
     groups = []
     for task in dict.fromkeys(r["task"] for r in rows):
-        mine = [r for r in rows if r["task"] == task]
-        metrics = list(dict.fromkeys(r["metric"] for r in mine))
-        cells = {(r["model"], r["metric"]): r for r in mine}
+        task_rows = [r for r in rows if r["task"] == task]
+        metrics = list(dict.fromkeys(r["metric"] for r in task_rows))
+        cells = {(r["model"], r["metric"]): r for r in task_rows}
         lines = [
             {
                 "model": model,
                 "cells": [_cell(cells.get((model, metric))) for metric in metrics],
-                "n": figures.count(max(r["n"] for r in mine if r["model"] == model)),
+                "n": figures.count(max(r["n"] for r in task_rows if r["model"] == model)),
             }
-            for model in dict.fromkeys(r["model"] for r in mine)
+            for model in dict.fromkeys(r["model"] for r in task_rows)
         ]
-        what = "Task" if "accuracy" in metrics else "Every metric on held-out"
-        groups.append({"task": task, "what": what, "metrics": [figures.words(m) for m in metrics], "rows": lines})
+        title = f"Task {task}" if "accuracy" in metrics else f"All metrics on held-out {task}"
+        groups.append({"title": title, "metrics": [figures.heading(m) for m in metrics], "rows": lines})
     return groups
 
 
 def _cell(row: dict[str, Any] | None) -> tuple[str, str]:
-    """A value and its interval in the precision of its metric."""
+    """A formatted value, and its interval if it has one."""
     if row is None:
         return "–", ""
     decimals = 1 if row["metric"] == "perplexity" else 4

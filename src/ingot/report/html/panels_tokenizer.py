@@ -1,6 +1,5 @@
-"""The panel of a tokenizer stage: what the vocabulary does to text, and what its size costs a model."""
+"""The panel of a tokenizer stage: compression of text, and the parameters that a vocabulary costs a model."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,18 @@ from ingot.tokenizer import vocab_size
 
 
 def tokenizer(stage: Path) -> Markup:
-    """The vocabulary's numbers, by source and by script, its trade-off, its longest tokens."""
+    """Metrics of the vocabulary, by source and by script; charts over vocabulary sizes; the longest tokens."""
     report = reading.read_json(stage / "report.json") | reading.result(stage)
-    words: dict[str, tuple[str, Callable[[Any], str]]] = {
+    formats: figures.Formats = {
         "vocab": ("vocabulary", figures.count),
         "bytes_per_token": ("bytes per token", lambda n: f"{n:.3f}"),
         "tokens_per_word": ("tokens per word", lambda n: f"{n:.3f}"),
         "sample_bytes": ("text measured on", figures.size),
-        "unused_ids": ("ids that text never needs", figures.count),
-        "unknown_share": ("tokens that are unknown", lambda n: f"{100 * n:.2f} %"),
-        "changed_share": ("texts that do not come back", lambda n: f"{100 * n:.2f} %"),
+        "unused_ids": ("unused ids", figures.count),
+        "unknown_fraction": ("unknown tokens", lambda n: f"{100 * n:.2f} %"),
+        "changed_fraction": ("texts changed by encoding and decoding", lambda n: f"{100 * n:.2f} %"),
     }
-    pairs = figures.named(report, words)
+    pairs = figures.labelled(report, formats)
     tables = [(by, report[f"by_{by}"]) for by in ("source", "script") if len(report.get(f"by_{by}", {})) > 1]
     tokens = [figures.visible(token) for token in report.get("longest_tokens", ())]
     return render("tokenizer.html", pairs=pairs, tables=tables, charts=_charts(report), tokens=tokens)
@@ -34,17 +33,21 @@ def _charts(report: dict[str, Any]) -> list[Markup]:
     rows = report.get("tradeoff", [])
     if len(rows) < 2:
         return []
-    width, layers = vocab_size.FULL
+    width, layers = vocab_size.WIDTH_7B, vocab_size.LAYERS_7B
     costs = vocab_size.table([*(row["vocab"] for row in rows), *vocab_size.PRESETS])
-    saved = [(float(row["vocab"]), row["bytes_per_token"]) for row in rows]
-    taken = [(float(row["vocab"]), 100 * row["share"]) for row in costs]
-    gain = Series("bytes per token", saved, dots=True)
-    price = Series(f"width {width:,}, {layers} layers", taken, dots=True)
+    compression = [(float(row["vocab"]), row["bytes_per_token"]) for row in rows]
+    parameters = [(float(row["vocab"]), 100 * row["fraction"]) for row in costs]
     return [
-        line_chart("What a larger vocabulary saves", [gain], "vocabulary", "bytes per token", log_x=True),
         line_chart(
-            f"What it costs: share of a model's parameters (width {width:,}, {layers} layers)",
-            [price],
+            "Compression by vocabulary size",
+            [Series("bytes per token", compression, dots=True)],
+            "vocabulary",
+            "bytes per token",
+            log_x=True,
+        ),
+        line_chart(
+            f"Embedding and head, of a model's parameters (width {width:,}, {layers} layers)",
+            [Series(f"width {width:,}, {layers} layers", parameters, dots=True)],
             "vocabulary",
             "%",
             log_x=True,

@@ -1,4 +1,4 @@
-"""The page's templates: jinja2 with escaping on, so that no document's text can become part of the page's code."""
+"""Renders the page's templates, with jinja2's autoescape, so that text of documents cannot inject HTML."""
 
 from functools import cache
 from typing import Any
@@ -12,13 +12,15 @@ from ingot.report import figures
 @cache
 def _environment() -> Environment:
     loader = PackageLoader("ingot.report")
-    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    names = ("count", "short", "size", "duration", "nats", "perplexity", "value")
-    made.filters |= {name: getattr(figures, name) for name in names}
-    made.globals["share"] = figures.share
-    return made
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    filters = ("count", "short", "size", "duration", "nats", "perplexity", "value")
+    environment.filters |= {name: getattr(figures, name) for name in filters}
+    environment.globals["percentage"] = figures.percentage
+    return environment
 
 
 def render(template: str, **context: Any) -> Markup:
-    """A template of `templates/` filled in."""
+    """Render a file of `templates/`."""
     return Markup(_environment().get_template(template).render(**context))

@@ -1,4 +1,4 @@
-"""`ingot inspect`: what a stage made, as data (for `--json`) and as coloured text. Free of torch."""
+"""`ingot inspect`: the output of a stage, as plain data (for `--json`) and as text. No torch."""
 
 import json
 import struct
@@ -9,29 +9,33 @@ from rich.text import Text
 
 from ingot.core.artifact import CHECKPOINTS, STATE, damaged, manifest_problem
 from ingot.core.errors import UserError
-from ingot.corpus.funnel import place
+from ingot.corpus.funnel import location
 from ingot.report import figures, reading
 from ingot.report.terminal import console
-from ingot.stages.job import TOKENIZER, inputs_of, open_stage, read_result
+from ingot.stages.job import TOKENIZER, inputs_of, read_record, read_result
 from ingot.store.reader import Store
 from ingot.tokenizer.byte_bpe import Tokenizer, load_tokenizer
 
-MOST_TOKENS = 1000
-"""Tokens of a document that are shown."""
-MOST_TENSORS = 24
+MAX_TOKENS = 1000
+"""Tokens shown of a document."""
+MAX_TENSORS = 24
+"""Tensors shown of a checkpoint."""
+MAX_CHARACTERS = 400
+"""Characters shown of a store's first document."""
 _EXAMPLES = {"corpus": "clean", "tokens": "questions@bpe", "train": "base"}
+"""Kind -> a stage's name, for error messages."""
 
 
 def corpus(stage: Path) -> dict[str, Any]:
-    """A corpus stage's counts, samples of what was removed, and what could not be read.
+    """A corpus stage's counts, samples of dropped documents, and unreadable input.
 
     Raises:
-        UserError: another kind of stage, or not finished.
+        UserError: the stage is of another kind, or not finished.
     """
-    told = _expect(stage, "corpus")
+    record = _record(stage, "corpus")
     result = read_result(stage)
     return {
-        "stage": told["name"],
+        "stage": record["name"],
         "result": result,
         "funnel": _funnel(stage / "funnel.json"),
         "dropped": reading.dropped_samples(stage),
@@ -40,21 +44,21 @@ def corpus(stage: Path) -> dict[str, Any]:
 
 
 def _funnel(path: Path) -> dict[str, Any]:
-    if found := reading.read_json(path):
-        return found
+    if funnel := reading.read_json(path):
+        return funnel
     raise damaged(path)
 
 
 def print_corpus(data: dict[str, Any]) -> None:
-    """The funnel and the samples."""
+    """Print the funnel and the samples."""
     out, funnel = console(), data["funnel"]
-    whole = funnel["in"]
-    fates = [("in", whole), *((f"- {name}", c) for name, c in funnel["dropped"].items())]
-    fates += [("- quarantined", funnel["quarantined"]), ("kept", funnel["kept"])]
-    for name, counts in fates:
+    total = funnel["in"]
+    rows = [("in", total), *((f"- {name}", c) for name, c in funnel["dropped"].items())]
+    rows += [("- quarantined", funnel["quarantined"]), ("kept", funnel["kept"])]
+    for name, counts in rows:
         style = "bold" if name in ("in", "kept") else ""
         line = f"{name:<28}{counts['documents']:>12,} documents {figures.size(counts['bytes']):>14}"
-        out.print(Text(f"{line} {figures.share(counts['documents'], whole['documents']):>8}", style))
+        out.print(Text(f"{line} {figures.percentage(counts['documents'], total['documents']):>8}", style))
     for name, counts in funnel["sources"].items():
         out.print(f"  {name}: {counts['in']['documents']:,} in, {counts['kept']['documents']:,} kept", soft_wrap=True)
     masked = ", ".join(f"{n:,} {kind}" for kind, n in funnel["pii"].items() if n)
@@ -66,16 +70,16 @@ def print_corpus(data: dict[str, Any]) -> None:
         out.print(Text(sample["text"], "dim"), soft_wrap=True)
     for record in data["quarantined"]:
         more = f" (and {record['alike'] - 1:,} like it in this file)" if record["alike"] > 1 else ""
-        out.print(Text(f"not read: {place(record)}: {record['reason']}{more}", "red"), soft_wrap=True)
+        out.print(Text(f"not read: {location(record)}: {record['reason']}{more}", "red"), soft_wrap=True)
 
 
 def store(stage: Path) -> dict[str, Any]:
     """Both splits of a tokens stage: sizes, columns, first document.
 
     Raises:
-        UserError: not a tokens stage, or a damaged store.
+        UserError: the stage is of another kind, or its store is damaged.
     """
-    told = _expect(stage, "tokens")
+    record = _record(stage, "tokens")
     tokenizer = tokenizer_of(stage)
     splits = {}
     for split in ("train", "val"):
@@ -83,19 +87,20 @@ def store(stage: Path) -> dict[str, Any]:
         manifest = {k: v for k, v in opened.manifest.items() if k not in ("files", "columns")}
         columns = {name: f"{s['dtype']} a {s['per']}" for name, s in opened.manifest["columns"].items()}
         splits[split] = {**manifest, "columns": columns, "first": _first(opened, tokenizer)}
-    return {"stage": told["name"], "splits": splits}
+    return {"stage": record["name"], "splits": splits}
 
 
 def _first(opened: Store, tokenizer: Tokenizer) -> dict[str, Any] | None:
+    """The first document of a store."""
     if not opened.documents:
         return None
     start, end = opened.span(0)
-    text = tokenizer.decode(opened.ids.read(start, min(end, start + MOST_TOKENS)))
+    text = tokenizer.decode(opened.ids.read(start, min(end, start + MAX_TOKENS)))
     return {**opened.identity(0), "tokens": end - start, "text": text}
 
 
 def print_store(data: dict[str, Any]) -> None:
-    """Both manifests and a look at the first document of each."""
+    """Print both manifests and the first document of each split."""
     out = console()
     for split, numbers in data["splits"].items():
         counts = ", ".join(f"{numbers[unit]:,} {unit}" for unit in ("documents", "tokens", "bytes"))
@@ -112,23 +117,24 @@ def print_store(data: dict[str, Any]) -> None:
             out.print(
                 f"  first document {numbers['first']['path']}, {numbers['first']['tokens']:,} tokens", soft_wrap=True
             )
-            out.print(Text(numbers["first"]["text"][:400], "dim"), soft_wrap=True)
+            out.print(Text(numbers["first"]["text"][:MAX_CHARACTERS], "dim"), soft_wrap=True)
 
 
 def checkpoints(stage: Path) -> dict[str, Any]:
     """Every checkpoint of a train stage: state, tensors, and whether its files match their digests.
 
     Returns:
-        {stage, checkpoints: [{name, bytes, problem, state, tensors: [{name, shape, dtype}]}]}, newest last.
+        {stage, checkpoints: [{name, bytes, problem, state, tensors: [{name, shape, dtype}]}]}, newest last. `problem`
+        is None if all files match.
 
     Raises:
-        UserError: not a train stage, or nothing saved yet.
+        UserError: the stage is of another kind, or has no checkpoint yet.
     """
-    told = _expect(stage, "train")
-    found = sorted(p for p in (stage / CHECKPOINTS).glob("*") if p.is_dir() and not p.name.startswith("."))
-    if not found:
+    record = _record(stage, "train")
+    paths = sorted(p for p in (stage / CHECKPOINTS).glob("*") if p.is_dir() and not p.name.startswith("."))
+    if not paths:
         raise UserError(f"{stage}: no checkpoint yet; `ingot run` trains it")
-    return {"stage": told["name"], "checkpoints": [_checkpoint(path) for path in found]}
+    return {"stage": record["name"], "checkpoints": [_checkpoint(path) for path in paths]}
 
 
 def _checkpoint(path: Path) -> dict[str, Any]:
@@ -151,31 +157,37 @@ def _tensors(path: Path) -> list[dict[str, Any]]:
 
 
 def print_checkpoints(data: dict[str, Any]) -> None:
-    """Each checkpoint with its state; the tensors of the newest good one."""
+    """Print each checkpoint with its state, and the tensors of the newest intact one."""
     out = console()
     for checkpoint in data["checkpoints"]:
-        good = Text("digests hold", "green") if checkpoint["problem"] is None else Text(checkpoint["problem"], "red")
-        out.print(Text.assemble((checkpoint["name"], "bold"), f"  {figures.size(checkpoint['bytes'])}  ", good))
+        problem = checkpoint["problem"]
+        verdict = Text("digests match", "green") if problem is None else Text(problem, "red")
+        out.print(Text.assemble((checkpoint["name"], "bold"), f"  {figures.size(checkpoint['bytes'])}  ", verdict))
         for name, value in checkpoint["state"].items():
             out.print(f"  {name} {figures.value(value)}", soft_wrap=True)
-    whole = [c for c in data["checkpoints"] if c["tensors"]]
-    if whole:
-        tensors = whole[-1]["tensors"]
-        out.print(f"\n{len(tensors)} tensors in {whole[-1]['name']}:")
-        for tensor in tensors[:MOST_TENSORS]:
+    intact = [c for c in data["checkpoints"] if c["tensors"]]
+    if intact:
+        tensors = intact[-1]["tensors"]
+        out.print(f"\n{len(tensors)} tensors in {intact[-1]['name']}:")
+        for tensor in tensors[:MAX_TENSORS]:
             shape = " x ".join(map(str, tensor["shape"])) or "scalar"
             out.print(f"  {tensor['name']:<48} {tensor['dtype']:<5} {shape}", soft_wrap=True)
-        if len(tensors) > MOST_TENSORS:
-            out.print(f"  ... {len(tensors) - MOST_TENSORS} more; --json lists all")
+        if len(tensors) > MAX_TENSORS:
+            out.print(f"  ... {len(tensors) - MAX_TENSORS} more; --json lists all")
 
 
-def _expect(stage: Path, kind: str) -> dict[str, Any]:
-    told = open_stage(stage)
-    if told["kind"] != kind:
-        article = "an" if told["kind"][0] in "aeiou" else "a"
+def _record(stage: Path, kind: str) -> dict[str, Any]:
+    """The record of a stage.
+
+    Raises:
+        UserError: the stage is not of that kind.
+    """
+    record = read_record(stage)
+    if record["kind"] != kind:
+        article = "an" if record["kind"][0] in "aeiou" else "a"
         example = f"runs/NAME/{_EXAMPLES[kind]}"
-        raise UserError(f"{stage}: is {article} {told['kind']} stage, expected a {kind} stage, such as {example}")
-    return told
+        raise UserError(f"{stage}: is {article} {record['kind']} stage, expected a {kind} stage, such as {example}")
+    return record
 
 
 def tokenizer_of(stage: Path) -> Tokenizer:

@@ -1,7 +1,7 @@
-"""`ingot inspect mask`: what is trained on, token by token, in the first documents of a store.
+"""`ingot inspect mask`: which tokens of the first documents of a store are trained on. No torch.
 
-Asked of a train stage it shows its documents as its rows hold them: what the context cuts off is not trained on, and
-a document that no row holds says so. Free of torch.
+For a train stage it shows the documents as its rows contain them: tokens that the context cuts off are not trained on,
+and a document that is in no row is marked.
 """
 
 import codecs
@@ -15,17 +15,17 @@ from rich.text import Text
 from ingot.core.artifact import RECORD
 from ingot.core.errors import UserError
 from ingot.data.packing import RowPlan
-from ingot.report.inspect.inspect import MOST_TOKENS, tokenizer_of
+from ingot.report.inspect.inspect import MAX_TOKENS, tokenizer_of
 from ingot.report.terminal import console
-from ingot.stages.job import open_stage
-from ingot.stages.training.trace import open_trained
+from ingot.stages.job import read_record
+from ingot.stages.training.trace import open_training_data
 from ingot.store.reader import Store
 from ingot.tokenizer.base import Tokenizer
 
 SIDES = ("chosen", "rejected")
-"""Of the adjacent documents in a store of pairs."""
-LEARNED, OTHER = ("green", "bold green"), ("dim", "bright_black")
-"""Styles that tokens take in turn, so that their borders show."""
+"""Adjacent documents in a store of pairs."""
+TRAINED_STYLES, OTHER_STYLES = ("green", "bold green"), ("dim", "bright_black")
+"""Alternating styles of tokens, which make their boundaries visible."""
 
 
 def mask(stage: Path, rows: int) -> dict[str, Any]:
@@ -33,90 +33,91 @@ def mask(stage: Path, rows: int) -> dict[str, Any]:
 
     Args:
         stage: a tokens stage, a corpus stage that was encoded, or a train stage (which shows all of its corpora).
-        rows: documents of each store; of pairs, pairs.
+        rows: documents of each store, or pairs in a store of pairs.
 
     Returns:
         {stage, stores: [{name, content, documents: [{side, path, offset ..., tokens, trained, cut, shown, pieces:
-        [[text, trained?], ...]}]}]}. `side` is chosen or rejected in a store of pairs, else null; `cut` counts the
-        tokens that no row of a train stage holds; a store without a mask trains on every token. The text of a token
-        that ends within a character comes with the token that completes it.
+        [[text, trained?], ...]}]}]}. `side` is chosen or rejected in a store of pairs, else null; `cut` is the number
+        of tokens that are in no row of a train stage; `shown` is the number of tokens in `pieces`. In a store without
+        a mask every token is trained on. The text of a token that ends within a character comes with the token that
+        completes it.
 
     Raises:
-        UserError: another kind of stage, a corpus that nobody encoded yet, or a damaged store.
+        UserError: the stage is of another kind, is a corpus that is not encoded yet, or its store is damaged.
     """
-    told = open_stage(stage)
-    match told["kind"]:
+    record = read_record(stage)
+    match record["kind"]:
         case "tokens":
-            stores = [_tokens(stage, told, rows)]
+            stores = [_tokens(stage, record, rows)]
         case "corpus":
-            stores = [_tokens(link, open_stage(link), rows) for link in _encoded(stage, told)]
+            stores = [_tokens(link, read_record(link), rows) for link in _encoded(stage, record)]
         case "train":
-            data, _, tokenizer = open_trained(stage)
-            stores = [_store(source.name, source.store, tokenizer, rows, source.plan) for source in data.longest]
+            data, _, tokenizer = open_training_data(stage)
+            stores = [_store(source.name, source.store, tokenizer, rows, source.plan) for source in data.train_sources]
         case kind:
             raise UserError(
                 f"{stage}: is of kind {kind}, expected a tokens, corpus or train stage, such as runs/NAME/questions@bpe"
             )
-    return {"stage": told["name"], "stores": stores}
+    return {"stage": record["name"], "stores": stores}
 
 
-def _encoded(stage: Path, told: dict[str, Any]) -> list[Path]:
+def _encoded(stage: Path, record: dict[str, Any]) -> list[Path]:
     """The tokens stages of a corpus stage in its run."""
-    stages = ((p, open_stage(p)) for p in sorted(stage.parent.iterdir()) if (p / RECORD).exists())
-    found = [p for p, t in stages if t["kind"] == "tokens" and t["inputs"]["corpus"]["key"] == told["key"]]
-    if not found:
+    stages = ((p, read_record(p)) for p in sorted(stage.parent.iterdir()) if (p / RECORD).exists())
+    encoded = [p for p, r in stages if r["kind"] == "tokens" and r["inputs"]["corpus"]["key"] == record["key"]]
+    if not encoded:
         raise UserError(
             f"{stage}: found no tokens stage of it in this run, so it was not encoded; run a stage that trains on it"
         )
-    return found
+    return encoded
 
 
-def _tokens(stage: Path, told: dict[str, Any], rows: int) -> dict[str, Any]:
+def _tokens(stage: Path, record: dict[str, Any], rows: int) -> dict[str, Any]:
     tokenizer = tokenizer_of(stage)
-    return _store(told["name"], Store.open(stage / "train", tokenizer=tokenizer.fingerprint), tokenizer, rows, None)
+    return _store(record["name"], Store.open(stage / "train", tokenizer=tokenizer.fingerprint), tokenizer, rows, None)
 
 
 def _store(name: str, store: Store, tokenizer: Tokenizer, rows: int, plan: RowPlan | None) -> dict[str, Any]:
-    most = min(rows * store.group, store.documents)
-    documents = [_document(store, n, tokenizer, plan) for n in range(most)]
+    documents = [_document(store, n, tokenizer, plan) for n in range(min(rows * store.group, store.documents))]
     return {"name": name, "content": store.content, "documents": documents}
 
 
 def _document(store: Store, number: int, tokenizer: Tokenizer, plan: RowPlan | None) -> dict[str, Any]:
     start, end = store.span(number)
     ids = store.ids.read(start, end)
-    learned = np.ones(len(ids), bool)
+    trained = np.ones(len(ids), bool)
     if "mask" in store.columns:
-        learned = store.columns["mask"].read(start, end) != 0
-    held = len(ids) if plan is None else _held(plan, number, start)
+        trained = store.columns["mask"].read(start, end) != 0
+    in_rows = len(ids) if plan is None else _tokens_in_rows(plan, number, start)
     return {
         "side": SIDES[number % 2] if store.content == "pairs" else None,
         **store.identity(number),
         "tokens": len(ids),
-        "trained": int(np.count_nonzero(learned[:held])),
-        "cut": len(ids) - held,
-        "shown": min(held, MOST_TOKENS),
-        "pieces": _pieces(ids[: min(held, MOST_TOKENS)], learned, tokenizer),
+        "trained": int(np.count_nonzero(trained[:in_rows])),
+        "cut": len(ids) - in_rows,
+        "shown": min(in_rows, MAX_TOKENS),
+        "pieces": _pieces(ids[: min(in_rows, MAX_TOKENS)], trained, tokenizer),
     }
 
 
-def _held(plan: RowPlan, document: int, start: int) -> int:
-    """How many of a document's first tokens stand in some row."""
+def _tokens_in_rows(plan: RowPlan, document: int, start: int) -> int:
+    """Number of a document's first tokens that are in some row."""
     pieces = (piece for row in plan.rows_of(document) for piece in plan.slices(row))
     return max((piece.stop - start for piece in pieces if piece.document == document), default=0)
 
 
-def _pieces(ids: np.ndarray, learned: np.ndarray, tokenizer: Tokenizer) -> list[list[Any]]:
+def _pieces(ids: np.ndarray, trained: np.ndarray, tokenizer: Tokenizer) -> list[list[Any]]:
+    """[text, whether it is trained on] of each token."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     last = len(ids) - 1
     return [
-        [decoder.decode(tokenizer.token_bytes(token), final=n == last), bool(learned[n])]
+        [decoder.decode(tokenizer.token_bytes(token), final=n == last), bool(trained[n])]
         for n, token in enumerate(ids.tolist())
     ]
 
 
 def print_mask(data: dict[str, Any]) -> None:
-    """Trained tokens in green, the others dim; where there is no colour, what is trained on stands in ⟦ ⟧."""
+    """Print trained tokens in green and others dim; outside a terminal, trained tokens are in ⟦ ⟧."""
     out = console()
     for store in data["stores"]:
         if len(data["stores"]) > 1:
@@ -131,28 +132,29 @@ def print_mask(data: dict[str, Any]) -> None:
 
 def _coloured(document: dict[str, Any]) -> Text:
     text = Text()
-    for n, (piece, learned) in enumerate(document["pieces"]):
-        text.append(piece, (LEARNED if learned else OTHER)[n % 2])
-    return text.append(_rest(document), "yellow")
+    for n, (piece, trained) in enumerate(document["pieces"]):
+        text.append(piece, (TRAINED_STYLES if trained else OTHER_STYLES)[n % 2])
+    return text.append(_remainder(document), "yellow")
 
 
 def _bracketed(document: dict[str, Any]) -> Text:
-    runs = itertools.groupby(document["pieces"], key=lambda piece: piece[1])
-    shown = ((learned, "".join(text for text, _ in run)) for learned, run in runs)
-    return Text("".join(f"⟦{text}⟧" if learned else text for learned, text in shown) + _rest(document))
+    groups = itertools.groupby(document["pieces"], key=lambda piece: piece[1])
+    runs = ((trained, "".join(text for text, _ in group)) for trained, group in groups)
+    return Text("".join(f"⟦{text}⟧" if trained else text for trained, text in runs) + _remainder(document))
 
 
-def _rest(document: dict[str, Any]) -> str:
+def _remainder(document: dict[str, Any]) -> str:
+    """A note about the tokens that are not printed."""
     more = document["tokens"] - document["cut"] - document["shown"]
-    words = [f"{more:,} more tokens"] if more else []
+    notes = [f"{more:,} more tokens"] if more else []
     if document["cut"]:
-        what = "beyond the context" if document["shown"] else "of a document that no row holds"
-        words.append(f"{document['cut']:,} tokens {what}, not trained on")
-    return f" … {'; '.join(words)}" if words else ""
+        where = "beyond the context" if document["shown"] else "of a document that is in no row"
+        notes.append(f"{document['cut']:,} tokens {where}, not trained on")
+    return f" … {'; '.join(notes)}" if notes else ""
 
 
 def _heading(document: dict[str, Any], content: str) -> str:
-    what = {"pairs": "compared", "prompts": "trained on; the model answers"}.get(content, "trained on")
+    use = {"pairs": "compared", "prompts": "trained on; the model answers"}.get(content, "trained on")
     side = f", {document['side']}" if document["side"] else ""
-    counts = f"{document['trained']:,} of {document['tokens']:,} tokens {what}"
+    counts = f"{document['trained']:,} of {document['tokens']:,} tokens {use}"
     return f"{document['path']} at {document['offset']:,}{side}: {counts}"

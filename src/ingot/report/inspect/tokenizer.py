@@ -1,4 +1,4 @@
-"""`ingot inspect tokenizer`: what a vocabulary is, how it cuts a text, how merging goes, and what its size costs."""
+"""`ingot inspect tokenizer`: facts of a vocabulary, the tokens of a text, merges step by step, the cost of sizes."""
 
 from itertools import islice
 from pathlib import Path
@@ -9,66 +9,70 @@ from rich.text import Text
 from ingot.core.errors import UserError
 from ingot.report import figures, reading
 from ingot.report.terminal import console
-from ingot.stages.job import open_stage
+from ingot.stages.job import TOKENIZER, read_record
 from ingot.tokenizer import reference, vocab_size
 from ingot.tokenizer.base import Tokenizer
 from ingot.tokenizer.byte_bpe import load_tokenizer
 from ingot.tokenizer.settings import TURNS
 
-TOLD = "low low low low low lowest lowest newer newer newer wider wider wider wider"
-"""The corpus on which merging is usually told."""
+EXAMPLE_CORPUS = "low low low low low lowest lowest newer newer newer wider wider wider wider"
+"""The usual example of BPE merges."""
 SENTENCE = "The quick brown fox jumps over the lazy dog"
 """43 characters, 9 words."""
-SHOWN_STEPS, SHOWN_PAIRS, SHOWN_WORDS = 20, 6, 12
-WHY = {"bpe": "its halves are seen less apart, else first by letters", "wordpiece": "more frequent, else older symbols"}
-"""How ties are broken."""
+MAX_MERGES, MAX_PAIRS, MAX_WORDS = 20, 6, 12
+"""Merges printed, and pairs and words printed of each."""
+TIE_BREAKS = {
+    "bpe": "its symbols occur less often apart, else first in alphabetical order",
+    "wordpiece": "more frequent, else older symbols",
+}
+"""Rule -> how ties are broken."""
 COLOURS = ("cyan", "yellow", "green", "magenta")
-FILE = "tokenizer.json"
 
 
 def tokenizer(
     stage: Path | None, text: str = "", steps: bool = False, sizes: bool = False, width: int = 4096, layers: int = 32
 ) -> dict[str, Any]:
-    """What is asked of a tokenizer.
+    """The data of `ingot inspect tokenizer`.
 
     Args:
-        stage: a stage that holds one; needed unless only `steps` or `sizes` are asked for.
-        text: cut into pieces, merged step by step, or counted.
-        steps: merge `text` (or the usual corpus) step by step.
-        sizes: what vocabularies cost a model of `width` and `layers`.
+        stage: a stage with a tokenizer; required unless `steps` or `sizes` is set.
+        text: the text to encode; with `steps` the corpus of the merges; with `sizes` the sentence to count.
+        steps: show merges on `text` (default: `EXAMPLE_CORPUS`).
+        sizes: show what vocabularies cost a model of `width` and `layers`.
 
     Returns:
-        `stage` with `type`, `vocab`, `specials`, `template`, `report`; `pieces` [{id, text}]; `steps` [{pair, ...}];
-        `tradeoff` {sentence, rows}; as far as they were asked for.
+        `stage` with `type`, `vocab`, `specials`, `template`, `report`; `pieces` [{id, text}]; `steps` {merges, ...};
+        `tradeoff` {sentence, rows, ...}; only those that were requested.
 
     Raises:
-        UserError: no stage where one is needed, or one without a tokenizer.
+        UserError: a stage is required, or the stage has no tokenizer.
     """
     if stage is None and not (steps or sizes):
         raise UserError("inspect tokenizer: no stage, expected one such as runs/NAME/bpe, or --steps, or --tradeoff")
-    found = _load(stage) if stage else None
+    loaded = _load(stage) if stage else None
     data: dict[str, Any] = {}
-    if stage and found:
-        data |= _facts(stage, found)
-    if text and found and not steps:
-        data["pieces"] = [{"id": id, "text": _spelled(found, id)} for id in found.encode(text).tolist()]
+    if stage and loaded:
+        data |= _facts(stage, loaded)
+    if text and loaded and not steps:
+        data["pieces"] = [{"id": id, "text": _token_text(loaded, id)} for id in loaded.encode(text).tolist()]
     if steps:
-        data["steps"] = merges(text or TOLD, "wordpiece" if found and found.kind == "wordpiece" else "bpe")
+        data["steps"] = merges(text or EXAMPLE_CORPUS, "wordpiece" if loaded and loaded.kind == "wordpiece" else "bpe")
     if sizes:
-        data["tradeoff"] = _sizes(found, reading.read_json(stage / "report.json") if stage else {}, text, width, layers)
+        report = reading.read_json(stage / "report.json") if stage else {}
+        data["tradeoff"] = _sizes(loaded, report, text, width, layers)
     return data
 
 
 def merges(text: str, rule: str) -> dict[str, Any]:
-    """Merging as it is told: the words, the alphabet, and every merge with its reason.
+    """The words and symbols of a text, and every merge with its counts.
 
     Args:
-        text: words, cut at blanks.
-        rule: `bpe` (the most frequent pair) or `wordpiece` (the highest score).
+        text: words separated by spaces.
+        rule: `bpe` merges the most frequent pair, `wordpiece` the pair with the highest score.
     """
-    choose = {"bpe": reference.together, "wordpiece": reference.wordpiece}[rule]
+    choose = {"bpe": reference.bpe, "wordpiece": reference.wordpiece}[rule]
     words = reference.words_of(text, reference.END if rule == "bpe" else "")
-    made = [
+    steps = [
         {
             "pair": list(step.pair),
             "symbol": step.symbol,
@@ -84,39 +88,42 @@ def merges(text: str, rule: str) -> dict[str, Any]:
         "rule": rule,
         "words": {" ".join(word): count for word, count in words.items()},
         "symbols": reference.symbols_of(words),
-        "merges": made,
+        "merges": steps,
     }
 
 
 def _load(stage: Path) -> Tokenizer:
-    kind = open_stage(stage)["kind"]
-    if not (stage / FILE).exists():
-        raise UserError(f"{stage}: a {kind} stage without a {FILE}, expected a tokenizer stage, such as runs/NAME/bpe")
-    return load_tokenizer(stage / FILE)
+    kind = read_record(stage)["kind"]
+    if not (stage / TOKENIZER).exists():
+        raise UserError(
+            f"{stage}: a {kind} stage without a {TOKENIZER}, expected a tokenizer stage, such as runs/NAME/bpe"
+        )
+    return load_tokenizer(stage / TOKENIZER)
 
 
-def _facts(stage: Path, found: Tokenizer) -> dict[str, Any]:
+def _facts(stage: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     return {
-        "stage": open_stage(stage)["name"],
-        "type": found.kind,
-        "vocab": found.vocab,
-        "fingerprint": found.fingerprint,
-        "specials": found.specials,
-        "roles": dict(found.names),
-        "template": found.template,
-        "lossless": found.lossless,
+        "stage": read_record(stage)["name"],
+        "type": tokenizer.kind,
+        "vocab": tokenizer.vocab,
+        "fingerprint": tokenizer.fingerprint,
+        "specials": tokenizer.specials,
+        "roles": dict(tokenizer.special_tokens_map),
+        "template": tokenizer.template,
+        "lossless": tokenizer.lossless,
         "report": reading.read_json(stage / "report.json"),
     }
 
 
-def _sizes(found: Tokenizer | None, report: dict[str, Any], text: str, width: int, layers: int) -> dict[str, Any]:
+def _sizes(tokenizer: Tokenizer | None, report: dict[str, Any], text: str, width: int, layers: int) -> dict[str, Any]:
+    """Cost of the tokenizer's vocabulary, of smaller ones nested in it, and of common sizes."""
     sentence = text or SENTENCE
-    held = {one.vocab: one for one in vocab_size.smaller(found)} if found else {}
+    nested = {smaller.vocab: smaller for smaller in vocab_size.nested(tokenizer)} if tokenizer else {}
     measured = {row["vocab"]: row["bytes_per_token"] for row in report.get("tradeoff", ())}
-    rows = vocab_size.table([*held, *vocab_size.PRESETS], width, layers)
+    rows = vocab_size.table([*nested, *vocab_size.PRESETS], width, layers)
     for row in rows:
         row["bytes_per_token"] = measured.get(row["vocab"])
-        row["tokens"] = len(held[row["vocab"]].encode(sentence)) if row["vocab"] in held else None
+        row["tokens"] = len(nested[row["vocab"]].encode(sentence)) if row["vocab"] in nested else None
     return {
         "width": width,
         "layers": layers,
@@ -127,12 +134,12 @@ def _sizes(found: Tokenizer | None, report: dict[str, Any], text: str, width: in
     }
 
 
-def _spelled(found: Tokenizer, id: int) -> str:
-    return found.token_bytes(id).decode("utf-8", errors="replace")
+def _token_text(tokenizer: Tokenizer, id: int) -> str:
+    return tokenizer.token_bytes(id).decode("utf-8", errors="replace")
 
 
 def print_tokenizer(data: dict[str, Any]) -> None:
-    """All that was asked for, in colour where there is colour."""
+    """Print the data of `tokenizer`."""
     if "stage" in data:
         _print_facts(data)
     if "pieces" in data:
@@ -145,7 +152,7 @@ def print_tokenizer(data: dict[str, Any]) -> None:
 
 def _print_facts(data: dict[str, Any]) -> None:
     out, report = console(), data["report"]
-    lossless = "spells any text" if data["lossless"] else "does not spell every text"
+    lossless = "encodes any text" if data["lossless"] else "cannot encode every text"
     specials = f"{len(data['specials'])} special tokens"
     line = f"{data['stage']}: {data['type']}, {data['vocab']:,} ids, {specials}; {lossless}"
     out.print(Text(line, "bold"), soft_wrap=True)
@@ -153,14 +160,14 @@ def _print_facts(data: dict[str, Any]) -> None:
     template = {"": "none", TURNS: TURNS}.get(data["template"], "its own (Jinja)")
     out.print(f"  chat format: {template}{'; ' + roles if roles else ''}", soft_wrap=True)
     if "bytes_per_token" in report:
-        numbers = f"{report['bytes_per_token']:.3f} bytes a token, {report['tokens_per_word']:.3f} tokens a word"
-        out.print(f"  {numbers}, {report['unused_ids']:,} ids never needed, on {figures.size(report['sample_bytes'])}")
-    for share, what in (("unknown_share", "of the tokens are unknown"), ("changed_share", "of the texts change")):
-        if share in report:
-            out.print(f"  {100 * report[share]:.2f} % {what}")
+        numbers = f"{report['bytes_per_token']:.3f} bytes per token, {report['tokens_per_word']:.3f} tokens per word"
+        out.print(f"  {numbers}, {report['unused_ids']:,} unused ids, on {figures.size(report['sample_bytes'])}")
+    for key, label in (("unknown_fraction", "of the tokens are unknown"), ("changed_fraction", "of the texts change")):
+        if key in report:
+            out.print(f"  {100 * report[key]:.2f} % {label}")
     for by in ("source", "script"):
         for name, row in report.get(f"by_{by}", {}).items():
-            numbers = f"{row['bytes_per_token']:>8.3f} bytes a token {row['tokens_per_word']:>8.3f} tokens a word"
+            numbers = f"{row['bytes_per_token']:>8.3f} bytes per token {row['tokens_per_word']:>8.3f} tokens per word"
             out.print(f"  {by} {name:<24} {figures.size(row['bytes']):>10} {numbers}", soft_wrap=True)
     if "longest_tokens" in report:
         out.print("  longest: " + " ".join(map(figures.visible, report["longest_tokens"])), soft_wrap=True)
@@ -169,8 +176,8 @@ def _print_facts(data: dict[str, Any]) -> None:
 def _print_pieces(pieces: list[dict[str, Any]]) -> None:
     out, text = console(), Text()
     for number, piece in enumerate(pieces):
-        shown = piece["text"].replace(" ", "·").replace("\n", "⏎\n")
-        text.append(shown if out.is_terminal else f"[{shown}]", COLOURS[number % len(COLOURS)])
+        visible = piece["text"].replace(" ", "·").replace("\n", "⏎\n")
+        text.append(visible if out.is_terminal else f"[{visible}]", COLOURS[number % len(COLOURS)])
         text.append(f"{piece['id']} ", "dim")
     out.print(text, soft_wrap=True)
     out.print(f"{len(pieces):,} tokens")
@@ -178,20 +185,20 @@ def _print_pieces(pieces: list[dict[str, Any]]) -> None:
 
 def _print_steps(steps: dict[str, Any]) -> None:
     out = console()
-    out.print(Text(_joined(steps["words"], SHOWN_WORDS, ", ", "{0} ({1}x)"), "bold"), soft_wrap=True)
+    out.print(Text(_joined(steps["words"], MAX_WORDS, "{0} ({1}x)"), "bold"), soft_wrap=True)
     out.print(f"{len(steps['symbols'])} symbols: {' '.join(steps['symbols'])}", soft_wrap=True)
-    for number, step in enumerate(islice(steps["merges"], SHOWN_STEPS), 1):
+    for number, step in enumerate(islice(steps["merges"], MAX_MERGES), 1):
         counts = dict(sorted(step["pairs"].items(), key=lambda item: -item[1]))
-        out.print(Text(f"  pairs: {_joined(counts, SHOWN_PAIRS, ', ', '{0} {1}')}", "dim"), soft_wrap=True)
-        worth = f"{step['count']:,} times" + (f", score {step['score']:.5g}" if steps["rule"] == "wordpiece" else "")
-        line = Text(f"{number:>3}  {' + '.join(step['pair'])} -> ").append(step["symbol"], "green").append(f"  {worth}")
+        out.print(Text(f"  pairs: {_joined(counts, MAX_PAIRS, '{0} {1}')}", "dim"), soft_wrap=True)
+        times = f"{step['count']:,} times" + (f", score {step['score']:.5g}" if steps["rule"] == "wordpiece" else "")
+        line = Text(f"{number:>3}  {' + '.join(step['pair'])} -> ").append(step["symbol"], "green").append(f"  {times}")
         if step["tied"]:
             others = ", ".join(" ".join(pair) for pair in step["tied"])
-            line.append(f"; tied with {others}: {WHY[steps['rule']]}", "yellow")
+            line.append(f"; tied with {others}: {TIE_BREAKS[steps['rule']]}", "yellow")
         out.print(line, soft_wrap=True)
-        out.print(f"     {_joined(step['words'], SHOWN_WORDS, ', ', '{0}')}", soft_wrap=True)
-    if len(steps["merges"]) > SHOWN_STEPS:
-        out.print(f"... {len(steps['merges']) - SHOWN_STEPS} more merges; --json lists all")
+        out.print(f"     {_joined(step['words'], MAX_WORDS, '{0}')}", soft_wrap=True)
+    if len(steps["merges"]) > MAX_MERGES:
+        out.print(f"... {len(steps['merges']) - MAX_MERGES} more merges; --json lists all")
 
 
 def _print_sizes(sizes: dict[str, Any]) -> None:
@@ -206,19 +213,20 @@ def _print_sizes(sizes: dict[str, Any]) -> None:
         "bytes",
         "",
         "with head, of the model",
-        "bytes a token",
+        "bytes per token",
         "tokens of the text",
     ):
         table.add_column(name, justify="right")
     for row in sizes["rows"]:
         measured = "–" if row["bytes_per_token"] is None else f"{row['bytes_per_token']:.3f}"
         tokens = "–" if row["tokens"] is None else f"{row['tokens']:,}"
-        share = f"{100 * row['share']:.1f} %"
+        fraction = f"{100 * row['fraction']:.1f} %"
         numbers = (f"{row['vocab']:,}", f"{row['parameters']:,}", f"{row['bytes']:,}", figures.size(row["bytes"]))
-        table.add_row(*numbers, share, measured, tokens)
+        table.add_row(*numbers, fraction, measured, tokens)
     out.print(table)
 
 
-def _joined(counts: dict[str, int], most: int, sign: str, form: str) -> str:
-    shown = sign.join(form.format(*item) for item in islice(counts.items(), most))
-    return shown + (" ..." if len(counts) > most else "")
+def _joined(counts: dict[str, int], max_items: int, form: str) -> str:
+    """The first items of `counts`, formatted by `form` (0 is the key, 1 the count)."""
+    first = ", ".join(form.format(*item) for item in islice(counts.items(), max_items))
+    return first + (" ..." if len(counts) > max_items else "")

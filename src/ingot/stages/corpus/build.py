@@ -1,4 +1,4 @@
-"""Builder of the kind `corpus`: sources to clean documents."""
+"""Builder of the kind `corpus`."""
 
 from typing import Any
 

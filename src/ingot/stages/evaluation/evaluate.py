@@ -1,4 +1,4 @@
-"""Builder of the `evaluate` kind: models times held-out corpora, yardsticks, samples, abilities."""
+"""Builder of the kind `evaluate`: loss on held-out corpora, baselines, samples and tasks of each model."""
 
 import math
 from collections.abc import Collection, Iterator
@@ -8,58 +8,58 @@ from typing import Any
 import numpy as np
 
 from ingot.core.artifact import atomic_lines
-from ingot.evaluate.abilities import Answered, Examinee, rows, sit
+from ingot.evaluate.abilities import ItemResult, Subject, rows, run_task
 from ingot.evaluate.forgetting import Scores
 from ingot.evaluate.likelihood import Likelihood, compressors, likelihood
 from ingot.evaluate.tasks import Task, load_task
 from ingot.infer.generate import generate
 from ingot.infer.streaming import sampling_for
-from ingot.stages.evaluation.forgetting import forgotten
+from ingot.stages.evaluation.forgetting import forgetting_rows
 from ingot.stages.evaluation.settings import EvaluateStageSettings
 from ingot.stages.job import ANSWERS, TABLE, Input, Job, corpus_of, read_config
-from ingot.stages.models.lineage import converses
-from ingot.stages.models.load import Loaded, load_model, measured_context
+from ingot.stages.models.lineage import is_chat_model
+from ingot.stages.models.load import LoadedModel, evaluation_context, load_model
 from ingot.store.reader import Store
 from ingot.train.settings import rows_per_pass
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Judge every model on every corpus that was encoded with its tokenizer."""
+    """Evaluate every model on every corpus that was encoded with its tokenizer, and on every task."""
     settings = job.settings
     assert isinstance(settings, EvaluateStageSettings)
     table: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
     scores: dict[tuple[str, str], Scores] = {}
-    measured: set[str] = set()  # stores and corpora whose yardsticks stand in the table
+    with_baselines: set[str] = set()  # stores and corpora whose baselines are in the table
     for stage in job.roles("model").values():
-        measured_context(settings.context, read_config(stage.path))  # before hours of work
+        evaluation_context(settings.context, read_config(stage.path))  # errors before hours of work
     for name, stage in job.roles("model").items():
-        loaded = load_model(stage.path, job.display.say, settings.device, exact=True)
+        loaded = load_model(stage.path, job.display.notify, settings.device, exact=True)
         for data, store in _stores(job, stage, loaded):
             corpus = corpus_of(data)
             if "mask" not in store.columns:
-                table += _yardsticks(job, stage, data, store, loaded, measured)
-                measured |= {data, corpus}
-            scored = _score(job, settings, name, corpus, store, loaded)
-            table += [{"model": name, "task": corpus, **row} for row in scored.rows()]
+                table += _baselines(job, stage, data, store, loaded, with_baselines)
+                with_baselines |= {data, corpus}
+            result = _likelihood(job, settings, name, corpus, store, loaded)
+            table += [{"model": name, "task": corpus, **row} for row in result.rows()]
             chance = -math.log(loaded.tokenizer.vocab)
-            scores[name, corpus] = Scores(scored.nats, scored.tokens, "_nats", chance)
-        examinee = Examinee(loaded.model, loaded.tokenizer, converses(stage.path, loaded.tokenizer))
-        _samples(job, settings, name, examinee)
-        for task, answered in _sat(job, settings, name, examinee):
-            table += [{"model": name, "task": task.head.task, **row} for row in rows(task, answered)]
-            answers += [{"model": name, "task": task.head.task, **asdict(one)} for one in answered]
-            right = np.array([one.right for one in answered])
+            scores[name, corpus] = Scores(result.nats, result.tokens, "_nats", chance)
+        subject = Subject(loaded.model, loaded.tokenizer, is_chat_model(stage.path, loaded.tokenizer))
+        _samples(job, settings, name, subject)
+        for task, results in _task_results(job, settings, name, subject):
+            table += [{"model": name, "task": task.head.task, **row} for row in rows(task, results)]
+            answers += [{"model": name, "task": task.head.task, **asdict(result)} for result in results]
+            right = np.array([result.right for result in results])
             scores[name, task.head.task] = Scores(right, np.ones(len(right)), "")
     if answers:
         atomic_lines(job.out / ANSWERS, answers)
-    table += forgotten(job, settings, scores)
+    table += forgetting_rows(job, settings, scores)
     atomic_lines(job.out / TABLE, table)
     return {f"{r['model']}/{r['task']}/{r['metric']}": r["value"] for r in table}
 
 
-def _stores(job: Job, model: Input, loaded: Loaded) -> Iterator[tuple[str, Store]]:
-    """The held-out texts that are encoded for a model, by the names of their stages."""
+def _stores(job: Job, model: Input, loaded: LoadedModel) -> Iterator[tuple[str, Store]]:
+    """The held-out stores that were encoded with a model's tokenizer, with the names of their stages."""
     for data, tokens in job.roles("data").items():
         if tokens.key_of("tokenizer") == model.key_of("tokenizer"):
             store = Store.open(tokens.path / "val", tokenizer=loaded.tokenizer.fingerprint)
@@ -67,45 +67,52 @@ def _stores(job: Job, model: Input, loaded: Loaded) -> Iterator[tuple[str, Store
                 yield data, store
 
 
-def _yardsticks(
-    job: Job, model: Input, data: str, store: Store, loaded: Loaded, measured: Collection[str]
+def _baselines(
+    job: Job, model: Input, data: str, store: Store, loaded: LoadedModel, done: Collection[str]
 ) -> list[dict[str, Any]]:
-    """What a model has to beat on running text: a uniform guess over its vocabulary, and compressors; of what has been
-    measured already, nothing.
+    """Table rows of baselines on text: a uniform guess over the vocabulary, and compressors.
+
+    Args:
+        job: the job.
+        model: the evaluated model's stage.
+        data: name of the tokens stage.
+        store: its held-out split.
+        loaded: the evaluated model.
+        done: tokens stages and corpora whose baselines are in the table already.
     """
     corpus, several = corpus_of(data), len({m.name_of("tokenizer") for m in job.roles("model").values()}) > 1
     guess = f"uniform guess of {model.name_of('tokenizer')}" if several else "uniform guess"
     bits = {}
-    if data not in measured:
+    if data not in done:
         bits[guess] = math.log2(loaded.tokenizer.vocab) * store.tokens / store.bytes
-    if corpus not in measured:
+    if corpus not in done:
         bits |= compressors(store, loaded.tokenizer)
-    same = {"task": corpus, "metric": "bits_per_byte", "n": 1}
-    return [{"model": name, "value": b, "low": b, "high": b, **same} for name, b in bits.items()]
+    common = {"task": corpus, "metric": "bits_per_byte", "n": 1}
+    return [{"model": name, "value": b, "low": b, "high": b, **common} for name, b in bits.items()]
 
 
-def _score(
-    job: Job, settings: EvaluateStageSettings, model: str, corpus: str, store: Store, loaded: Loaded
+def _likelihood(
+    job: Job, settings: EvaluateStageSettings, model: str, corpus: str, store: Store, loaded: LoadedModel
 ) -> Likelihood:
-    context = measured_context(settings.context, loaded.config)
+    context = evaluation_context(settings.context, loaded.config)
     with job.display.bar(f"evaluate {model} on {corpus}", unit="rows") as bar:
         return likelihood(loaded.model, store, settings.overlap, rows_per_pass(context), bar.advance, context)
 
 
-def _sat(
-    job: Job, settings: EvaluateStageSettings, model: str, examinee: Examinee
-) -> Iterator[tuple[Task, list[Answered]]]:
-    """Every task with what the model made of it."""
+def _task_results(
+    job: Job, settings: EvaluateStageSettings, model: str, subject: Subject
+) -> Iterator[tuple[Task, list[ItemResult]]]:
+    """Every task with the model's results."""
     for name in settings.tasks:
         task = load_task(name)
         with job.display.bar(f"{model}: {task.head.task}", len(task.items), "items") as bar:
-            yield task, sit(examinee, task, settings.shots, bar.advance)
+            yield task, run_task(subject, task, settings.shots, bar.advance)
 
 
-def _samples(job: Job, settings: EvaluateStageSettings, model: str, examinee: Examinee) -> None:
-    tokenizer, chats = examinee.tokenizer, examinee.chats
+def _samples(job: Job, settings: EvaluateStageSettings, model: str, subject: Subject) -> None:
+    tokenizer, chats = subject.tokenizer, subject.chats
     sampling = sampling_for(tokenizer, max_new=settings.sample_tokens, temperature=settings.temperature)
     for number, text in enumerate(settings.questions if chats else settings.prompts):
-        prompt = examinee.prompt(text, chats)
-        (completion,) = generate(examinee.model, [prompt], sampling, seed=job.seed, step=number)
+        prompt = subject.prompt(text, chats)
+        (completion,) = generate(subject.model, [prompt], sampling, seed=job.seed, step=number)
         job.log.write("sample", step=number, model=model, prompt=text, text=tokenizer.decode(completion.ids))

@@ -1,4 +1,4 @@
-"""The kinds that measure finished models: `evaluate`, `judge` and `fisher`."""
+"""The kinds that evaluate finished models: `evaluate`, `judge` and `fisher`."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from ingot.evaluate.tasks import load_task, task_file
 from ingot.objectives.settings import scores_rows
 from ingot.stages.evaluation.settings import EvaluateStageSettings, FisherSettings, JudgeSettings
 from ingot.stages.kind import Kind, Node, Resolve
-from ingot.stages.models.kind import LOADING, MODEL
-from ingot.stages.training.kind import READ, check_format, companion, importance
+from ingot.stages.models.kind import LOADING_SOURCES, MODEL_SOURCES
+from ingot.stages.training.kind import LIKELIHOOD_FORMATS, check_format, companion, importance
 
-_WITH_PROMPTS = ("chat", "prompts", "pairs")
-"""Formats that hold prompts."""
+_PROMPT_FORMATS = ("chat", "prompts", "pairs")
+"""Corpus formats that contain prompts."""
 
 
 # -- evaluate ----------------------------------------------------------------------------------------------------------
@@ -23,36 +23,40 @@ def _evaluate_reads(settings: EvaluateStageSettings, resolve: Resolve) -> dict[s
     models = [resolve.model(name, "models") for name in settings.models]
     inputs = {f"model:{model.name}": model for model in models}
     corpora = settings.data or _trained_on(settings, resolve)
+    encoded: set[tuple[str, ...]] = set()  # equal tokenizers encode a corpus once
     for model in models:
         for corpus in corpora:
             tokens = resolve.tokens(corpus, model.inputs["tokenizer"], "data")
-            check_format(corpus, READ, "data", "likelihood is measured on", resolve)
-            inputs[f"data:{tokens.name}"] = tokens
+            check_format(corpus, LIKELIHOOD_FORMATS, "data", "likelihood is measured on", resolve)
+            keys = tuple(tokens.inputs[role].key for role in ("corpus", "tokenizer"))
+            if keys not in encoded:
+                inputs[f"data:{tokens.name}"] = tokens
+            encoded.add(keys)
     return inputs
 
 
 def _trained_on(settings: EvaluateStageSettings, resolve: Resolve) -> list[str]:
-    """The corpora that the models were trained on; there may be none where tasks are run."""
-    found: dict[str, None] = {}
+    """The corpora that the models were trained on. There may be none if the stage runs tasks."""
+    names: dict[str, None] = {}
     for model in settings.models:
         corpora = getattr(resolve.settings_of(model), "corpora", [])
-        found |= dict.fromkeys(name for name in corpora if resolve.format_of(name) in READ)
-    if not found and not settings.tasks:
+        names |= dict.fromkeys(name for name in corpora if resolve.format_of(name) in LIKELIHOOD_FORMATS)
+    if not names and not settings.tasks:
         resolve.refuse(
             "data",
-            "missing, and this recipe trains no model here on running text or conversations; name the corpora to "
-            "evaluate on",
+            "missing, and no model of this stage is trained on text or conversations in this recipe; name the corpora "
+            "to evaluate on",
         )
-    return list(found)
+    return list(names)
 
 
 def _evaluate_digest(settings: EvaluateStageSettings, hashes: FileHashes) -> str | None:
-    """The task files; also that each can be read, and that code may be run where one asks for it."""
+    """Digest of the task files. Raises a UserError for an invalid task, and for code without `run_code`."""
     for name in settings.tasks:
         if not settings.run_code and any(item.kind == "code" for item in load_task(name).items):
             raise UserError(
-                f"tasks: '{name}' runs code that a model wrote; allow it with run_code = true (each program gets a "
-                "process of its own without network or files, with limits), or leave the task out"
+                f"tasks: '{name}' runs code that a model has written; allow it with run_code = true (each program runs "
+                "in a process without network and files, with limits), or leave the task out"
             )
     return digest_json([hashes.digest(task_file(name)) for name in settings.tasks]) if settings.tasks else None
 
@@ -61,7 +65,12 @@ EVALUATE = Kind(
     EvaluateStageSettings,
     8,
     "ingot.stages.evaluation.evaluate:run",
-    (*MODEL, "data", "evaluate", *LOADING, "stages/evaluation/evaluate.py", "stages/evaluation/forgetting.py"),
+    (
+        *MODEL_SOURCES,
+        *("data", "evaluate"),
+        *LOADING_SOURCES,
+        *("stages/evaluation/evaluate.py", "stages/evaluation/forgetting.py"),
+    ),
     reads=_evaluate_reads,
     facts=lambda settings: {"models": settings.models},
     seeded=True,
@@ -80,7 +89,7 @@ def _judge_reads(settings: JudgeSettings, resolve: Resolve) -> dict[str, Node]:
     for name in settings.models:
         inputs[f"model:{name}"] = companion("model", name, tokenizer, "", resolve)
     inputs["data"] = resolve.tokens(settings.data, tokenizer, "data")
-    check_format(settings.data, _WITH_PROMPTS, "data", "prompts are taken from", resolve)
+    check_format(settings.data, _PROMPT_FORMATS, "data", "prompts are taken from", resolve)
     for name in settings.by:
         if not is_function(name):
             node = resolve.model(name, "by")
@@ -94,7 +103,7 @@ def _judge_facts(settings: JudgeSettings) -> dict[str, Any]:
 
 
 def _judge_digest(settings: JudgeSettings, hashes: FileHashes) -> str | None:
-    """The user's own functions that judge."""
+    """Digest of the files of judges that are user functions."""
     functions = [name for name in settings.by if is_function(name)]
     return digest_json([hashes.digest(require_file(name, "by")) for name in functions]) if functions else None
 
@@ -104,9 +113,9 @@ JUDGE = Kind(
     5,
     "ingot.stages.evaluation.judge:run",
     (
-        *MODEL,
+        *MODEL_SOURCES,
         *("data", "evaluate", "objectives"),
-        *LOADING,
+        *LOADING_SOURCES,
         "stages/evaluation/judge.py",
         "stages/models/reward_scores.py",
     ),
@@ -126,7 +135,7 @@ def _fisher_reads(settings: FisherSettings, resolve: Resolve) -> dict[str, Node]
     inputs = {"model": model, "tokenizer": model.inputs["tokenizer"]}
     for corpus in settings.data:
         inputs[f"data:{corpus}"] = resolve.tokens(corpus, inputs["tokenizer"], "data")
-        check_format(corpus, READ, "data", "a fisher stage reads", resolve)
+        check_format(corpus, LIKELIHOOD_FORMATS, "data", "a fisher stage reads", resolve)
     if settings.previous:
         inputs["previous"] = importance(settings.previous, inputs["tokenizer"], "previous", resolve)
     return inputs
@@ -137,10 +146,10 @@ FISHER = Kind(
     1,
     "ingot.stages.evaluation.fisher:run",
     (
-        *MODEL,
+        *MODEL_SOURCES,
         *("data", "distributed", "evaluate/bootstrap.py", "evaluate/fisher.py"),
-        *LOADING,
-        *("stages/evaluation/fisher.py", "stages/training/data.py"),
+        *LOADING_SOURCES,
+        *("stages/evaluation/fisher.py", "stages/models/importance.py", "stages/training/data.py"),
     ),
     makes="importance",
     reads=_fisher_reads,

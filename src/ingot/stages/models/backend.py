@@ -1,4 +1,4 @@
-"""The backend of a model, if the package `backends` is there: without it PyTorch computes everything."""
+"""Selects the backend of a model; PyTorch is used where the package `ingot.backends` was removed."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -10,7 +10,7 @@ from ingot.model.backend import TORCH, Backend
 
 
 def backend_for(model: nn.Module, device: str, dtype: torch.dtype, **options: Any) -> Backend:
-    """`backends.select.select`, or the reference where that package was removed."""
+    """The backend that `backends.select.select` chooses for these arguments, or the PyTorch reference."""
     if find_spec("ingot.backends") is None:
         return TORCH
     from ingot.backends.select import select

@@ -1,4 +1,4 @@
-"""Models made elsewhere: a Hugging Face directory or another run's stage in, a Hugging Face directory out."""
+"""Builder of the kind `import`, and export to the Hugging Face and PEFT layouts."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +12,9 @@ from ingot.core.artifact import CHECKPOINTS, atomic_directory, checkpoint_path
 from ingot.core.errors import UserError
 from ingot.distributed import checkpoint
 from ingot.objectives.settings import scores_rows
-from ingot.stages.job import TOKENIZER, Job, open_stage
+from ingot.stages.job import TOKENIZER, Job, read_record
 from ingot.stages.models.imports import HF, directory_of
-from ingot.stages.models.load import adapter_of, base_of, describe, load_adapted, load_model
+from ingot.stages.models.load import adapter_settings, base_stage, load_model, load_with_adapter, save_description
 from ingot.stages.models.settings import ImportSettings
 from ingot.tokenizer.byte_bpe import load_tokenizer
 from ingot.tokenizer.chat import stop_ids
@@ -22,7 +22,7 @@ from ingot.tokenizer.hf_files import export_tokenizer
 
 
 def import_model(job: Job) -> dict[str, Any]:
-    """A directory's weights as a checkpoint of step 0, beside the shape and the tokenizer."""
+    """Read a model's directory and write a checkpoint of step 0, the configuration and the tokenizer."""
     settings = job.settings
     assert isinstance(settings, ImportSettings)
     tokenizer = load_tokenizer(job.inputs["tokenizer"].path / TOKENIZER)
@@ -30,42 +30,46 @@ def import_model(job: Job) -> dict[str, Any]:
     if settings.path.startswith(HF):
         model = hf_weights.load(directory)
     else:
-        model = load_model(directory, job.display.say, device="cpu", exact=True).model
+        model = load_model(directory, job.display.notify, device="cpu", exact=True).model
     if settings.adapter:
         peft.merge(Path(settings.adapter), model)
-        job.display.say(f"merged with the adapter in {settings.adapter}")
+        job.display.notify(f"merged with the adapter in {settings.adapter}")
     config, tensors = model.config, {n: p.detach() for n, p in model.named_parameters()}
     if broken := next((name for name, weight in tensors.items() if not torch.isfinite(weight).all()), None):
         raise UserError(
-            f"{settings.path}: the weights that are {broken} here hold NaN or infinite numbers, expected finite ones; "
-            "the file is damaged or the model has diverged, so take another"
+            f"{settings.path}: found NaN or infinite numbers in {broken}, expected finite weights; the file is damaged "
+            "or the model has diverged, so use another"
         )
     if tokenizer.vocab > config.vocab:
-        job.display.say(f"embeddings grow from {config.vocab:,} to {tokenizer.vocab:,} ids, as the tokenizer has")
+        job.display.notify(f"embeddings grow from {config.vocab:,} to {tokenizer.vocab:,} ids, those of the tokenizer")
         tensors, config = hf_weights.resize_embeddings(tensors, config, tokenizer.vocab)
-    describe(job.out.path, config, tokenizer)
+    save_description(job.out.path, config, tokenizer)
     path = checkpoint_path(job.out / CHECKPOINTS, 0)
-    facts = {"model": config.model_dump(), "tokenizer": tokenizer.fingerprint}
-    checkpoint.save(path, {f"model.{n}": t for n, t in tensors.items()}, {"step": 0}, facts)
+    metadata = {"model": config.model_dump(), "tokenizer": tokenizer.fingerprint}
+    checkpoint.save(path, {f"model.{n}": t for n, t in tensors.items()}, {"step": 0}, metadata)
     return {"parameters": config.parameters, "vocab": config.vocab, "context": config.context, "steps": 0}
 
 
-def export_hf(stage: Path, to: Path, dtype: Dtype, best: bool, say: Callable[[str], None]) -> list[Path]:
-    """Write a trained (or imported) stage as a directory that transformers reads.
+def export_hf(stage: Path, to: Path, dtype: Dtype, best: bool, notify: Callable[[str], None]) -> list[Path]:
+    """Write the model of a train or import stage as a directory that transformers can load.
 
     Args:
         stage: the stage's directory.
-        to: the new directory; it appears whole or not at all.
-        dtype: of the weights.
-        best: the weights with the lowest held-out loss instead of the last ones.
+        to: the new directory, written atomically.
+        dtype: number format of the weights.
+        best: export the best checkpoint (lowest held-out loss) instead of the last one.
+        notify: receives messages.
+
+    Returns:
+        The files of the directory.
 
     Raises:
-        UserError: no such stage, `to` exists, or the layout has no words for this model or tokenizer.
+        UserError: no such stage, `to` exists, or the layout cannot represent this model or tokenizer.
     """
-    _refuse_existing(to)
-    loaded = load_model(stage, say, device="cpu", best=best)
-    if scores_rows(open_stage(stage)["settings"]):
-        say("the layout has no place for the head that gives rewards: the model is written without it")
+    _check_new(to)
+    loaded = load_model(stage, notify, device="cpu", best=best)
+    if scores_rows(read_record(stage)["settings"]):
+        notify("the reward head is left out, because the Hugging Face layout of a language model has none")
     with atomic_directory(to) as directory:
         tokenizer = loaded.tokenizer
         export_tokenizer(tokenizer, directory)
@@ -75,35 +79,39 @@ def export_hf(stage: Path, to: Path, dtype: Dtype, best: bool, say: Callable[[st
     return sorted(to.iterdir())
 
 
-def export_peft(stage: Path, to: Path, dtype: Dtype, best: bool, say: Callable[[str], None]) -> list[Path]:
-    """Write the adapter of a train stage, without the model under it, as a directory that PEFT reads.
+def export_peft(stage: Path, to: Path, dtype: Dtype, best: bool, notify: Callable[[str], None]) -> list[Path]:
+    """Write the adapter of a train stage, without its base model, as a directory that PEFT can load.
 
     Args:
         stage: the stage's directory.
-        to: the new directory; it appears whole or not at all.
-        dtype: of the adapter.
-        best: the adapter with the lowest held-out loss instead of the last one.
+        to: the new directory, written atomically.
+        dtype: number format of the adapter.
+        best: export the best checkpoint (lowest held-out loss) instead of the last one.
+        notify: receives messages.
+
+    Returns:
+        The files of the directory.
 
     Raises:
-        UserError: no such stage, no adapter, or `to` exists.
+        UserError: no such stage, the stage has no adapter, or `to` exists.
     """
-    _refuse_existing(to)
-    if (settings := adapter_of(stage)) is None:
-        raise UserError(f'{stage}: has no adapter, expected a stage with one; write the whole model with "--to hf"')
-    base = base_of(stage)
-    loaded = load_adapted(stage, say, device="cpu", best=best)
-    told = open_stage(base)
-    as_it_was = told["kind"] == "import" and not (told["settings"]["adapter"] or told["settings"]["tokenizer"])
-    path = told["settings"]["path"] if as_it_was else ""
+    _check_new(to)
+    if (settings := adapter_settings(stage)) is None:
+        raise UserError(f'{stage}: found no adapter, expected a stage with one; export the model with "--to hf"')
+    base = base_stage(stage)
+    loaded = load_with_adapter(stage, notify, device="cpu", best=best)
+    record = read_record(base)
+    unchanged = record["kind"] == "import" and not (record["settings"]["adapter"] or record["settings"]["tokenizer"])
+    path = record["settings"]["path"] if unchanged else ""
     if path.startswith(HF):
         path = str(directory_of(path).resolve())
     else:
-        say(f"the model under it is {told['name']}; `ingot export {base} DIR --to hf` writes it")
+        notify(f"the base model of the adapter is {record['name']}; `ingot export {base} DIR --to hf` writes it")
     with atomic_directory(to) as directory:
         peft.write(directory, loaded.model, settings, path or None, dtype)
     return sorted(to.iterdir())
 
 
-def _refuse_existing(to: Path) -> None:
+def _check_new(to: Path) -> None:
     if to.exists():
         raise UserError(f"{to}: exists already; name another directory or remove it")

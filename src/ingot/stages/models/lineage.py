@@ -1,4 +1,4 @@
-"""What a model comes from: the stages that it was started from, as far back as they are there."""
+"""The lineage of a model: the stages that it was started from."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,14 +6,14 @@ from pathlib import Path
 
 from ingot.core.artifact import RECORD
 from ingot.core.errors import UserError
-from ingot.stages.job import in_role, inputs_of, open_stage
+from ingot.stages.job import in_role, inputs_of, read_record
 from ingot.store.reader import Store
 from ingot.tokenizer.byte_bpe import Tokenizer
 from ingot.tokenizer.settings import TURNS
 
 
-def ancestry(stage: Path) -> Iterator[Path]:
-    """A stage, the one that it was started from, and so on."""
+def lineage(stage: Path) -> Iterator[Path]:
+    """A stage, the stage in its `init`, and so on, as far as the directories exist."""
     while (stage / RECORD).exists():
         yield stage
         if (init := inputs_of(stage).get("init")) is None:
@@ -21,21 +21,22 @@ def ancestry(stage: Path) -> Iterator[Path]:
         stage = init.path
 
 
-def conversed(stage: Path) -> bool | None:
-    """Whether a model or one of its ancestors was trained on conversations.
+def trained_on_conversations(stage: Path) -> bool | None:
+    """Whether a model, or a stage that it was started from, was trained on conversations.
 
-    Returns: None where it cannot be known: of a model made elsewhere, or where what was read is gone.
+    Returns:
+        None where that is unknown: for an imported model, or where the training data was deleted.
     """
     with contextlib.suppress(UserError):
-        if open_stage(stage)["kind"] == "train":
+        if read_record(stage)["kind"] == "train":
             inputs = inputs_of(stage)
             if any(Store.open(data.path / "val").content != "text" for data in in_role(inputs, "data").values()):
                 return True
-            return conversed(inputs["init"].path) if "init" in inputs else False
+            return trained_on_conversations(inputs["init"].path) if "init" in inputs else False
     return None
 
 
-def converses(stage: Path, tokenizer: Tokenizer) -> bool:
-    """Whether a model was trained on conversations; of one made elsewhere, whether it came with a chat format."""
-    known = conversed(stage)
-    return tokenizer.template not in ("", TURNS) if known is None else known
+def is_chat_model(stage: Path, tokenizer: Tokenizer) -> bool:
+    """Whether a model was trained on conversations. Where that is unknown: whether it came with a chat template."""
+    trained = trained_on_conversations(stage)
+    return tokenizer.template not in ("", TURNS) if trained is None else trained

@@ -1,11 +1,13 @@
-"""A trained stage on disk to a model in memory, and back: the directory stands on its own."""
+"""Loads the model of a train or import stage from the stage's directory."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import nn
 
 from ingot.core.artifact import CHECKPOINTS, STATE, StageDir, atomic_write, checkpoint_path, manifest_problem, read_json
@@ -15,123 +17,131 @@ from ingot.model import lora
 from ingot.model.adapter_config import AdapterSettings
 from ingot.model.config import ModelConfig
 from ingot.model.transformer import Transformer, empty
-from ingot.objectives.settings import OBJECTIVES
-from ingot.stages.job import MODEL, TOKENIZER, inputs_of, open_stage, read_config, read_result
+from ingot.objectives.base_settings import MethodSettings
+from ingot.objectives.settings import OBJECTIVES, ObjectiveSettings
+from ingot.stages.job import MODEL, TOKENIZER, inputs_of, read_config, read_record, read_result
 from ingot.stages.models.backend import backend_for
-from ingot.stages.training.settings import TrainSettings
 from ingot.tokenizer.byte_bpe import Tokenizer, load_tokenizer
 from ingot.train.execution import resolve_device
 from ingot.train.objective import Objective
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A model with the tokenizer it was trained on."""
 
     model: Transformer
     tokenizer: Tokenizer
     config: ModelConfig
     checkpoint: Path
-    """Where the weights are from."""
+    """Directory of the checkpoint with its weights."""
 
 
-def describe(out: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
-    """Write what is needed besides the weights: the shape and the tokenizer."""
+def save_description(out: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
+    """Write the model's configuration and tokenizer, which `load_model` needs besides a checkpoint."""
     atomic_write(out / MODEL, config.model_dump_json(indent=1) + "\n")
     tokenizer.save(out / TOKENIZER)
 
 
 def load_model(
     stage: Path,
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
     device: str = "auto",
     best: bool = False,
     exact: bool = False,
     context: int | None = None,
     backend: str = "auto",
-) -> Loaded:
-    """The newest good weights of a train stage (or its best ones); an adapter comes merged.
+) -> LoadedModel:
+    """Load the newest intact checkpoint of a train stage, or its best one. An adapter is merged into the model.
 
     Args:
         stage: the stage's directory.
-        say: told about damaged checkpoints that are passed over.
+        notify: receives messages, for example about damaged checkpoints that are skipped.
         device: `cpu`, `cuda`, or `auto` for a GPU if there is one.
-        best: the weights with the lowest held-out loss.
-        exact: the final weights or none, for stages whose key promises what they were made from.
-        context: the longest sequence, where it is to be another than it was.
-        backend: who computes it ("torch", "cpu", "auto" for the fastest here).
+        best: load the checkpoint with the lowest held-out loss.
+        exact: require the final checkpoint, for stages whose key depends on it.
+        context: context length; default: the model's own.
+        backend: name of a backend (`backends/select.py`); "auto" for the fastest on this machine.
 
     Raises:
-        UserError: not a train stage, nothing saved yet, or all of it damaged; the model under an adapter is gone.
+        UserError: not a train stage, no intact checkpoint, or the base model of an adapter was deleted.
     """
-    loaded = load_adapted(stage, say, device, best, exact, context)
+    loaded = load_with_adapter(stage, notify, device, best, exact, context)
     model = loaded.model
     lora.merge(model)
     where = str(model.embedding.weight.device)
-    model.backend = backend_for(model, where, model.embedding.weight.dtype, name=backend, notify=say)
+    model.backend = backend_for(model, where, model.embedding.weight.dtype, name=backend, notify=notify)
     return loaded
 
 
-def load_adapted(
+def load_with_adapter(
     stage: Path,
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
     device: str = "auto",
     best: bool = False,
     exact: bool = False,
     context: int | None = None,
-) -> Loaded:
-    """As `load_model`, with the stage's adapter beside the frozen matrices, if it has one."""
+) -> LoadedModel:
+    """Like `load_model`, but without merging the adapter, and with the PyTorch backend."""
     config = read_config(stage)
     config = config.model_copy(update={"context": context or config.context})
     root = stage / CHECKPOINTS
-    path = root / checkpoint.BEST if best else checkpoint.newest_good(root, say)
+    path = root / checkpoint.BEST if best else checkpoint.newest_intact(root, notify)
     if path is None or not path.exists():
         raise UserError(f"{stage}: no checkpoint yet; `ingot run` trains it")
-    if best and (trouble := manifest_problem(path)):
-        raise UserError(f"damaged checkpoint: {trouble}; load the last one instead of the best")
+    if best and (problem := manifest_problem(path)):
+        raise UserError(f"damaged checkpoint: {problem}; load the last one instead of the best")
     if not StageDir(stage).is_done():
-        say(f"{stage}: not finished; these are its weights after step {read_json(path / STATE)['step']:,}")
+        notify(f"{stage}: not finished; these are its weights after step {read_json(path / STATE)['step']:,}")
     if exact and path != checkpoint_path(root, read_result(stage)["steps"]):
         raise UserError(f"{stage}: its final checkpoint is damaged; delete {stage.resolve()} and run the recipe again")
-    if (adapter := adapter_of(stage)) is None:
+    if (adapter := adapter_settings(stage)) is None:
         model = empty(config, resolve_device(device), torch.float32)
     else:
-        model = load_model(base_of(stage), say, device, exact=True, context=config.context).model
+        model = load_model(base_stage(stage), notify, device, exact=True, context=config.context).model
         lora.add_adapters(model, adapter, seed=0)
     load_weights(model, path)
-    return Loaded(model, load_tokenizer(stage / TOKENIZER), config, path)
+    return LoadedModel(model, load_tokenizer(stage / TOKENIZER), config, path)
 
 
-def measured_context(asked: int | None, config: ModelConfig) -> int:
-    """Tokens of a row on which a model is measured: as asked, else its own context.
+def evaluation_context(context: int | None, config: ModelConfig) -> int:
+    """Tokens of the rows on which a model is evaluated.
+
+    Args:
+        context: the setting; None for the model's own context.
+        config: the model.
 
     Raises:
-        UserError: the model's learned positions do not reach that far.
+        UserError: the model has fewer learned positions.
     """
-    if asked and asked > config.context and config.positions == "learned":
+    if context and context > config.context and config.positions == "learned":
         raise UserError(
-            f"context: found {asked:,}, expected at most {config.context:,}: the model's positions are a learned table "
-            "of that length; shorten it"
+            f"context: found {context:,}, expected at most {config.context:,}, the number of the model's learned "
+            "positions; shorten it"
         )
-    return asked or config.context
+    return context or config.context
 
 
 def load_frozen(
-    stage: Path, say: Callable[[str], None], device: str, dtype: torch.dtype, backend: str = "auto"
+    stage: Path, notify: Callable[[str], None], device: str, dtype: torch.dtype, backend: str = "auto"
 ) -> nn.Module:
-    """A finished stage as a companion of another: in evaluation mode, without gradients, as its objective hands it on.
+    """Load a finished stage as a companion (`Objective.companion`): in evaluation mode, without gradients.
 
     Args:
-        backend: that of the model beside it, so that equal weights give equal numbers.
+        stage: the stage's directory.
+        notify: receives messages.
+        device: `cpu` or `cuda`.
+        dtype: number format of the weights.
+        backend: the backend of the trained model, so that equal weights give equal outputs.
 
     Raises:
         UserError: as `load_model`.
     """
-    loaded = load_model(stage, say, device, exact=True, backend=backend)
+    loaded = load_model(stage, notify, device, exact=True, backend=backend)
     frozen: nn.Module = loaded.model
-    record = open_stage(stage)
+    record = read_record(stage)
     if record["kind"] == "train":
-        objective = objective_of(TrainSettings.model_validate(record["settings"]))
+        objective = _objective_of(record)
         extra = nn.ModuleDict(objective.modules(loaded.model)).to(device)
         if tensors := {f"model.extra.{n}": p.detach() for n, p in extra.named_parameters()}:
             checkpoint.load(loaded.checkpoint, tensors)
@@ -139,42 +149,48 @@ def load_frozen(
     return frozen.to(dtype).eval().requires_grad_(False)
 
 
-def is_bare(stage: Path) -> bool:
-    """Whether a finished stage is, as a companion, its model and nothing around it."""
-    record = open_stage(stage)
+def companion_is_model(stage: Path) -> bool:
+    """Whether the companion of a finished stage is its language model alone, without, for example, a reward head."""
+    record = read_record(stage)
     if record["kind"] != "train":
         return True
-    return type(objective_of(TrainSettings.model_validate(record["settings"]))).companion is Objective.companion
+    return type(_objective_of(record)).companion is Objective.companion
 
 
-def objective_of(settings: TrainSettings) -> Objective:
+def build_objective(settings: MethodSettings) -> Objective:
+    """Create an objective from its settings."""
+    module, name = OBJECTIVES[settings.kind].builder.split(":")  # pyright: ignore[reportAttributeAccessIssue]
+    return getattr(importlib.import_module(module), name)(settings)
+
+
+def _objective_of(record: Mapping[str, Any]) -> Objective:
     """The objective of a train stage."""
-    module, name = OBJECTIVES[settings.objective.kind].builder.split(":")
-    return getattr(importlib.import_module(module), name)(settings.objective)
+    return build_objective(TypeAdapter(ObjectiveSettings).validate_python(record["settings"]["objective"]))
 
 
-def adapter_of(stage: Path) -> AdapterSettings | None:
-    """The adapter that a stage trains, or none."""
-    told = open_stage(stage)
-    table = told["settings"].get("adapter") if told["kind"] == "train" else None
+def adapter_settings(stage: Path) -> AdapterSettings | None:
+    """Settings of the adapter that a stage trains; None without one."""
+    record = read_record(stage)
+    table = record["settings"].get("adapter") if record["kind"] == "train" else None
     return AdapterSettings.model_validate(table) if table else None
 
 
-def base_of(stage: Path) -> Path:
-    """The stage that an adapter was trained upon.
+def base_stage(stage: Path) -> Path:
+    """Directory of the base model of a stage's adapter.
 
     Raises:
-        UserError: its directory is gone.
+        UserError: the directory was deleted.
     """
     base = inputs_of(stage)["init"]
     if not base.path.exists():
         raise UserError(
-            f"{stage}: is an adapter of '{base.name}', and {base.path} is gone; run the recipe again to make it anew"
+            f"{stage}: found no directory {base.path}, expected '{base.name}', the base model of its adapter; run the "
+            "recipe again"
         )
     return base.path
 
 
 def load_weights(model: Transformer, path: Path) -> None:
-    """Fill what is trained of a model from a checkpoint directory, without touching its optimizer tensors."""
+    """Load the trained parameters of a model from a checkpoint, without its optimizer state."""
     tensors = {f"model.{n}": p.detach() for n, p in model.named_parameters() if p.requires_grad}
     checkpoint.load(path, tensors)

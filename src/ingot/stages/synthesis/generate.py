@@ -1,7 +1,7 @@
-"""Builder of the `generate` kind: a model's answers to prompts, as documents that any reader of a corpus takes.
+"""Builder of the kind `generate`: samples a model's answers to prompts and writes them as documents of a corpus.
 
-An answer's randomness is keyed by (seed, split, prompt, sample), so neither how prompts are batched nor a kill leaves a
-trace: what is done is kept in small files, and a killed stage goes on after them.
+The random numbers of an answer are keyed by (seed, split, prompt, sample), so answers depend neither on batching nor on
+interruptions. Finished batches are saved in small files, with which a killed stage resumes.
 """
 
 import json
@@ -17,69 +17,70 @@ import pyarrow as pa
 from ingot.core.artifact import atomic_json, read_json
 from ingot.core.errors import UserError
 from ingot.corpus.documents import SCHEMA, DocumentWriter, Split, document_parts, read_documents
-from ingot.corpus.readers.row_formats import dump_document, unlearned
+from ingot.corpus.readers.row_formats import dump_document, exclude_from_loss
 from ingot.data.sampler import key_of, permute
 from ingot.infer.generate import generate
 from ingot.infer.streaming import completion_text, sampling_for
 from ingot.stages.job import Job
-from ingot.stages.models.load import Loaded, load_model
+from ingot.stages.models.load import LoadedModel, load_model
 from ingot.stages.synthesis.settings import GenerateSettings
 from ingot.tokenizer.chat import parse_conversation, render
 
-ROWS = 64
-"""Answers that are made together."""
-_PARTS = "parts"
+BATCH_ROWS = 64
+"""Answers that are sampled in one batch."""
+_BATCHES = "parts"
+"""Directory of the finished batches of an unfinished stage."""
 _SPLITS: tuple[Split, ...] = ("train", "val")
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Answer the chosen prompts of both splits."""
+    """Answer the selected prompts of both splits."""
     settings = job.settings
     assert isinstance(settings, GenerateSettings)
-    loaded = load_model(job.inputs["model"].path, job.display.say, settings.device, exact=True)
+    loaded = load_model(job.inputs["model"].path, job.display.notify, settings.device, exact=True)
     for old in document_parts(job.out.path):
         old.unlink()
-    writer, tally = DocumentWriter(job.out.path), Counter[str]()
+    writer, counts = DocumentWriter(job.out.path), Counter[str]()
     for split, row, answers in _all_answers(job, loaded, settings):
         kept = [a for a in answers if a["text"].strip() and (a["ended"] or settings.unfinished == "keep")]
-        tally.update(_counts(answers))
-        tally[f"{split}_documents"] += len(kept)
+        counts.update(_counts(answers))
+        counts[f"{split}_documents"] += len(kept)
         if kept:
             writer.write(_table(job.inputs["model"].name, split, row, kept))
     writer.flush()
     names = ("prompts", "answers", "too_long", "unfinished", "empty", *(f"{split}_documents" for split in _SPLITS))
-    result = {name: tally[name] for name in names}
-    if not tally["train_documents"]:
+    result = {name: counts[name] for name in names}
+    if not counts["train_documents"]:
         raise UserError(
-            f"found no answer to keep of {tally['prompts']} prompts ({tally['unfinished']} cut off, {tally['empty']} "
-            f"empty, {tally['too_long']} prompts too long); raise max_new, train the model for longer, or keep what is "
-            'cut off with unfinished = "keep"'
+            f"found no usable answer to {counts['prompts']} prompts ({counts['unfinished']} cut off, {counts['empty']} "
+            f"empty, {counts['too_long']} prompts too long); raise max_new, train the model for longer, or keep "
+            'answers that are cut off with unfinished = "keep"'
         )
-    shutil.rmtree(job.out / _PARTS, ignore_errors=True)
-    documents = sum(tally[f"{split}_documents"] for split in _SPLITS)
-    return {**result, "documents": documents, "answer_tokens": tally["tokens"] / tally["answers"]}
+    shutil.rmtree(job.out / _BATCHES, ignore_errors=True)
+    documents = sum(counts[f"{split}_documents"] for split in _SPLITS)
+    return {**result, "documents": documents, "answer_tokens": counts["tokens"] / counts["answers"]}
 
 
 def _all_answers(
-    job: Job, loaded: Loaded, settings: GenerateSettings
+    job: Job, loaded: LoadedModel, settings: GenerateSettings
 ) -> Iterator[tuple[Split, dict[str, Any], list[dict[str, Any]]]]:
-    """Every chosen prompt with its answers; of held-out ones the same share as of those to train on."""
-    share = 1.0
+    """Every selected prompt with its answers; the same fraction of held-out prompts as of training prompts."""
+    fraction = 1.0
     for split in _SPLITS:
-        asked = list(_prompts(job.inputs["data"].path, split))
+        prompts = list(_prompts(job.inputs["data"].path, split))
         if split == "train" and settings.prompts:
-            share = min(1.0, settings.prompts / max(1, len(asked)))
-        chosen = _chosen(asked, share, job.seed)
-        with job.display.bar(f"answering {split} prompts", len(chosen), "prompts") as bar:
-            for part, rows in enumerate(_cut(chosen, max(1, ROWS // settings.samples))):
-                answered = _answered(job, loaded, settings, split, part, rows)
-                for (_, row), answers in zip(rows, answered, strict=True):
+            fraction = min(1.0, settings.prompts / max(1, len(prompts)))
+        selected = _select(prompts, fraction, job.seed)
+        with job.display.bar(f"answering {split} prompts", len(selected), "prompts") as bar:
+            for number, batch in enumerate(_batches(selected, max(1, BATCH_ROWS // settings.samples))):
+                batch_answers = _answer(job, loaded, settings, split, number, batch)
+                for (_, row), answers in zip(batch, batch_answers, strict=True):
                     yield split, row, answers
-                bar.advance(len(rows))
+                bar.advance(len(batch))
 
 
 def _counts(answers: list[dict[str, Any]]) -> dict[str, int]:
-    """Of one prompt; no answers say that it was too long."""
+    """Counts for one prompt. A prompt without answers was too long."""
     return {
         "prompts": 1,
         "answers": len(answers),
@@ -95,29 +96,32 @@ def _prompts(corpus: Path, split: Split) -> Iterator[dict[str, Any]]:
         yield from batch.to_pylist()
 
 
-def _chosen(asked: list[dict[str, Any]], share: float, seed: int) -> list[tuple[int, dict[str, Any]]]:
-    """That share of the prompts with their numbers, in order, drawn by the seed."""
-    many = round(share * len(asked))
-    numbers = np.arange(len(asked))
-    if many < len(asked):
-        numbers = np.sort(permute(numbers, len(asked), key_of(seed, 0x67656E))[:many])
-    return [(int(n), asked[n]) for n in numbers]
+def _select(prompts: list[dict[str, Any]], fraction: float, seed: int) -> list[tuple[int, dict[str, Any]]]:
+    """A random subset of the prompts with their indices, in order."""
+    size = round(fraction * len(prompts))
+    indices = np.arange(len(prompts))
+    if size < len(prompts):
+        indices = np.sort(permute(indices, len(prompts), key_of(seed, 0x67656E))[:size])
+    return [(int(i), prompts[i]) for i in indices]
 
 
-def _cut(rows: list[Any], size: int) -> Iterator[list[Any]]:
+def _batches(rows: list[Any], size: int) -> Iterator[list[Any]]:
     yield from (rows[start : start + size] for start in range(0, len(rows), size))
 
 
-def _answered(
+def _answer(
     job: Job,
-    loaded: Loaded,
+    loaded: LoadedModel,
     settings: GenerateSettings,
     split: Split,
-    part: int,
+    number: int,
     rows: list[tuple[int, dict[str, Any]]],
 ) -> list[list[dict[str, Any]]]:
-    """For each prompt its answers {text, tokens, ended}, made now or by the process before; none if too long."""
-    path = job.out / _PARTS / f"{split}-{part:06d}.json"
+    """The answers {text, tokens, ended} to each prompt of a batch, sampled now or read from an earlier attempt.
+
+    A prompt that fills the context has no answers.
+    """
+    path = job.out / _BATCHES / f"{split}-{number:06d}.json"
     if path.exists():
         return read_json(path)
     prompts = [render(parse_conversation(row["text"]), loaded.tokenizer, generation_prompt=True)[0] for _, row in rows]
@@ -125,7 +129,7 @@ def _answered(
     sampling = sampling_for(
         loaded.tokenizer, max_new=settings.max_new, temperature=settings.temperature, top_p=settings.top_p
     )
-    made = generate(
+    completions = generate(
         loaded.model,
         [prompts[i] for i in fits],
         sampling,
@@ -134,20 +138,20 @@ def _answered(
         step=_SPLITS.index(split),
         keys=[(rows[i][0], 0) for i in fits],
     )
-    found: list[list[dict[str, Any]]] = [[] for _ in rows]
-    for place, completion in enumerate(made):
+    answers: list[list[dict[str, Any]]] = [[] for _ in rows]
+    for i, completion in enumerate(completions):
         text, ended = completion_text(loaded.tokenizer, completion), completion.stop_reason == "stop"
         answer = {"text": text, "tokens": len(completion.ids), "ended": ended}
-        found[fits[place // settings.samples]].append(answer)
-    atomic_json(path, found)
-    return found
+        answers[fits[i // settings.samples]].append(answer)
+    atomic_json(path, answers)
+    return answers
 
 
 def _table(model: str, split: Split, row: dict[str, Any], answers: list[dict[str, Any]]) -> pa.Table:
-    """Documents of one prompt's answers; they share where the prompt is from, and so what is held out with it."""
-    history = unlearned(json.loads(row["text"]))
+    """Documents of one prompt's answers. All have the prompt's source and split."""
+    history = exclude_from_loss(json.loads(row["text"]))
     texts = [dump_document([*history, {"role": "assistant", "content": a["text"]}]) for a in answers]
     sizes = [len(text.encode()) for text in texts]
-    same = {**row, "source": f"generate:{model}", "split": split}
-    rows = [{**same, "text": text, "bytes": size} for text, size in zip(texts, sizes, strict=True)]
+    common = {**row, "source": f"generate:{model}", "split": split}
+    rows = [{**common, "text": text, "bytes": size} for text, size in zip(texts, sizes, strict=True)]
     return pa.Table.from_pylist(rows, schema=SCHEMA)

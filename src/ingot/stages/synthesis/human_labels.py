@@ -1,9 +1,9 @@
-"""A file that people fill: two answers to a prompt a line, and which is the better one.
+"""The file for human labels: a line for each two answers to a prompt, in which a person notes the better one.
 
     {"prompt": "...", "a": "...", "b": "...", "better": ""}
 
-`better` becomes "a", "b" or "tie". While a line is open, the stage waits (WAIT); filled, the file's content is part of
-the stage's key, so whoever changes their mind gets the pairs, and all that learns from them, made anew.
+Valid values of `better` are "a", "b" and "tie". The stage waits (WAIT) until every line has one. The content of the
+file is part of the stage's key, so a changed label runs the stage and all that depend on it again.
 """
 
 import json
@@ -18,46 +18,46 @@ FIELDS = ("prompt", "a", "b", "better")
 VERDICTS = ("a", "b", "tie")
 
 
-def waits(path: Path) -> str | None:
-    """Why the stage cannot go on, or None where every line is filled.
+def waiting_for(path: Path) -> str | None:
+    """The labels that the stage needs before it can run; None where every line has one.
 
     Raises:
-        UserError: the file is not as it was written.
+        UserError: the file is invalid.
     """
     if not path.exists():
-        return f"for people to fill {path}, which is written once its answers are there"
+        return f"for human labels in {path}, which is written when the answers are complete"
     rows = read(path)
-    if open_rows := sum(not row["better"] for row in rows):
-        return f'for people to fill {path}: {open_rows:,} of {len(rows):,} lines have no "better" yet'
+    if unlabelled := sum(not row["better"] for row in rows):
+        return f'for human labels in {path}: {unlabelled:,} of {len(rows):,} lines have no "better" yet'
     return None
 
 
 def digest(path: Path, hashes: FileHashes) -> str | None:
-    """Digest of a filled file; None while it is open."""
-    return None if waits(path) else hashes.digest(path)
+    """Digest of a complete file; None while labels are missing."""
+    return None if waiting_for(path) else hashes.digest(path)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file, filled or not.
+    """The lines of a file, labelled or not.
 
     Raises:
-        UserError: a line that is none of ours, or an answer that is not known; it is named.
+        UserError: a line has missing fields, or an unknown label.
     """
     rows = []
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not the file as it was written ({error}); save it as UTF-8") from None
-    for number, line in enumerate(text.split("\n"), 1):  # an answer may hold other ends of a line
+        raise UserError(f"{path}: cannot be read ({error}); save it as UTF-8") from None
+    for number, line in enumerate(text.split("\n"), 1):  # an answer may contain other line separators
         if not line.strip():
             continue
         where = f"{path}, line {number}"
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{where}: not JSON ({error}), expected the line as it was written; mend it") from None
+            raise UserError(f"{where}: not JSON ({error}), expected the line as it was written; fix it") from None
         if not isinstance(row, dict) or not set(FIELDS) <= set(row):
-            raise UserError(f"{where}: expected an object with {', '.join(FIELDS)}; put back what is missing")
+            raise UserError(f"{where}: expected an object with {', '.join(FIELDS)}; restore the missing fields")
         if row["better"] not in ("", *VERDICTS):
             raise UserError(f'{where}: found better = {row["better"]!r}, expected "a", "b" or "tie"; correct it')
         rows.append(row)
@@ -65,5 +65,5 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def write(path: Path, rows: Iterable[tuple[str, str, str]]) -> None:
-    """Lines to fill, of (prompt, a, b)."""
+    """Write unlabelled lines, given (prompt, a, b)."""
     atomic_lines(path, (dict(zip(FIELDS, (*row, ""), strict=True)) for row in rows))

@@ -1,11 +1,11 @@
-"""The kinds that make data with models: `generate` and `label`."""
+"""The kinds that create data with models: `generate` and `label`."""
 
 from typing import Any
 
 from ingot.core.artifact import FileHashes
 from ingot.core.functions import is_function, require_file
 from ingot.stages.kind import Kind, Node, Resolve
-from ingot.stages.models.kind import LOADING, MODEL
+from ingot.stages.models.kind import LOADING_SOURCES, MODEL_SOURCES
 from ingot.stages.synthesis import human_labels
 from ingot.stages.synthesis.settings import GenerateSettings, LabelSettings
 from ingot.stages.tokenize.kind import check_turns
@@ -28,7 +28,7 @@ GENERATE = Kind(
     GenerateSettings,
     2,
     "ingot.stages.synthesis.generate:run",
-    (*MODEL, "distributed", "data/sampler.py", *LOADING, "stages/synthesis/generate.py"),
+    (*MODEL_SOURCES, "distributed", "data/sampler.py", *LOADING_SOURCES, "stages/synthesis/generate.py"),
     makes="documents",
     reads=_generate_reads,
     facts=_generate_facts,
@@ -47,14 +47,14 @@ def _label_reads(settings: LabelSettings, resolve: Resolve) -> dict[str, Node]:
 
 
 def _label_digest(settings: LabelSettings, hashes: FileHashes) -> str | None:
-    """The file of the function that scores, or the one that people have filled."""
-    if settings.people:
-        return human_labels.digest(settings.people, hashes)
+    """Digest of the file of the scoring function, or of the file of human labels."""
+    if settings.label_file:
+        return human_labels.digest(settings.label_file, hashes)
     return hashes.digest(require_file(settings.by, "by")) if is_function(settings.by) else None
 
 
-def _label_waits(settings: LabelSettings) -> str | None:
-    return human_labels.waits(settings.people) if settings.people else None
+def _label_waiting_for(settings: LabelSettings) -> str | None:
+    return human_labels.waiting_for(settings.label_file) if settings.label_file else None
 
 
 def _label_facts(settings: LabelSettings) -> dict[str, Any]:
@@ -66,9 +66,9 @@ LABEL = Kind(
     4,
     "ingot.stages.synthesis.label:run",
     (
-        *MODEL,
+        *MODEL_SOURCES,
         *("distributed", "objectives"),
-        *LOADING,
+        *LOADING_SOURCES,
         "stages/models/reward_scores.py",
         *("stages/synthesis/label.py", "stages/synthesis/human_labels.py"),
     ),
@@ -76,5 +76,5 @@ LABEL = Kind(
     reads=_label_reads,
     facts=_label_facts,
     raw=_label_digest,
-    waits=_label_waits,
+    waiting_for=_label_waiting_for,
 )

@@ -1,7 +1,7 @@
-"""Settings of the two kinds that make data with models: `generate` and `label`."""
+"""Settings of the kinds that create data with models: `generate` and `label`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -10,7 +10,7 @@ from ingot.core.settings import EXECUTION, STAGE, Seed, Settings, Stage
 
 
 class GenerateSettings(Settings):
-    """`kind = "generate"`: a model's answers to the prompts of a corpus, as a corpus of conversations."""
+    """`kind = "generate"`: samples a model's answers to the prompts of a corpus, as a corpus of conversations."""
 
     model: Annotated[str, Stage("model")]
     """Train or import stage that answers."""
@@ -19,17 +19,17 @@ class GenerateSettings(Settings):
     samples: int = Field(default=4, ge=1)
     """Answers to each prompt."""
     prompts: PositiveInt | None = None
-    """Most training prompts that are asked, drawn by the seed (of held-out ones as large a share); default: all."""
+    """Most training prompts to answer, drawn by the seed; the same fraction of held-out prompts; default: all."""
     temperature: float = Field(default=1.0, ge=0)
-    """Of sampling."""
+    """Sampling temperature."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Only the likeliest tokens that have this much probability together are drawn."""
+    """Sample from the smallest set of most likely tokens with this total probability."""
     max_new: int = Field(default=128, ge=1)
     """Longest answer in tokens."""
     unfinished: Literal["drop", "keep"] = "drop"
-    """What becomes of an answer that `max_new` or the context cut off: who learns from it would learn to stop there."""
+    """What to do with an answer that `max_new` or the context cut off. A model trained on it learns to stop there."""
     format: Literal["chat"] = "chat"
-    """What a document is: a conversation, of which the model's answer alone is learned."""
+    """Format of the documents: conversations, in which only the model's answer is a training target."""
     seed: Seed | None = None
     """Overrides [run] seed for this stage."""
     device: Annotated[Literal["auto", "cpu", "cuda"], EXECUTION] = "auto"
@@ -37,34 +37,36 @@ class GenerateSettings(Settings):
 
 
 class LabelSettings(Settings):
-    """`kind = "label"`: somebody judges the answers of a `generate` stage; the outcome is a corpus."""
+    """`kind = "label"`: scores or compares the answers of a `generate` stage; the result is a corpus."""
+
+    RENAMED: ClassVar = {"least": "min_score"}
 
     data: Annotated[str, Stage("documents")]
     """The `generate` stage."""
     by: Annotated[str, STAGE] = Field(min_length=1)
-    """Who judges: a train stage with objective `reward`; `"file.py:function"`, as a reward is written; or `NAME.jsonl`,
-    a file that people fill, which is written once the answers are there."""
+    """Source of the labels: a train stage with objective `reward`; a reward function `"file.py:function"`; or
+    `NAME.jsonl`, a file for human labels, which the stage writes when the answers are complete."""
     format: Literal["pairs", "chat"] = "pairs"
-    """`pairs`: the best and the worst answer to each prompt; `chat`: the best one as a conversation to learn from."""
-    least: float | None = None
-    """`chat`: a best answer with a lower score is left out."""
+    """`pairs`: the best and the worst answer to each prompt; `chat`: the best one as a conversation."""
+    min_score: float | None = None
+    """Lowest score of a best answer that is kept; for `chat` only."""
     device: Annotated[Literal["auto", "cpu", "cuda"], EXECUTION] = "auto"
     """Where a reward model computes, in fp32; `auto` takes a GPU if there is one."""
 
     @property
-    def people(self) -> Path | None:
-        """The file that people fill."""
+    def label_file(self) -> Path | None:
+        """The file for human labels; None where a model or a function scores."""
         return Path(self.by) if self.by.endswith(".jsonl") else None
 
     @property
     def reward(self) -> str | None:
-        """The stage that scores."""
-        return None if self.people or is_function(self.by) else self.by
+        """The stage of the reward model that scores; None where there is none."""
+        return None if self.label_file or is_function(self.by) else self.by
 
     @model_validator(mode="after")
-    def _least_is_read(self) -> "LabelSettings":
-        if self.least is not None and (self.format != "chat" or self.people):
+    def _min_score_is_read(self) -> "LabelSettings":
+        if self.min_score is not None and (self.format != "chat" or self.label_file):
             raise ValueError(
-                f'found least = {self.least:g}, which only format = "chat" with scores reads; leave it out'
+                f'found min_score = {self.min_score:g}, which only format = "chat" with scores reads; leave it out'
             )
         return self

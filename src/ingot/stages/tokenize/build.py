@@ -12,14 +12,13 @@ from ingot.tokenizer.train import train, training_texts
 
 
 def tokenizer(job: Job) -> dict[str, Any]:
-    """The training split of some corpora, or somebody's files, to a tokenizer; held-out text is never looked at."""
+    """Train a tokenizer on the training split of some corpora, or read one from files."""
     assert isinstance(job.settings, TokenizerSettings)
-
     sources = list(job.roles("corpus").values())
 
     def texts() -> Iterator[tuple[str, str]]:
         total = sum(source.result()["train_bytes"] for source in sources)
-        with job.display.bar("taking text", total=total, unit="bytes") as bar:
+        with job.display.bar("reading text", total=total, unit="bytes") as bar:
             for source in sources:
                 for name, text in training_texts(source.path, source.settings()["format"]):
                     yield name, text
@@ -32,7 +31,7 @@ def tokenizer(job: Job) -> dict[str, Any]:
 
 
 def tokens(job: Job) -> dict[str, Any]:
-    """Documents and a tokenizer to a token store of two splits."""
+    """Encode both splits of a corpus into token stores."""
     assert isinstance(job.settings, TokensSettings)
     source = job.inputs["corpus"]
     encoder = load_tokenizer(job.inputs["tokenizer"].path / TOKENIZER)

@@ -8,11 +8,19 @@ from ingot.tokenizer.settings import TokenizerSettings, TokensSettings
 
 _SOURCES = ("tokenizer", "store", "stages/tokenize")
 _WITHOUT_TURNS = ("char", "word")
-"""Tokenizer types that cannot mark who speaks."""
+"""Tokenizer types without special tokens for the turns of a conversation."""
 
 
 def check_turns(corpus: str, form: str, tokenizer: Node, setting: str, resolve: Resolve) -> None:
-    """Refuse conversations for a tokenizer that cannot mark turns."""
+    """Raise a UserError for a corpus of conversations whose tokenizer cannot mark turns.
+
+    Args:
+        corpus: name of the corpus.
+        form: its format.
+        tokenizer: the tokenizer stage.
+        setting: the setting that combines them, for errors.
+        resolve: the resolver of the stage with that setting.
+    """
     settings = tokenizer.settings
     assert isinstance(settings, TokenizerSettings)
     if form == "text":
@@ -26,7 +34,7 @@ def check_turns(corpus: str, form: str, tokenizer: Node, setting: str, resolve: 
     if settings.path and not settings.template and not has_template(settings.path):
         resolve.refuse(
             setting,
-            f"'{corpus}' has format = \"{form}\", but {settings.path} has no chat template: make a stage of its "
+            f"'{corpus}' has format = \"{form}\", but {settings.path} has no chat template; add a stage of kind "
             f'tokenizer (type = "file", path = "{settings.path}", template = "turns") and name it as the `tokenizer` '
             "of a stage of kind import",
         )

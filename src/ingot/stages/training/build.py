@@ -1,4 +1,4 @@
-"""Builder of the `train` kind: settings and inputs to an engine, and the engine's numbers to a result."""
+"""Builder of the kind `train`: creates the engine from settings and inputs, and trains."""
 
 import math
 import resource
@@ -14,18 +14,19 @@ from ingot.data.packing import BestFit, OnePerRow
 from ingot.data.sampler import key_of
 from ingot.distributed import mesh
 from ingot.model import lora
+from ingot.model.backend import Backend
 from ingot.model.config import ModelConfig
 from ingot.model.transformer import Transformer, build
 from ingot.objectives.replay import Replay
-from ingot.optim.groups import counts as decay_counts
-from ingot.stages.job import CHOICES, TOKENIZER, Job, read_config
+from ingot.optim.groups import decay_counts
+from ingot.stages.job import EXECUTION_FILE, TOKENIZER, Job, read_config
 from ingot.stages.models.backend import backend_for
-from ingot.stages.models.load import describe, is_bare, load_frozen, load_model, objective_of
-from ingot.stages.training.data import Data, open_data, starting_shape
+from ingot.stages.models.load import build_objective, companion_is_model, load_frozen, load_model, save_description
+from ingot.stages.training.data import Data, initial_config, open_data
 from ingot.stages.training.evaluation import Evaluation
 from ingot.stages.training.forecast import training_flops
-from ingot.stages.training.penalties import penalties_of
-from ingot.stages.training.phases import longest, rows_of_a_draw, timeline
+from ingot.stages.training.penalties import build_penalties
+from ingot.stages.training.phases import build_timeline, rows_per_draw, trained_config
 from ingot.stages.training.reference_columns import add_columns
 from ingot.stages.training.settings import TrainSettings
 from ingot.stages.training.timeline import Timeline
@@ -41,37 +42,28 @@ def run(job: Job) -> dict[str, Any]:
     settings = job.settings
     assert isinstance(settings, TrainSettings)
     tokenizer = load_tokenizer(job.inputs["tokenizer"].path / TOKENIZER)
-    before = starting_shape(settings, job.inputs, tokenizer)
-    config = longest(settings, before)
-    data = open_data(settings, job.roles("data"), before, tokenizer)
-    line = timeline(settings, before, data.source_size, job.seed)
+    initial = initial_config(settings, job.inputs, tokenizer)
+    config = trained_config(settings, initial)
+    data = open_data(settings, job.roles("data"), initial, tokenizer)
+    timeline = build_timeline(settings, initial, data.source_size, job.seed)
     _save_rows(job, data)
-    execution = _execution(job, settings, line)
+    execution = _execution(job, settings, timeline)
     model = _model(job, settings, config, execution)
-    training = {"shape": execution.shape, "flops": training_flops(settings, config, line)}
-    model.backend = backend_for(
-        model,
-        execution.device,
-        execution.product_dtype,
-        name=execution.backend,
-        training=training,
-        notify=job.display.say,
-    )
-    execution = replace(execution, backend=model.backend.name)
-    write(job.out / CHOICES, execution)
+    execution = _select_backend(job, settings, model, execution, training_flops(settings, config, timeline))
+    write(job.out / EXECUTION_FILE, execution)
     plan = Plan(
-        steps=line.steps,
+        steps=timeline.steps,
         seed=job.seed,
-        schedule=line,
+        schedule=timeline,
         optim=settings.optim,
         loop=settings.loop,
         evaluate_every=settings.evaluate.every,
         config={"model": config.model_dump(), "tokenizer": tokenizer.fingerprint},
-        label=lambda step: {"phase": line.phase(step).name} if settings.phases else {},
+        label=lambda step: {"phase": timeline.phase(step).name} if settings.phases else {},
     )
-    companions = _companions(job, settings, model, execution, line.context)
-    penalties = penalties_of(job, settings, model, companions)
-    objective = objective_of(settings)
+    companions = _companions(job, settings, model, execution, timeline.context)
+    penalties = build_penalties(job, settings, model, companions)
+    objective = build_objective(settings.objective)
     engine = Engine(
         model,
         objective,
@@ -84,46 +76,73 @@ def run(job: Job) -> dict[str, Any]:
         tokenizer=tokenizer,
         replay=Replay(),
     )
-    describe(job.out.path, config, tokenizer)
-    facts = _facts(settings, engine, config, data, line)
-    job.display.say(f"{facts['parameters']:,} parameters, {line.steps:,} steps; {execution.line()}")
-    words = "{name}: " if settings.phases else ""
-    words += "steps {first_step:,} to {last_step:,} of {rows} rows of {context:,}"
-    for phase in line.summary():
-        job.display.say(words.format(**phase))
-    for warmup in line.unfinished_warmups():
-        job.display.say(f"a warmup of {warmup:,} steps does not end within them, so the rate never reaches its peak")
-    if engine.saved.resume(job.display.say):
-        job.display.say(f"going on from step {engine.state['step']:,}")
+    save_description(job.out.path, config, tokenizer)
+    facts = _facts(settings, engine, config, data, timeline)
+    job.display.notify(f"{facts['parameters']:,} parameters, {timeline.steps:,} steps; {execution.summary()}")
+    line = "{name}: " if settings.phases else ""
+    line += "steps {first_step:,} to {last_step:,}, {rows} rows of {context:,} tokens"
+    for phase in timeline.summary():
+        job.display.notify(line.format(**phase))
+    for warmup in timeline.unfinished_warmups():
+        job.display.notify(f"a warmup of {warmup:,} steps is longer than its phases: the rate does not reach its peak")
+    if engine.training_state.resume(job.display.notify):
+        job.display.notify(f"resuming from step {engine.state['step']:,}")
         job.log.write("resume", after=engine.state["step"])
     else:
         job.log.write("plan", **facts)
-        for phase in line.summary():
+        for phase in timeline.summary():
             job.log.write("phase", **phase)
-    _annotate(job, engine, data, line)
-    return _loop(job, settings, engine, data, line, tokenizer) | facts
+    _annotate(job, engine, data, timeline)
+    return _loop(job, settings, engine, data, timeline, tokenizer) | facts
 
 
 def _save_rows(job: Job, data: Data) -> None:
-    """Keep the row index of packed documents, and say what did not fit."""
+    """Save the row plans of packed documents, and report data that does not fit the context."""
     for context, sources in data.train.items():
         for source in sources.values():
             if isinstance(source.plan, BestFit):
                 source.plan.save(job.out / f"rows-{source.name}-{context}.npz")
-                if cut := source.plan.dropped_tokens:
-                    told = f"{source.name}: {cut:,} tokens beyond the context of {context} are left out"
-                    whole = source.plan.dropped
-                    told += f", with {whole:,} documents of which no learned token remained" if whole else ""
-                    job.display.say(told)
+                if tokens := source.plan.dropped_tokens:
+                    message = f"{source.name}: {tokens:,} tokens beyond the context of {context} are left out"
+                    documents = source.plan.dropped
+                    message += f", with {documents:,} documents that have no target left" if documents else ""
+                    job.display.notify(message)
             elif isinstance(source.plan, OnePerRow) and (dropped := source.plan.dropped):
-                what = "pairs with a side" if source.plan.group == 2 else "prompts"
-                job.display.say(f"{source.name}: {dropped:,} {what} longer than the context of {context} are left out")
+                unit = "pairs with a side" if source.plan.group == 2 else "prompts"
+                message = f"{source.name}: {dropped:,} {unit} longer than the context of {context} are left out"
+                job.display.notify(message)
 
 
-def _execution(job: Job, settings: TrainSettings, line: Timeline) -> Execution:
-    """Sized for the longest rows that are trained on, which a model from elsewhere may exceed by far."""
-    chosen = choose(settings.loop, settings.precision, line.context, line.largest * rows_of_a_draw(settings))
-    execution = resumed(job.out / CHOICES, chosen, settings.loop)
+def _select_backend(
+    job: Job, settings: TrainSettings, model: Transformer, execution: Execution, flops: float
+) -> Execution:
+    """Give the model its backend; returns the execution with its name.
+
+    A resumed run keeps the backend that it started with, or gets another one if this machine does not have it.
+    """
+
+    def select(name: str) -> Backend:
+        training = {"shape": execution.shape, "flops": flops}
+        dtype, notify = execution.product_dtype, job.display.notify
+        return backend_for(model, execution.device, dtype, name=name, training=training, notify=notify)
+
+    try:
+        model.backend = select(execution.backend)
+    except UserError:
+        if settings.loop.backend != "auto":
+            raise
+        model.backend = select("auto")
+        job.display.notify(
+            f'the run started with backend "{execution.backend}", which this machine does not have; it continues with '
+            f'"{model.backend.name}", whose results differ by rounding'
+        )
+    return replace(execution, backend=model.backend.name)
+
+
+def _execution(job: Job, settings: TrainSettings, timeline: Timeline) -> Execution:
+    """Execution settings for the longest rows of training, which may be much shorter than the context of `init`."""
+    chosen = choose(settings.loop, settings.precision, timeline.context, timeline.max_rows * rows_per_draw(settings))
+    execution = resumed(job.out / EXECUTION_FILE, chosen, settings.loop)
     execution.prepare()
     return execution
 
@@ -131,7 +150,7 @@ def _execution(job: Job, settings: TrainSettings, line: Timeline) -> Execution:
 def _model(job: Job, settings: TrainSettings, config: ModelConfig, execution: Execution) -> Transformer:
     if "init" in job.inputs:
         path = job.inputs["init"].path
-        model = load_model(path, job.display.say, device="cpu", exact=True, context=config.context).model
+        model = load_model(path, job.display.notify, device="cpu", exact=True, context=config.context).model
         model.to(dtype=execution.parameter_dtype)
         if settings.adapter:
             lora.add_adapters(model, settings.adapter, key_of(job.seed, int(job.inputs["init"].key[:15], 16)))
@@ -144,102 +163,107 @@ def _model(job: Job, settings: TrainSettings, config: ModelConfig, execution: Ex
 def _companions(
     job: Job, settings: TrainSettings, model: Transformer, execution: Execution, context: int
 ) -> dict[str, nn.Module]:
-    """The frozen models that the settings name, by role; what lies under an adapter is in memory already.
+    """The frozen models that the settings name, by role. The base model of an adapter is not loaded a second time.
 
     Raises:
-        UserError: one cannot read rows of that many tokens.
+        UserError: one has too few learned positions for rows of `context` tokens.
     """
-    found: dict[str, nn.Module] = {}
+    companions: dict[str, nn.Module] = {}
     for role, source in job.roles("companion").items():
         shape = read_config(source.path)
         scores = role in settings.objective.scoring_roles
         if not scores and shape.positions == "learned" and shape.context < context:
             raise UserError(
-                f"{role}: '{source.name}' has learned positions for {shape.context:,} tokens, expected {context:,}, as "
-                f"many as the longest rows of '{job.name}'; shorten those, or name a model of a longer context"
+                f"{role}: '{source.name}' has {shape.context:,} learned positions, expected {context:,}, the longest "
+                f"rows of '{job.name}'; shorten them, or name a model with a longer context"
             )
-        if settings.adapter and source.key == job.inputs["init"].key and is_bare(source.path):
-            found[role] = lora.reference(model)
+        if settings.adapter and source.key == job.inputs["init"].key and companion_is_model(source.path):
+            companions[role] = lora.reference(model)
         else:
-            found[role] = load_frozen(
-                source.path, job.display.say, execution.device, execution.parameter_dtype, execution.backend
+            companions[role] = load_frozen(
+                source.path, job.display.notify, execution.device, execution.parameter_dtype, execution.backend
             )
-    return found
+    return companions
 
 
-def _annotate(job: Job, engine: Engine, data: Data, line: Timeline) -> None:
-    """Write what companions say of each row, where the run will see every row; they may go if that is all of it."""
+def _annotate(job: Job, engine: Engine, data: Data, timeline: Timeline) -> None:
+    """Compute the objective's columns for all rows of sources that the run uses completely.
+
+    The companions are released afterwards if they are not needed any more.
+    """
     if not engine.objective.needs.columns:
         return
-    epochs = line.epochs(data.source_size)
-    own = [source for source in data.longest if not source.replay]
-    seen = [source for source in own if epochs[source.name] >= 1]
-    parts = [("train", source) for source in seen]
-    parts += [("val", source) for source in data.held_out if not source.replay]
-    rows = sum(source.plan.rows * source.plan.group for _, source in parts)
-    with job.display.bar(f"reading the reference for {job.name}", rows, "rows") as bar:
-        for split, source in parts:
+    epochs = timeline.epochs(data.source_size)
+    sources = [source for source in data.train_sources if not source.replay]
+    complete = [source for source in sources if epochs[source.name] >= 1]
+    splits = [("train", source) for source in complete]
+    splits += [("val", source) for source in data.held_out if not source.replay]
+    rows = sum(source.plan.rows * source.plan.group for _, source in splits)
+    with job.display.bar(f"reference outputs for {job.name}", rows, "rows") as bar:
+        for split, source in splits:
             add_columns(engine, source, job.out / "columns" / f"{source.name}-{split}", bar.advance)
-    if not engine.objective.needs.companions_after_annotate and len(seen) == len(own):
+    if not engine.objective.needs.companions_after_annotate and len(complete) == len(sources):
         engine.companions = {}
 
 
-def _facts(settings: TrainSettings, engine: Engine, config: ModelConfig, data: Data, line: Timeline) -> dict[str, Any]:
-    """What the run is, in numbers known before its first step; of the batch, those of the last step."""
-    sampled = engine.objective.needs.samples  # the tokens of a step are known after it
+def _facts(
+    settings: TrainSettings, engine: Engine, config: ModelConfig, data: Data, timeline: Timeline
+) -> dict[str, Any]:
+    """Facts of the run that are known before its first step. Facts about the batch are those of the last step."""
+    sampled = engine.objective.needs.samples  # then the tokens of a step are known only after it
     return {
         "parameters": sum(p.numel() for p in engine.named.values()),
         "trained_parameters": sum(p.numel() for p in engine.trained.values()),
         **decay_counts(engine.named, engine.plan.optim),
-        "steps": line.steps,
+        "steps": timeline.steps,
         "context": config.context,
-        "batch_rows": line.rows(line.steps),
-        **({} if sampled else _sizes(settings, config, line)),
-        "truncated_tokens": sum(s.plan.dropped_tokens for s in data.longest),
-        "dropped_documents": sum(s.plan.dropped for s in data.longest),
+        "batch_rows": timeline.rows(timeline.steps),
+        **({} if sampled else _sizes(settings, config, timeline)),
+        "truncated_tokens": sum(s.plan.dropped_tokens for s in data.train_sources),
+        "dropped_documents": sum(s.plan.dropped for s in data.train_sources),
         "vocab": config.vocab,
         "ln_vocab_nats": math.log(config.vocab),
-        "peak_lr": line.peak,
-        "warmup_steps": line.curves[0].schedule.warmup,
+        "peak_lr": timeline.peak,
+        "warmup_steps": timeline.curves[0].schedule.warmup,
     }
 
 
-def _sizes(settings: TrainSettings, config: ModelConfig, line: Timeline) -> dict[str, float]:
-    """Tokens of the last step and of all, and what they cost."""
+def _sizes(settings: TrainSettings, config: ModelConfig, timeline: Timeline) -> dict[str, float]:
+    """Tokens of the last step, tokens of all steps, and their FLOPs."""
     return {
-        "batch_tokens": round(line.rows(line.steps) * line.phase(line.steps).row_targets, 1),
-        "planned_tokens": round(line.tokens(line.steps)),
-        "training_flops": training_flops(settings, config, line),
+        "batch_tokens": round(timeline.rows(timeline.steps) * timeline.phase(timeline.steps).row_targets, 1),
+        "planned_tokens": round(timeline.tokens(timeline.steps)),
+        "training_flops": training_flops(settings, config, timeline),
     }
 
 
 def _loop(
-    job: Job, settings: TrainSettings, engine: Engine, data: Data, line: Timeline, tokenizer: Tokenizer
+    job: Job, settings: TrainSettings, engine: Engine, data: Data, timeline: Timeline, tokenizer: Tokenizer
 ) -> dict[str, Any]:
     first = engine.state["step"] + 1
-    loader = Loader(lambda step: data.batch(line, step), first, line.steps)
-    shares = dict(zip(line.sources, line.shares, strict=True))
-    evaluation = Evaluation(job, settings, engine, data, shares, tokenizer)
+    loader = Loader(lambda step: data.batch(timeline, step), first, timeline.steps)
+    fractions = dict(zip(timeline.sources, timeline.fractions, strict=True))
+    evaluation = Evaluation(job, settings, engine, data, fractions, tokenizer)
     try:
-        with job.display.bar(f"train {job.name}", line.steps, "steps", done=first - 1) as bar:
+        with job.display.bar(f"train {job.name}", timeline.steps, "steps", done=first - 1) as bar:
 
             def progress(m: StepMetrics, rate: float) -> None:
                 reward = {"reward": f"{m.others['reward']:.3f}"} if "reward" in m.others else {}
                 shown = reward | {"loss": f"{float(m.loss):.4f}", "lr": f"{m.lr:.2e}", "tok_s": f"{rate:,.0f}"}
                 bar.advance(m.step - bar.done, **shown, **engine.plan.label(m.step))
 
-            final = train(engine, iter(loader), evaluation, job.log, progress, job.display.say)
+            final = train(engine, iter(loader), evaluation, job.log, progress, job.display.notify)
     finally:
         loader.close()
     on_gpu = engine.execution.device == "cuda"
     peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    noted = {name: engine.state[name] for name in ("best_step", "skipped_steps")}
+    state = {name: engine.state[name] for name in ("best_step", "skipped_steps")}
     if engine.state["best_val"] is not None:
-        noted[f"best_val_{engine.objective.needs.best_metric}"] = engine.state["best_val"]
+        state[f"best_val_{engine.objective.needs.best_metric}"] = engine.state["best_val"]
     return {
         **final,
-        **noted,
+        **state,
         "tokens": engine.state["tokens"],
-        **{f"epochs/{name}": round(value, 4) for name, value in line.epochs(data.source_size).items()},
+        **{f"epochs/{name}": round(value, 4) for name, value in timeline.epochs(data.source_size).items()},
         "peak_bytes": peak,
     }

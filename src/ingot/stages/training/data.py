@@ -1,4 +1,4 @@
-"""The data of a train stage: opened stores, planned rows, the batch of a step. No torch: `ingot trace` reads it too."""
+"""The data of a train stage: stores, row plans, and the batch of a step. No torch, because `ingot trace` uses it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,39 +19,44 @@ from ingot.tokenizer.byte_bpe import Tokenizer
 
 @dataclass(frozen=True)
 class Data:
-    """The corpora of a stage, in name order, cut into rows of every context that a phase trains them with."""
+    """The corpora of a stage as rows, for every context of a phase."""
 
     names: list[str]
+    """Names of the corpora, sorted."""
     train: dict[int, dict[int, Source]]
-    """Context -> place in `names` -> source; only what some phase of that context draws from."""
+    """Context -> index in `names` -> source, for the corpora of phases with that context."""
     held_out: list[Source]
-    """Their held-out parts, in the longest rows that any phase trains: one yardstick for all phases."""
+    """Held-out splits in rows of the largest context, so that the losses of all phases are comparable."""
 
     def source_size(self, name: str, context: int) -> RowPlan:
-        """Rows and targets of a corpus at a context."""
+        """Rows and targets of a corpus in rows of a context (`SourceSizes`)."""
         return self.train[context][self.names.index(name)].plan
 
     @property
-    def longest(self) -> list[Source]:
-        """Each training source once, at the largest context it is trained with."""
+    def train_sources(self) -> list[Source]:
+        """Each training source once, in rows of the largest context that it is trained with."""
         merged = {s: source for _, sources in sorted(self.train.items()) for s, source in sources.items()}
         return [source for _, source in sorted(merged.items())]
 
-    def batch(self, line: Timeline, step: int) -> Batch:
-        """The batch of a step: the rows that the objective learns from, and apart from them those that are replayed."""
-        phase, source_B, row_B = line.at(step)
+    def batch(self, timeline: Timeline, step: int) -> Batch:
+        """The batch of a step: rows for the objective, and separately the replayed rows.
+
+        Raises:
+            UserError: all rows are replayed ones.
+        """
+        phase, source_B, row_B = timeline.at(step)
         sources = self.train[phase.context]
-        again_B = np.array([sources[int(s)].replay for s in source_B])
-        if not again_B.any():
+        replay_B = np.array([sources[int(s)].replay for s in source_B])
+        if not replay_B.any():
             return make_batch(sources, source_B, row_B)
-        if again_B.all():
+        if replay_B.all():
             names = ", ".join(sorted({sources[int(s)].name for s in source_B}))
             raise UserError(
-                f"data: the {len(row_B)} rows of step {step:,} are all replayed ones ({names}), so the objective has "
-                "none to learn from; raise batch, or lower their share"
+                f"data: found only replayed rows ({names}) among the {len(row_B)} rows of step {step:,}, expected some "
+                "for the objective; raise batch, or lower the fraction of replayed corpora"
             )
-        own = make_batch(sources, source_B[~again_B], row_B[~again_B])
-        return replace(own, replay=make_batch(sources, source_B[again_B], row_B[again_B]))
+        batch = make_batch(sources, source_B[~replay_B], row_B[~replay_B])
+        return replace(batch, replay=make_batch(sources, source_B[replay_B], row_B[replay_B]))
 
 
 def open_data(settings: TrainSettings, inputs: Mapping[str, Input], config: ModelConfig, tokenizer: Tokenizer) -> Data:
@@ -60,27 +65,28 @@ def open_data(settings: TrainSettings, inputs: Mapping[str, Input], config: Mode
     Args:
         settings: the stage.
         inputs: corpus -> its tokens stage.
-        config: the model, with the context of phases that set none.
-        tokenizer: what the stores must have been encoded with.
+        config: the initial model, whose context applies to phases that set none.
+        tokenizer: the tokenizer of the stores.
     """
-    longest = max(settings.context_of(part, config.context) for part in settings.parts)
+    phases = settings.phases_or_default
+    longest = max(settings.context_of(phase, config.context) for phase in phases)
     train: dict[int, dict[int, Source]] = {}
     held_out: list[Source] = []
     names = sorted(inputs)
     for s, name in enumerate(names):
-        opened = [Store.open(inputs[name].path / split, tokenizer=tokenizer.fingerprint) for split in ("train", "val")]
-        rows = _Rows(settings, name, opened[0].content, _pad(settings, tokenizer))
-        for part in settings.parts:
-            context = settings.context_of(part, config.context)
-            if name in settings.mixture(part) and s not in train.setdefault(context, {}):
-                train[context][s] = rows.training(opened[0], context)
-        held_out.append(rows.held_out(opened[1], longest))
+        stores = [Store.open(inputs[name].path / split, tokenizer=tokenizer.fingerprint) for split in ("train", "val")]
+        planner = _RowPlanner(settings, name, stores[0].content, _pad(settings, tokenizer))
+        for phase in phases:
+            context = settings.context_of(phase, config.context)
+            if name in settings.mixture(phase) and s not in train.setdefault(context, {}):
+                train[context][s] = planner.training(stores[0], context)
+        held_out.append(planner.held_out(stores[1], longest))
     return Data(names, train, held_out)
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """How the documents of one corpus become rows."""
+class _RowPlanner:
+    """Plans the rows of one corpus."""
 
     settings: TrainSettings
     name: str
@@ -89,33 +95,33 @@ class _Rows:
 
     @property
     def kind(self) -> str:
-        return self.settings.packing.kind_of(self.content)
+        return self.settings.packing.resolved_kind(self.content)
 
     def training(self, store: Store, context: int) -> Source:
         ends, stride = np.asarray(store.ends), self.settings.packing.stride
-        what = f"data.{self.name}"
-        context = self._longest(context)
-        return self._source(store, make_row_plan(self.kind, ends, context, stride, _mask(store), what, store.group))
+        where = f"data.{self.name}"
+        context = self._usable_context(context)
+        return self._source(store, make_row_plan(self.kind, ends, context, stride, _mask(store), where, store.group))
 
     def held_out(self, store: Store, context: int) -> Source:
         ends = np.asarray(store.ends)
         match self.kind:
             case "concat":
                 plan: RowPlan = Concatenated(ends, context, tail=True)
-            case "whole":
-                plan = OnePerRow(ends, self._longest(context), store.group)
+            case "one-per-row":
+                plan = OnePerRow(ends, self._usable_context(context), store.group)
             case _:
                 plan = BestFit(ends, context, _mask(store))
         if plan.rows == 0:
             raise UserError(
                 f"data.{self.name}: found no held-out text, expected some to measure the loss on; "
-                f'raise holdout.share of stage {self.name}, or split it with holdout.by = "tail"'
+                f'raise holdout.fraction of stage {self.name}, or split it with holdout.by = "tail"'
             )
         return self._source(store, plan)
 
-    def _longest(self, context: int) -> int:
-        """Tokens of a row that the data may fill: a prompt leaves room for the longest completion."""
-        return self.settings.objective.room_for_prompts(context) if self.content == "prompts" else context
+    def _usable_context(self, context: int) -> int:
+        """Tokens of a row that documents may fill; a prompt leaves room for the longest completion."""
+        return self.settings.objective.max_prompt_tokens(context) if self.content == "prompts" else context
 
     def _source(self, store: Store, plan: RowPlan) -> Source:
         packing = self.settings.packing
@@ -128,7 +134,7 @@ def _mask(store: Store) -> Mask | None:
 
 
 def _pad(settings: TrainSettings, tokenizer: Tokenizer) -> int:
-    """The id of padded places: as set, or the tokenizer's own (a token like any other, but never a target)."""
+    """The id of padding: the setting, or the tokenizer's. Padding is never a target."""
     pad = settings.packing.pad
     if pad is None:
         return tokenizer.pad
@@ -137,8 +143,8 @@ def _pad(settings: TrainSettings, tokenizer: Tokenizer) -> int:
     return pad
 
 
-def starting_shape(settings: TrainSettings, inputs: Mapping[str, Input], tokenizer: Tokenizer) -> ModelConfig:
-    """The shape of the model before any phase asks for a longer context: of `init`, or as set."""
+def initial_config(settings: TrainSettings, inputs: Mapping[str, Input], tokenizer: Tokenizer) -> ModelConfig:
+    """Configuration of the initial model: of `init`, or of the settings. A phase may extend its context."""
     if settings.model:
         return settings.model.resolve(tokenizer.vocab)
     return read_config(inputs["init"].path)

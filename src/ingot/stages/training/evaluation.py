@@ -1,4 +1,4 @@
-"""What a train stage measures on held-out rows, at intervals and at its end."""
+"""Evaluation of a train stage on held-out rows, during training and at the end."""
 
 import itertools
 import math
@@ -17,9 +17,17 @@ from ingot.train.settings import rows_per_pass
 
 
 class Evaluation:
-    """What the objective measures on held-out rows of every source, the training loss beside it, and a sample.
+    """Measures the objective's metrics on held-out rows of every source, and on training rows, and logs a sample.
 
-    Means go by the shares of the whole run, so that numbers of different phases compare.
+    Means over sources are weighted by their fractions in the complete run, so that phases are comparable.
+
+    Args:
+        job: the job of the stage.
+        settings: its settings.
+        engine: the engine that trains.
+        data: the sources.
+        fractions: source -> its fraction of the tokens of the run.
+        tokenizer: the tokenizer.
     """
 
     def __init__(
@@ -28,58 +36,65 @@ class Evaluation:
         settings: TrainSettings,
         engine: Engine,
         data: Data,
-        shares: dict[str, float],
+        fractions: dict[str, float],
         tokenizer: Tokenizer,
     ):
         self.job, self.settings, self.engine, self.tokenizer = job, settings, engine, tokenizer
-        self.data, self.shares = data, shares
+        self.data, self.fractions = data, fractions
         self.sampled = engine.objective.needs.samples
 
-    def __call__(self, step: int, whole: bool) -> dict[str, float]:
-        numbers, bits = self._measured(self.data.held_out, "val", whole)
-        if whole:
-            return numbers | bits | self._concluded()
-        if not self.sampled:  # the log of each step has the reward of fresh samples already
-            numbers |= self._measured(self.data.longest, "train", whole=False)[0]
+    def __call__(self, step: int, final: bool) -> dict[str, float]:
+        """Evaluate after a step.
+
+        Args:
+            step: the step.
+            final: whether training has ended. All held-out rows are used then, otherwise about `evaluate.tokens` of
+                each source.
+        """
+        metrics, bits_per_byte = self._measure(self.data.held_out, "val", final)
+        if final:
+            return metrics | bits_per_byte | self._final_metrics()
+        if not self.sampled:  # on policy, every step logs the reward of new samples already
+            metrics |= self._measure(self.data.train_sources, "train", final=False)[0]
         if self.settings.evaluate.sample is not False and self.engine.objective.needs.generates_text:
             self.job.log.write("sample", step=step, **self._sample(step))
-        return numbers
+        return metrics
 
-    def _measured(self, sources: list[Source], what: str, whole: bool) -> tuple[dict[str, float], dict[str, float]]:
-        """Every number by source and their mean by share; bits per byte where every token is predicted."""
-        found: dict[str, dict[str, float]] = {}
-        bits = {}
+    def _measure(self, sources: list[Source], prefix: str, final: bool) -> tuple[dict[str, float], dict[str, float]]:
+        """Metrics of each source and their weighted means; and bits per byte where every token is a target."""
+        values: dict[str, dict[str, float]] = {}  # metric -> source -> value
+        bits, nll = {}, self.engine.objective.needs.loss_is_nll
         for source in sources:
-            batches = all_rows(source, rows_per_pass(source.plan.context), limit=None if whole else self._rows(source))
+            batches = all_rows(source, rows_per_pass(source.plan.context), limit=None if final else self._rows(source))
             loss, counts, others = self.engine.evaluate(batches)
-            silent = self.sampled or source.replay
-            for name, number in (others if silent else {"loss_nats": loss, **others}).items():
-                found.setdefault(f"{what}_{name}", {})[source.name] = number
-            if whole and not silent and counts["token"] == source.store.tokens - 1:  # all but the first were predicted
+            without_loss = self.sampled or source.replay
+            for name, value in (others if without_loss else {"loss_nats": loss, **others}).items():
+                values.setdefault(f"{prefix}_{name}", {})[source.name] = value
+            if nll and final and not without_loss and counts["token"] == source.store.tokens - 1:  # all but the first
                 bits[f"bits_per_byte/{source.name}"] = loss * counts["token"] / math.log(2) / source.store.bytes
         if len(sources) == 1 and bits:
             bits = {"bits_per_byte": next(iter(bits.values()))}
         means = {
-            name: float(np.average(list(by.values()), weights=[self.shares[source] for source in by]))
-            for name, by in found.items()
+            name: float(np.average(list(by.values()), weights=[self.fractions[source] for source in by]))
+            for name, by in values.items()
         }
-        several = {name: by for name, by in found.items() if len(by) > 1}
-        by_source = {f"{name}/{source}": number for name, by in several.items() for source, number in by.items()}
+        several = {name: by for name, by in values.items() if len(by) > 1}
+        by_source = {f"{name}/{source}": value for name, by in several.items() for source, value in by.items()}
         return means | by_source, bits
 
-    def _concluded(self) -> dict[str, float]:
-        """What the objective says of the trained model, on all held-out rows."""
+    def _final_metrics(self) -> dict[str, float]:
+        """Metrics of the objective that need all held-out rows."""
         own = (source for source in self.data.held_out if not source.replay)
         passes = (all_rows(source, rows_per_pass(source.plan.context)) for source in own)
-        return self.engine.conclude(itertools.chain.from_iterable(passes))
+        return self.engine.final_metrics(itertools.chain.from_iterable(passes))
 
     def _rows(self, source: Source) -> int:
-        """Held-out rows looked at while training runs; a row that is sampled may come to fill the context."""
+        """Rows of an evaluation during training. A row that is sampled may fill the context."""
         targets = source.plan.context if self.sampled else source.plan.row_targets
         return max(1, round(self.settings.evaluate.tokens / targets))
 
     def _sample(self, step: int) -> dict[str, str]:
-        prompt, shown = self._prompt()
+        prompt, prompt_text = self._prompt()
         sampling = sampling_for(self.tokenizer, max_new=self.settings.evaluate.sample_tokens, temperature=0.8)
         with self.engine.eval_mode():
             (completion,) = generate(
@@ -89,10 +104,10 @@ class Evaluation:
                 seed=self.job.seed,
                 step=step,
             )
-        return {"prompt": shown, "text": self.tokenizer.decode(completion.ids)}
+        return {"prompt": prompt_text, "text": self.tokenizer.decode(completion.ids)}
 
     def _prompt(self) -> tuple[np.ndarray, str]:
-        """The set prompt; where the stage trains on conversations, the first held-out question."""
+        """Ids and text of the prompt: the first held-out question, or without conversations the setting."""
         source = next((s for s in self.data.held_out if "mask" in s.store.columns), None)
         if source is not None:
             end = int(source.store.ends[0])
@@ -101,7 +116,7 @@ class Evaluation:
             ids = source.store.ids.read(0, first)[-self._context() // 2 :]
             return ids, self.tokenizer.decode(ids)
         text = self.settings.evaluate.sample or ""
-        ids = [*self.tokenizer.start, *self.tokenizer.encode(text)]
+        ids = [*self.tokenizer.start_ids, *self.tokenizer.encode(text)]
         ids = ids or self.data.held_out[0].store.ids.read(0, 1).tolist()
         return np.array(ids[: self._context() // 2], np.int64), text
 

@@ -1,8 +1,7 @@
-"""What a train stage will be, in numbers known before it runs: parameters, steps, operations, bytes, rates. No torch.
+"""Forecast of a train stage for `ingot plan`: parameters, steps, FLOPs, memory, learning rates. No torch.
 
-It asks the same functions as the stage itself (shape, timeline, rows at once), so a plan and the run that follows it
-say the same. What stands on data that is not encoded yet is assumed (every row full, as in running text) or left out
-(epochs), and says so.
+The forecast uses the functions of the stage itself (configuration, timeline, micro-batch), so a plan agrees with its
+run. Before the data is encoded, rows are assumed to be full, and figures in epochs are left out.
 """
 
 import math
@@ -15,8 +14,8 @@ from ingot.model.adapter_config import (
     AdapterSettings,
     adapted_layers,
     adapter_parameters,
-    correction_parameters,
     linear_layers,
+    low_rank_parameters,
     modules_to_save,
 )
 from ingot.model.config import EAGER_BF16_KEYS, MAX_LOGITS, ModelConfig
@@ -27,71 +26,76 @@ from ingot.plan.machine import Device, gpu_hours
 from ingot.plan.memory import (
     Activations,
     Memory,
+    activation_bytes,
     adapter_activations,
     cache_bytes,
     engine_activations,
     state_bytes,
 )
-from ingot.stages.training.phases import longest, rows_of_a_draw, timeline
+from ingot.stages.training.phases import build_timeline, rows_per_draw, trained_config
 from ingot.stages.training.settings import TrainSettings
 from ingot.stages.training.timeline import Phase, SourceSizes, Timeline, assumed_size
 
 UTILISATION = 0.4
-"""Share of a GPU's peak that a good run reaches (Chowdhery et al. 2022, table 3: 0.21 to 0.46); hours assume it."""
+"""Assumed fraction of a GPU's peak FLOP/s (Chowdhery et al. 2022, table 3: 0.21 to 0.46), for GPU hours."""
 CURVE_POINTS = 40
-_ELEMENT = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
+_ELEMENT_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
 
 
 @dataclass(frozen=True)
 class ForecastInputs:
-    """What can be said of a stage's inputs and of what will compute it."""
+    """What is known about a stage's inputs and its device."""
 
     config: ModelConfig
-    """The shape at the model's own context."""
+    """Configuration of the initial model."""
     device: Device
     ranks: int = 1
     sizes: SourceSizes | None = None
-    """BatchSizes of the encoded sources; None before that."""
+    """Sizes of the encoded sources; None before they are encoded."""
     isolated: bool = False
-    """Whether attention stops at the borders of documents."""
+    """Whether attention is masked between the documents of a row."""
     companions: int = 0
-    """Parameters of the frozen models beside it: what it is held to, what rewards it."""
+    """Parameters of all companions: references, reward models."""
 
 
-def forecast(settings: TrainSettings, known: ForecastInputs) -> dict[str, Any]:
-    """All figures, as plain data; only `parameters`, and why, where the duration counts data of unknown size."""
-    config = longest(settings, known.config)
+def forecast(settings: TrainSettings, inputs: ForecastInputs) -> dict[str, Any]:
+    """All figures as plain data.
+
+    Where the duration depends on data of unknown size: only `parameters`, and the reason under `unknown`.
+    """
+    config = trained_config(settings, inputs.config)
     figures: dict[str, Any] = {"parameters": parameters(config, settings.optim, settings.adapter)}
     try:
-        line = timeline(settings, known.config, known.sizes or assumed_size)
+        timeline = build_timeline(settings, inputs.config, inputs.sizes or assumed_size)
     except UserError as error:
         return figures | {"unknown": str(error)}
-    flops = training_flops(settings, config, line)
+    flops = training_flops(settings, config, timeline)
     figures |= {
         "length": {
-            "steps": line.steps,
-            "tokens": round(line.tokens(line.steps)),
-            "epochs": line.epochs(known.sizes) if known.sizes else None,
+            "steps": timeline.steps,
+            "tokens": round(timeline.tokens(timeline.steps)),
+            "epochs": timeline.epochs(inputs.sizes) if inputs.sizes else None,
             "flops": flops,
-            "gpu_hours": gpu_hours(flops, known.device.peak, UTILISATION) if known.device.peak else None,
+            "gpu_hours": gpu_hours(flops, inputs.device.peak, UTILISATION) if inputs.device.peak else None,
         },
-        "phases": line.summary(),
-        "curve": _curve(line),
+        "phases": timeline.summary(),
+        "curve": _curve(timeline),
     }
-    return figures | {"batch": _batch(settings, line, known.ranks)} | _machine(settings, config, line, known)
+    figures["batch"] = _batch(settings, timeline, inputs.ranks)
+    return figures | _execution(settings, config, timeline, inputs)
 
 
 def parameters(config: ModelConfig, optim: OptimSettings, adapter: AdapterSettings | None = None) -> dict[str, Any]:
-    """Counts by part, and how many of them decay: what has two dimensions does, tables only where asked.
+    """Parameter counts by module, and how many are trained and decay.
 
-    Where an adapter is trained, it is the last part, copies of what is trained whole among it; the others are frozen,
-    and corrections do not decay.
+    Weight decay applies to matrices, and to embeddings with `decay_embeddings`. With an adapter, only its parameters
+    and the copies of `modules_to_save` are trained, and only the copies can decay.
     """
-    parts = config.parameters_by_part()
+    parts = config.parameters_by_module()
     if adapter:
         parts["adapter"] = trained = adapter_parameters(adapter, config)
-        whole = modules_to_save(adapter, config)
-        decayed = sum(n for name, n in whole.items() if name == "head" or optim.decay_embeddings)
+        copies = modules_to_save(adapter, config)
+        decayed = sum(n for name, n in copies.items() if name == "head" or optim.decay_embeddings)
         total = config.parameters + trained
         return {"total": total, "parts": parts, "trained": trained, "decayed": decayed, "undecayed": trained - decayed}
     tables = parts["embedding"] + parts["positions"] if optim.decay_embeddings else 0
@@ -101,7 +105,13 @@ def parameters(config: ModelConfig, optim: OptimSettings, adapter: AdapterSettin
 
 
 def moments(config: ModelConfig, optim: OptimSettings, adapter: int | None = None) -> int:
-    """Numbers that the optimizer keeps between steps; where an adapter of so many numbers is trained, of that alone."""
+    """Elements of the optimizer's state.
+
+    Args:
+        config: the trained model.
+        optim: the optimizer.
+        adapter: number of trained parameters with an adapter; None without one.
+    """
     trained = config.parameters if adapter is None else adapter
     match optim.kind:
         case "sgd":
@@ -110,9 +120,9 @@ def moments(config: ModelConfig, optim: OptimSettings, adapter: int | None = Non
             each = 1
         case _:
             each = 2
-    # Muon keeps one for a matrix inside a block, AdamW's two for all else.
-    fewer = _matrices(config) if optim.kind == "muon" and adapter is None else 0
-    return (each + bool(optim.ema)) * trained - fewer
+    # Muon has one moment for a matrix inside a block; other parameters have AdamW's two.
+    saved = _matrices(config) if optim.kind == "muon" and adapter is None else 0
+    return (each + bool(optim.ema)) * trained - saved
 
 
 def _matrices(config: ModelConfig) -> int:
@@ -120,123 +130,132 @@ def _matrices(config: ModelConfig) -> int:
     return sum(inputs * outputs for inputs, outputs in linear_layers(config).values())
 
 
-def training_flops(settings: TrainSettings, config: ModelConfig, line: Timeline) -> int:
-    """Of all steps, for what is trained: without sampling, and without the forward passes of the models beside it."""
-    passes = rows_of_a_draw(settings) * settings.objective.passes
-    corrections, whole = None, 0
+def training_flops(settings: TrainSettings, config: ModelConfig, timeline: Timeline) -> int:
+    """FLOPs of the forward and backward passes of all steps, without sampling and without companions."""
+    passes = rows_per_draw(settings) * settings.objective.passes
+    low_rank, full = None, 0
     if settings.adapter:
-        corrections = correction_parameters(settings.adapter, config)
+        low_rank = low_rank_parameters(settings.adapter, config)
         trained = modules_to_save(settings.adapter, config)
-        whole = sum(n for name, n in trained.items() if name == "head" or config.tied)  # tables are looked up
+        full = sum(n for name, n in trained.items() if name == "head" or config.tied)  # an embedding lookup is free
     return sum(
-        training_flops_per_token(config.model_copy(update={"context": p.context}), corrections, whole)
+        training_flops_per_token(config.model_copy(update={"context": p.context}), low_rank, full)
         * p.rows
         * passes
         * p.context
-        for p in line.phases
+        for p in timeline.phases
     )
 
 
-def _at_once(settings: TrainSettings, line: Timeline, phase: Phase, ranks: int) -> int:
-    """Rows of a forward pass in a phase: as set for the longest rows, of shorter ones as many more."""
-    longest_rows = line.context
-    each = rows_of_a_draw(settings)
-    rows = settings.loop.rows_at_once(longest_rows, math.ceil(line.largest * each / ranks))
-    return min(math.ceil(line.rows(phase.last) * each / ranks), rows * (longest_rows // phase.context))
+def _micro_batch(settings: TrainSettings, timeline: Timeline, phase: Phase, ranks: int) -> int:
+    """Rows of a forward pass in a phase. The setting applies to the longest rows; of shorter rows there are more."""
+    longest_rows = timeline.context
+    each = rows_per_draw(settings)
+    rows = settings.loop.micro_batch_rows(longest_rows, math.ceil(timeline.max_rows * each / ranks))
+    return min(math.ceil(timeline.rows(phase.last) * each / ranks), rows * (longest_rows // phase.context))
 
 
-def _batch(settings: TrainSettings, line: Timeline, ranks: int) -> dict[str, Any]:
-    """How the step with the most tokens is split."""
-    phase = max(line.phases, key=lambda p: line.rows(p.last) * p.context)
-    rows, micro = line.rows(phase.last) * rows_of_a_draw(settings), _at_once(settings, line, phase, ranks)
+def _batch(settings: TrainSettings, timeline: Timeline, ranks: int) -> dict[str, Any]:
+    """How the largest step (by tokens) is split into micro-batches."""
+    phase = max(timeline.phases, key=lambda p: timeline.rows(p.last) * p.context)
+    rows, micro = timeline.rows(phase.last) * rows_per_draw(settings), _micro_batch(settings, timeline, phase, ranks)
     passes = accumulation(rows, micro, ranks)
     return {"rows": rows, "context": phase.context, "micro_batch": micro, "accumulation": passes, "ranks": ranks}
 
 
-def _machine(settings: TrainSettings, config: ModelConfig, line: Timeline, known: ForecastInputs) -> dict[str, Any]:
-    """Precision, optimizer, attention, and the memory of one rank."""
-    device, precision = known.device, settings.precision
+def _execution(
+    settings: TrainSettings, config: ModelConfig, timeline: Timeline, inputs: ForecastInputs
+) -> dict[str, Any]:
+    """Precision, optimizer, attention implementation, and memory of one rank."""
+    device, precision = inputs.device, settings.precision
     if precision == "auto":
         precision = device.half or "fp32"
     passes = [
         _pass(
             config.model_copy(update={"context": p.context}),
-            _at_once(settings, line, p, known.ranks),
+            _micro_batch(settings, timeline, p, inputs.ranks),
             precision,
-            known,
+            inputs,
             settings,
         )
-        for p in line.phases
+        for p in timeline.phases
     ]
-    attention, kept = max(passes, key=lambda one: one[1].total)
-    number = _ELEMENT["fp64" if precision == "fp64" else "fp32"]
-    state = _state(config, settings, number, _ELEMENT[precision])
+    attention, activations = max(passes, key=lambda one: one[1].total)
+    weight_bytes = _ELEMENT_BYTES["fp64" if precision == "fp64" else "fp32"]
+    state = _state(config, settings, weight_bytes, _ELEMENT_BYTES[precision])
     memory = {
         "weights": state.weights,
-        "companions": known.companions * number,  # some may go once they have read every row, before the first step
+        "companions": inputs.companions * weight_bytes,  # upper bound: some are released before the first step
         "gradients": state.gradients,
         "optimizer": state.moments,
-        "activations": kept.layers,
-        "attention": kept.scores,
-        "casts": kept.casts,
-        "logits": kept.logits,
+        "activations": activations.layers,
+        "attention": activations.scores,
+        "casts": activations.casts,
+        "logits": activations.logits,
     }
     choice = {"device": device.name, "precision": precision, "optimizer": settings.optim.kind, "attention": attention}
-    cache = cache_bytes(config.depth, config.kv_heads * config.head_size, config.context, 1, number)
+    cache = cache_bytes(config.depth, config.kv_heads * config.head_size, config.context, 1, weight_bytes)
+    longest = max(timeline.phases, key=lambda phase: phase.context)
+    rows = _micro_batch(settings, timeline, longest, inputs.ranks)
+    linear, scores = activation_bytes(config.depth, config.width, config.heads, longest.context, rows)
     return {
         "execution": choice,
+        "published": {"activations": linear, "attention": scores},
         "memory": {**memory, "total": sum(memory.values()), "available": device.memory},
-        "generation": {"weights": config.parameters * number, "cache": cache, "context": config.context},
+        "generation": {"weights": config.parameters * weight_bytes, "cache": cache, "context": config.context},
     }
 
 
-def _state(config: ModelConfig, settings: TrainSettings, number: int, element: int) -> Memory:
-    """Weights, gradients and moments; under an adapter, frozen matrices are held in what they are multiplied in."""
+def _state(config: ModelConfig, settings: TrainSettings, weight_bytes: int, compute_bytes: int) -> Memory:
+    """Memory of weights, gradients and moments. With an adapter, frozen matrices have the dtype of the forward pass."""
     if not settings.adapter:
-        return state_bytes(config.parameters, number, moments(config, settings.optim) / config.parameters, number)
+        return state_bytes(
+            config.parameters, weight_bytes, moments(config, settings.optim) / config.parameters, weight_bytes
+        )
     trained = adapter_parameters(settings.adapter, config)
-    own = state_bytes(trained, number, moments(config, settings.optim, trained) / trained, number)
-    frozen = config.parameters * number - _matrices(config) * max(0, number - element)
-    return replace(own, weights=own.weights + frozen)
+    state = state_bytes(trained, weight_bytes, moments(config, settings.optim, trained) / trained, weight_bytes)
+    frozen = config.parameters * weight_bytes - _matrices(config) * max(0, weight_bytes - compute_bytes)
+    return replace(state, weights=state.weights + frozen)
 
 
 def _pass(
-    config: ModelConfig, rows: int, precision: str, known: ForecastInputs, settings: TrainSettings
+    config: ModelConfig, rows: int, precision: str, inputs: ForecastInputs, settings: TrainSettings
 ) -> tuple[str, Activations]:
-    """How attention is computed in a forward pass, and what the pass keeps."""
+    """The attention implementation of a forward pass, and its activations."""
     adapter = settings.adapter
-    if kept := _cpu_backend(config, rows, precision, known, settings):
-        return "fused", kept
-    few_keys = precision == "bf16" and config.context <= EAGER_BF16_KEYS
-    plain = not known.device.is_gpu and (few_keys or config.dropout > 0)
+    if activations := _cpu_backend(config, rows, precision, inputs, settings):
+        return "fused", activations
+    short = precision == "bf16" and config.context <= EAGER_BF16_KEYS
+    plain = not inputs.device.is_gpu and (short or config.dropout > 0)
     windowed = config.window is not None and config.window < config.context
-    masks = rows if known.isolated else int(windowed)
-    element = _ELEMENT[precision]
-    device, stream = ("cuda", element) if known.device.is_gpu else ("cpu", _ELEMENT["fp32"])
+    masks = rows if inputs.isolated else int(windowed)
+    element = _ELEMENT_BYTES[precision]
+    device, stream = ("cuda", element) if inputs.device.is_gpu else ("cpu", _ELEMENT_BYTES["fp32"])
     copied = adapter is not None and adapter.dropout > 0
-    kept = engine_activations(config, rows, element, plain, MAX_LOGITS[device], masks, stream, copied)
+    mask = 1 if inputs.device.is_gpu else element  # a CPU's dropout keeps its factor, a GPU's a byte
+    activations = engine_activations(config, rows, element, plain, MAX_LOGITS[device], masks, stream, copied, mask)
     if adapter:
         sizes, tokens = adapted_layers(adapter, config).values(), rows * config.context
-        more = adapter_activations(sizes, adapter.rank, tokens, element, adapter.kind == "dora", copied)
-        casts = correction_parameters(adapter, config) * element if kept.casts else 0
-        kept = replace(kept, layers=kept.layers + more, casts=casts)
-    return "plain" if plain else "fused", kept
+        more = adapter_activations(sizes, adapter.rank, tokens, element, adapter.kind == "dora", copied, mask)
+        casts = low_rank_parameters(adapter, config) * element if activations.casts else 0
+        activations = replace(activations, layers=activations.layers + more, casts=casts)
+    return "plain" if plain else "fused", activations
 
 
 def _cpu_backend(
-    config: ModelConfig, rows: int, precision: str, known: ForecastInputs, settings: TrainSettings
+    config: ModelConfig, rows: int, precision: str, inputs: ForecastInputs, settings: TrainSettings
 ) -> Activations | None:
-    """What a pass keeps where the CPU's backend trains the model (`backends/select.py`)."""
-    chosen = settings.loop.backend in ("auto", "cpu") and not settings.adapter and not known.device.is_gpu
-    if not chosen or find_spec("ingot.backends") is None:
+    """Activations of a forward pass with the backend `cpu`; None where another one is used (`backends/select.py`)."""
+    eligible = settings.loop.backend in ("auto", "cpu") and not settings.adapter and not inputs.device.is_gpu
+    if not eligible or find_spec("ingot.backends") is None:
         return None
     from ingot.backends.estimate import cpu_activations
 
     return cpu_activations(config, rows, precision, MAX_LOGITS["cpu"])
 
 
-def _curve(line: Timeline) -> dict[str, Any]:
-    """Rate and rows at evenly spaced steps."""
-    points = min(CURVE_POINTS, line.steps)
-    steps = [round(1 + (line.steps - 1) * i / max(1, points - 1)) for i in range(points)]
-    return {"step": steps, "lr": [line.lr(s) for s in steps], "rows": [line.rows(s) for s in steps]}
+def _curve(timeline: Timeline) -> dict[str, Any]:
+    """Learning rate and rows at evenly spaced steps."""
+    points = min(CURVE_POINTS, timeline.steps)
+    steps = [round(1 + (timeline.steps - 1) * i / max(1, points - 1)) for i in range(points)]
+    return {"step": steps, "lr": [timeline.lr(s) for s in steps], "rows": [timeline.rows(s) for s in steps]}

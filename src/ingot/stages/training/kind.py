@@ -1,4 +1,4 @@
-"""The kind `train`: what a train stage reads, and what other kinds share with it."""
+"""The kind `train`: the inputs of a train stage, and checks of inputs that other kinds use too."""
 
 from typing import Any
 
@@ -6,53 +6,66 @@ from ingot.core.artifact import FileHashes, digest_json
 from ingot.core.errors import UserError
 from ingot.objectives.settings import OBJECTIVES, scores_rows
 from ingot.stages.kind import Kind, Node, Resolve
-from ingot.stages.models.kind import LOADING, MODEL
+from ingot.stages.models.kind import LOADING_SOURCES, MODEL_SOURCES
 from ingot.stages.training.settings import TrainSettings
 
-READ = ("text", "chat")
-"""Formats of which a model's likelihood is measured; they may be replayed under any objective."""
+LIKELIHOOD_FORMATS = ("text", "chat")
+"""Corpus formats on which a likelihood can be measured. They may be replayed under any objective."""
 
 
-def check_format(corpus: str, known: tuple[str, ...], setting: str, what: str, resolve: Resolve) -> None:
-    """Refuse a corpus of another format."""
+def check_format(corpus: str, formats: tuple[str, ...], setting: str, use: str, resolve: Resolve) -> None:
+    """Raise a UserError unless a corpus has one of the formats.
+
+    Args:
+        corpus: name of the corpus.
+        formats: accepted formats.
+        setting: the setting that names the corpus, for errors.
+        use: the beginning of "USE text and chat" in the error, such as "a fisher stage reads".
+        resolve: the resolver of the stage.
+    """
     form = resolve.format_of(corpus)
-    if form not in known:
+    if form not in formats:
         resolve.refuse(
             setting,
-            f"'{corpus}' has format = \"{form}\", but {what} {' and '.join(known)}; name a corpus of one of these",
+            f"'{corpus}' has format = \"{form}\", but {use} {' and '.join(formats)}; name a corpus of one of these",
         )
 
 
 def companion(role: str, name: str, tokenizer: Node, setting: str, resolve: Resolve, *, scores: bool = False) -> Node:
-    """A frozen model that a stage reads beside another: of the same tokens.
+    """Resolve a frozen model that a stage uses beside its own, and check that both have the same tokenizer.
 
     Args:
+        role: role of the model, such as `reference`.
+        name: its stage or directory.
+        tokenizer: the tokenizer of the stage.
+        setting: the setting that names it, for errors.
+        resolve: the resolver of the stage.
         scores: whether it must be a reward model.
     """
     node = resolve.model(name, f"{setting} ({role})".strip())
     if scores and not scores_rows(node.settings):
         resolve.refuse(
             setting,
-            f"'{name}' is no reward model, expected a train stage with objective = \"reward\", or a function "
+            f"'{name}' is not a reward model, expected a train stage with objective = \"reward\", or a function "
             '"file.py:function"',
         )
-    if node.inputs["tokenizer"].key != tokenizer.key:
+    if (own := node.inputs["tokenizer"]).key != tokenizer.key:
         resolve.refuse(
             setting,
-            f"its {role} '{name}' reads the tokens of '{node.inputs['tokenizer'].name}', expected '{tokenizer.name}', "
-            "the tokenizer of this stage: the same text would be other tokens; train one of the two anew",
+            f"its {role} '{name}' has the tokenizer '{own.name}', expected '{tokenizer.name}', the tokenizer of this "
+            "stage; train one of the two again",
         )
     return node
 
 
 def importance(name: str, tokenizer: Node, setting: str, resolve: Resolve) -> Node:
-    """A fisher stage of a model with that tokenizer."""
+    """Resolve a fisher stage, and check that its model has the tokenizer."""
     node = resolve.stage(name, setting, "importance")
-    if node.inputs["tokenizer"].key != tokenizer.key:
+    if (own := node.inputs["tokenizer"]).key != tokenizer.key:
         resolve.refuse(
             setting,
-            f"'{name}' is of a model that reads '{node.inputs['tokenizer'].name}', expected '{tokenizer.name}'; an "
-            "importance of weights holds for the model it was measured on, and those trained from it",
+            f"'{name}' is of a model with the tokenizer '{own.name}', expected '{tokenizer.name}'; name a fisher stage "
+            "of the model that is trained",
         )
     return node
 
@@ -79,36 +92,36 @@ def _reads(settings: TrainSettings, resolve: Resolve) -> dict[str, Node]:
 
 
 def _check_data(settings: TrainSettings, resolve: Resolve) -> None:
-    """Every mixture has a corpus that the objective learns from; running text and conversations may be replayed."""
+    """Check that every mixture has a corpus for the objective. Other corpora of text or conversations are replayed."""
     kind = settings.objective.kind
     own = OBJECTIVES[kind].formats
-    for part in settings.parts:
-        found = {name: resolve.format_of(name) for name in settings.mixture(part)}
-        if found and not set(found.values()) & set(own):
-            check_format(next(iter(found)), own, "data", f"objective {kind} learns from", resolve)
+    for phase in settings.phases_or_default:
+        formats = {name: resolve.format_of(name) for name in settings.mixture(phase)}
+        if formats and not set(formats.values()) & set(own):
+            check_format(next(iter(formats)), own, "data", f"objective {kind} learns from", resolve)
     for corpus in settings.corpora:
-        known = tuple(dict.fromkeys((*own, *READ)))
+        known = tuple(dict.fromkeys((*own, *LIKELIHOOD_FORMATS)))
         check_format(corpus, known, "data", f"objective {kind} learns from and replays", resolve)
 
 
 def _check_room(settings: TrainSettings, init: Node | None, resolve: Resolve) -> None:
-    """Completions fit beside their prompts; where the context comes with files, the stage itself finds out."""
-    came = init and _context(init)
+    """Check that the context has room for completions. For an imported model, the stage itself checks it."""
+    initial = init and _context(init)
     try:
-        for part in settings.parts:
-            if context := settings.context_of(part, came or 0):
-                settings.objective.room_for_prompts(context)
+        for phase in settings.phases_or_default:
+            if context := settings.context_of(phase, initial or 0):
+                settings.objective.max_prompt_tokens(context)
     except UserError as error:
         raise UserError(f"{resolve.where}.{error}") from None
 
 
 def _context(node: Node) -> int | None:
-    """The longest rows of a model, as far as the recipe says it."""
+    """The context of a model's stage; None where the recipe does not determine it."""
     settings = node.settings
     if not isinstance(settings, TrainSettings):
         return None
-    came = settings.model.context if settings.model else _context(node.inputs["init"])
-    return came and settings.longest(came)
+    initial = settings.model.context if settings.model else _context(node.inputs["init"])
+    return initial and settings.trained_context(initial)
 
 
 def _facts(settings: TrainSettings) -> dict[str, Any]:
@@ -118,13 +131,13 @@ def _facts(settings: TrainSettings) -> dict[str, Any]:
 
 
 def _digest(settings: TrainSettings, hashes: FileHashes) -> str | None:
-    """The user's own functions that the stage calls."""
+    """Digest of the files of user functions."""
     files = [hashes.digest(file) for file in settings.objective.files()]
     return digest_json(files) if files else None
 
 
-def _sleeps(settings: TrainSettings) -> bool:
-    return not OBJECTIVES[settings.objective.kind].samples
+def _short_spin(settings: TrainSettings) -> bool:
+    return not OBJECTIVES[settings.objective.kind].on_policy
 
 
 TRAIN = Kind(
@@ -132,10 +145,10 @@ TRAIN = Kind(
     16,
     "ingot.stages.training.build:run",
     (
-        *MODEL,
+        *MODEL_SOURCES,
         *("data", "optim", "distributed", "train", "objectives"),
-        *LOADING,
-        "stages/evaluation/fisher.py",
+        *LOADING_SOURCES,
+        "stages/models/importance.py",
         *(
             f"stages/training/{name}.py"
             for name in (
@@ -149,7 +162,7 @@ TRAIN = Kind(
     facts=_facts,
     seeded=True,
     raw=_digest,
-    sleeps_between_loops=_sleeps,
+    short_spin=_short_spin,
     forecast="ingot.stages.training.plan_inputs:forecast_of",
     panel="ingot.report.html.panels_model:train",
 )

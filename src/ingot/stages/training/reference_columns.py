@@ -1,12 +1,11 @@
-"""Columns that an objective's frozen companions compute, once for all rows, kept beside the stage.
+"""Columns that an objective's frozen companions compute, once for all rows.
 
-A reference's log-probabilities or a teacher's outputs for a row are the same in every epoch. So they are computed
-before training and written as an overlay of the store (`store/columns.py`) in the stage's own directory. The stage's
-key fixes the model, the data and the settings that they follow from, and the precision is remembered with the stage, so
-the file is never another run's. A killed process goes on where it was. Rows are read as in training: same types, same
-attention.
+The log-probabilities of a reference model, or the outputs of a teacher, are the same in every epoch. So they are
+computed before training and written as an overlay of the store (`store/columns.py`) in the stage's directory. They
+depend only on the stage's key and its precision, so they stay valid when the stage resumes. A killed process resumes
+after its last checkpoint of the columns.
 
-A corpus of which the run does not see every row is left to `expand`, which computes the columns of the rows it gets.
+For a corpus of which the run does not use every row, `expand` computes the columns of each batch instead.
 """
 
 from collections.abc import Callable
@@ -24,19 +23,20 @@ from ingot.train.objective import Column
 from ingot.train.settings import rows_per_pass
 
 CHECKPOINT_ROWS = 4096
-"""Rows after which progress is kept."""
+"""Rows between two checkpoints of the columns."""
 
 
 def add_columns(engine: Engine, source: Source, directory: Path, advance: Callable[[int], None]) -> None:
-    """Give the source's store the objective's columns, from `directory` or computed into it.
+    """Add the objective's columns to a source's store; computes them unless `directory` has them already.
 
     Args:
-        engine: with the companions still loaded.
-        directory: of this source alone.
-        advance: called with the number of rows done.
+        engine: the engine, with its companions loaded.
+        source: the rows of a store.
+        directory: directory of this source's columns.
+        advance: called with the number of rows of each batch.
 
     Raises:
-        UserError: a row plan in which a token or document has several values.
+        UserError: the row plan gives a token or a document several values.
     """
     columns = engine.objective.needs.columns
     _check(source, columns)
@@ -48,7 +48,7 @@ def add_columns(engine: Engine, source: Source, directory: Path, advance: Callab
         for batch in all_rows(source, rows_per_pass(source.plan.context), first=rows):
             values = engine.annotate(batch)
             for column in columns:
-                _put(filler, column, values[column.name].cpu().numpy(), batch, source)
+                _write(filler, column, values[column.name].cpu().numpy(), batch, source)
             rows += len(batch) // batch.group
             advance(len(batch))
             if rows - saved >= CHECKPOINT_ROWS:
@@ -58,8 +58,8 @@ def add_columns(engine: Engine, source: Source, directory: Path, advance: Callab
     source.store.add_overlay(directory)
 
 
-def _put(filler: ColumnFiller, column: Column, values: np.ndarray, batch: Batch, source: Source) -> None:
-    """Write the values of a batch's documents or labels."""
+def _write(filler: ColumnFiller, column: Column, values: np.ndarray, batch: Batch, source: Source) -> None:
+    """Write a column's values for the documents or the labels of a batch."""
     index_BL, document_BL = source.plan.index(batch.row_B[:: batch.group])
     if column.per == "document":
         filler.put(column.name, document_BL[:, 0], values)
@@ -73,11 +73,11 @@ def _check(source: Source, columns: tuple[Column, ...]) -> None:
     for column in columns:
         if column.per == "document" and not isinstance(plan, OnePerRow):
             raise UserError(
-                f"data.{source.name}: the objective's column '{column.name}' has a value for each document, expected "
-                "rows of one document each; give a corpus of pairs or prompts"
+                f"data.{source.name}: found rows of several documents, expected one document each, because the "
+                f"objective's column '{column.name}' has one value per document; name a corpus of pairs or prompts"
             )
         if column.per == "token" and isinstance(plan, Concatenated) and plan.stride != plan.context:
             raise UserError(
-                f"packing.stride: found {plan.stride}, expected the context of {plan.context:,}: the objective's "
-                f"column '{column.name}' has one value for each token, and each token must be a target once"
+                f"packing.stride: found {plan.stride}, expected the context of {plan.context:,}, because the "
+                f"objective's column '{column.name}' has one value per token; leave stride out"
             )

@@ -1,7 +1,7 @@
-"""Settings of the stages that make models: `train` and `import`."""
+"""Settings of the kind `train`."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, PositiveInt, Tag, model_validator
 
@@ -16,34 +16,34 @@ from ingot.train.penalty_settings import ANCHORS, EwcSettings, PenaltySettings
 from ingot.train.settings import EvaluateSettings, LoopSettings, Precision
 
 
-def _readable(text: str) -> str:
+def _check_duration(text: str) -> str:
     Duration.parse(text)
     return text
 
 
-def _positive(data: dict[str, float]) -> dict[str, float]:
+def _check_mixture(data: dict[str, float]) -> dict[str, float]:
     if not data:
         raise ValueError("found no corpus, expected at least one, for example { clean = 1.0 }")
-    for name, share in data.items():
-        if share <= 0:
-            raise ValueError(f"the share of {name} is {share}, expected more than 0; leave the corpus out instead")
+    for name, fraction in data.items():
+        if fraction <= 0:
+            raise ValueError(f"found {name} = {fraction}, expected a fraction above 0; leave the corpus out instead")
     return data
 
 
-Length = Annotated[str, AfterValidator(_readable)]
+DurationText = Annotated[str, AfterValidator(_check_duration)]
 """A duration: "5000 steps", "3M tokens", "1 epoch", "20 tokens/param"."""
-Shares = Annotated[dict[str, float], AfterValidator(_positive)]
-"""Corpus -> its share of the tokens, any positive scale."""
+Mixture = Annotated[dict[str, float], AfterValidator(_check_mixture)]
+"""Corpus -> its fraction of the tokens, on any positive scale."""
 
 
-def _listed(table: Mapping[str, Any]) -> list[Any]:
+def _penalties_in(table: Mapping[str, Any]) -> list[Any]:
     """The penalties of a table that has not been validated."""
-    found = table.get("penalties", ())
-    return list(found) if isinstance(found, list | tuple) else []
+    penalties = table.get("penalties", ())
+    return list(penalties) if isinstance(penalties, list | tuple) else []
 
 
 class RampSettings(Settings):
-    """`batch = { from = 16, to = 1600, over = "12B tokens" }`: a batch that grows linearly, and then stays."""
+    """`batch = { from = 16, to = 1600, over = "12B tokens" }`: a batch size that grows linearly and then stays."""
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
@@ -51,8 +51,8 @@ class RampSettings(Settings):
     """Rows of the first step (written `from` in a recipe)."""
     to: int = Field(ge=2)
     """Rows of a step at the end of the ramp and after it."""
-    over: Length
-    """Length of the ramp in any unit of a duration: "12B tokens" grows with tokens seen, "500 steps" with steps."""
+    over: DurationText
+    """Length of the ramp: "12B tokens" grows with the tokens seen, "500 steps" with the steps."""
 
     @model_validator(mode="after")
     def _grows(self) -> "RampSettings":
@@ -65,56 +65,58 @@ class RampSettings(Settings):
 
 
 RowLength = Annotated[int, Field(ge=2)]
-"""Tokens of a row: one at least that is read, and one that is predicted."""
+"""Tokens of a row; at least 2, one input and one target."""
 
 
-def _form(value: Any) -> str:
+def _batch_tag(value: Any) -> str:
     return "Ramp" if isinstance(value, Mapping | RampSettings) else "Rows"
 
 
 RowsPerUpdate = Annotated[
     Annotated[PositiveInt, Tag("Rows")] | Annotated[RampSettings, Tag("Ramp")],
-    Discriminator(_form),
+    Discriminator(_batch_tag),
 ]
-"""Rows of an update: a number, or a ramp."""
+"""Rows of an optimizer step: a number, or a ramp."""
 
 
 class PhaseSettings(Settings):
-    """`[[stage.base.phases]]`: one part of a stage's steps. What a phase leaves out is as the stage has it."""
+    """`[[stage.base.phases]]`: a phase of a stage's steps. A setting that is left out has the stage's value."""
+
+    RENAMED: ClassVar = {"share": "fraction"}
 
     name: Annotated[str, EXECUTION] = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]*$")
-    """What logs and `ingot status` call it."""
-    share: float | None = Field(default=None, gt=0, le=1)
-    """Its part of the stage's duration; the shares of all phases add up to 1."""
-    duration: Length | None = None
-    """Instead of a share: its own duration."""
-    data: Annotated[Shares | None, STAGE] = None
-    """Its own mixture."""
+    """Name of the phase in logs and `ingot status`."""
+    fraction: float | None = Field(default=None, gt=0, le=1)
+    """Fraction of the stage's duration; the fractions of all phases add up to 1."""
+    duration: DurationText | None = None
+    """Duration of the phase, instead of a fraction."""
+    data: Annotated[Mixture | None, STAGE] = None
+    """Mixture of the phase."""
     context: RowLength | None = None
-    """Its own length of rows; the model's context is the largest of all phases."""
+    """Tokens of the phase's rows; the model's context is the largest of all phases."""
     batch: RowsPerUpdate | None = None
-    """Its own rows of an update; a ramp here begins with the phase, one of the stage runs through its phases."""
+    """Rows of an optimizer step. A phase's ramp begins with the phase; a stage's ramp continues across phases."""
     lr: float | None = Field(default=None, gt=0)
-    """Peak of its own learning-rate curve; default: the rate at which the phase before ended."""
+    """Peak of the phase's own learning-rate curve; default: the rate at the end of the previous phase."""
     schedule: ScheduleKind | None = None
-    """What follows its warmup, down to the end of the phase."""
+    """Shape of the phase's own curve after warmup, which ends with the phase."""
     warmup: float | None = Field(default=None, ge=0)
-    """Steps (below 1 a share of the phase) from the rate of the phase before to its peak; default: none."""
+    """Steps (below 1: fraction of the phase) from the rate of the previous phase to the peak; default: none."""
     min_ratio: float | None = Field(default=None, ge=0, le=1)
-    """Floor of its curve as a share of its peak."""
+    """Floor of the phase's curve as a fraction of its peak."""
 
     @property
     def has_curve(self) -> bool:
-        """Whether it has a learning-rate curve of its own; otherwise the stage's runs through it."""
+        """Whether the phase has a learning-rate curve of its own; otherwise the stage's curve continues."""
         return any(v is not None for v in (self.lr, self.schedule, self.warmup, self.min_ratio))
 
     def curve(self, optim: OptimSettings, first: bool, lr: float | None) -> OptimSettings:
-        """Settings of its own learning-rate curve.
+        """Settings of the phase's own learning-rate curve.
 
         Args:
-            optim: the stage's, for what the phase leaves out.
-            first: whether it is the first phase, which warms up as the stage says; a later one does not by itself.
-            lr: the rate at which the phase before ended, if there is one.
+            optim: settings of the stage, for what the phase leaves out.
+            first: whether it is the first phase, which has the stage's warmup by default; a later one has none.
+            lr: the rate at the end of the previous phase, if there is one.
         """
         kind = self.schedule or optim.schedule
         names = ("min_ratio", "cooldown", "cooldown_shape") if kind == optim.schedule else ()
@@ -127,104 +129,108 @@ class PhaseSettings(Settings):
 
     @model_validator(mode="after")
     def _one_length(self) -> "PhaseSettings":
-        if (self.share is None) == (self.duration is None):
-            found = "neither" if self.share is None else "both"
-            raise ValueError(f"found {found} of share and duration in phase '{self.name}', expected exactly one")
+        if (self.fraction is None) == (self.duration is None):
+            given = "neither" if self.fraction is None else "both"
+            raise ValueError(f"found {given} of fraction and duration in phase '{self.name}', expected exactly one")
         return self
 
 
 class TrainSettings(Settings):
     """`kind = "train"`: pretraining, fine-tuning, and every other objective."""
 
-    data: Annotated[Shares | None, STAGE] = None
-    """Corpus stage -> its share of the tokens, for example { clean = 0.9, questions = 0.1 }; left out where every phase
-    has its own."""
-    duration: Length | None = None
-    """How long: "5000 steps", "3M tokens", "1 epoch" or "20 tokens/param"; left out where every phase has its own."""
+    data: Annotated[Mixture | None, STAGE] = None
+    """Corpus stage -> its fraction of the tokens, for example { clean = 0.9, questions = 0.1 }; left out where every
+    phase has its own."""
+    duration: DurationText | None = None
+    """Length of training: "5000 steps", "3M tokens", "1 epoch" or "20 tokens/param"; left out where every phase has its
+    own."""
     phases: tuple[PhaseSettings, ...] = ()
-    """Parts of the duration, one after another, with a mixture, a context, a batch, a learning rate of their own."""
+    """Phases of the duration, each with its own mixture, context, batch size or learning rate."""
     tokenizer: Annotated[str | None, Stage("tokenizer")] = None
-    """Tokenizer stage; left out where `init` brings one."""
+    """Tokenizer stage; left out with `init`, whose tokenizer is used."""
     init: Annotated[str | None, Stage("model")] = None
-    """What this stage starts from: a train or import stage, `hf:DIR`, or the directory of another run's train stage;
-    random weights where absent."""
+    """Initial model: a train or import stage, `hf:DIR`, or the directory of another run's train stage; default: random
+    weights."""
     model: ModelSettings | None = None
-    """Shape of a model that starts from random weights."""
+    """Shape of a model with random weights."""
     context: RowLength | None = None
-    """Tokens of a row where the model comes with `init`; default: its context, which may be longer than wanted."""
+    """Tokens of a row, for a model of `init`; default: the model's context."""
     batch: RowsPerUpdate | None = None
-    """Rows of `context` tokens in one update: a number, or a ramp { from = 16, to = 1600, over = "12B tokens" }.
+    """Rows of `context` tokens in an optimizer step: a number, or a ramp { from = 16, to = 1600, over = "12B tokens" }.
     Default: 512 x depth^2 tokens."""
     adapter: Annotated[AdapterSettings | None, ADAPTER] = None
-    """Leave the model of `init` as it is and train a small correction: { kind = "lora", rank = 16 }, or "lora" for
-    short; who starts from this stage, or uses it, gets both merged."""
+    """Train an adapter and freeze the model of `init`: { kind = "lora", rank = 16 }, or "lora" for short. Stages that
+    use this one get the merged model."""
     objective: ObjectiveSettings = LanguageModelSettings()
-    """What is learned."""
+    """The training objective."""
     penalties: tuple[PenaltySettings, ...] = ()
-    """What must not be forgotten meanwhile: { kind = "ewc", fisher = "STAGE", weight = 100 }, { kind = "l2sp", weight =
-    0.01 }, { kind = "kl", reference = "STAGE", weight = 0.1 }. With ewc or l2sp, weights do not decay."""
+    """Penalties against forgetting: { kind = "ewc", fisher = "STAGE", weight = 100 }, { kind = "l2sp", weight = 0.01 },
+    { kind = "kl", reference = "STAGE", weight = 0.1 }. With ewc or l2sp there is no weight decay."""
     packing: PackingSettings = PackingSettings()
-    """How documents are laid out in rows."""
+    """How documents are packed into rows."""
     optim: OptimSettings = OptimSettings()
     """Optimizer and schedule."""
     evaluate: EvaluateSettings = EvaluateSettings()
-    """Evaluation while training."""
+    """Evaluation during training."""
     precision: Precision = "auto"
-    """Arithmetic of the forward and backward pass: fp32, tf32, bf16, fp16 (with loss scaling), fp64, or auto, what the
-    hardware has; weights and moments are fp32 (fp64 under `fp64`)."""
+    """Arithmetic of the forward and backward pass: fp32, tf32, bf16, fp16 (with loss scaling), fp64, or auto for the
+    best of the hardware. Weights and moments are fp32 (fp64 with `fp64`)."""
     seed: Seed | None = None
     """Overrides [run] seed for this stage."""
     loop: LoopSettings = LoopSettings()
-    """How the run is executed; no setting here changes its result."""
+    """Execution settings; none of them changes the result."""
 
     @property
     def corpora(self) -> list[str]:
         """All corpora of all phases."""
-        return list(dict.fromkeys(name for part in self.parts for name in self.mixture(part)))
+        return list(dict.fromkeys(name for phase in self.phases_or_default for name in self.mixture(phase)))
 
     @property
-    def parts(self) -> tuple[PhaseSettings, ...]:
-        """The phases; without any, one that is all of the stage."""
-        return self.phases or (PhaseSettings(name="all", share=1.0),)
+    def phases_or_default(self) -> tuple[PhaseSettings, ...]:
+        """The phases; without any, a single phase `all`."""
+        return self.phases or (PhaseSettings(name="all", fraction=1.0),)
 
-    def mixture(self, part: PhaseSettings) -> Mapping[str, float]:
-        """What a phase draws from: its own corpora, or the stage's."""
-        return part.data or self.data or {}
+    def mixture(self, phase: PhaseSettings) -> Mapping[str, float]:
+        """The mixture of a phase: its own, or the stage's."""
+        return phase.data or self.data or {}
 
-    def context_of(self, part: PhaseSettings, came: int) -> int:
-        """Tokens of a phase's rows: its own, the stage's, or as many as the model has come with."""
-        return part.context or self.context or came
+    def context_of(self, phase: PhaseSettings, initial: int) -> int:
+        """Tokens of a phase's rows: its own setting, the stage's, or the context of the initial model."""
+        return phase.context or self.context or initial
 
-    def longest(self, came: int) -> int:
-        """Context of the trained model, which came with so many tokens: that of the longest rows, and no less than
-        `init` had."""
-        own = max(self.context_of(part, came) for part in self.parts)
-        return max(own, came) if self.init else own
+    def trained_context(self, initial: int) -> int:
+        """Context of the trained model: the longest rows, and at least the context of `init`.
+
+        Args:
+            initial: context of the initial model.
+        """
+        longest = max(self.context_of(phase, initial) for phase in self.phases_or_default)
+        return max(longest, initial) if self.init else longest
 
     def companions(self) -> dict[str, str]:
-        """Role -> stage of every frozen model that a part of these settings names by its own `companions()`.
+        """Role -> stage of every frozen model that the objective and the penalties need.
 
-        A part that names none for a role (None) means the stage this one starts from.
+        Where they name no stage for a role (None), it is the stage in `init`.
 
         Raises:
-            ValueError: there is no such stage.
+            ValueError: there is neither.
         """
-        found: dict[str, str] = {}
+        stages: dict[str, str] = {}
         for name, part in (("objective", self.objective), *(("penalties", penalty) for penalty in self.penalties)):
             for role, stage in part.companions().items():
                 if stage is None and self.init is None:
                     raise ValueError(f"found no {role} in {name} and no init, expected one; name a trained stage")
-                found[role] = stage or self.init or ""
-        return found
+                stages[role] = stage or self.init or ""
+        return stages
 
     @property
     def fishers(self) -> list[str]:
-        """Fisher stages that penalties read."""
+        """Fisher stages of the penalties."""
         return [p.fisher for p in self.penalties if isinstance(p, EwcSettings)]
 
     @property
     def penalty_names(self) -> list[str]:
-        """What logs call each penalty: penalty/KIND, and its stage where there are several of a kind."""
+        """Name of each penalty in logs: penalty/KIND, followed by its stage where there are several of a kind."""
         kinds = [p.kind for p in self.penalties]
         stages = ["" if kinds.count(p.kind) == 1 else f"/{p.stage or 'init'}" for p in self.penalties]
         return [f"penalty/{kind}{stage}" for kind, stage in zip(kinds, stages, strict=True)]
@@ -232,10 +238,10 @@ class TrainSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _no_decay_beside_an_anchor(cls, table: Any) -> Any:
-        """Decay pulls to zero what an anchor holds, so its default there is 0."""
+        """Set weight decay to 0 by default beside an anchor, because the two pull weights to different values."""
         if not isinstance(table, Mapping):
             return table
-        kinds = [p.get("kind") if isinstance(p, Mapping) else getattr(p, "kind", None) for p in _listed(table)]
+        kinds = [p.get("kind") if isinstance(p, Mapping) else getattr(p, "kind", None) for p in _penalties_in(table)]
         optim = table.get("optim", {})
         if isinstance(optim, Mapping) and any(kind in ANCHORS for kind in kinds):
             return {**table, "optim": {"weight_decay": 0.0, **optim}}
@@ -246,49 +252,55 @@ class TrainSettings(Settings):
         anchors = [p.kind for p in self.penalties if p.kind in ANCHORS]
         if anchors and self.optim.weight_decay:
             raise ValueError(
-                f"found optim.weight_decay = {self.optim.weight_decay:g} beside the penalty {anchors[0]}, expected 0: "
-                "decay pulls weights to zero, the penalty to where they were; leave weight_decay out"
+                f"found optim.weight_decay = {self.optim.weight_decay:g} beside the penalty {anchors[0]}, expected 0, "
+                "because decay pulls weights to zero and the penalty to their old values; leave weight_decay out"
             )
         if twice := [n for n in dict.fromkeys(self.penalty_names) if self.penalty_names.count(n) > 1]:
             raise ValueError(f"found {twice[0]} twice, expected once; add up their weights")
         if not self.init and any(p.kind == "l2sp" or (p.kind == "kl" and not p.reference) for p in self.penalties):
-            raise ValueError("found a penalty that keeps what init knew, and no init; name the stage to start from")
+            raise ValueError("found a penalty that refers to init, and no init; name the stage to start from")
         return self
 
     @model_validator(mode="after")
-    def _whole(self) -> "TrainSettings":
-        """Every step has a mixture and belongs to one phase."""
+    def _complete(self) -> "TrainSettings":
+        """Check that every step belongs to one phase and has a mixture, a duration and a sufficient batch."""
         names = [p.name for p in self.phases]
         if twice := [n for n in dict.fromkeys(names) if names.count(n) > 1]:
             raise ValueError(f"found more than one phase named '{twice[0]}', expected different names")
         own_data = [p.name for p in self.phases if p.data]
         if self.data is None and (not names or len(own_data) < len(names)):
-            lacking = f" and phase '{next(p.name for p in self.phases if not p.data)}' has none" if names else ""
-            raise ValueError(f"found no data{lacking}; name the corpora, for example data = {{ clean = 1.0 }}")
+            missing = f" and phase '{next(p.name for p in self.phases if not p.data)}' has none" if names else ""
+            raise ValueError(f"found no data{missing}; name the corpora, for example data = {{ clean = 1.0 }}")
         if self.data is not None and names and len(own_data) == len(names):
-            raise ValueError("found data beside phases that all have their own, so nobody reads it; leave it out")
-        shares = [p.share for p in self.phases if p.share is not None]
-        if shares and len(shares) < len(names):
-            raise ValueError("found phases with a share and phases with a duration, expected one kind; convert some")
-        if shares and abs(sum(shares) - 1) > 1e-6:
-            raise ValueError(f"the shares of the phases add up to {sum(shares):g}, expected 1; change one of them")
-        if self.duration is None and (shares or not names):
-            raise ValueError('found no duration, expected one such as "5000 steps", "3M tokens" or "20 tokens/param"')
-        if self.duration is not None and names and not shares:
-            raise ValueError("found duration beside phases that all have their own; leave it out, or give them shares")
-        batches = [b for b in (self.batch, *(p.batch for p in self.phases)) if b is not None]
-        fewest = OBJECTIVES[self.objective.kind].smallest_batch
-        if small := [n for b in batches if (n := b if isinstance(b, int) else b.start) < fewest]:
+            raise ValueError("found data beside phases that all have their own, so it is not used; leave it out")
+        fractions = [p.fraction for p in self.phases if p.fraction is not None]
+        if fractions and len(fractions) < len(names):
             raise ValueError(
-                f"found objective {self.objective.kind} with a batch of {small[0]}, expected {fewest} or more: a step "
-                "needs another prompt"
+                "found phases with a fraction and phases with a duration, expected one of them; convert some"
+            )
+        if fractions and abs(sum(fractions) - 1) > 1e-6:
+            raise ValueError(
+                f"the fractions of the phases add up to {sum(fractions):g}, expected 1; change one of them"
+            )
+        if self.duration is None and (fractions or not names):
+            raise ValueError('found no duration, expected one such as "5000 steps", "3M tokens" or "20 tokens/param"')
+        if self.duration is not None and names and not fractions:
+            raise ValueError(
+                "found duration beside phases that all have their own; leave it out, or give them fractions"
+            )
+        batches = [b for b in (self.batch, *(p.batch for p in self.phases)) if b is not None]
+        min_batch = OBJECTIVES[self.objective.kind].smallest_batch
+        if small := [n for b in batches if (n := b if isinstance(b, int) else b.start) < min_batch]:
+            raise ValueError(
+                f"found objective {self.objective.kind} with a batch of {small[0]}, expected {min_batch} or more; "
+                "raise batch"
             )
         for phase in self.phases:
-            phase.curve(self.optim, first=False, lr=self.optim.lr or 1.0)  # says what does not fit together
+            phase.curve(self.optim, first=False, lr=self.optim.lr or 1.0)  # validates the combination
         return self
 
     @model_validator(mode="after")
-    def _one_origin(self) -> "TrainSettings":
+    def _one_initial_model(self) -> "TrainSettings":
         if self.init and self.tokenizer:
             raise ValueError(
                 f"found both init = '{self.init}' and a tokenizer, expected one: the tokenizer comes with init"

@@ -1,16 +1,16 @@
-"""What a train stage does at each step: phase, rows, learning rate. A pure function of the step, before any training.
+"""The schedule of a train stage as a pure function of the step: phase, rows and learning rate.
 
-A stage is a list of phases (usually one), and a phase is a mixture, a context, a batch size (or a ramp of it) and a
-length. From the recipe and the sizes of the stores follow, for any step and without looking at the steps between: which
-rows of which source are in its batch, how many tokens have been trained on, and the learning rate. Nothing of it is
-saved, so a run that was killed in one phase goes on in the next, and `ingot trace` looks into both.
+A stage is a list of phases (usually one). A phase has a mixture, a context, a batch size (or a ramp) and a length. The
+recipe and the sizes of the stores determine for any step, without iterating over earlier ones: the rows of its batch,
+the number of tokens trained on, and the learning rate. So nothing of it is saved in checkpoints, and `ingot trace` can
+show past and future steps.
 
-- Within a phase, sources are mixed by error diffusion: its shares are exact in any window of rows.
-- A source goes on where the phase before stopped: no row is repeated while there is an unseen one. Rows of another
-  context are other rows, cut and shuffled anew, so each context has its own count.
-- After the last phase comes nothing else: its batch, its mixture and the end of its curve go on.
+- Within a phase, sources are mixed by error diffusion: the fractions hold in any window of rows.
+- A source continues where the previous phase stopped: no row is repeated before all were seen. A source has different
+  rows for each context, so its position is counted per context.
+- Steps beyond the last phase continue it: its batch size, its mixture and the end of its curve.
 
-Made by `stages/training/phases.py`. Free of torch, because `ingot plan` and `ingot trace` print it.
+`stages/training/phases.py` builds a timeline. No torch, because `ingot plan` and `ingot trace` use it.
 """
 
 from bisect import bisect_right
@@ -26,7 +26,10 @@ from ingot.optim.schedule import Schedule
 
 
 class SourceSize(Protocol):
-    """What there is of a source in rows of one context (`data/packing.py` makes them, `AssumedSize` stands in)."""
+    """Size of a source in rows of one context: a row plan of `data/packing.py`, or an `AssumedSize`.
+
+    `rows`: number of rows. `targets`: targets of all rows, None if unknown. `row_targets`: mean targets of a row.
+    """
 
     @property
     def rows(self) -> int: ...
@@ -38,7 +41,7 @@ class SourceSize(Protocol):
 
 @dataclass(frozen=True)
 class AssumedSize:
-    """A source that is not encoded yet: every row is full, as running text is; how many there are is unknown."""
+    """A source that is not encoded yet: every row is assumed to be full, and the number of rows is unknown."""
 
     row_targets: float
     targets: int | None = None
@@ -50,7 +53,7 @@ SourceSizes = Callable[[str, int], SourceSize]
 
 
 def assumed_size(source: str, context: int) -> SourceSize:
-    """The sizes of sources of running text before they are encoded; durations in epochs are then unknown."""
+    """The `SourceSizes` of sources that are not encoded yet. Durations in epochs are then unknown."""
     return AssumedSize(float(context))
 
 
@@ -75,17 +78,19 @@ class Phase:
     steps: int
     context: int
     sizes: BatchSizes
-    """Rows of its steps, counted from 1 within the phase."""
-    shares: tuple[float, ...]
-    """Share of its tokens from each source, in the order of `Timeline.sources`; 0 for sources of other phases."""
+    """Rows of each step, with steps counted from 1 within the phase."""
+    fractions: tuple[float, ...]
+    """Fraction of the tokens from each source, in the order of `Timeline.sources`; 0 for sources of other phases."""
     row_targets: float
-    """Targets of one of its rows, on average."""
+    """Mean targets of a row."""
     tokens_before: float
+    """Targets of all earlier phases."""
     order: Order
+    """The rows of the phase in the order of training."""
 
     def rows_after(self, step: int) -> int:
-        """Rows of the phase up to and with a step of the run."""
-        return self.sizes.before(step - self.first + 2)
+        """Rows of the phase up to and including a step of the run."""
+        return self.sizes.rows_before(step - self.first + 2)
 
     @property
     def last(self) -> int:
@@ -105,13 +110,13 @@ class Phase:
 
 @dataclass(frozen=True)
 class Timeline:
-    """All steps of a train stage. Steps are 1-based; beyond the last one the last phase goes on."""
+    """All steps of a train stage. Steps are 1-based; steps beyond the last one continue the last phase."""
 
     sources: tuple[str, ...]
-    """All corpora of all phases, by name; a row's source is a place in this list."""
+    """All corpora of all phases, by name. The source of a row is an index into this tuple."""
     phases: tuple[Phase, ...]
     curves: tuple[Curve, ...]
-    """The learning rate of each phase."""
+    """The learning-rate curve of each phase."""
 
     @property
     def steps(self) -> int:
@@ -120,28 +125,28 @@ class Timeline:
 
     @property
     def context(self) -> int:
-        """Tokens of its longest rows."""
+        """Tokens of the longest rows."""
         return max(phase.context for phase in self.phases)
 
     @property
     def peak(self) -> float:
-        """The highest learning rate any phase aims at."""
+        """The highest peak of the learning-rate curves."""
         return max(c.schedule.peak for c in self.curves)
 
     @property
-    def largest(self) -> int:
+    def max_rows(self) -> int:
         """Rows of the largest step."""
         return max(p.sizes.rows(p.steps) for p in self.phases)
 
     @property
-    def shares(self) -> list[float]:
-        """Share of each source in the tokens of the whole run."""
+    def fractions(self) -> list[float]:
+        """Fraction of each source in the tokens of all phases."""
         total = self.tokens(self.steps)
-        return [sum(p.tokens * p.shares[s] for p in self.phases) / total for s in range(len(self.sources))]
+        return [sum(p.tokens * p.fractions[s] for p in self.phases) / total for s in range(len(self.sources))]
 
     def phase(self, step: int) -> Phase:
         """The phase of a step."""
-        return self.phases[self._place(step)]
+        return self.phases[self._phase_index(step)]
 
     def rows(self, step: int) -> int:
         """Rows in the batch of a step."""
@@ -149,48 +154,52 @@ class Timeline:
         return phase.sizes.rows(step - phase.first + 1)
 
     def at(self, step: int) -> tuple[Phase, np.ndarray, np.ndarray]:
-        """Phase, sources and row numbers (both int64, shape (rows,)) of a step: rows of that phase's context."""
+        """Phase, sources and row numbers of a step (both int64, shape (rows,)), for rows of the phase's context."""
         phase = self.phase(step)
-        own = step - phase.first + 1
-        return phase, *phase.order.at(phase.sizes.before(own), phase.sizes.rows(own))
+        phase_step = step - phase.first + 1
+        return phase, *phase.order.at(phase.sizes.rows_before(phase_step), phase.sizes.rows(phase_step))
 
     def steps_of(self, source: int, context: int, row: int) -> list[int]:
-        """The steps of the run that show a row of a source, first to last: `at` backwards."""
-        drawing = (p for p in self.phases if p.context == context and p.shares[source])
+        """The steps whose batch contains a row of a source, in order: the inverse of `at`."""
+        phases = (p for p in self.phases if p.context == context and p.fractions[source])
         return [
-            phase.first - 1 + phase.sizes.step_of(place)
-            for phase in drawing
-            for place in phase.order.places(source, row, phase.rows)
+            phase.first - 1 + phase.sizes.step_of(position)
+            for phase in phases
+            for position in phase.order.positions(source, row, phase.rows)
         ]
 
     def tokens(self, step: int) -> float:
-        """Targets trained on after a step, labels that a mask removes included; exact where no row is padded."""
+        """Targets trained on up to and including a step. Counts masked targets too; exact where no row is padded."""
         phase = self.phase(step)
         return phase.tokens_before + phase.rows_after(step) * phase.row_targets
 
     def lr(self, step: int) -> float:
-        """Learning rate of the update of a step."""
-        return self.curves[self._place(step)].lr(step)
+        """Learning rate of a step."""
+        return self.curves[self._phase_index(step)].lr(step)
 
     def unfinished_warmups(self) -> list[int]:
-        """Steps of each warmup that is longer than the phases that follow its curve."""
+        """Length of each warmup that is longer than the phases of its curve."""
         last = {curve: phase.last for curve, phase in zip(self.curves, self.phases, strict=True)}
         return [curve.schedule.warmup for curve, step in last.items() if curve.schedule.warmup > step - curve.origin]
 
     def epochs(self, sizes: SourceSizes) -> dict[str, float]:
-        """How often the whole run shows each source, counted in tokens."""
+        """How often the run uses each source, by its targets.
+
+        Args:
+            sizes: known sizes of the sources.
+        """
         out = dict.fromkeys(self.sources, 0.0)
         for phase in self.phases:
             drawn = phase.order.drawn_after(phase.rows)
             for s, name in enumerate(self.sources):
-                if phase.shares[s]:
+                if phase.fractions[s]:
                     size = sizes(name, phase.context)
                     assert size.targets, "an assumed size has no epochs"
                     out[name] += (drawn[s] - phase.order.drawn[s]) * size.row_targets / size.targets
         return out
 
     def summary(self) -> list[dict[str, Any]]:
-        """The phases as flat rows, for logs and tables: steps, rows, tokens, learning rate at both ends, mixture."""
+        """The phases as rows for logs and tables: steps, rows, tokens, learning rate at both ends, mixture."""
         return [
             {
                 "name": phase.name,
@@ -203,10 +212,10 @@ class Timeline:
                 "first_lr": self.lr(phase.first),
                 "peak_lr": curve.schedule.peak,
                 "last_lr": self.lr(phase.last),
-                "data": {name: share for name, share in zip(self.sources, phase.shares, strict=True) if share},
+                "data": {n: fraction for n, fraction in zip(self.sources, phase.fractions, strict=True) if fraction},
             }
             for phase, curve in zip(self.phases, self.curves, strict=True)
         ]
 
-    def _place(self, step: int) -> int:
+    def _phase_index(self, step: int) -> int:
         return max(0, bisect_right(self.phases, step, key=lambda p: p.first) - 1)

@@ -1,7 +1,6 @@
-"""Which documents are in the batch of a step, and in which steps a document is: past or future, from the recipe alone.
+"""The documents of a step's batch, and the steps of a document, for past and future steps.
 
-Both are the order of training read forwards and backwards; nothing was recorded while training. No torch, so that
-`ingot trace` answers at once.
+Both are computed from the timeline; training records nothing for them. No torch, so that `ingot trace` is fast.
 """
 
 from collections.abc import Iterator
@@ -12,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from ingot.core.errors import UserError
-from ingot.stages.job import TOKENIZER, in_role, inputs_of, open_stage
-from ingot.stages.training.data import Data, open_data, starting_shape
-from ingot.stages.training.phases import timeline
+from ingot.stages.job import TOKENIZER, in_role, inputs_of, read_record
+from ingot.stages.training.data import Data, initial_config, open_data
+from ingot.stages.training.phases import build_timeline
 from ingot.stages.training.settings import TrainSettings
 from ingot.stages.training.timeline import Timeline
 from ingot.tokenizer.byte_bpe import Tokenizer, load_tokenizer
@@ -22,19 +21,24 @@ from ingot.tokenizer.byte_bpe import Tokenizer, load_tokenizer
 
 @dataclass(frozen=True)
 class TracedRow:
-    """One row of a batch: where each of its pieces comes from, and its token ids."""
+    """A row of a batch: its token ids, and the documents that they come from."""
 
     source: str
     row: int
     pieces: list[dict[str, Any]]
-    """Per document: identity (source, path, offset ...), first and last token in it, text."""
+    """For each document: its identity (source, path, offset ...), `first_token` and `tokens` of the piece, its text."""
     ids: np.ndarray
 
 
 def trace(stage: Path, step: int) -> Iterator[TracedRow]:
-    """The rows of the batch of one step of a train stage."""
-    data, line, tokenizer = open_trained(stage)
-    phase, source_B, row_B = line.at(step)
+    """The rows in the batch of a step.
+
+    Args:
+        stage: directory of a train stage.
+        step: 1-based; may be beyond the end of training.
+    """
+    data, timeline, tokenizer = open_training_data(stage)
+    phase, source_B, row_B = timeline.at(step)
     for s, row in zip(source_B.tolist(), row_B.tolist(), strict=True):
         source = data.train[phase.context][s]
         pieces, ids = [], []
@@ -43,32 +47,35 @@ def trace(stage: Path, step: int) -> Iterator[TracedRow]:
             piece_ids = source.store.ids.read(piece.start, piece.stop)
             ids.append(piece_ids)
             identity = source.store.identity(piece.document)
-            place = {"first_token": piece.start - begin, "tokens": piece.stop - piece.start}
-            pieces.append({**identity, **place, "text": tokenizer.decode(piece_ids)})
+            span = {"first_token": piece.start - begin, "tokens": piece.stop - piece.start}
+            pieces.append({**identity, **span, "text": tokenizer.decode(piece_ids)})
         yield TracedRow(source.name, row, pieces, np.concatenate(ids))
 
 
 def trace_document(stage: Path, path: str) -> Iterator[dict[str, Any]]:
-    """The documents of a file, each with the steps that show some of it: {corpus, tokens, steps, identity ...}.
+    """The documents of a file, each with the steps whose batch contains part of it.
 
     Args:
-        stage: a train stage.
-        path: as the documents say, or the end of it (a file's name).
+        stage: directory of a train stage.
+        path: path of the file as recorded in the documents, or the end of it, such as a file name.
+
+    Yields:
+        {corpus, tokens, steps, identity ...} for each document.
 
     Raises:
-        UserError: no document of the stage's corpora is from there, or only held-out ones.
+        UserError: no training document is from that file.
     """
-    data, line, _ = open_trained(stage)
-    found = 0
-    for s, source in enumerate(data.longest):
+    data, timeline, _ = open_training_data(stage)
+    documents = 0
+    for s, source in enumerate(data.train_sources):
         for document in source.store.find(path):
-            found += 1
+            documents += 1
             steps = {
                 step
                 for context, sources in data.train.items()
                 if s in sources
                 for row in sources[s].plan.rows_of(document)
-                for step in line.steps_of(s, context, row)
+                for step in timeline.steps_of(s, context, row)
             }
             first, last = source.store.span(document)
             yield {
@@ -77,24 +84,28 @@ def trace_document(stage: Path, path: str) -> Iterator[dict[str, Any]]:
                 "tokens": last - first,
                 "steps": sorted(steps),
             }
-    if not found:
+    if not documents:
         held_out = [source.name for source in data.held_out if source.store.find(path)]
         if held_out:
-            raise UserError(f"{path}: is held-out text of {held_out[0]}, so no step shows it")
-        example = data.longest[0].store.identity(0)["path"]
+            raise UserError(f"{path}: held-out text of {held_out[0]}, which is in no batch; name a training document")
+        example = data.train_sources[0].store.identity(0)["path"]
         raise UserError(
-            f"{path}: no document of {', '.join(line.sources)} is from there, expected a file such as '{example}'"
+            f"{path}: no document of {', '.join(timeline.sources)} is from this file, expected one such as '{example}'"
         )
 
 
-def open_trained(stage: Path) -> tuple[Data, Timeline, Tokenizer]:
-    """The data of a train stage as it trains on it, its timeline and its tokenizer."""
-    record = open_stage(stage)
+def open_training_data(stage: Path) -> tuple[Data, Timeline, Tokenizer]:
+    """Open the data, the timeline and the tokenizer of a train stage.
+
+    Raises:
+        UserError: not a train stage.
+    """
+    record = read_record(stage)
     if record["kind"] != "train":
         raise UserError(f"{stage}: is a {record['kind']} stage, expected a train stage, such as runs/NAME/base")
     settings = TrainSettings.model_validate(record["settings"])
     tokenizer = load_tokenizer(stage / TOKENIZER)
     inputs = inputs_of(stage)
-    config = starting_shape(settings, inputs, tokenizer)
+    config = initial_config(settings, inputs, tokenizer)
     data = open_data(settings, in_role(inputs, "data"), config, tokenizer)
-    return data, timeline(settings, config, data.source_size, record["seed"]), tokenizer
+    return data, build_timeline(settings, config, data.source_size, record["seed"]), tokenizer

@@ -1,4 +1,4 @@
-// How Python calls a function: by a list of words, each of which begins with one argument.
+// The calling convention of Python: one array of 64-bit words, each of which starts with an argument.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -6,11 +6,11 @@
 
 template <class... A, size_t... I>
 static void apply(void (*f)(A...), const int64_t* words, std::index_sequence<I...>) {
-  auto as = [&](auto x, size_t i) {
+  auto argument = [&](auto x, size_t i) {
     memcpy(&x, words + i, sizeof x);
     return x;
   };
-  f(as(A(), I)...);
+  f(argument(A(), I)...);
 }
 template <class... A>
 static void apply(void (*f)(A...), const int64_t* words) {

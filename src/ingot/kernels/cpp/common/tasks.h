@@ -1,4 +1,4 @@
-// How threads share what there is to do, and what each keeps.
+// Work distribution over threads, and memory per thread.
 #pragma once
 #include <omp.h>
 
@@ -6,48 +6,48 @@
 #include <new>
 #include <vector>
 
-// Tasks, of which each thread does its share in order, so that it finds in its caches what it wrote in the step before,
-// and then what is left of others'. Cores are unequally fast: some are built so, and a core that another program or
-// another virtual machine computes on as well may be four times slower for seconds.
+// A queue of tasks. Each thread first runs its own contiguous range in order, so that it finds the data of the previous
+// kernel in its caches, and then steals from the others. Static scheduling would wait for the slowest core: cores
+// differ by design, and one that is shared with another program may be several times slower.
 class Tasks {
-  struct alignas(64) Share {
+  struct alignas(64) Range {
     std::atomic<long> next;
     long end;
   };
-  std::vector<Share> shares;
+  std::vector<Range> ranges;
 
  public:
-  Tasks(long tasks, long threads) : shares(threads) {
-    for (long t = 0; t < threads; t++) shares[t].next = tasks * t / threads, shares[t].end = tasks * (t + 1) / threads;
+  Tasks(long tasks, long threads) : ranges(threads) {
+    for (long t = 0; t < threads; t++) ranges[t].next = tasks * t / threads, ranges[t].end = tasks * (t + 1) / threads;
   }
-  // Calls f(task) for those that this thread does; each thread calls it once.
+  // Calls f(task) for the tasks of the calling thread; to be called once by each thread.
   template <class Function>
-  void work(Function f) {
-    for (long i = 0, threads = shares.size(), own = omp_get_thread_num(); i < threads; i++) {
-      Share& share = shares[(own + i) % threads];
-      for (long task; (task = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) f(task);
+  void run(Function f) {
+    for (long i = 0, threads = ranges.size(), first = omp_get_thread_num(); i < threads; i++) {
+      Range& range = ranges[(first + i) % threads];
+      for (long task; (task = range.next.fetch_add(1, std::memory_order_relaxed)) < range.end;) f(task);
     }
   }
 };
 
-// What a thread keeps from call to call. Behind a call: a thread's own addresses cost one each time they are needed.
+// An object per thread that persists between calls. A function call, so that its address is computed only once.
 template <class T>
-[[gnu::noipa]] static T& own() {
-  static thread_local T room;
-  return room;
+[[gnu::noipa]] static T& thread_buffer() {
+  static thread_local T buffer;
+  return buffer;
 }
 
-// Vectors that begin where a line of the cache does: reading across lines takes twice as long.
+// Vectors that are aligned to a cache line: loads across lines take twice as long.
 template <class T>
-struct Lines {
+struct CacheAligned {
   typedef T value_type;
-  Lines() = default;
+  CacheAligned() = default;
   template <class U>
-  Lines(const Lines<U>&) {}
+  CacheAligned(const CacheAligned<U>&) {}
   T* allocate(size_t n) { return (T*)::operator new(n * sizeof(T), std::align_val_t(64)); }
   void deallocate(T* p, size_t) { ::operator delete(p, std::align_val_t(64)); }
-  bool operator==(const Lines&) const { return true; }
-  bool operator!=(const Lines&) const { return false; }
+  bool operator==(const CacheAligned&) const { return true; }
+  bool operator!=(const CacheAligned&) const { return false; }
 };
 template <class T>
-using Vector = std::vector<T, Lines<T>>;
+using AlignedVector = std::vector<T, CacheAligned<T>>;

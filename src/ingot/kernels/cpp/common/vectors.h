@@ -1,7 +1,7 @@
-// Vectors of floats, read from fp32 and bf16 and written as these.
+// Vectors of V floats, loaded from fp32 or bf16 and stored as either.
 //
-// Shapes, here and in what includes this: I inputs, O outputs, M rows, W width, F features; B rows, or prompts of L
-// tokens, N = H + 2K heads: H of queries, K of keys, K of values; D features of a head, S slots in use of C.
+// Shapes in all headers: M rows, I inputs, O outputs, W width, F features of the feed-forward; B rows or prompts, T or
+// L tokens; N = H + 2K heads: H query heads, K key heads, K value heads; D features of a head; S slots in use of C.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -12,13 +12,13 @@
 #include <vector>
 #if defined(__AVX512F__)
 #include <immintrin.h>
-constexpr int V = 16;  // floats of a register
+constexpr int V = 16;  // floats of a vector register
 #elif defined(__AVX2__)
 constexpr int V = 8;
 #else
 constexpr int V = 4;
 #endif
-constexpr long ALONE = 1 << 15;  // multiplications below which waking a thread costs more than it helps
+constexpr long MIN_PARALLEL = 1 << 15;  // multiplications below which a second thread does not pay
 
 typedef uint16_t bf16;
 typedef float Floats __attribute__((vector_size(4 * V)));
@@ -26,19 +26,18 @@ typedef int32_t Ints __attribute__((vector_size(4 * V)));
 typedef uint32_t Bits __attribute__((vector_size(4 * V)));
 typedef uint16_t Halves __attribute__((vector_size(2 * V)));
 
-static inline long up(long x, long to) { return (x + to - 1) / to * to; }
+static inline long round_up(long x, long multiple) { return (x + multiple - 1) / multiple * multiple; }
 
-// The size of equal parts that are at most so large, and then a multiple of a unit.
-static inline long equal(long all, long most, long unit) {
-  long parts = std::max(1L, (all + most - 1) / most);
-  return up((all + parts - 1) / parts, unit);
+// The size of equal parts of `size` elements: at most `max_part`, then rounded up to a multiple of `unit`.
+static inline long equal_parts(long size, long max_part, long unit) {
+  long parts = std::max(1L, (size + max_part - 1) / max_part);
+  return round_up((size + parts - 1) / parts, unit);
 }
 
-// Asks for a line of memory. The first cache is left to what is read now: of keys and values it holds one head's, not
-// the next one's as well.
-static inline void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+// Prefetches a cache line into L2. L1 holds the keys and values of one head, not those of the next one as well.
+static inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
-// A vector from anywhere in memory, as floats; and back, rounded to the nearest even bf16.
+// Unaligned load as floats, and store, which rounds to the nearest even bf16.
 static inline Floats load(const float* p) {
   Floats x;
   memcpy(&x, p, sizeof x);
@@ -59,34 +58,34 @@ static inline void store(bf16* p, Floats x) {
 #endif
   memcpy(p, &halves, sizeof halves);
 }
-// The first n numbers of a vector, the others 0.
+// Load and store the first n elements; the others are 0.
 template <class T>
 static inline Floats load(const T* p, long n) {
-  T some[V] = {};
-  memcpy(some, p, n * sizeof(T));
-  return load(some);
+  T buffer[V] = {};
+  memcpy(buffer, p, n * sizeof(T));
+  return load(buffer);
 }
 template <class T>
 static inline void store(T* p, Floats x, long n) {
-  T some[V];
-  store(some, x);
-  memcpy(p, some, n * sizeof(T));
+  T buffer[V];
+  store(buffer, x);
+  memcpy(p, buffer, n * sizeof(T));
 }
-// Calls f(at, n) for each vector of `size` numbers; n is V, and fewer for the last one.
+// Calls f(start, n) for each vector of `size` elements; n is V, a compile-time constant, or less for the last one.
 template <class Function>
 static inline void each(long size, Function f) {
-  long at = 0;
-  for (; at + V <= size; at += V) f(at, std::integral_constant<long, V>());
-  if (at < size) f(at, size - at);
+  long start = 0;
+  for (; start + V <= size; start += V) f(start, std::integral_constant<long, V>());
+  if (start < size) f(start, size - start);
 }
 template <class T>
 static inline Floats load(const T* p, std::integral_constant<long, V>) { return load(p); }
 template <class T>
 static inline void store(T* p, Floats x, std::integral_constant<long, V>) { store(p, x); }
 
-static inline void put(void* p, Ints x) { memcpy(p, &x, sizeof x); }
+static inline void store_ints(void* p, Ints x) { memcpy(p, &x, sizeof x); }
 
-// Columns of a square, of floats or of pairs of bf16, as its rows.
+// Transposes a V x V matrix of 32-bit elements: floats or pairs of bf16.
 static inline void transpose(Ints (&square)[V]) {
 #if defined(__AVX512F__)
   __m512i x[V], y[V];
@@ -111,30 +110,30 @@ static inline void transpose(Ints (&square)[V]) {
   }
   for (int i = 0; i < V; i++) square[i] = (Ints)x[i];
 #else
-  int across[V][V];
+  int transposed[V][V];
   for (int i = 0; i < V; i++)
-    for (int j = 0; j < V; j++) across[j][i] = square[i][j];
-  memcpy(square, across, sizeof across);
+    for (int j = 0; j < V; j++) transposed[j][i] = square[i][j];
+  memcpy(square, transposed, sizeof transposed);
 #endif
 }
 
-// 0, 1, 2 and so on.
-static inline Ints lanes() {
+// 0, 1, 2, ...
+static inline Ints lane_index() {
   Ints x;
   for (int i = 0; i < V; i++) x[i] = i;
   return x;
 }
-// b where one of them is no number.
-static inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+// The elementwise maximum; b if either is NaN.
+static inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
 
-static inline float total(Floats x) {
+static inline float sum_lanes(Floats x) {
   float sum = 0;
   for (int i = 0; i < V; i++) sum += x[i];
   return sum;
 }
-// The totals of N vectors.
+// Sums of the lanes of N vectors.
 template <int N>
-static inline void totals(const Floats* sums, float* out) {
+static inline void sum_lanes_of(const Floats* sums, float* out) {
   int i = 0;
 #if defined(__AVX512F__)
   for (; i + 4 <= N; i += 4) {
@@ -146,15 +145,15 @@ static inline void totals(const Floats* sums, float* out) {
     _mm_storeu_ps(out + i, _mm256_castps256_ps128(half) + _mm256_extractf128_ps(half, 1));
   }
 #endif
-  for (; i < N; i++) out[i] = total(sums[i]);
+  for (; i < N; i++) out[i] = sum_lanes(sums[i]);
 }
 
-// e^x to 2e-7 of it, 0 below -87 and infinite above 88; Cephes' polynomial (Moshier).
-static inline Floats exponential(Floats x) {
+// e^x with a relative error of 2e-7, 0 below -87 and infinity above 88; the polynomial of Cephes (Moshier).
+static inline Floats vec_exp(Floats x) {
   Floats zero = {};
   Ints under = x < zero - 87.f, over = x > zero + 88.f;
   x = under | over ? zero : x;
-  Floats n = (x * 1.44269504f + 12582912.f) - 12582912.f;  // to the nearest integer
+  Floats n = (x * 1.44269504f + 12582912.f) - 12582912.f;  // rounds to the nearest integer
   Floats r = x - n * .693359375f + n * 2.12194440e-4f, p = r * 1.9875691500e-4f + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;

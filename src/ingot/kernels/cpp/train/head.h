@@ -1,85 +1,86 @@
-// The head in training: what labels cost, and gradients. The vocabulary is taken a piece of columns at a time, whose
-// weights fit the caches; a piece's logits lie one row after another, filled up to whole registers.
+// The LM head in training: negative log-likelihoods of labels, and gradients. The vocabulary is processed in chunks
+// whose weights fit the caches. The logits of a chunk are contiguous, M rows padded to full registers.
 #pragma once
 #include "gradients.h"
-#include "packing.h"
+#include "pack.h"
 #include "rows.h"
 
-constexpr long PIECE = 32 * PANEL;
+constexpr long VOCAB_CHUNK = 32 * NR;
 
-// Calls f(first, columns, columns filled up, place of the first row's logits) for each piece of a vocabulary.
+// Calls f(first token, tokens, padded tokens, logits of the first row) for each chunk of the vocabulary.
 template <class T, class Function>
-static void pieces(T* logits, long M, long V_, Function f) {
-  for (long first = 0; first < V_; first += PIECE) {
-    long some = std::min(PIECE, V_ - first);
-    f(first, some, up(some, V), logits + M * first);
+static void vocab_chunks(T* logits, long M, long vocab, Function f) {
+  for (long first = 0; first < vocab; first += VOCAB_CHUNK) {
+    long tokens = std::min(VOCAB_CHUNK, vocab - first);
+    f(first, tokens, round_up(tokens, V), logits + M * first);
   }
 }
 
-// -ln p(label) of a row of logits, which become p - 1(label), and 0 past the vocabulary, where they are to be kept;
-// `room` for a row of floats.
-static float row_cost(Number* logits, float* room, bool keep, long m, long M, long V_, long label) {
-  auto vectors = [&](auto f) {
-    pieces(logits, M, V_, [&](long first, long some, long filled, Number* at) {
-      for (long v = 0; v < filled; v += V) f(at + m * filled + v, room + first + v, some - v);
+// -ln p(label) of a row. With `needs_grad` replaces its logits by p - onehot(label), and 0 in the padding. `buffer`
+// holds a row of floats.
+static float row_nll(Number* logits, float* buffer, bool needs_grad, long m, long M, long vocab, long label) {
+  auto each_vector = [&](auto f) {
+    vocab_chunks(logits, M, vocab, [&](long first, long tokens, long padded, Number* at) {
+      for (long v = 0; v < padded; v += V) f(at + m * padded + v, buffer + first + v, tokens - v);
     });
   };
-  long first = label / PIECE * PIECE;
-  Number* own = logits + M * first + m * up(std::min(PIECE, V_ - first), V) + label - first;
-  float logit = load(own, 1)[0], top = -INFINITY;
-  Floats tops = Floats{} + top, sums = {};
-  vectors([&](Number* at, float*, long) { tops = larger(wide(at), tops); });  // past the vocabulary are copies
-  for (int i = 0; i < V; i++) top = std::max(top, tops[i]);
-  vectors([&](Number* at, float* p, long there) {
-    Floats part = power((wide(at) - top) * LOG2E);
-    if (there < V) part = lanes() < (int)there ? part : Floats{};
-    store(p, part);
-    sums += part;
+  long first = label / VOCAB_CHUNK * VOCAB_CHUNK;
+  Number* at_label = logits + M * first + m * round_up(std::min(VOCAB_CHUNK, vocab - first), V) + label - first;
+  float logit = load(at_label, 1)[0], max = -INFINITY;
+  Floats maxima = Floats{} + max, sums = {};
+  each_vector([&](Number* at, float*, long) { maxima = maximum(widen(at), maxima); });  // the padding has copies
+  for (int i = 0; i < V; i++) max = std::max(max, maxima[i]);
+  each_vector([&](Number* at, float* p, long left) {
+    Floats weight = vec_exp2((widen(at) - max) * LOG2E);
+    if (left < V) weight = lane_index() < (int)left ? weight : Floats{};
+    store(p, weight);
+    sums += weight;
   });
-  float sum = total(sums), cost = std::log(sum) + (top - logit);
-  if (cost < 0) cost = 0;  // a sum that is rounded down to less than 1; what is no number stays so
-  if (!keep) return cost;
-  vectors([&](Number* at, float* p, long) { store(at, load(p) * (1 / sum)); });
-  store(own, Floats{} + std::expm1(-cost), 1);
-  return cost;
+  float sum = sum_lanes(sums), nll = std::log(sum) + (max - logit);
+  if (nll < 0) nll = 0;  // the sum was rounded to less than 1; NaN stays NaN
+  if (!needs_grad) return nll;
+  each_vector([&](Number* at, float* p, long) { store(at, load(p) * (1 / sum)); });
+  store(at_label, Floats{} + std::expm1(-nll), 1);
+  return nll;
 }
 
-// Costs of M rows x, M x W. Their logits, M times the vocabulary filled up, become gradients of the costs if kept.
-static void head_costs(float* costs, Number* logits, const Number* x, const float* weight, const int64_t* labels,
-                       bool keep, long M, long W, long V_, int threads) {
-  auto packed = panels(PIECE, W);
-  pieces(logits, M, V_, [&](long first, long some, long filled, Number* at) {
-    pack_outputs(packed.get(), weight + first * W, some, W, 0, 1, 0, threads);
-    project(at, x, packed.get(), M, W, filled, threads);
+// -ln p(label) of M rows x, M x W. The logits, M times the padded vocabulary, become its gradients if `needs_grad`.
+static void head_nll(float* nlls, Number* logits, const Number* x, const float* weight, const int64_t* labels,
+                     bool needs_grad, long M, long W, long vocab, int threads) {
+  auto packed = panel_buffer(VOCAB_CHUNK, W);
+  vocab_chunks(logits, M, vocab, [&](long first, long tokens, long padded, Number* at) {
+    pack_weight(packed.get(), weight + first * W, tokens, W, 0, 1, 0, threads);
+    project(at, x, packed.get(), M, W, padded, threads);
   });
-#pragma omp parallel num_threads(threads) if (M * V_ > ALONE)
+#pragma omp parallel num_threads(threads) if (M * vocab > MIN_PARALLEL)
   {
-    std::vector<float> room(up(V_, V));
+    std::vector<float> buffer(round_up(vocab, V));
 #pragma omp for schedule(static)
-    for (long m = 0; m < M; m++) costs[m] = row_cost(logits, room.data(), keep, m, M, V_, labels[m]);
+    for (long m = 0; m < M; m++) nlls[m] = row_nll(logits, buffer.data(), needs_grad, m, M, vocab, labels[m]);
   }
 }
 
-// Gradients of rows, M x W, each times its cost's own gradient.
-static void head_gradient(float* out, const Number* excess, const float* weight, const float* of_costs, long M, long W,
-                          long V_, int threads) {
-  auto packed = panels(W, PIECE);
-  pieces(excess, M, V_, [&](long first, long some, long filled, const Number* at) {
-    pack_inputs(packed.get(), weight + first * W, some, W, 0, filled, threads);
-    bool last = first + some == V_;
-    multiplied(at, packed.get(), M, filled, W, threads, [=](long m, long w, Floats sum, auto n) {
+// The gradient of the hidden states, M x W, each times the incoming gradient of its row.
+static void head_hidden_grad(float* out, const Number* logit_grad, const float* weight, const float* nll_grad, long M,
+                             long W, long vocab, int threads) {
+  auto packed = panel_buffer(W, VOCAB_CHUNK);
+  vocab_chunks(logit_grad, M, vocab, [&](long first, long tokens, long padded, const Number* at) {
+    pack_transposed(packed.get(), weight + first * W, tokens, W, 0, padded, threads);
+    bool last = first + tokens == vocab;
+    gemm(at, packed.get(), M, padded, W, threads, [=](long m, long w, Floats sum, auto n) {
       float* to = out + m * W + w;
       if (first) sum += load(to, n);
-      store(to, last ? sum * of_costs[m] : sum, n);
+      store(to, last ? sum * nll_grad[m] : sum, n);
     });
   });
 }
 
-// The gradient of the matrix, V x W, from rows times their costs' gradients; or what it adds to that of others.
-static void head_weight_gradient(float* out, const Number* excess, const Number* x, bool onto, long M, long W, long V_,
-                                 int threads) {
-  if (!M && !onto) std::fill(out, out + V_ * W, 0.f);
-  pieces(excess, M, V_, [&](long first, long some, long filled, const Number* at) {
-    weight_gradient(out + first * W, W, at, filled, x, W, onto, M, some, W, threads);
+// The gradient of the weight, vocab x W, stored or accumulated. `x` are hidden states times the incoming gradient of
+// their row.
+static void head_weight_grad(float* out, const Number* logit_grad, const Number* x, bool accumulate, long M, long W,
+                             long vocab, int threads) {
+  if (!M && !accumulate) std::fill(out, out + vocab * W, 0.f);
+  vocab_chunks(logit_grad, M, vocab, [&](long first, long tokens, long padded, const Number* at) {
+    weight_gradient(out + first * W, W, at, padded, x, W, accumulate, M, tokens, W, threads);
   });
 }

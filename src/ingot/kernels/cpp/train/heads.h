@@ -1,29 +1,31 @@
-// What attention's forward and backward pass share: which keys a query sees, rotation, and a thread's memory.
+// Common parts of attention's forward and backward pass: visible keys, rotation, prefetching.
 //
-// Shapes: B rows, T tokens, N = H + 2K heads: H of queries, then K of keys, K of values; D features of a head.
+// Shapes: B rows, T tokens, N = H + 2K heads: H query heads, then K key heads, K value heads; D features of a head.
 #pragma once
-#include "power.h"
-#include "tiles.h"
+#include "exp2.h"
+#include "small_gemm.h"
 
 namespace attention {
 
-constexpr long KEYS = Factor<Number>::tiles ? DEEP : V;  // that are multiplied at once
+constexpr long KEYS = Operand<Number>::amx ? TILE_K : V;  // keys that are multiplied at a time
 
-// Numbers from one row of features to the next: as many as are multiplied at once, of which the last are zeros.
+// Features of a row in buffers: D, with matrix tiles padded with zeros to the depth of a tile product.
 template <long D>
-static constexpr auto filled(std::integral_constant<long, D> x) { return x; }
-static inline long filled(long D) { return Factor<Number>::tiles ? up(D, DEEP) : D; }
+static constexpr auto padded_features(std::integral_constant<long, D> x) { return x; }
+static inline long padded_features(long D) { return Operand<Number>::amx ? round_up(D, TILE_K) : D; }
 
 struct Shape {
   long B, T, H, K, D;
   long heads() const { return H + 2 * K; }
-  long padded() const { return up(T, BLOCK); }  // what rooms hold; zeros after the last token
+  long padded() const { return round_up(T, BLOCK); }  // tokens in buffers; zeros after the last token
 };
 
-struct Sight {
-  Vector<int> first, low, high;  // low and high: the least panel and the last token that a tile of R queries begins at
+// The keys that each query attends to: from first[q] to q.
+struct VisibleKeys {
+  AlignedVector<int> first, low, high;  // low and high: for the tile of R queries at q, the least and greatest `first`;
+                                        // `low` is rounded down to a multiple of KEYS
   template <int R>
-  void look(const int32_t* from, long T, long P) {  // queries that are not there see what the last one does
+  void set(const int32_t* from, long T, long P) {  // padding queries get the keys of the last query
     for (auto* x : {&first, &low, &high}) x->assign(P, 0);
     if (!from) return;
     for (long t = 0; t < P; t++) first[t] = from[std::min(t, T - 1)];
@@ -32,52 +34,52 @@ struct Sight {
       high[t] = *std::max_element(&first[t], &first[t] + R);
     }
   }
-  // Whether all queries of a tile see all of a panel of keys.
-  bool whole(long q, long key) const { return key + V - 1 <= q && high[q] <= key; }
-  // Of a vector of keys those that a query sees, the others as they are given.
-  Floats seen(long q, long key, Floats x, float other) const {
-    Ints at = lanes() + (int)key;
-    return (at <= (int)q) & (at >= first[q]) ? x : Floats{} + other;
+  // Whether all queries of the tile at q attend to all V keys from `key` on.
+  bool all_visible(long q, long key) const { return key + V - 1 <= q && high[q] <= key; }
+  // Replaces the elements of a vector of keys that q does not attend to.
+  Floats mask(long q, long key, Floats x, float hidden) const {
+    Ints at = lane_index() + (int)key;
+    return (at <= (int)q) & (at >= first[q]) ? x : Floats{} + hidden;
   }
 };
 
-// Turns the pairs (d, d + D / 2) by the cosines of D / 2 angles and their sines, forth (+1) or back (-1).
+// Rotates the feature pairs (d, d + D / 2) by angles given as D / 2 cosines, then D / 2 sines; direction 1 or -1.
 template <class T, class Size>
-static inline void turned(Number* to, const T* x, const float* turn, float direction, float scale, Size D) {
+static inline void apply_rope(Number* to, const T* x, const float* rope, float direction, float scale, Size D) {
   long E = D / 2;
   each(E, [&](long e, auto n) {
     Floats cos = Floats{} + scale, sin = {};
-    if (turn) cos *= load(turn + e, n), sin = load(turn + E + e, n) * (scale * direction);
-    Floats a = wide(x + e, n), b = wide(x + e + E, n);
+    if (rope) cos *= load(rope + e, n), sin = load(rope + E + e, n) * (scale * direction);
+    Floats a = widen(x + e, n), b = widen(x + e + E, n);
     store(to + e, a * cos - b * sin, n);
     store(to + e + E, b * cos + a * sin, n);
   });
 }
 
 template <class Size>
-static inline void copy_features(Number* to, const Number* from, Size D) {  // without a call, and as wide as written
+static inline void copy_features(Number* to, const Number* from, Size D) {  // inlined, unlike memcpy
   for (long d = 0; d < D; d += V) copy(to + d, from + d);
 }
 
-// What one head is going to need, asked for while the one before is computed. Its tokens lie far apart, which the
-// processor does not foresee, and all at once they are as slow as the memory.
-struct Soon {
+// Prefetches what the next head reads while the current one is computed. Its tokens are far apart, which the hardware
+// prefetcher does not predict, and prefetching all at once would be limited by memory.
+struct HeadPrefetch {
   struct Strip {
     const Number* at;
     long stride;
   };
   Strip strips[8];
   long D, count = 0;
-  Soon(long T, long D) : D(T * D * sizeof(Number) > 1 << 16 ? 0 : D) {}  // no more than the second cache has room for
+  HeadPrefetch(long T, long D) : D(T * D * sizeof(Number) > 1 << 16 ? 0 : D) {}  // nothing if a head exceeds L2
   void add(const Number* at, long stride) { strips[count++] = {at, stride}; }
-  void ask(long t, long rows) const {  // the compiler drops calls of what does nothing but __builtin_prefetch
+  void prefetch_rows(long t, long rows) const {  // assembly, because GCC drops functions that only prefetch
     for (long i = 0; i < count; i++)
       for (long r = t; r < t + rows; r++)
         for (long d = 0; d < D; d += 64 / sizeof(Number))
           asm volatile("prefetcht1 %0" : : "m"(strips[i].at[r * strips[i].stride + d]));
   }
-  // The head after h of b's, of queries and where these are others of keys and values.
-  void next(const Number* qkv, long b, long h, const Shape& s) {
+  // Adds the queries of the head after head h of row b, and its keys and values if they are others.
+  void add_next_head(const Number* qkv, long b, long h, const Shape& s) {
     long N = s.heads(), group = s.H / s.K;
     b += ++h / s.H, h %= s.H;
     if (b == s.B) return;
@@ -89,12 +91,12 @@ struct Soon {
   }
 };
 
-// Calls f with the rows of its tiles, and with the number of features, known to the compiler where it is common.
+// Calls f(rows of a tile of queries, head size), both compile-time constants for the common head sizes.
 template <class Function>
-static void sized(long D, Function f) {
-  constexpr bool tiles = Factor<Number>::tiles;
-  std::integral_constant<int, tiles ? SIDE : V == 16 ? 8 : 6> eight;  // where their sums find registers
-  std::integral_constant<int, tiles ? SIDE : 6> six;
+static void dispatch_head_size(long D, Function f) {
+  constexpr bool amx = Operand<Number>::amx;
+  std::integral_constant<int, amx ? TILE : V == 16 ? 8 : 6> eight;  // as many as have registers for their sums
+  std::integral_constant<int, amx ? TILE : 6> six;
   if (D == 32) f(eight, std::integral_constant<long, 32>());
   else if (D == 64) f(six, std::integral_constant<long, 64>());
   else if (D == 128) f(six, std::integral_constant<long, 128>());

@@ -1,22 +1,23 @@
-// What cpu_blocks.py and cpu_head.py call, of one kind of numbers.
+// The kernels of training on a CPU for one element type, called by cpu_blocks.py and cpu_head.py.
 #include "block.h"
 #include "calls.h"
 #include "head.h"
 
 namespace calls {
 extern "C" {
-void forward_block(const Where* at, const Weights<const float>* weights, const Kept* kept, float* out) {
-  forward(*at, *weights, *kept, out);
+void forward_block(const BlockArguments* arguments, const Weights<const float>* weights, const Saved* saved,
+                   float* out) {
+  forward(*arguments, *weights, *saved, out);
 }
-void backward_block(const Where* at, const Weights<const float>* weights, const Kept* kept, const Weights<float>* of,
-                    const Flow* flow) {
-  backward(*at, *weights, *kept, *of, *flow);
+void backward_block(const BlockArguments* arguments, const Weights<const float>* weights, const Saved* saved,
+                    const Weights<float>* gradients, const StreamGradient* stream) {
+  backward(*arguments, *weights, *saved, *gradients, *stream);
 }
-CALL(rms_norm_last, rms_norm<float>)
-CALL(rms_norm_last_backward, rms_norm_backward<float>)
-CALL(head_costs, ::head_costs)
-CALL(head_gradient, ::head_gradient)
-CALL(head_weight_gradient, ::head_weight_gradient)
+CALL(final_norm, rms_norm<float>)
+CALL(final_norm_backward, rms_norm_backward<float>)
+CALL(head_nll, ::head_nll)
+CALL(head_hidden_grad, ::head_hidden_grad)
+CALL(head_weight_grad, ::head_weight_grad)
 CALL(weight_gradient, ::weight_gradient)
 CALL(attention_forward, ::attention_forward)
 CALL(attention_backward, ::attention_backward)

@@ -1,4 +1,4 @@
-"""What the commands say of a sweep: its points in brief, its stages once each, its report."""
+"""Output of the commands for runs and sweeps. A sweep lists each shared stage once and compares its points."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,48 +23,52 @@ from ingot.report.terminal import console, print_end, state_text, table
 Rows = Callable[[Graph], list[dict[str, Any]]]
 
 
-def swept_rows(graphs: list[Graph], of: Rows) -> list[dict[str, Any]]:
-    """Rows of `plan_rows` or `status_rows`; in a sweep every stage once, with its `point`, named POINT/STAGE.
+def sweep_rows(graphs: list[Graph], rows_of: Rows) -> list[dict[str, Any]]:
+    """The rows of a run; in a sweep each distinct stage once, with its `point`, named POINT/STAGE.
 
-    A stage that all points share has the point "" and comes first; one that some share is the first one's.
+    A stage that all points share has the point "" and comes first. A stage that only some points share belongs to the
+    first of them.
+
+    Args:
+        rows_of: `plan_rows` or `status_rows`.
     """
     if graphs[0].recipe.point is None:
-        return of(graphs[0])
+        return rows_of(graphs[0])
     keys = [{node.key for node in graph.nodes.values()} for graph in graphs]
     common = set.intersection(*keys) if len(graphs) > 1 else set()
-    seen: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for graph in graphs:
-        for node, row in zip(graph.nodes.values(), of(graph), strict=True):
+        for node, row in zip(graph.nodes.values(), rows_of(graph), strict=True):
             point = "" if node.key in common else label(graph)
             name = f"{point}/{node.name}" if point else node.name
-            seen.setdefault(node.key, {"point": point, **row, "name": name})
-    return sorted(seen.values(), key=lambda row: row["point"] != "")
+            rows.setdefault(node.key, {"point": point, **row, "name": name})
+    return sorted(rows.values(), key=lambda row: row["point"] != "")
 
 
-def print_any_plan(graphs: list[Graph], made: list[dict[str, Any]]) -> None:
-    """The plan of a run; of a sweep a line for what its points share, and one for each point."""
+def print_any_plan(graphs: list[Graph], rows: list[dict[str, Any]]) -> None:
+    """Print the plan of a run; for a sweep, one line for the shared stages and one for each point."""
     if graphs[0].recipe.point is None:
-        return print_plan(made)
+        return print_plan(rows)
     lines: dict[str, Text] = {}
-    for row in made:
+    for row in rows:
         line = lines.setdefault(row["point"], Text())
         line.append("  " if line else "").append(f"{row['name'].rpartition('/')[2]} ").append_text(
             state_text(row["state"])
         )
         if row["state"] in ("RESUME", "FAILED"):
             line.append(f" {row['why']}")
-    shown = table("point", "stages")
+    points = table("point", "stages")
     for point, line in lines.items():
-        shown.add_row(point or "all", line)
-    console().print(shown)
+        points.add_row(point or "all", line)
+    console().print(points)
     done = sum(all(g.stage(n).is_done() for n in g.nodes.values()) for g in graphs)
     left = seconds_left(graphs, graphs, [])
-    guess = f", about {figures.duration(left)} left" if left else ""
-    console().print(f"{done} of {len(graphs)} points are done{guess}")
+    estimate = f", about {figures.duration(left)} left" if left else ""
+    console().print(f"{done} of {len(graphs)} points are done{estimate}")
 
 
 def print_any_end(graphs: list[Graph], page: Path) -> None:
-    """The end of a run; of a sweep the comparison of its points, and the path of the report."""
+    """Print the results of a run, or the comparison of a sweep's points, and the path of the report."""
     if graphs[0].recipe.point is None:
         return print_end(graphs[0], page)
     for comparison in comparisons(graphs):
@@ -73,7 +77,7 @@ def print_any_end(graphs: list[Graph], page: Path) -> None:
 
 
 def comparisons(graphs: list[Graph]) -> list[Comparison]:
-    """Its points compared; nothing before a train stage has started."""
+    """The comparisons of a sweep's points; empty before a train stage has started."""
     try:
         return compare([graphs[0].run])
     except UserError:
@@ -81,7 +85,14 @@ def comparisons(graphs: list[Graph]) -> list[Comparison]:
 
 
 def write_any_report(graphs: list[Graph], to: Path | None = None) -> Path:
-    """The page of a run; of a sweep its comparison, with a page for each point beside it."""
+    """Write the page of a run; for a sweep, the comparison of its points and a page for each point.
+
+    Args:
+        to: file to write; default: `report.html` in the run's directory.
+
+    Returns:
+        the file written; for a sweep, the comparison.
+    """
     if graphs[0].recipe.point is None:
         return write_report(graphs[0], to)
     home = graphs[0].run
