@@ -210,7 +210,13 @@ def head(
 @app.command("all")
 def all_(
     full: Annotated[bool, typer.Option("--full", help="Also S4, ingot in fp32, data, align: about an hour.")] = False,
-    to: Annotated[Path | None, typer.Option("--to", help="Markdown page to write, such as docs/BENCHMARKS.md.")] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to",
+            help="Markdown page to write, such as docs/BENCHMARKS.md; results are kept in benchmarks/ beside it.",
+        ),
+    ] = None,
     against: AgainstOption = [],  # noqa: B006
     repetitions: RepetitionsOption = 3,
     seconds: SecondsOption = 3.0,
@@ -219,14 +225,22 @@ def all_(
 ) -> None:
     """Training, generation and start-up as one page, in about ten minutes; `make bench` calls this."""
     from benchmarks.commands import everything
-    from benchmarks.page import page, write_page
+    from benchmarks.page import keep, section
 
-    target = "bench-full" if full else "bench"
     data = everything(_options(against, repetitions, seconds, resume), full)
     if to is not None:
-        write_page(data, to, target)
-        _log(f"wrote {to}")
-    emit(data, as_json, lambda: print(page(data, target)))
+        _log(f"wrote {keep(data, to)} and {to}")
+    emit(data, as_json, lambda: print(section(data)))
+
+
+@app.command()
+def page(
+    to: Annotated[Path, typer.Option("--to", help="The Markdown page.")] = Path("docs/BENCHMARKS.md"),
+) -> None:
+    """Render the page again from the kept results of all machines."""
+    from benchmarks.page import write_page
+
+    write_page(to)
 
 
 def main() -> None:

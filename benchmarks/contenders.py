@@ -96,7 +96,8 @@ class Contender:
 
 def own_environment(short_spin: bool = False) -> dict[str, str]:
     """The environment of our own processes: that of a stage, with this package on the path."""
-    return {**child_environment(short_spin=short_spin), "PYTHONPATH": str(Path(__file__).parents[1])}
+    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**child_environment(short_spin=short_spin), "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def ours(command: str, name: str = "ingot", **changes: Any) -> Contender:

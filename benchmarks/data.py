@@ -22,7 +22,7 @@ from benchmarks.train import MIN_STEPS, alternate, prepared_job
 
 
 def measure_loader(shapes: Sequence[Shape], seconds: float, cache: ResultCache, log: Log) -> dict[str, Any]:
-    """Microseconds to make a batch of each shape, also as a fraction (`share`) of a training step."""
+    """Microseconds to make a batch of each shape, also as a fraction (`fraction`) of a training step."""
     rows = {}
     for shape in shapes:
         with prepared_job(replace(shape, checked=2)) as job:
@@ -32,7 +32,7 @@ def measure_loader(shapes: Sequence[Shape], seconds: float, cache: ResultCache, 
         rows[shape.name] = {
             "batch_us": round(1e6 * batch_s, 1),
             "step_ms": round(1e3 * step_s, 2),
-            "share": round(batch_s / step_s, 5),
+            "fraction": round(batch_s / step_s, 5),
         }
         log(f"{shape.name}: a batch takes {1e6 * batch_s:.0f} us of a step of {1e3 * step_s:.1f} ms")
     return rows

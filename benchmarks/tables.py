@@ -15,7 +15,7 @@ def interval(numbers: Mapping[str, Any]) -> str:
     return f"{numbers['ratio']:.2f}x{bounds}"
 
 
-def _ratio_cell(numbers: Mapping[str, Any]) -> str:
+def ratio_cell(numbers: Mapping[str, Any]) -> str:
     """The ratio to a peer, or how its work differs."""
     return f"work differs: {numbers['differs']}" if "differs" in numbers else interval(numbers)
 
@@ -27,7 +27,7 @@ def train_rows(shapes: Mapping[str, Any]) -> Rows:
         rows.append(_train_row(name, f"ingot ({shape['precision']})", shape, ""))
         for peer, numbers in shape["peers"].items():
             marked = peer + (" *" if peer == shape["peer"] else "")
-            rows.append(_train_row(name, marked, numbers, _ratio_cell(numbers)))
+            rows.append(_train_row(name, marked, numbers, ratio_cell(numbers)))
     return rows
 
 
@@ -72,7 +72,7 @@ def generate_rows(results: Sequence[Mapping[str, Any]]) -> Rows:
         floor = f"{result['floor_ms']:.1f} ({result['of_floor']:.2f}x)" if result["of_floor"] else ""
         rows.append({**workload, **_generate_row("ingot", result), "memory's floor ms": floor, "ingot is": ""})
         for peer, numbers in result["peers"].items():
-            ratio = {"memory's floor ms": "", "ingot is": _ratio_cell(numbers)}
+            ratio = {"memory's floor ms": "", "ingot is": ratio_cell(numbers)}
             rows.append({**workload, **_generate_row(peer, numbers), **ratio})
     return rows
 
@@ -116,7 +116,7 @@ def loader_rows(shapes: Mapping[str, Any]) -> Rows:
             "shape": name,
             "batch us": f"{row['batch_us']:,.0f}",
             "step ms": f"{row['step_ms']:,.1f}",
-            "share of the step": f"{100 * row['share']:.2f} %",
+            "fraction of the step": f"{100 * row['fraction']:.2f} %",
         }
         for name, row in shapes.items()
     ]
@@ -126,7 +126,7 @@ def corpus_rows(result: Mapping[str, Any]) -> Rows:
     """Throughput of the corpus pipeline, ours and the peers'."""
     rows = [{"who": "ingot", "MB/s": f"{result['mb_s']:.1f}", "ingot is": result.get("differs", "")}]
     for peer, numbers in result["peers"].items():
-        rows.append({"who": peer, "MB/s": f"{numbers['mb_s']:.1f}", "ingot is": _ratio_cell(numbers)})
+        rows.append({"who": peer, "MB/s": f"{numbers['mb_s']:.1f}", "ingot is": ratio_cell(numbers)})
     return rows
 
 

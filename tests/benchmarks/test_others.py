@@ -174,16 +174,19 @@ def test_everything_becomes_a_page(monkeypatch, fake, tmp_path: Path, bf16: bool
     monkeypatch.setattr("benchmarks.commands.CORPUS_MB", 0.1)
     monkeypatch.setattr("benchmarks.train.write_ids", lambda *a: {"ids": "", "store": ""})
     found = everything(Options(lambda text: None, repetitions=1, cache=ResultCache(tmp_path / "kept")), full=True)
-    text = page.page(found, "bench-full")
+    file = page.keep(found, tmp_path / "BENCHMARKS.md")
+    text = (tmp_path / "BENCHMARKS.md").read_text()
+    assert json.loads(file.read_text())["machine"]["cpu"] == "Test 9"
     assert not (tmp_path / "kept").exists(), "all is done, so nothing is kept"
     modes = ["as shipped", "autocast", "fp32"] if bf16 else ["as shipped"]
     assert list(found["train"]["modes"]) == modes
     assert all(list(rows) == ["S1", "S2", "S3", "S4"] for rows in found["train"]["modes"].values())
-    assert ("| S4 | litgpt autocast * |" in text) == bf16
+    assert ("training S4, fp32; peers with bf16 autocast | 102,400 tok/s" in text) == bf16
     assert ("400 GFLOP/s in bf16" in text) == bf16
     assert [row["dtype"] for row in found["generate"]["rows"]] == ["float32"] * 2 + ["bfloat16"] * 2 * bf16
     assert "2.00x" in text
-    assert "| ppo | litgpt, activations kept |" in text
+    assert "| ppo A1 |" in text
+    assert "litgpt, activations kept 20 ms a step" in text
     assert "Left out: other: left out." in text
     assert "Test 9, 2 cores (avx2)" in text
 
