@@ -11,7 +11,7 @@ from torch import nn
 from benchmarks.peers.common import BETAS, CLIP, EPS, LR, WEIGHT_DECAY
 from ingot.distributed.mesh import Mesh
 from ingot.model.config import ModelConfig
-from ingot.model.transformer import build
+from ingot.model.transformer import Transformer, build
 from ingot.optim.schedule import Schedule
 from ingot.optim.settings import OptimSettings
 from ingot.stages.models.backend import backend_for
@@ -56,4 +56,8 @@ def engine_for(
     )
     execution = replace(execution, backend=model.backend.name)
     on_device = {name: companion.to(execution.device) for name, companion in (companions or {}).items()}
+    for companion in on_device.values():  # as in stages/models/load.py
+        for module in companion.modules():
+            if isinstance(module, Transformer):
+                module.backend = backend_for(module, execution.device, module.embedding.weight.dtype)
     return Engine(model, objective, plan, execution, Mesh(), Path("."), on_device, tokenizer=tokenizer)

@@ -14,6 +14,7 @@ from ingot.infer.generate import generate
 from ingot.infer.sampling import Sampling
 from ingot.model.config import ModelConfig
 from ingot.model.transformer import build
+from ingot.stages.models.backend import backend_for
 
 FLOOR_TURNS = 5
 """Number of times that a step and the memory bandwidth are measured in turns."""
@@ -24,7 +25,9 @@ def generation(job: dict[str, Any]) -> dict[str, Any]:
     config = ModelConfig.model_validate(job["config"])
     rows = list(prompts(job).numpy().astype(np.int64))
     dtype = getattr(torch, job["dtype"])
-    decoder = Decoder(build(config, job["seed"]).to(device(), dtype))
+    model = build(config, job["seed"]).to(device(), dtype)
+    model.backend = backend_for(model, device(), dtype)
+    decoder = Decoder(model)
 
     def run(new: int) -> list[list[int]]:
         return [c.ids.tolist() for c in generate(decoder, rows, Sampling(max_new=new, temperature=0))]

@@ -1,6 +1,6 @@
 """Keeps results of `python -m benchmarks all` as JSON, and renders docs/BENCHMARKS.md from all that are kept.
 
-`docs/benchmarks/NAME.json` holds the results of one machine with their date and commit; the page has one table for each.
+`docs/benchmarks/NAME.json` holds the results of one machine with their date and commit. The page has a table for each.
 """
 
 import re
