@@ -27,7 +27,7 @@ def titles(charts):
 
 def test_a_chart_of_each_number_that_has_none_yet_in_order_with_words():
     charts = measures(PAIRS, HELD_OUT, 0.0)
-    assert titles(charts) == ["Accuracy on pairs", "Implicit reward", "Mine, nats"]
+    assert titles(charts) == ["Reward accuracy", "Implicit reward", "Mine, nats"]
     assert "fraction" in charts[0]
     assert "beta times log-ratio" in charts[1]
 
@@ -38,7 +38,7 @@ def test_both_sides_of_a_pair_share_a_chart():
     assert legend == ["chosen", "chosen, validation", "rejected", "rejected, validation"]
     assert re.findall(r"</i>([^<]*)</span>", str(mine)) == ["train", "validation"]
     (alone,) = measures([{"step": 1, "logps/chosen": -2.0}], [], 0.0)
-    assert titles([alone]) == ["ln p of an answer"]
+    assert titles([alone]) == ["Log-probability of completions"]
 
 
 def test_a_loss_of_pairs_has_no_perplexity(tmp_path):

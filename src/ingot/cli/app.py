@@ -148,12 +148,21 @@ def report(
     set: SetOption = [],  # noqa: B006
     out: OutOption = Path("runs"),
     to: Annotated[Path | None, typer.Option("--to", help="File to write; default: runs/NAME/report.html.")] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Serve the page on this machine; it updates itself while a run goes on.")
+    ] = False,
+    port: Annotated[int, typer.Option("--port", help="Port of --live; 0: any free one.", min=0, max=65535)] = 8765,
     as_json: JsonOption = False,
 ) -> None:
     """Write a self-contained HTML page about a run, or one that compares the points of a sweep."""
     from ingot.report.sweep import write_any_report
 
-    page = str(write_any_report(_graphs(recipe, set, out), to))
+    graphs = _graphs(recipe, set, out)
+    if live:
+        if to or as_json:
+            raise UserError("--live serves the page instead of writing it; leave out --to and --json")
+        return _serve(graphs, port)
+    page = str(write_any_report(graphs, to))
     emit({"report": page}, as_json, lambda: print(page))
 
 
@@ -326,6 +335,15 @@ def _graphs(recipe: Path, overrides: list[str], out: Path) -> list[Any]:
     from ingot.pipeline.graph import load_graphs
 
     return load_graphs(recipe, overrides, out)
+
+
+def _serve(graphs: list[Any], port: int) -> None:
+    from ingot.report.live import live_server
+
+    with live_server(graphs, port) as server:
+        print(f"open http://{server.server_name}:{server.server_port}/ (Ctrl-C ends)", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
 
 
 def _print_progress(text: str) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,10 @@ from ingot.core.artifact import atomic_write
 from ingot.report.compare import table
 from ingot.report.compare.compare import LOSS, Comparison, Entry
 from ingot.report.html.charts import Point, Series, line_chart, smoothed
-from ingot.report.html.rendering import render
+from ingot.report.html.rendering import assets, render
 
+MAX_COLUMNS = 7
+"""Columns of a table that a page shows without scrolling."""
 MAX_COLOURS = 8
 """Entries of a legend. Of more groups the best get entries of their own, and the others share the last one."""
 
@@ -35,7 +36,7 @@ def write_comparison(
         "compare.html",
         title=title,
         written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        style=Markup(files("ingot.report").joinpath("templates/style.css").read_text()),
+        **assets(),
         points=points,
         sections=[_section(c) for c in comparisons],
     )
@@ -44,19 +45,28 @@ def write_comparison(
 
 
 def _section(comparison: Comparison) -> dict[str, Any]:
+    names, differing = [g.label for g in comparison.groups], table.differing(comparison)
+    several = len(comparison.entries) > len(comparison.groups)
+    headings = table.headings(comparison)
     return {
+        "id": f"stage-{comparison.stage}",
         "stage": comparison.stage,
         "metric": comparison.metric,
-        "headings": table.headings(comparison),
-        "rows": table.rows(comparison),
-        "per_run": table.rows(comparison, per_run=True) if len(comparison.entries) > len(comparison.groups) else [],
-        "names": [g.label for g in comparison.groups],
-        "differing": table.differing(comparison),
+        "results": narrow([headings, *table.rows(comparison)]),
+        "per_run": narrow([headings, *table.rows(comparison, per_run=True)]) if several else [],
+        "differing": narrow([["setting", *names], *differing]) if differing else [],
         "paired": table.paired(comparison),
         "warnings": comparison.warnings,
         "seeds": any(len(g.finished) > 1 for g in comparison.groups),
         "charts": _charts(comparison),
     }
+
+
+def narrow(lines: list[list[str]]) -> list[list[str]]:
+    """A table, headings first; rows become columns if it is wider than `MAX_COLUMNS` and has fewer rows."""
+    if len(lines[0]) <= max(len(lines), MAX_COLUMNS):
+        return lines
+    return [list(column) for column in zip(*lines, strict=True)]
 
 
 def _charts(comparison: Comparison) -> list[Markup]:

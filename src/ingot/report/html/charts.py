@@ -1,21 +1,22 @@
-"""Line charts as inline SVG, without scripts; colours come from the page's style sheet.
+"""Line charts as inline SVG, which `templates/charts.js` draws again when a reader zooms or changes an axis.
 
-A chart is a `<figure>` with a title, a legend (in HTML, so that it wraps) and the SVG. Long series are thinned to the
-minimum and maximum of each bucket, which keeps spikes and a small page. Values that are not finite interrupt the line
-and are marked at the top.
+A chart is a `<figure>` with a title, a legend (in HTML, so that it wraps), the SVG, and its points as JSON in an
+attribute, so that it is complete where scripts do not run. Long series are thinned to the minimum and maximum of each
+bucket, which keeps spikes and a small page. Values that are not finite interrupt the line and are marked at the top.
 """
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup, escape
 
-from ingot.report import figures
 from ingot.report.html.axes import HEIGHT, LEFT, RIGHT, TOP, WIDTH, Frame, draw_axes
 
-MAX_BUCKETS, MAX_HOVERS, MAX_MARKS = 240, 40, 20
-"""Most buckets of a curve, points with a tooltip, and marked values that are not finite."""
+MAX_BUCKETS, MAX_MEAN_BUCKETS = 150, 60
+"""Most buckets of a curve, and of a running mean, which has no spikes."""
 Point = tuple[float, float]
 
 
@@ -40,72 +41,120 @@ def line_chart(
     log_x: bool = False,
     from_zero: bool = False,
 ) -> Markup:
-    """Draw curves over a common axis.
+    """A chart of curves over a common axis.
 
     Args:
         title: caption of the chart.
         series: curves with at most eight different names; points need not be sorted.
         x_label, y_label: axis names with units.
         references: name -> y value of a dashed horizontal line.
-        log_x: use a logarithmic x axis; points with x <= 0 are left out.
+        log_x: start with a logarithmic x axis; a reader can change both axes. Points with x <= 0 are not on it.
         from_zero: start the y axis at 0.
 
     Returns:
         a `<figure>`; it contains "no data yet" if no series has a finite point.
     """
     references = dict(references or {})
-    series = [Series(s.name, sorted(p for p in s.points if not log_x or p[0] > 0), s.smooth, s.dots) for s in series]
-    finite = [p for s in series for p in s.points if math.isfinite(p[1])]
-    if not finite:
-        return Markup("<figure class=chart><figcaption>{}</figcaption><p class=muted>no data yet</p></figure>").format(
-            title
-        )
-    heights = [y for _, y in finite] + list(references.values()) + ([0.0] if from_zero else [])
-    every_x = [x for s in series for x, _ in s.points]
-    frame = Frame(min(every_x), max(every_x), min(heights), max(heights), log_x)
-    body = [draw_axes(frame, x_label, y_label)]
-    for name, height in references.items():
-        y = frame.y(height)
-        line = "<line class=reference x1={} x2={} y1={:.1f} y2={:.1f}><title>{}: {}</title></line>"
-        body.append(Markup(line).format(LEFT, WIDTH - RIGHT, y, y, name, f"{height:.4g}"))
+    series = [Series(s.name, sorted(s.points), s.smooth, s.dots) for s in series if s.points]
     names = list(dict.fromkeys(s.name for s in series))
-    body += [_curve(frame, s, names.index(s.name)) for s in series]
-    svg = Markup('<svg viewBox="0 0 {} {}" role=img aria-label="{}">{}</svg>').format(
-        WIDTH, HEIGHT, title, Markup("").join(body)
+    data = {
+        "x": x_label,
+        "y": y_label,
+        "series": [curve for s in series for curve in _curves(s, names.index(s.name))],
+        "references": list(references.values()),
+        "logX": log_x,
+        "fromZero": from_zero,
+    }
+    picture = _draw(data)
+    if not picture:
+        empty = "<figure class=chart><figcaption>{}</figcaption><p class=muted>no data yet</p></figure>"
+        return Markup(empty).format(title)
+    figure = (
+        "<figure class=chart data-chart='{data}'><figcaption>{title}</figcaption>"
+        "<div class=controls><button type=button name=all hidden>show all</button>"
+        '<button type=button name=logX aria-label="logarithmic x axis of {title}">log x</button>'
+        '<button type=button name=logY aria-label="logarithmic y axis of {title}">log y</button></div>{legend}'
+        '<svg viewBox="0 0 {w} {h}" role=img aria-label="{summary}">{picture}</svg><output></output></figure>'
     )
-    figure = Markup("<figure class=chart><figcaption>{}</figcaption>{}{}</figure>")
-    return figure.format(title, _legend(names, references), svg)
+    return Markup(figure).format(
+        data=_attribute(json.dumps(data, separators=(",", ":"), ensure_ascii=False)),
+        title=title,
+        legend=_legend(names, references),
+        w=WIDTH,
+        h=HEIGHT,
+        summary=_summary(title, series),
+        picture=picture,
+    )
 
 
-def _curve(frame: Frame, series: Series, number: int) -> Markup:
-    points = smoothed(series.points, series.smooth)
-    parts = []
-    if series.smooth:
-        parts.append(_path(frame, series.points, f"line s{number} raw"))
-    parts.append(_path(frame, points, f"line s{number}"))
-    finite = [p for p in points if math.isfinite(p[1])]
-    for x, y in finite if series.dots or len(finite) == 1 else []:
-        parts.append(
-            Markup('<circle class="dot s{}" cx={:.1f} cy={:.1f} r=2.5 />').format(number, frame.x(x), frame.y(y))
-        )
-    for x, y in figures.evenly_spaced(finite, MAX_HOVERS):
-        circle = "<circle class=hover cx={:.1f} cy={:.1f} r=7><title>{}, {}: {}</title></circle>"
-        parts.append(Markup(circle).format(frame.x(x), frame.y(y), series.name, f"{x:,.6g}", f"{y:.5g}"))
-    for x, y in [p for p in series.points if not math.isfinite(p[1])][:MAX_MARKS]:
-        mark = "<text class=broken x={:.1f} y={} text-anchor=middle>✕<title>{}, {}: {}</title></text>"
-        parts.append(Markup(mark).format(frame.x(x), TOP + 6, series.name, f"{x:,.6g}", y))
-    return Markup("").join(parts)
+def _draw(data: Mapping[str, Any]) -> Markup:
+    """The chart as a reader first sees it; empty without a finite point."""
+    curves = [
+        {**curve, "points": [p for p in curve["points"] if p[0] > 0 or not data["logX"]]} for curve in data["series"]
+    ]
+    finite = [p for curve in curves for p in curve["points"] if not isinstance(p[1], str)]
+    if not finite:
+        return Markup("")
+    heights = [y for _, y in finite] + data["references"] + ([0.0] if data["fromZero"] else [])
+    every_x = [x for curve in curves for x, _ in curve["points"]]
+    frame = Frame(min(every_x), max(every_x), min(heights), max(heights), data["logX"])
+    line = "<line class=reference x1={} x2={} y1={:.1f} y2={:.1f} />"
+    references = [Markup(line).format(LEFT, WIDTH - RIGHT, frame.y(y), frame.y(y)) for y in data["references"]]
+    body = [draw_axes(frame, data["x"], data["y"]), *references, *(_curve(frame, curve) for curve in curves)]
+    return Markup("").join(body)
 
 
-def _path(frame: Frame, points: Sequence[Point], css: str) -> Markup:
+def _curve(frame: Frame, curve: Mapping[str, Any]) -> Markup:
     """A path with a gap at every value that is not finite; a point between two gaps becomes a dot."""
-    pieces, starts = [], True
-    for x, y in thinned(points):
-        if math.isfinite(y):
+    path, starts, marks = "", True, []
+    dots = curve["dots"] or len(curve["points"]) == 1
+    for x, y in curve["points"]:
+        if isinstance(y, str):
+            mark = "<text class=broken x={:.1f} y={} text-anchor=middle>✕</text>"
+            marks.append(Markup(mark).format(frame.x(x), TOP + 6))
+        else:
             point = f"{frame.x(x):.1f} {frame.y(y):.1f}"
-            pieces.append(f"M{point}L{point}" if starts else f"L{point}")
-        starts = not math.isfinite(y)
-    return Markup('<path class="{}" d="{}" />').format(css, "".join(pieces))
+            path += f"M{point}L{point}" if starts else f"L{point}"
+            dot = '<circle class="dot s{}" cx={:.1f} cy={:.1f} r=2.5 />'
+            marks += [Markup(dot).format(curve["colour"], frame.x(x), frame.y(y))] if dots else []
+        starts = isinstance(y, str)
+    css = f"line s{curve['colour']}" + (" raw" if curve["raw"] else "")
+    return Markup('<path class="{}" d="{}" />').format(css, path) + Markup("").join(marks)
+
+
+def _attribute(text: str) -> Markup:
+    """Text for an attribute in single quotes, in which double quotes, the most frequent signs of JSON, stay short."""
+    return Markup(text.replace("&", "&amp;").replace("'", "&#39;").replace("<", "&lt;").replace(">", "&gt;"))
+
+
+def _curves(series: Series, colour: int) -> list[dict[str, Any]]:
+    """The curve; with a running mean, the faint raw curve and the mean."""
+    curve = {"name": series.name, "colour": colour, "dots": series.dots, "raw": False}
+    raw = _rounded(thinned(series.points))
+    if not series.smooth:
+        return [{**curve, "points": raw}]
+    mean = _rounded(thinned(smoothed(series.points, series.smooth), MAX_MEAN_BUCKETS))
+    return [{**curve, "raw": True, "points": raw}, {**curve, "name": f"{series.name}, mean", "points": mean}]
+
+
+def _rounded(points: Sequence[Point]) -> list[list[float | str]]:
+    """Points as JSON: five significant digits; a value that is not finite is a string, since JSON has no NaN."""
+    return [[_number(x, 7), _number(y, 5) if math.isfinite(y) else str(y)] for x, y in points]
+
+
+def _number(value: float, digits: int) -> float:
+    number = float(f"{value:.{digits}g}")
+    return int(number) if number.is_integer() else number
+
+
+def _summary(title: str, series: Sequence[Series]) -> str:
+    """The first and last value of each curve, for readers who do not see it."""
+    ends = {}
+    for s in series:
+        finite = [y for _, y in s.points if math.isfinite(y)]
+        if finite:
+            ends.setdefault(s.name, f"{s.name} from {finite[0]:.4g} to {finite[-1]:.4g}")
+    return f"{title}: {'; '.join(ends.values())}"
 
 
 def smoothed(points: Sequence[Point], weight: float) -> Sequence[Point]:

@@ -31,6 +31,8 @@ class Box:
     """A value of `page.STATES`; it also selects the colour."""
     note: str
     inputs: tuple[str, ...]
+    link: bool = True
+    """Whether the page has a section of the stage, which the box then leads to."""
 
 
 def draw(boxes: Sequence[Box]) -> Markup:
@@ -134,7 +136,7 @@ def _box(box: Box, x: float, y: float) -> Markup:
         "<rect x={x} y={y} width={w} height={h} rx=6 />"
         "<rect class=stripe x={x} y={y} width=5 height={h} rx=2 />{texts}</g>"
     )
-    return Markup(picture).format(
+    drawn = Markup(picture).format(
         css=box.state.replace(" ", "-"),
         name=box.name,
         kind=box.kind,
@@ -146,3 +148,4 @@ def _box(box: Box, x: float, y: float) -> Markup:
         h=BOX_HEIGHT,
         texts=Markup("").join(texts),
     )
+    return Markup('<a href="#{}">{}</a>').format(box.name, drawn) if box.link else drawn

@@ -18,8 +18,8 @@ def chains(stage: Path) -> list[dict[str, Any]]:
     """The matrix of every evaluated chain, for the template.
 
     Returns:
-        {last, tasks, rows: [{stage, cells}], forgotten, moved, sentences}; rows are in the order of training, and a
-        cell is the table row of the task's first metric, with `own` if the stage was the first to train on the task.
+        {last, tasks, headings, rows: [{stage, cells}], forgotten, moved, sentences}; rows are in the order of training,
+        and a cell is the table row of the task's first metric, with `own` if the stage was the first to train on it.
     """
     table = reading.table(stage)
     newest = {tuple(s["name"] for s in e["stages"]): e["stages"] for e in reading.events(stage, "chain")}
@@ -37,6 +37,7 @@ def _matrix(chain: list[dict[str, Any]], table: list[dict[str, Any]]) -> dict[st
     return {
         "last": last,
         "tasks": [{"name": t, "metric": figures.heading(first[last, t]["metric"])} for t in tasks],
+        "headings": [f"{t}, {figures.heading(first[last, t]['metric'])}" for t in tasks],
         "rows": [
             {"stage": s["name"], "cells": [{**first[s["name"], t], "own": t in s["learned"]} for t in tasks]}
             for s in chain

@@ -17,6 +17,8 @@ from ingot.train.health import ADVICE, verdict
 
 MAX_ROWS = 12
 """Rows shown of the loss table, and samples shown by step."""
+MAX_CHARTS, FOLDED_CHARTS = 8, 2
+"""Most charts that are not folded, and charts at the end that always are: learning rate and throughput."""
 _COLOURS = {"healthy": "good", "always clipped": "warn", "critical": "bad"}
 
 
@@ -24,14 +26,16 @@ def train(stage: Path) -> Markup:
     """Curves, the health of the gradients, a table of losses, facts, and samples by step."""
     steps, evaluations = reading.events(stage, "step"), reading.evaluations(stage)
     facts, clip = reading.facts(stage), _clip(stage)
+    drawn = _charts(steps, evaluations, facts, clip) if steps or evaluations else []
     return render(
         "train.html",
         pairs=_facts(stage, facts, steps),
-        charts=_charts(steps, evaluations, facts, clip) if steps or evaluations else [],
+        drawn=drawn,
+        shown=min(MAX_CHARTS, len(drawn) - FOLDED_CHARTS),
         alarms=[f"{alarm.sentence} (from step {alarm.step:,.0f})" for alarm in alarms(steps)],
         health=_health(steps, reading.events(stage, "health"), clip) if steps else None,
         rows=_loss_rows(evaluations),
-        sources=_sources(evaluations),
+        sources=[f"{name}, nats" for name in _sources(evaluations)],
         of_pairs=_of_pairs(evaluations),
         samples=figures.evenly_spaced(reading.samples(stage), MAX_ROWS),
     )
@@ -69,7 +73,6 @@ def _charts(
         *([loss_chart] if loss == "loss_nats" else []),
         *measures(steps, evaluations, smooth),
         *([loss_chart] if loss == "loss" else []),  # an on-policy loss is about 0 at first updates, so it comes last
-        line_chart("Learning rate", [curve("learning rate", "lr")], "step", "rate", from_zero=True),
         line_chart(
             "Gradient norm before clipping",
             [curve("norm", "grad_norm", smooth)],
@@ -78,6 +81,7 @@ def _charts(
             {"clipped to": clip},
             from_zero=True,
         ),
+        line_chart("Learning rate", [curve("learning rate", "lr")], "step", "rate", from_zero=True),
         line_chart("Throughput", [curve("training", "tok_s")], "step", "tokens per second", from_zero=True),
     ]
 

@@ -26,7 +26,7 @@ def tokenizer(stage: Path) -> Markup:
     pairs = figures.labelled(report, formats)
     tables = [(by, report[f"by_{by}"]) for by in ("source", "script") if len(report.get(f"by_{by}", {})) > 1]
     tokens = [figures.visible(token) for token in report.get("longest_tokens", ())]
-    return render("tokenizer.html", pairs=pairs, tables=tables, charts=_charts(report), tokens=tokens)
+    return render("tokenizer.html", pairs=pairs, tables=tables, drawn=_charts(report), tokens=tokens)
 
 
 def _charts(report: dict[str, Any]) -> list[Markup]:

@@ -1,0 +1,216 @@
+"""The conclusions at the top of the page: what was made, what was learned, what got better and worse.
+
+A kind's function reads a finished stage's directory and yields a number with a sentence that compares it with its
+yardsticks: the start of training, compressors, the model before. Details stand in the stage's panel.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ingot.report import figures, reading
+from ingot.report.html.panels_forgetting import chains, with_interval
+from ingot.report.html.panels_judge import alarms
+
+LOSS, REWARD = "validation loss in nats", "reward of fresh samples"
+MIN_CHANGE = 0.005
+"""Fraction of the starting value by which the metric of a training has to improve to count as learned."""
+MIN_KEPT = 0.5
+"""Fraction of the documents of a corpus below which its conclusion is a warning."""
+
+
+class Conclusion(NamedTuple):
+    """A line of the conclusions."""
+
+    stage: str
+    tone: str
+    """A class of the style sheet: "good", "warn", "bad", or ""."""
+    verdict: str
+    """A word or two that say the same as the tone, for readers who see no colours."""
+    number: str
+    sentence: str
+
+
+def unfinished(name: str, state: str, why: str, stage: Path) -> Conclusion:
+    """A stage that is running, was interrupted or has failed."""
+    tone = {"failed": "bad", "interrupted": "warn"}.get(state, "")
+    progress = _progress(stage)
+    return Conclusion(name, tone, state, progress, why if state != "running" else _change_so_far(stage))
+
+
+def _progress(stage: Path) -> str:
+    steps, planned = reading.events(stage, "step"), reading.facts(stage).get("steps", 0)
+    return f"{100 * steps[-1]['step'] / planned:.0f} %" if steps and planned else "–"
+
+
+def _change_so_far(stage: Path) -> str:
+    change = _change(reading.evaluations(stage))
+    if change is None:
+        return "no evaluation yet"
+    label, first, last, _ = change
+    return f"{label} {figures.nats(first)} at the start, {figures.nats(last)} so far"
+
+
+def conclusions(kind: str, name: str, stage: Path) -> list[Conclusion]:
+    """The conclusions of a finished stage; a kind without any gives an empty list."""
+    return list(CONCLUSIONS.get(kind, _none)(name, stage))
+
+
+def _none(name: str, stage: Path) -> Iterator[Conclusion]:
+    yield from ()
+
+
+def _corpus(name: str, stage: Path) -> Iterator[Conclusion]:
+    funnel = reading.read_json(stage / "funnel.json")
+    if not funnel:
+        return
+    read, kept = funnel["in"]["documents"], funnel["kept"]["documents"]
+    sentence = f"of {figures.count(read)} documents kept: {figures.size(funnel['kept']['clean_bytes'])} of clean text"
+    dropped = {reason: counts["documents"] for reason, counts in funnel["dropped"].items() if counts["documents"]}
+    if dropped:
+        reason = max(dropped, key=lambda r: dropped[r])
+        sentence += f"; most of the others were dropped as “{reason.replace('_', ' ')}”"
+    if unreadable := funnel["quarantined"]["documents"]:
+        sentence += f"; {figures.count(unreadable)} could not be read"
+    few = kept < MIN_KEPT * read
+    yield Conclusion(name, "warn" if few else "", "few kept" if few else "", figures.count(kept), sentence)
+
+
+def _tokenizer(name: str, stage: Path) -> Iterator[Conclusion]:
+    report = reading.read_json(stage / "report.json") | reading.result(stage)
+    if "vocab" in report and "bytes_per_token" in report:
+        sentence = f"bytes per token, with a vocabulary of {figures.count(report['vocab'])}"
+        yield Conclusion(name, "", "", f"{report['bytes_per_token']:.2f}", sentence)
+
+
+Change = tuple[str, float, float, bool]
+"""(metric, value at the start, value at the end, whether more is better)"""
+
+
+def _change(evaluations: list[dict[str, Any]]) -> Change | None:
+    """The metric that decides whether a training stage learned, on the same rows at its start and at its end."""
+    for field, label, more_is_better in (
+        ("val_reward", REWARD, True),
+        ("val_loss_nats", LOSS, False),
+    ):
+        values = [e[field] for e in evaluations if e.get(field) is not None]
+        if len(values) > 1:
+            return label, values[0], values[-1], more_is_better
+    return None
+
+
+def learned(change: Change) -> tuple[str, str]:
+    """Tone and verdict of a training stage."""
+    _, first, last, more_is_better = change
+    gain = (last - first if more_is_better else first - last) / (abs(first) or 1.0)
+    if gain >= MIN_CHANGE:
+        return "good", "learned"
+    return ("warn", "not learned") if gain > -MIN_CHANGE else ("bad", "worse")
+
+
+def _train(name: str, stage: Path) -> Iterator[Conclusion]:
+    result, evaluations = reading.result(stage), reading.evaluations(stage)
+    if not result:
+        return
+    size = f"{figures.short(result['parameters'])} parameters, " if "parameters" in result else ""
+    made = f"{size}{figures.short(result.get('tokens', 0))} tokens trained on"
+    final = result.get("val_reward", result.get("val_loss_nats"))
+    change = _change(evaluations)
+    if change is None:
+        yield Conclusion(name, "", "", figures.nats(final), made)
+    else:
+        label, first, last, _ = change
+        tone, verdict = learned(change)
+        of = f", {figures.describe_loss(result)}" if label == LOSS else ""
+        curve = f"On the sample of the curves {figures.nats(first)} at the start, {figures.nats(last)} at the end"
+        sentence = f"{label} on all held-out rows{of}. {curve}. {made}."
+        yield Conclusion(name, tone, verdict, figures.nats(final), sentence)
+    for alarm in alarms(reading.events(stage, "step")):
+        yield Conclusion(name, "warn", "check", f"step {alarm.step:,.0f}", alarm.sentence)
+
+
+def _evaluate(name: str, stage: Path) -> Iterator[Conclusion]:
+    for task, rows in reading.bits_per_byte(stage).items():
+        yardsticks = {r["model"]: r["value"] for r in rows if r["reference"]}
+        models = sorted((r for r in rows if not r["reference"]), key=lambda r: r["value"])
+        if models:
+            yield _compression(name, task, models, yardsticks)
+    yield from _tasks(name, stage)
+    for chain in chains(stage):
+        for task, row in zip(chain["tasks"], chain["forgotten"], strict=True):
+            if row and row["css"]:
+                verdict = "forgotten" if row["css"] == "bad" else "improved"
+                sentence = f"{task['name']}, {task['metric']}: {chain['last']} against the best stage before it"
+                yield Conclusion(name, row["css"], verdict, f"{row['value']:+.4f}", f"{sentence}, {with_interval(row)}")
+
+
+def _compression(name: str, task: str, models: list[dict[str, Any]], yardsticks: Mapping[str, float]) -> Conclusion:
+    """The best model's bits per byte between the compressors', and the others' bits per byte."""
+    best = models[0]
+    sentence = f"bits per byte on held-out {task}: {best['model']}"
+    if yardsticks:
+        sentence += f" is {position(best['value'], yardsticks)}"
+    if others := [f"{m['model']} {m['value']:.3f}" for m in models[1:]]:
+        sentence += f"; {', '.join(others)}"
+    beaten = sum(value > best["value"] for value in yardsticks.values())
+    tone, verdict = "", "between"
+    if beaten == len(yardsticks):
+        tone, verdict = ("good", "below all") if yardsticks else ("", "")
+    elif beaten <= (len(yardsticks) > 2):  # the weakest of three or more is no achievement
+        tone, verdict = "warn", "weak"
+    return Conclusion(name, tone, verdict, f"{best['value']:.3f}", sentence)
+
+
+def position(value: float, yardsticks: Mapping[str, float]) -> str:
+    """A value between its neighbours: "below gzip -9 (2.31) and above xz -9 (1.75)"."""
+    higher = sorted((v, label) for label, v in yardsticks.items() if v > value)[:1]
+    lower = sorted((v, label) for label, v in yardsticks.items() if v <= value)[-1:]
+    parts = [f"below {label} ({v:.2f})" for v, label in higher] + [f"above {label} ({v:.2f})" for v, label in lower]
+    return " and ".join(parts)
+
+
+def _tasks(name: str, stage: Path) -> Iterator[Conclusion]:
+    """A line for each task with an accuracy: the best model against guessing, and all others."""
+    table, models = reading.table(stage), reading.models(stage)
+    chance = {r["task"]: r["value"] for r in table if r["metric"] == "chance"}
+    for task in dict.fromkeys(r["task"] for r in table if r["metric"] == "accuracy"):
+        rows = [r for r in table if (r["task"], r["metric"]) == (task, "accuracy") and r["model"] in models]
+        ordered = sorted(rows, key=lambda r: -r["value"])
+        scores = ", ".join(f"{r['model']} {100 * r['value']:.1f} %" for r in ordered)
+        sentence = f"accuracy on {task}: {scores}"
+        tone, verdict = "", ""
+        if task in chance and ordered:
+            sentence += f"; guessing gives {100 * chance[task]:.1f} %"
+            above = ordered[0]["low"] > chance[task]
+            tone, verdict = ("good", "above chance") if above else ("warn", "as by chance")
+        if ordered:
+            yield Conclusion(name, tone, verdict, f"{100 * ordered[0]['value']:.1f} %", sentence)
+
+
+def _judge(name: str, stage: Path) -> Iterator[Conclusion]:
+    against = reading.record(stage).get("settings", {}).get("against")
+    for row in reading.table(stage):
+        if row["metric"] == "win_rate":
+            tone = "good" if row["low"] > 0.5 else "bad" if row["high"] < 0.5 else ""
+            verdict = {"good": "better", "bad": "worse"}.get(tone, "no difference")
+            interval = f"{100 * row['low']:.0f} to {100 * row['high']:.0f} %"
+            sentence = f"of {row['n']:,} prompts won by {row['model']} against {against} ({interval}), by {row['task']}"
+            yield Conclusion(name, tone, verdict, f"{100 * row['value']:.0f} %", sentence)
+
+
+def _label(name: str, stage: Path) -> Iterator[Conclusion]:
+    result = reading.result(stage)
+    if "score" in result:
+        sentence = f"mean score of the answers; {figures.count(result['documents'])} rows kept"
+        yield Conclusion(name, "", "", figures.nats(result["score"]), sentence)
+
+
+CONCLUSIONS: dict[str, Callable[[str, Path], Iterator[Conclusion]]] = {
+    "corpus": _corpus,
+    "tokenizer": _tokenizer,
+    "train": _train,
+    "evaluate": _evaluate,
+    "judge": _judge,
+    "label": _label,
+}
+"""Kind -> (name, directory of a finished stage) -> its conclusions."""
