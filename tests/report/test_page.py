@@ -120,8 +120,8 @@ def test_lineage_and_settings(finished, page):
 def test_conclusions_come_first(page):
     top = page[page.index("<main>") : page.index("<section id=stages>")]
     text = re.sub(r"\s+", " ", re.sub("<[^>]*>", " ", top))
-    assert "base 1.5114 learned validation loss in nats on all held-out rows, perplexity 4.5" in text
-    assert "5.7138 at the start, 1.5135 at the end" in text  # the two losses are of different rows, and it says so
+    assert "base 1.5114 learned validation loss in nats on all held-out rows (perplexity 4.5)" in text
+    assert "5.7138 → 1.5135 on the sample of the curves" in text  # the two losses are of different rows, and it says so
     assert "1.842 between bits per byte on held-out clean: base is below gzip -9 (1.97) and above xz -9 (1.64)" in text
     assert "chat 62 % interrupted" in text
 

@@ -50,7 +50,7 @@ class LiveReport:
                 yield (node.key, out.is_locked())
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     """Answers GET for `/`, the page of the run, and for the pages of a sweep's points; for nothing else."""
 
     def __init__(self, report: LiveReport, *args: Any):
@@ -96,7 +96,7 @@ def live_server(graphs: list[Graph], port: int) -> ThreadingHTTPServer:
     report = LiveReport(graphs)
     report.update()
     try:
-        return ThreadingHTTPServer((HOST, port), partial(_Handler, report))
+        return ThreadingHTTPServer((HOST, port), partial(Handler, report))
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UserError(f"--port {port}: {reason}, expected a free port; name another, or 0 for any") from None

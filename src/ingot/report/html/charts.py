@@ -71,9 +71,9 @@ def line_chart(
         return Markup(empty).format(title)
     figure = (
         "<figure class=chart data-chart='{data}'><figcaption>{title}</figcaption>"
-        "<div class=controls><button type=button name=all hidden>show all</button>"
-        '<button type=button name=logX aria-label="logarithmic x axis of {title}">log x</button>'
-        '<button type=button name=logY aria-label="logarithmic y axis of {title}">log y</button></div>{legend}'
+        '<div class=controls role=group aria-label="axes of {title}">'
+        "<button type=button name=all hidden>show all</button>"
+        "<button type=button name=logX>log x</button><button type=button name=logY>log y</button></div>{legend}"
         '<svg viewBox="0 0 {w} {h}" role=img aria-label="{summary}">{picture}</svg><output></output></figure>'
     )
     return Markup(figure).format(

@@ -32,23 +32,15 @@ class Conclusion(NamedTuple):
 
 
 def unfinished(name: str, state: str, why: str, stage: Path) -> Conclusion:
-    """A stage that is running, was interrupted or has failed."""
+    """A stage that is running, was interrupted or has failed: how far it is, and what it has learned so far."""
     tone = {"failed": "bad", "interrupted": "warn"}.get(state, "")
-    progress = _progress(stage)
-    return Conclusion(name, tone, state, progress, why if state != "running" else _change_so_far(stage))
-
-
-def _progress(stage: Path) -> str:
     steps, planned = reading.events(stage, "step"), reading.facts(stage).get("steps", 0)
-    return f"{100 * steps[-1]['step'] / planned:.0f} %" if steps and planned else "–"
-
-
-def _change_so_far(stage: Path) -> str:
-    change = _change(reading.evaluations(stage))
-    if change is None:
-        return "no evaluation yet"
-    label, first, last, _ = change
-    return f"{label} {figures.nats(first)} at the start, {figures.nats(last)} so far"
+    done = f"{100 * steps[-1]['step'] / planned:.0f} %" if steps and planned else "–"
+    reasons = [why] if state != "running" else []
+    if change := _change(reading.evaluations(stage)):
+        label, first, last, _ = change
+        reasons.append(f"{label} {figures.nats(first)} at the start, {figures.nats(last)} so far")
+    return Conclusion(name, tone, state, done, "; ".join(reasons))
 
 
 def conclusions(kind: str, name: str, stage: Path) -> list[Conclusion]:
@@ -121,9 +113,9 @@ def _train(name: str, stage: Path) -> Iterator[Conclusion]:
     else:
         label, first, last, _ = change
         tone, verdict = learned(change)
-        of = f", {figures.describe_loss(result)}" if label == LOSS else ""
-        curve = f"On the sample of the curves {figures.nats(first)} at the start, {figures.nats(last)} at the end"
-        sentence = f"{label} on all held-out rows{of}. {curve}. {made}."
+        of = f" ({figures.describe_loss(result)})" if label == LOSS else ""
+        curve = f"{figures.nats(first)} → {figures.nats(last)} on the sample of the curves"
+        sentence = f"{label} on all held-out rows{of}; {curve}; {made}"
         yield Conclusion(name, tone, verdict, figures.nats(final), sentence)
     for alarm in alarms(reading.events(stage, "step")):
         yield Conclusion(name, "warn", "check", f"step {alarm.step:,.0f}", alarm.sentence)
@@ -214,3 +206,10 @@ CONCLUSIONS: dict[str, Callable[[str, Path], Iterator[Conclusion]]] = {
     "label": _label,
 }
 """Kind -> (name, directory of a finished stage) -> its conclusions."""
+HEADINGS = {"Results": ("evaluate", "judge"), "Training": (), "Data": ("corpus", "tokenizer", "tokens")}
+"""Heading of the conclusions -> its kinds, in the order in which a reader asks; other kinds belong to training."""
+
+
+def group(kind: str) -> str:
+    """The heading under which the conclusions of a kind stand."""
+    return next((heading for heading, kinds in HEADINGS.items() if kind in kinds), "Training")

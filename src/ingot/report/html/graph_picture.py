@@ -52,7 +52,7 @@ def draw(boxes: Sequence[Box]) -> Markup:
     body = [_edge([positions[stop] for stop in chain]) for chain in chains]
     body += [_box(b, *positions[b.name]) for b in boxes]
     svg = (
-        '<div class=scroll><svg class=graph viewBox="0 0 {w} {h}" style="width:{w}px;min-width:{least}px" role=img '
+        '<div class=scroll><svg class=graph viewBox="0 0 {w} {h}" style="width:{w}px;min-width:{least}px" role=group '
         'aria-label="graph of stages"><defs><marker id=arrow viewBox="0 0 8 8" refX=7 refY=4 markerWidth=7 '
         'markerHeight=7 orient=auto><path d="M0 0L8 4L0 8z" class=head /></marker></defs>{body}</svg></div>'
     )

@@ -17,7 +17,7 @@ from ingot.core.settings import settings_tree
 from ingot.pipeline.graph import Graph
 from ingot.pipeline.status import status
 from ingot.report import figures, reading
-from ingot.report.html.conclusions import Conclusion, conclusions, unfinished
+from ingot.report.html.conclusions import HEADINGS, Conclusion, conclusions, group, unfinished
 from ingot.report.html.graph_picture import Box, draw
 from ingot.report.html.panels import panel
 from ingot.report.html.rendering import assets, render
@@ -60,7 +60,7 @@ def write_report(graph: Graph, to: Path | None = None) -> Path:
         state=next((s for s in ("failed", "running", "interrupted") if s in states), "done" if done else "not run"),
         summary=f"{len(done)} of {len(stages)} stages done in {figures.duration(sum(s['seconds'] for s in done))}",
         written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
-        conclusions=[c for s in started for c in s["conclusions"]],
+        conclusions={heading: lines for heading in HEADINGS if (lines := _under(heading, started))},
         picture=draw([_box(stage) for stage in stages]),
         stages=started,
         not_started=[s["name"] for s in stages if not s["started"]],
@@ -69,6 +69,10 @@ def write_report(graph: Graph, to: Path | None = None) -> Path:
     target = to or graph.home / REPORT
     atomic_write(target, str(html))
     return target
+
+
+def _under(heading: str, stages: list[dict[str, Any]]) -> list[Conclusion]:
+    return [c for stage in stages if group(stage["kind"]) == heading for c in stage["conclusions"]]
 
 
 def _stage(graph: Graph, node: Node) -> dict[str, Any]:

@@ -128,6 +128,7 @@ function drawChart(figure) {
       rows.push([s, nearest]);
     }
     const number = (v) => (typeof v === "string" ? v : Number(v.toPrecision(5)).toLocaleString("en", { maximumSignificantDigits: 5 }));
+    output.className = pixel < WIDTH / 2 ? "right" : "";  // beside the cursor, not over it
     output.replaceChildren(...rows.map(([s, p]) => {
       const row = document.createElement("span");
       row.className = `s${s.colour}`;
