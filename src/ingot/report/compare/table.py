@@ -14,7 +14,7 @@ from ingot.report.terminal import table
 
 COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     LOSS: ("validation loss, nats", figures.nats),
-    f"best_{LOSS}": ("best", figures.nats),
+    f"best_{LOSS}": ("best on the sample", figures.nats),
     BITS: ("bits per byte", figures.nats),
     "tokens": ("tokens", figures.short),
     "tok_s": ("tok/s", figures.count),

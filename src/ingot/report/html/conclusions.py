@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ingot.report import figures, reading
-from ingot.report.html.panels_forgetting import chains, with_interval
+from ingot.report.html.panels_forgetting import chains
 from ingot.report.html.panels_judge import alarms
 
 LOSS, REWARD = "validation loss in nats", "reward of fresh samples"
@@ -132,8 +132,9 @@ def _evaluate(name: str, stage: Path) -> Iterator[Conclusion]:
         for task, row in zip(chain["tasks"], chain["forgotten"], strict=True):
             if row and row["css"]:
                 verdict = "forgotten" if row["css"] == "bad" else "improved"
-                sentence = f"{task['name']}, {task['metric']}: {chain['last']} against the best stage before it"
-                yield Conclusion(name, row["css"], verdict, f"{row['value']:+.4f}", f"{sentence}, {with_interval(row)}")
+                sentence = f"{chain['last']} on {task['name']}: {task['metric']} against the best earlier stage"
+                interval = f"95 % {row['low']:+.4f} to {row['high']:+.4f}"
+                yield Conclusion(name, row["css"], verdict, f"{row['value']:+.4f}", f"{sentence}, {interval}")
 
 
 def _compression(name: str, task: str, models: list[dict[str, Any]], yardsticks: Mapping[str, float]) -> Conclusion:
