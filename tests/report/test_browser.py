@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="nee
 
 REPORT_TO_TITLE = """
 window.onerror = (message) => { document.title = JSON.stringify({ error: message }); };
-window.onload = () => { document.title = JSON.stringify((() => { %s })()); };
+window.onload = async () => { document.title = JSON.stringify(await (async () => { %s })()); };
 """
 LAYOUT = """
 const box = (element) => element.getBoundingClientRect();
@@ -56,6 +56,36 @@ return found;
 """
 
 
+REFRESH = """
+const source = "<!doctype html>" + document.documentElement.outerHTML;
+const more = [...document.querySelectorAll("#base details")].find((d) => d.textContent.includes("more charts"));
+more.open = true;
+document.querySelector("#base [name=logY]").click();
+const untouched = document.getElementById("clean"), changed = document.getElementById("base");
+const fresh = new DOMParser().parseFromString(source, "text/html");
+const part = (id) => fresh.getElementById(id);
+for (const section of fresh.querySelectorAll("header, nav, main > section"))
+  section.outerHTML = sources.get(section.id).replace("400 of 400", "401 of 800");
+const added = part("base").cloneNode(true);
+added.id = "later";
+part("base").after(added);
+window.fetch = async () => ({ ok: true, text: async () => fresh.documentElement.outerHTML });
+await refresh();
+const base = document.getElementById("base");
+const found = {
+  kept: document.getElementById("clean") === untouched,
+  replaced: base !== changed,
+  text: base.textContent.includes("401 of 800"),
+  open: [...base.querySelectorAll("details[open]")].map((d) => d.firstElementChild.textContent),
+  logY: base.querySelector("[name=logY]").ariaPressed,
+  order: [...document.querySelectorAll("main > section")].map((s) => s.id),
+};
+window.fetch = async () => { throw new TypeError("connection refused"); };
+await refresh();
+return { ...found, status: document.getElementById("live").textContent };
+"""
+
+
 def browser(*arguments: str, directory: Path) -> str:
     command = [CHROMIUM or "", *OPTIONS, f"--user-data-dir={directory / 'profile'}", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -65,7 +95,7 @@ def ask(page: Path, script: str, directory: Path, *options: str) -> dict[str, An
     """What a script returns in the page."""
     copy = directory / "copy.html"
     copy.write_text(page.read_text().replace("<script>", f"<script>{REPORT_TO_TITLE % script}</script><script>", 1))
-    dom = browser(*options, "--dump-dom", copy.as_uri(), directory=directory)
+    dom = browser(*options, "--virtual-time-budget=2000", "--dump-dom", copy.as_uri(), directory=directory)
     title = re.search("<title>(.*?)</title>", dom, re.S)
     return json.loads(unescape(title[1])) if title else {}
 
@@ -103,3 +133,11 @@ def test_a_chart_answers_to_mouse_and_keyboard(pages: dict[str, Path], tmp_path:
     assert all(180 < float(tick) < 320 for tick in found["zoomed"])
     assert found["log"] == ["1", "10", "100"]
     assert re.search(r"step [23]: train [\d.]+", found["key"])
+
+
+def test_a_live_page_replaces_what_has_changed_and_keeps_the_rest(pages: dict[str, Path], tmp_path: Path) -> None:
+    found = ask(pages["report"], REFRESH, tmp_path)
+    assert (found["kept"], found["replaced"], found["text"], found["logY"]) == (True, True, True, "true")
+    assert "2 more charts" in found["open"]
+    assert found["order"][found["order"].index("base") + 1] == "later"
+    assert found["status"] == "the server has ended; this page no longer updates"

@@ -100,7 +100,7 @@ def _stage(graph: Graph, node: Node) -> dict[str, Any]:
 
 
 def _reads(node: Node) -> tuple[str, ...]:
-    return tuple(n.name for n in node.inputs.values())
+    return tuple(dict.fromkeys(n.name for n in node.inputs.values()))
 
 
 def _conclusions(node: Node, state: str, why: str, stage: Path) -> list[Conclusion]:
