@@ -13,7 +13,7 @@ from ingot.core.errors import UserError
 from ingot.core.events import EventLog
 from ingot.core.statistics import mean_interval
 from ingot.report.compare.compare import Comparison, compare
-from ingot.report.compare.page import write_comparison
+from ingot.report.compare.page import narrow, write_comparison
 from ingot.report.compare.table import data, headings, print_comparison, rows
 from ingot.report.terminal import console
 
@@ -311,3 +311,14 @@ def test_the_page_stands_alone_and_groups_what_has_no_colour_left(tmp_path: Path
     assert len(rows(found)) == 12
     assert len(rows(found, per_run=True)) == 24
     assert "Each run" in page
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "shape"),
+    [(3, 7, (3, 7)), (3, 8, (8, 3)), (2, 40, (40, 2)), (30, 12, (30, 12))],
+)
+def test_a_wide_table_is_turned_so_that_a_page_shows_all_of_it(rows: int, columns: int, shape: tuple[int, int]) -> None:
+    lines = [[f"{row},{column}" for column in range(columns)] for row in range(rows)]
+    turned = narrow(lines)
+    assert (len(turned), len(turned[0])) == shape
+    assert sorted(cell for line in turned for cell in line) == sorted(cell for line in lines for cell in line)

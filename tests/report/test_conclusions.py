@@ -78,6 +78,32 @@ def _evaluations(stage: Path, field: str, values: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kept", "dropped", "unreadable", "tone", "words"),
+    [
+        (
+            90,
+            {"too_few_words": 8, "exact_duplicate": 2},
+            0,
+            "",
+            "the most frequent reason to drop one was “too few words”",
+        ),
+        (90, {}, 10, "", "10 could not be read"),
+        (30, {"language": 70}, 0, "warn", "“language”"),
+    ],
+)
+def test_a_corpus_says_what_was_dropped(
+    tmp_path: Path, kept: int, dropped: dict[str, int], unreadable: int, tone: str, words: str
+) -> None:
+    counts = {reason: {"documents": n} for reason, n in dropped.items()}
+    funnel = {"in": {"documents": 100}, "kept": {"documents": kept, "clean_bytes": 5000}, "dropped": counts}
+    atomic_json(tmp_path / "funnel.json", {**funnel, "quarantined": {"documents": unreadable}})
+    (line,) = conclusions("corpus", "clean", tmp_path)
+    assert (line.tone, line.number) == (tone, str(kept))
+    assert line.sentence.startswith("of 100 documents kept: 5.0 kB of clean text")
+    assert line.sentence.endswith(words)
+
+
+@pytest.mark.parametrize(
     ("field", "values", "tone", "verdict"),
     [
         ("val_loss_nats", [8.3, 5.0, 4.2], "good", "learned"),

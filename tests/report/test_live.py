@@ -4,7 +4,9 @@ import io
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from ingot.cli.app import app
 from ingot.core.errors import UserError
 from ingot.core.events import EventLog
 from ingot.report.live import Handler, LiveReport, live_server
@@ -95,3 +97,11 @@ def test_it_listens_to_this_machine_alone_and_a_port_in_use_is_a_sentence(empty:
         assert server.server_address[0] == "127.0.0.1"
         with pytest.raises(UserError, match=rf"--port {server.server_port}: .*in use, expected a free port"):
             live_server([empty.graph], server.server_port)
+
+
+@pytest.mark.parametrize("option", [["--to", "page.html"], ["--json"]])
+def test_a_served_page_is_not_written_elsewhere(empty: Run, option: list[str]) -> None:
+    recipe = str(empty.graph.recipe.path)
+    result = CliRunner().invoke(app, ["report", recipe, "--out", str(empty.root), "--live", *option])
+    assert isinstance(result.exception, UserError)
+    assert "leave out --to and --json" in str(result.exception)

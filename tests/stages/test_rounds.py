@@ -285,7 +285,7 @@ def test_plans_and_reports_show_them(work: Path) -> None:
     assert rows["pairs-2"]["facts"] == {"data": "sample-2", "by": "rule.py:short", "format": "pairs"}
     assert rows["sample-2"]["facts"]["model"] == "policy-1"
     page = Path(write_report(_graph())).read_text()
-    assert "pairs-2: score" in page
+    assert "mean score of the answers" in page
 
 
 def test_a_reward_model_picks_what_is_learned_from(work: Path) -> None:

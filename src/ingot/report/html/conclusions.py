@@ -61,7 +61,7 @@ def _corpus(name: str, stage: Path) -> Iterator[Conclusion]:
     dropped = {reason: counts["documents"] for reason, counts in funnel["dropped"].items() if counts["documents"]}
     if dropped:
         reason = max(dropped, key=lambda r: dropped[r])
-        sentence += f"; most of the others were dropped as “{reason.replace('_', ' ')}”"
+        sentence += f"; the most frequent reason to drop one was “{reason.replace('_', ' ')}”"
     if unreadable := funnel["quarantined"]["documents"]:
         sentence += f"; {figures.count(unreadable)} could not be read"
     few = kept < MIN_KEPT * read
