@@ -1,14 +1,18 @@
 // The contents mark the section in view; `ingot report --live` sets <body data-live>, and what changed is replaced.
 "use strict";
-const PARTS = "header, nav, main > section", SECONDS = 3;
+const PARTS = "header, nav, main > section",
+  SECONDS = 3;
 const sources = new Map([...document.querySelectorAll(PARTS)].map((part) => [part.id, part.outerHTML]));
 
-const watcher = new IntersectionObserver((entries) => {
-  for (const entry of entries) {
-    const link = document.querySelector(`nav a[href="#${CSS.escape(entry.target.id)}"]`);
-    if (link) link.ariaCurrent = entry.isIntersecting ? "true" : null;
-  }
-}, { rootMargin: "-20% 0px -60% 0px" });
+const watcher = new IntersectionObserver(
+  (entries) => {
+    for (const entry of entries) {
+      const link = document.querySelector(`nav a[href="#${CSS.escape(entry.target.id)}"]`);
+      if (link) link.ariaCurrent = entry.isIntersecting ? "true" : null;
+    }
+  },
+  { rootMargin: "-20% 0px -60% 0px" },
+);
 
 function begin(part) {
   drawCharts(part);
@@ -17,12 +21,16 @@ function begin(part) {
 
 // A part whose source is unchanged keeps its zoom, its focus and its open details.
 function replace(part, before) {
-  const old = document.getElementById(part.id), source = part.outerHTML;
+  const old = document.getElementById(part.id),
+    source = part.outerHTML;
   if (old && sources.get(part.id) === source) return old;
   sources.set(part.id, source);
-  const states = new Map([...(old?.querySelectorAll("details") ?? [])].map((d) => [d.firstElementChild.textContent, d.open]));
+  const states = new Map(
+    [...(old?.querySelectorAll("details") ?? [])].map((d) => [d.firstElementChild.textContent, d.open]),
+  );
   for (const d of part.querySelectorAll("details")) d.open = states.get(d.firstElementChild.textContent) ?? d.open;
-  if (old) old.replaceWith(part); else before.after(part);
+  if (old) old.replaceWith(part);
+  else before.after(part);
   begin(part);
   return part;
 }
@@ -37,7 +45,8 @@ async function refresh() {
     for (const part of fresh.querySelectorAll(PARTS)) before = replace(part, before);
     status.textContent = "";
   } catch (error) {
-    status.textContent = error instanceof TypeError ? "the server has ended; this page no longer updates" : error.message;
+    status.textContent =
+      error instanceof TypeError ? "the server has ended; this page no longer updates" : error.message;
   }
 }
 
