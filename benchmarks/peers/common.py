@@ -92,7 +92,7 @@ class Clock:
 
     def __init__(self, job):
         self.checked, self.turns = job["shape"]["checked"], job.get("turns", 1)
-        self.seconds, self.min_score = job["seconds"] / self.turns, -(-job["least"] // self.turns)
+        self.seconds, self.least = job["seconds"] / self.turns, -(-job["least"] // self.turns)
         self.on_gpu = torch.cuda.is_available()
         self.losses, self.times, self.steps = [], [], 0
         self.window_steps, self.window_start, self.last = 0, 0.0, 0.0
@@ -111,7 +111,7 @@ class Clock:
             self.times.append(now - self.last)
             self.last = now
         done = self.steps - self.window_steps
-        if done < self.min_score or now - self.window_start < self.seconds:
+        if done < self.least or now - self.window_start < self.seconds:
             return True
         if self.on_gpu:
             self._synchronize()

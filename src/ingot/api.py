@@ -1,12 +1,12 @@
 """The Python API: `ingot.run("recipe.toml")`, `ingot.load("runs/x/base").generate("...")`."""
 
-import sys
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from ingot.core.errors import UserError
+from ingot.core.errors import UserError, notify, print_message
 from ingot.pipeline.graph import load_graphs
 from ingot.pipeline.run import require_files
 from ingot.pipeline.sweep import run_all
@@ -47,7 +47,14 @@ def _as_list(names: str | Iterable[str]) -> list[str]:
     return [names] if isinstance(names, str) else list(names)
 
 
-def load(stage: str | Path, *, device: str = "auto", best: bool = False, precision: str = "fp32") -> "LanguageModel":
+def load(
+    stage: str | Path,
+    *,
+    device: str = "auto",
+    best: bool = False,
+    precision: str = "fp32",
+    step: int | None = None,
+) -> "LanguageModel":
     """Load a train stage's model and tokenizer.
 
     Args:
@@ -55,15 +62,18 @@ def load(stage: str | Path, *, device: str = "auto", best: bool = False, precisi
         device: where the weights go; "auto" takes a GPU if there is one.
         best: load the best checkpoint (lowest held-out loss) instead of the last one.
         precision: of matrix multiplications in generation, "fp32" or "bf16".
+        step: load the checkpoint of this step, where it still exists, instead of the last one.
 
     Raises:
-        UserError: the precision is unknown, or the directory has no model.
+        UserError: the precision is unknown, the directory has no model, or its checkpoint is damaged.
     """
     if precision not in PRECISIONS:
         raise UserError(f"precision: found '{precision}', expected fp32 or bf16")
+    from ingot.infer.forks import allow_forks
     from ingot.stages.models.load import load_model
 
-    loaded = load_model(Path(stage), lambda text: print(text, file=sys.stderr), device=device, best=best)
+    allow_forks()
+    loaded = load_model(Path(stage), print_message, device=device, best=best, step=step)
     return LanguageModel(loaded, precision)
 
 
@@ -95,13 +105,20 @@ class LanguageModel:
     precision: str = "fp32"
     """Of matrix multiplications: "fp32", which gives the same texts on every machine up to rounding, or "bf16"."""
 
+    _process: int = field(init=False, default_factory=os.getpid, repr=False, compare=False)
+    """Id of the process that loaded the model."""
     _decoders: "list[tuple[list[tuple[int, int]], Decoder]]" = field(
         init=False, default_factory=list, repr=False, compare=False
     )
     """At most one decoder, with the address and the version of each parameter that it copied."""
 
     def decoder(self) -> "Decoder":
-        """A decoder with a copy of the weights, built at the first use and again after the weights have changed."""
+        """A decoder with a copy of the weights, built at the first use and again after the weights have changed.
+
+        Raises:
+            UserError: the process was forked after the model was loaded to a GPU.
+        """
+        self._check_process()
         import torch
 
         from ingot.infer.decoder import Decoder
@@ -168,7 +185,19 @@ class LanguageModel:
         """An adapter for EleutherAI's lm-eval: `lm_eval.simple_evaluate(model=..., tasks=["arc_easy"])`."""
         from ingot.evaluate.harness import adapter
 
+        self._check_process()
         return adapter(self.loaded.model, self.loaded.tokenizer)
+
+    def _check_process(self) -> None:
+        """Notice a fork after the model was loaded."""
+        if os.getpid() == self._process:
+            return
+        advice = 'load it in each process, which multiprocessing starts with its method "spawn"'
+        if self.loaded.model.embedding.weight.is_cuda:
+            raise UserError(
+                f"found a process that was forked after the model was loaded to a GPU, which cannot use it; {advice}"
+            )
+        notify(f"this process was forked after the model was loaded, so it computes with one thread; {advice}")
 
     def _rows(self, prompts: Sequence[list[int]], max_new: int) -> int:
         """Rows of a batch."""

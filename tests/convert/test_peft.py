@@ -153,7 +153,7 @@ _ELSEWHERE = f"{_BASE}.model.layers.1.mlp.up_proj.lora_A.weight"
         ({"modules_to_save": ["lm_head"]}, {}, r"no base_model\.model\.lm_head\.weight, expected all"),
         ({"modules_to_save": ["lm_head"]}, {_HEAD: torch.zeros(20, 16)}, r"has shape \[20, 16\], expected \[24, 16\]"),
         ({"modules_to_save": ["lm_head"]}, {_HEAD: torch.zeros(24, 16)}, r"a head that differs from the embedding"),
-        ({}, {_HEAD: torch.zeros(24, 16)}, r"found base_model\.model\.lm_head\.weight, expected"),
+        ({}, {_HEAD: torch.zeros(24, 16)}, r"a head that differs from the embedding"),
         ({"init_lora_weights": "pissa_niter_16"}, {}, r'init_lora_weights = "pissa_niter_16"'),
         ({"use_dora": True}, {}, r"without lora_magnitude_vector, expected it"),
         ({"lora_alpha": "16"}, {}, r'found lora_alpha = "16", expected PEFT.s format'),
@@ -170,7 +170,7 @@ _ELSEWHERE = f"{_BASE}.model.layers.1.mlp.up_proj.lora_A.weight"
         ({}, {f"{_Q}.lora_B.weight": torch.zeros(16, 3)}, r"has shape \[16, 3\], expected \[16, 2\]"),
         ({}, {f"{_BASE}.lm_head.lora_A.weight": torch.zeros(2, 16)}, r"lm_head\.lora_A\.weight, expected only"),
         ({}, {_ELSEWHERE: torch.zeros(2, 16)}, r"expected only linear modules"),
-        ({}, {"model.embed_tokens.lora_embedding_A": torch.zeros(2, 16)}, r"expected names such as base_model\."),
+        ({}, {"model.embed_tokens.lora_embedding_A": torch.zeros(2, 16)}, r"and names such as base_model\."),
     ],
 )  # fmt: skip
 def test_an_adapter_that_matrices_alone_do_not_make_is_refused(
@@ -181,6 +181,80 @@ def test_an_adapter_that_matrices_alone_do_not_make_is_refused(
         peft.merge(_changed(tmp_path, config, tensors), model)
     assert "\n" not in str(caught.value)
     assert torch.equal(_logits(model), _logits(frozen("llama")))
+
+
+def _with_embeddings(tmp_path: Path, family: str, rows: int, names: tuple[str, ...]) -> tuple[Path, torch.Tensor]:
+    """An adapter with embeddings beside the corrections, as PEFT saves it after resize_token_embeddings."""
+    model = frozen(family)
+    settings = AdapterSettings(rank=2, targets=("q",))
+    lora.add_adapters(model, settings, 0)
+    fill({n: p for n, p in model.named_parameters() if p.requires_grad})
+    peft.write(tmp_path, model, settings)
+    weight = torch.sin(torch.arange(rows * 16.0)).reshape(rows, 16)
+    tensors = load_file(tmp_path / peft.WEIGHTS)
+    save_file(tensors | {f"{_BASE}.{name}.weight": weight.clone() for name in names}, tmp_path / peft.WEIGHTS)
+    return tmp_path, weight
+
+
+EMBED = "model.embed_tokens"
+
+
+@pytest.mark.parametrize(
+    ("family", "rows", "names"),
+    [
+        ("llama", 24, (EMBED,)),
+        ("llama", 27, (EMBED,)),
+        ("llama", 27, (EMBED, "lm_head")),
+        ("llama", 20, (EMBED, "lm_head")),
+        ("mistral", 29, (EMBED, "lm_head")),
+        ("mistral", 24, ("lm_head",)),
+        ("mistral", 24, (EMBED,)),
+        ("gpt2", 25, ("transformer.wte", "lm_head")),
+    ],
+)
+def test_embeddings_beside_the_corrections_are_read(
+    tmp_path: Path, family: str, rows: int, names: tuple[str, ...]
+) -> None:
+    directory, weight = _with_embeddings(tmp_path, family, rows, names)
+    plain = frozen(family)
+    merged = peft.merge(directory, frozen(family))
+    assert merged.config == plain.config.model_copy(update={"vocab": rows})
+    saved = {peft.embedding_modules(plain.config)[name] for name in names}
+    for name, parameter in merged.named_parameters():
+        if name.split(".")[0] in saved:
+            assert torch.equal(parameter, weight)
+        elif name in ("embedding.weight", "head.weight"):
+            assert torch.equal(parameter, plain.get_parameter(name))
+        else:
+            assert torch.equal(parameter, plain.get_parameter(name)) != name.endswith("attention.q.weight"), name
+
+
+@pytest.mark.parametrize(
+    ("family", "rows", "names", "says"),
+    [
+        ("mistral", 27, (EMBED,), r"embed_tokens\.weight has shape \[27, 16\], expected \[24, 16\]"),
+        ("mistral", 27, ("lm_head",), r"lm_head\.weight has shape \[27, 16\], expected \[24, 16\]"),
+        ("llama", 24, ("lm_head",), "a head that differs from the embedding"),
+        (
+            "llama",
+            24,
+            ("model.norm",),
+            r"found base_model\.model\.model\.norm\.weight, expected the embedding, the head",
+        ),
+        (
+            "mistral",
+            24,
+            ("model.embed_tokens.base_layer",),
+            r"base_layer\.weight, expected the embedding, .*merge the ad",
+        ),
+    ],
+)
+def test_embeddings_that_do_not_fit_are_refused(
+    tmp_path: Path, family: str, rows: int, names: tuple[str, ...], says: str
+) -> None:
+    directory, _ = _with_embeddings(tmp_path, family, rows, names)
+    with pytest.raises(UserError, match=says):
+        peft.merge(directory, frozen(family))
 
 
 # -- with PEFT itself, where it is installed ---------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.core.errors import UserError
+from ingot.core.errors import Notice
 from ingot.core.events import EventLog, elapsed_seconds, read_events, stable
 
 
@@ -49,9 +49,33 @@ def test_what_two_equal_runs_fraction() -> None:
     assert stable(record) == {"event": "step", "step": 3, "loss": 0.5}
 
 
-def test_a_damaged_line_is_named_and_not_the_end_of_a_run(tmp_path: Path) -> None:
+GARBAGE = {
+    "no JSON": b'{"event": \xff',
+    "zeros": bytes(40),
+    "a list": b"[1, 2]",
+    "no event": b'{"step": 3}',
+    "a step that is no number": b'{"event": "step", "step": [3]}',
+    "a time that is no number": b'{"event": "step", "time": "now"}',
+    "nested": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("line", GARBAGE.values(), ids=GARBAGE)
+def test_a_line_that_is_no_event_is_named_and_skipped(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"event": "start"}\n{"event": \xff\n{"event": "step"}\n')
-    for read in (lambda: read_events(path), lambda: EventLog(path)):
-        with pytest.raises(UserError, match=r"metrics\.jsonl: line 2 is not JSON; remove that line"):
-            read()
+    good = [
+        b'{"event": "start", "time": 1.0, "attempt": 2}',
+        b'{"event": "step", "step": 1, "time": 3.0, "attempt": 2}',
+    ]
+    path.write_bytes(b"\n".join([good[0], line, good[1], b'{"event": "st']))
+    with pytest.warns(Notice, match=r"metrics\.jsonl: skipped line 2, which is not an event"):
+        assert [e["event"] for e in read_events(path)] == ["start", "step"]
+    with pytest.warns(Notice, match="skipped line 2"):
+        assert elapsed_seconds(path) == 2.0
+    with pytest.warns(Notice, match="skipped line 2"):
+        log = EventLog(path)
+    log.write("step", step=2)
+    log.close()
+    assert log.attempt == 3
+    with pytest.warns(Notice, match="skipped line 2"):
+        assert [e.get("step") for e in read_events(path)] == [None, 1, 2]

@@ -63,25 +63,25 @@ def test_resolved_settings_are_toml_and_validate_back() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ('[stage.a]\nkind = "thing"\n', "stage.a.depth: missing; add it to the recipe (How deep.)"),
+        ('[stage.a]\nkind = "thing"\n', "stage.a.depth: missing; add it (How deep.)"),
         (
             '[stage.a]\nkind = "thing"\ndepth = 1\ninner = { widht = 3 }\n',
             "stage.a.inner.widht: unknown setting; did you mean 'width'?",
         ),
         (
             '[stage.a]\nkind = "thing"\ndepth = 1\nspan = {}\n',
-            "stage.a.span.end: missing; add it to the recipe (Where it ends, counted from the beginning)",
+            "stage.a.span.end: missing; add it (Where it ends, counted from the beginning)",
         ),
         (
             '[stage.a]\nkind = "thing"\ndepth = 1\ninner = 3\n',
-            "stage.a.inner: found 3, input should be a table",
+            "stage.a.inner: found 3, expected a table (Inside.)",
         ),
         (
             f'[stage.a]\nkind = "thing"\ndepth = [{"1, " * 999}]\n',
             f"stage.a.depth: found [{'1, ' * 65}1...",
         ),
         (f"a = {'[' * 3000}{']' * 3000}\n", "found tables or lists nested hundreds deep, expected a recipe"),
-        ('sinks = "tensorboard"\n', "run.sinks: found 'tensorboard', input should be a list"),
+        ('sinks = "tensorboard"\n', "run.sinks: found 'tensorboard', expected a list of texts (Dashboards"),
         ("[stage.a]\ndepth = 1\n", "stage.a: no kind; every stage needs kind = one of thing"),
         ('[stage."a@b"]\nkind = "thing"\n', "stage.a@b: the name may not contain '@'"),
         ('[stage.""]\nkind = "thing"\n', "stage.: the name has 0 bytes, expected 1 to 100; rename the stage"),
@@ -97,6 +97,12 @@ def test_sentences(tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(UserError) as error:
         _load(tmp_path, text)
     assert sentence in str(error.value)
+
+
+def test_a_recipe_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    text = "[run]\nname = 'x'\n[stage.a]\nkind = 'thing'\ndepth = 3\n"
+    (tmp_path / "r.toml").write_text(text, encoding="utf-8-sig")
+    assert load_recipe(tmp_path / "r.toml", [], {"thing": Thing}).stages["a"][1] == Thing(depth=3)
 
 
 @pytest.mark.parametrize("seed", ["9223372036854775808", "-9223372036854775809"])

@@ -67,11 +67,11 @@ def test_names_without_quotes_and_set_reach_the_sweep(tmp_path: Path) -> None:
         ("seeds = []", "sweep.seeds: found an empty list, expected at least one value"),
         ("seeds = 3", "sweep.seeds: found 3, expected a list such as [3]"),
         ("seeds = [1, 1]", "sweep.seeds: found [1, 1], expected each value once"),
-        ('seeds = ["a"]', "run.seed: found 'a', input should be a valid integer"),
-        ('"stage.base.depth" = [1, "deep"]', "stage.base.depth: found 'deep', input should be a valid integer"),
+        ('seeds = ["a"]', "run.seed: found 'a', expected a whole number"),
+        ('"stage.base.depth" = [1, "deep"]', "stage.base.depth: found 'deep', expected a whole number"),
         ("", "sweep: found no setting; add one such as seeds = [1, 2, 3]"),
         ('seeds = [1]\n"run.seed" = [2]', "sweep: found both seeds and run.seed"),
-        ('"stage.base.depth.x" = [1]', "stage.base.depth: found {'x': 1}, input should be a valid integer"),
+        ('"stage.base.depth.x" = [1]', "stage.base.depth: found {'x': 1}, expected a whole number"),
     ],
 )
 def test_sentences(tmp_path: Path, sweep: str, sentence: str) -> None:

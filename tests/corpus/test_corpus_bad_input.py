@@ -85,7 +85,7 @@ def test_invalid_utf8_file_is_quarantined_in_a_directory(tmp_path):
     make(tmp_path / "out", tmp_path / "in")
     (bad,) = quarantine(tmp_path / "out")
     assert (bad["line"], bad["offset"]) == (2, 8)
-    assert "byte 8 (0xe9) is not UTF-8; save the file as UTF-8" in bad["reason"]
+    assert "byte 8 (0xe9) is not UTF-8; set the encoding of the source, such as" in bad["reason"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-8-sig"])
@@ -116,7 +116,7 @@ def test_directories_skip_what_is_no_text(tmp_path):
         ("*.nothing", None, "contains no readable file, expected at least one such as .txt"),
         ("empty.txt", b"", r"is empty \(0 bytes in 1 file"),
         ("blank.jsonl", b"\n\n", "contains no document"),
-        ("latin.txt", b"caf\xe9", r"latin.txt: line 1: byte 3 \(0xe9\) is not UTF-8; save the file as UTF-8"),
+        ("latin.txt", b"caf\xe9", r"latin.txt: line 1: byte 3 \(0xe9\) is not UTF-8; set the encoding of the source"),
         ("bad.jsonl", b'\n{"text": \n', "bad.jsonl: line 2: malformed JSON: .*; no line of this file is usable"),
         ("other.jsonl", b'{"body": "x", "id": 1}\n', "no field 'text', found 'body', 'id'; set `field`"),
         ("spaces.txt", b" \n \n", r"kept none of 1 documents \(empty 1\)"),
@@ -165,11 +165,11 @@ def test_wrong_settings_of_a_recipe_are_one_sentence_each(tmp_path):
     assert sorted(line.partition(";")[0] for line in str(caught.value).split("\n")) == [
         "stage.a.filter: unknown setting",
         "stage.a.holdout.shere: unknown setting",
-        "stage.a.quality.max_special_fraction: found 2, input should be less than or equal to 1 (Maximum fraction of "
+        "stage.a.quality.max_special_fraction: found 2, expected at most 1 (Maximum fraction of "
         "characters that are neither letters, marks, digits nor white space.)",
         "stage.a.quality.min_word: unknown setting",
         "stage.a.sources.0.repeet: unknown setting",
-        "stage.a.sources.1.path: found '', string should have at least 1 character (A file, a directory, a glob, "
+        "stage.a.sources.1.path: found '', expected 1 or more characters (A file, a directory, a glob, "
         "`python:stdlib`, `python:docs`, or `https://...` (with its sha256).)",
         "stage.b.sources: missing",
     ]

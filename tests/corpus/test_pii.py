@@ -66,6 +66,79 @@ def test_B1_personal(text: str, masked: str):
     assert mask(text) == masked
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "needs Firefox/118.0.1.2 (or Opera/9.80.0.1)",
+        "numpy==1.2.3.4 scipy>=1.10.1.1,<2 black~=23.1.0.1 pkg[all]==4.3.2.1",
+        "torch == 2.1.0.1 and ruby ~> 3.2.1.0",
+        "Version 10.2.3.4, version: 10.2.3.5, version=10.2.3.6, AssemblyVersion('10.2.3.7') and V 10.2.3.8",
+        "releases 1.2.3.4, 1.2.3.5 and 1.2.3.6; firmware 2.0.1.7 or 2.0.1.9",
+        "as § 4.1.2.3 and Sections 4.1.2.3 and 4.1.2.4 say, see (Table 7.1.1.2) and chapter 12.4.2.1",
+        "# 3.1.4.1 Results\n\n### 3.1.4.2 Discussion",
+        "1.0.0.0 is 1.0.0.1-final; take 1.4.1.2-rc1 or 1.4.1.2+build9, not 250.0.0.0",
+        "tool-1.2.3.4-py3-none-any.whl",
+        "Abschnitt 4.1.2.3, версия 1.2.3.4, versión 1.2.3.4",
+    ],
+)
+def test_versions_and_sections_are_no_addresses(text: str):
+    assert mask(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("http://10.1.2.3/x ssh://bob@10.1.2.3:22 //10.1.2.3", "http://[IP]/x ssh://bob@[IP]:22 //[IP]"),
+        ("host/10.1.2.3, ip4/10.1.2.3, db/10.1.2.3:5432", "host/[IP], ip4/[IP], db/[IP]:5432"),
+        ("ip.addr == 10.1.2.3 or src==10.1.2.3, ip=10.1.2.3", "ip.addr == [IP] or src==[IP], ip=[IP]"),
+        ("the nameserver 10.1.2.3 and servers 10.1.2.4, 10.1.2.5", "the nameserver [IP] and servers [IP], [IP]"),
+        ("192.168.1.1-192.168.1.9 and 10.0.0.0/8", "[IP]-[IP] and [IP]/8"),
+        ("version 2 of the tool at 10.1.2.3", "version 2 of the tool at [IP]"),
+        ("# hosts\n10.1.2.3 # 10.1.2.4", "# hosts\n[IP] # [IP]"),
+        ("<10.1.2.3> [10.1.2.3] (10.1.2.3) 10.1.2.3 > 10.1.2.4", "<[IP]> [[IP]] ([IP]) [IP] > [IP]"),
+    ],
+)
+def test_addresses_beside_signs_of_a_version(text: str, masked: str):
+    assert mask(text) == masked
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "icon@2x.png, photo@large.webp and logo@3x.svg",
+        "lodash@4.17.21.js react@18.2.0.tgz typescript@5.4.dev",
+        "y = a@b.transpose + w@x.shape",
+        "report@final.docx main@2.py",
+        "user@host.nosuchdomain",
+    ],
+)
+def test_a_name_without_a_top_level_domain_is_no_address(text: str):
+    assert mask(text) == text
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "JANE.DOE@EXAMPLE.ORG",
+        "x@startup.technology",
+        "иван@почта.рф",
+        "me@xn--mller-kva.xn--p1ai",
+        "12345@163.com",
+        "a@b.example.co.uk",
+        "ops@db.internal",
+        "who@2degrees.nz",
+        "ja@kowalski.pl",
+    ],
+)
+def test_top_level_domains(address: str):
+    assert mask(f"write to {address}, please") == "write to [EMAIL], please"
+
+
+def test_signs_of_a_version_in_a_long_line():
+    """With the square of the line's length it would take minutes."""
+    assert mask("10.1.2.3 " * 20_000) == "[IP] " * 20_000
+
+
 def test_colons_without_end_take_no_time():
     texts = ["ab:" * 100_000 + "xyz", ":" * 100_000 + "x 2001:db8::1"]
     began = time.process_time()

@@ -18,21 +18,21 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from ingot.core.errors import UserError
+from ingot.core.errors import Notice, UserError
 from ingot.corpus.documents import iter_texts, read_documents
 from ingot.corpus.funnel import Quarantined
-from ingot.corpus.readers import files, json_files
+from ingot.corpus.readers import content, files, json_files, packing
 from ingot.corpus.readers import read as reader
 from ingot.corpus.readers import tables as table_files
-from ingot.corpus.readers.locate import skipped_files
+from ingot.corpus.readers.locate import not_read
 from ingot.corpus.settings import Source
 from tests.conftest import DATA
 from tests.corpus.corpus_helpers import funnel, make, quarantine, settings
 
 
-def table(rows: list[dict[str, Any]], delimiter: str) -> bytes:
+def table(rows: list[dict[str, Any]], delimiter: str, **options: Any) -> bytes:
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), delimiter=delimiter)
+    writer = csv.DictWriter(out, list(rows[0]), delimiter=delimiter, **options)
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue().encode()
@@ -68,7 +68,7 @@ WRITERS: dict[str, Callable[[list[dict[str, Any]]], bytes]] = {
     "a.json.gz": lambda rows: gzip.compress(json.dumps(rows).encode()),
     "a.csv": lambda rows: table(rows, ","),
     "bom.csv": lambda rows: b"\xef\xbb\xbf" + table(rows, ","),
-    "a.tsv": lambda rows: table(rows, "\t"),
+    "a.tsv": lambda rows: table(rows, "\t", quoting=csv.QUOTE_ALL),
     "a.csv.gz": lambda rows: gzip.compress(table(rows, ",")),
     "a.csv.zst": lambda rows: zstd(table(rows, ",")),
     "a.parquet": parquet,
@@ -85,14 +85,15 @@ def read(sources: Any, **more: Any) -> tuple[list[tuple[str, int]], list[Quarant
     return [(r["text"], r["offset"]) for t in tables for r in t.to_pylist()], bad
 
 
-ROWS = st.lists(st.fixed_dictionaries({"text": st.text(), "note": st.text()}), min_size=1, max_size=8)
+TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"], include_characters="\n\t\r"))
+ROWS = st.lists(st.fixed_dictionaries({"text": TEXTS, "note": TEXTS}), min_size=1, max_size=8)
 
 
 @examples(max_examples=20, deadline=None)
 @given(rows=ROWS, block=st.integers(4, 40))
 def test_b8_text_jsonl_json_csv_parquet_and_compressed_give_the_same_documents(rows, block):
     expected = [r["text"] for r in rows]
-    with tempfile.TemporaryDirectory() as name, patch.object(files, "BLOCK", block):
+    with tempfile.TemporaryDirectory() as name, patch.object(packing, "BLOCK", block):
         for file, write in WRITERS.items():
             path = Path(name, file)
             path.write_bytes(write(rows))
@@ -106,14 +107,14 @@ def test_b8_text_jsonl_json_csv_parquet_and_compressed_give_the_same_documents(r
         for file, data in {"a.txt": expected[0].encode(), "b.txt.gz": gzip.compress(expected[0].encode())}.items():
             Path(name, file).write_bytes(data)
             if data:
-                assert read(Path(name, file)) == ([(expected[0], 0)], [])
+                assert read([{"path": str(Path(name, file)), "kind": "text"}]) == ([(expected[0], 0)], [])
 
 
 def test_lines_under_the_name_of_json_are_lines_whatever_the_first_one_is(tmp_path):
     """A first line longer than what the kind is told by, and one that is malformed."""
-    (tmp_path / "long.json").write_bytes(lines([{"text": "a" * (json_files.HEAD_BYTES + 9)}, {"text": "b"}]))
+    (tmp_path / "long.json").write_bytes(lines([{"text": "a" * (content.SNIFF_BYTES + 9)}, {"text": "b"}]))
     (tmp_path / "bad.json").write_bytes(b'{"text": "a\n' + lines([{"text": "b"}, {"text": "c"}]))
-    assert [len(text) for text, _ in read(tmp_path / "long.json")[0]] == [json_files.HEAD_BYTES + 9, 1]
+    assert [len(text) for text, _ in read(tmp_path / "long.json")[0]] == [content.SNIFF_BYTES + 9, 1]
     found, bad = read(tmp_path / "bad.json")
     assert ([text for text, _ in found], len(bad)) == (["b", "c"], 1)
 
@@ -128,9 +129,10 @@ VALUES = st.recursive(
 @examples(max_examples=150, deadline=None)
 @given(values=st.lists(VALUES), block=st.integers(1, 30), indent=st.sampled_from([None, 1]))
 def test_an_array_read_in_pieces_is_the_array(values, block, indent):
-    with tempfile.TemporaryDirectory() as name, patch.object(files, "BLOCK", block):
+    with tempfile.TemporaryDirectory() as name, patch.object(packing, "BLOCK", block):
         Path(name, "a.json").write_text(json.dumps(values, indent=indent, ensure_ascii=bool(indent)), encoding="utf-8")
-        assert [row.value for row in json_files.json_rows(Path(name, "a.json"), ())] == values
+        file = files.TextFile(Path(name, "a.json"))
+        assert [row.value for row in json_files.json_rows(file, json_files.scan(file, ()))] == values
 
 
 @pytest.mark.parametrize(
@@ -140,8 +142,8 @@ def test_an_array_read_in_pieces_is_the_array(values, block, indent):
         (b'[{"text": "a"} {"text": "b"}]', 1, "found '{' at character 16, expected ','"),
         (b'[{"text": "a"}', 1, "found the end of the file, expected ','"),
         (b'[{"text": "a"}] trailing', 1, "'t' after the array, at character 17"),
-        (b'[{"text": "a"}, {"text": "\xff"}]', 0, r"byte 26 \(0xff\) is not UTF-8"),
-        (b'[{"text": "a"}, ' + b"[" * 100_000, 1, "malformed JSON: maximum recursion"),
+        (b'[{"text": "a"}, {"text": "\xff"}]', 1, r"byte 26 \(0xff\) is not UTF-8"),
+        (b'[{"text": "a"}, ' + b"[" * 100_000, 1, "malformed JSON: nested too deeply"),
     ],
 )
 def test_a_damaged_array_keeps_what_came_before(tmp_path, content, good, reason):
@@ -175,38 +177,28 @@ def test_rows_of_an_array_that_are_no_documents_are_named_by_row(tmp_path):
 
 def test_a_row_without_an_end_is_not_read_for_ever(tmp_path):
     (tmp_path / "a.json").write_bytes(b'[{"text": "a"}, {"text": "' + b"x" * 5000)
-    with patch.object(json_files, "MAX_ROW_CHARACTERS", 1000), patch.object(files, "BLOCK", 100):
-        found, (bad,) = read(tmp_path / "a.json")
-    assert (len(found), bad.reason) == (
-        1,
-        "a row of more than 0 million characters; check for an unclosed bracket, after 1 readable rows",
-    )
+    with patch.object(packing, "BLOCK", 100):
+        found, (bad,) = read(tmp_path / "a.json", max_document_mb=0.001)
+    assert len(found) == 1
+    assert "its row is longer than the 0.001 MB of max_document_mb" in bad.reason
+    assert bad.reason.endswith("after 1 readable rows")
 
 
 def test_configuration_is_text_and_one_row_is_a_row(tmp_path):
     top = tmp_path / "in"
     top.mkdir()
-    texts = {
-        "array.json": '["a", "b"]',
-        "config.json": '{"name": "x", "contributors": [{"name": "y"}]}',
-        "empty.json": "{}",
-        "broken.json": '{"a": ',
-        "two.json": '{"a": [{"text": "1"}], "b": [{"text": "2"}]}',
-    }
-    for name, content in texts.items():
-        (top / name).write_text(content)
+    config = '{"name": "x", "version": [1, 2], "scripts": {"test": "pytest"}, "private": true}'
+    (top / "config.json").write_text(config)
+    (top / "empty.json").write_text("{}")
     (top / "row.json").write_text('{"text": "the row", "id": [{"a": 1}]}')
-    found, bad = read(top)
-    assert ([text for text, _ in found], bad) == (
-        [texts["array.json"], texts["broken.json"], texts["config.json"], "{}", "the row", texts["two.json"]],
-        [],
-    )
-    _, bad = read([{"path": str(top), "field": "name"}])
-    assert not bad
+    with pytest.warns(Notice, match=r"config.json and 1 more: a JSON object without rows, read as one text"):
+        found, bad = read(top)
+    assert ([text for text, _ in found], bad) == ([config, "{}", "the row"], [])
+    (top / "two.json").write_text('{"a": [{"text": "1"}], "b": [{"text": "2"}]}')
     with pytest.raises(UserError, match=r"several lists of rows \(found 'a', 'b'\), expected an array"):
         read(top / "two.json", format="chat")
-    with patch.object(json_files, "MAX_OBJECT_BYTES", 10), pytest.raises(UserError, match="save its list of rows as"):
-        read(top / "two.json", format="chat")
+    with pytest.raises(UserError, match=r"a JSON object without rows"):
+        read(top / "config.json", format="chat")
 
 
 def test_csv_quotes_line_ends_and_bad_rows(tmp_path):
@@ -260,13 +252,13 @@ def test_a_name_that_shouts_is_unpacked_and_columns_of_one_name_are_refused(tmp_
     [
         ("a.csv", b"id,body\n1,x\n", "a.csv: line 2: no field 'text', found 'id', 'body'; set `field`"),
         ("a.csv", b"text,text\n1,x\n", "the header names column 'text' more than once"),
-        ("a.csv", "text\nx\n".encode("utf-16"), "the header cannot be read: byte 0 .* is not UTF-8; save the file"),
+        ("a.csv", b"text\xe9\nx\n", "the header cannot be read: byte 4 .* is not UTF-8; save the file"),
         ("a.parquet", parquet([{"body": "x", "id": 1}]), "a.parquet: no field 'text', found 'body', 'id'; set `field`"),
         ("a.parquet", parquet([{"text": 3}]), "a.parquet: column 'text' is int64, expected a string"),
         (
             "a.parquet",
             parquet_of(pa.table([pa.array(["x"]), pa.array(["y"])], names=["text", "text"])),
-            "a.parquet: column 'text' occurs more than once; keep one",
+            "a.parquet: the table names column 'text' more than once; rename one",
         ),
         ("a.parquet", b"PAR1 and nothing more", "a.parquet: not a valid Parquet file"),
         ("a.json", b'[{"body": "x"}]', "a.json: row 1: no field 'text', found 'body'"),
@@ -322,7 +314,7 @@ def test_a_mixed_folder_counts_and_keeps_going(tmp_path):
     (top / "other.csv").write_bytes(b"id,body\n1,x\n2,y\n")
     out = tmp_path / "out"
     result = make(out, top, dedup={"exact": False})
-    assert skipped_files(Source(path=str(top))) == [top / "picture.png"]
+    assert not_read(Source(path=str(top))) == [(top / "picture.png", "suffix")]
     (top / "\udcff.txt").write_text("a name that is no text")
     with pytest.raises(UserError, match=r"the file name '.*\\udcff.txt' is not UTF-8"):
         make(tmp_path / "refused", top)
@@ -343,12 +335,11 @@ def test_a_file_larger_than_the_allowance_is_streamed(tmp_path, monkeypatch, nam
     data = parquet(rows, row_group_size=300) if name == "groups.parquet" else WRITERS[name](rows)
     (tmp_path / name).write_bytes(data)
     monkeypatch.setattr(reader, "BATCH_CHARACTERS", 20_000)
-    monkeypatch.setattr(files, "BLOCK", 10_000)
-    monkeypatch.setattr(json_files, "HEAD_BYTES", 10_000)
+    monkeypatch.setattr(packing, "BLOCK", 10_000)
+    monkeypatch.setattr(content, "SNIFF_BYTES", 10_000)
     taken = []
-    blocks, batches = files.blocks, table_files.parquet_batches
-    for module in (files, json_files):
-        monkeypatch.setattr(module, "blocks", lambda file: (taken.append(1) or b for b in blocks(file)))
+    unpacked, batches = files.unpacked, table_files.parquet_batches
+    monkeypatch.setattr(files, "unpacked", lambda *a: (taken.append(1) or b for b in unpacked(*a)))
     monkeypatch.setattr(table_files, "parquet_batches", lambda *a: (taken.append(1) or b for b in batches(*a)))
     found = reader.read(settings(tmp_path / name), lambda bad: None)
     first = next(found)

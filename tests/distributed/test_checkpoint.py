@@ -2,14 +2,18 @@
 
 import contextlib
 import json
+import os
 import pickle
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from ingot.core.artifact import checkpoint_problem
 from ingot.core.errors import UserError
 from ingot.distributed import checkpoint
 from tests.imports import assert_not_imported
@@ -101,6 +105,52 @@ def test_a_damaged_checkpoint_falls_back_and_says_so(tmp_path: Path, damage: str
     assert len(said) == 1
     assert said[0].startswith("skipped a damaged checkpoint: ")
     assert file.name in said[0]
+
+
+def _edit_manifest(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest = change(manifest) or manifest
+    (path / "manifest.json").write_text(manifest if isinstance(manifest, str) else json.dumps(manifest))
+
+
+MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "empty": (lambda m: m.clear(), "config.json: not named in manifest.json"),
+    "without the tensors": (lambda m: m.pop("model.safetensors") and None, "model.safetensors: not named in"),
+    "without the state": (lambda m: m.pop("state.json") and None, "state.json: not named in"),
+    "a list": (lambda m: "[]", "not named in|no readable manifest.json"),
+    "a number": (lambda m: "3", "no readable manifest.json"),
+    "nested": (lambda m: "[" * 100_000, "no readable manifest.json"),
+    "a file elsewhere": (lambda m: m.update({"../x": m["state.json"]}), r"found '../x', expected names of files"),
+    "no digest": (lambda m: m["state.json"].pop("blake2b") and None, "no readable manifest.json"),
+}
+
+
+@pytest.mark.parametrize("case", MANIFESTS)
+def test_a_manifest_names_all_files_and_every_byte_is_checked(tmp_path: Path, case: str) -> None:
+    _save(tmp_path, 10)
+    path = checkpoint.checkpoint_path(tmp_path, 10)
+    assert checkpoint_problem(path) is None
+    change, problem = MANIFESTS[case]
+    _edit_manifest(path, change)
+    assert re.search(problem, str(checkpoint_problem(path)))
+    with pytest.raises(UserError, match="all 1 checkpoints are damaged"):
+        checkpoint.newest_intact(tmp_path, lambda text: None)
+
+
+@pytest.mark.parametrize("name", ["extra.safetensors", "model-2.safetensors", "state.json", "model.safetensors"])
+def test_files_that_the_manifest_does_not_name_or_that_are_gone_are_damage(tmp_path: Path, name: str) -> None:
+    _save(tmp_path, 10)
+    path = checkpoint.checkpoint_path(tmp_path, 10)
+    if (path / name).exists():
+        (path / name).unlink()
+        _edit_manifest(path, lambda m: m.pop(name) and None)
+        assert re.search(r": no (state\.json|tensors)$", str(checkpoint_problem(path)))
+    else:
+        (path / name).write_bytes(b"x")
+        assert f"{name}: not named in manifest.json" in str(checkpoint_problem(path))
+    (path / "model.safetensors").unlink(missing_ok=True)
+    os.mkfifo(path / "model.safetensors")
+    assert checkpoint_problem(path) is not None, "a pipe is not waited for"
 
 
 def test_all_damaged_is_an_error_and_none_is_none(tmp_path: Path) -> None:

@@ -181,3 +181,23 @@ def test_wilson_against_the_formula_and_at_the_ends():
     assert wilson(20, 20)["high"] == 1
     assert wilson(20, 20)["low"] == pytest.approx(20 / (20 + 1.959964**2), abs=1e-6)
     assert wilson(0, 0) == {"value": 0.0, "low": 0.0, "high": 1.0, "n": 0}
+
+
+@pytest.mark.parametrize("family", ["Llama 2", "Gemma", "T5", "Llama 3"])
+def test_a_text_begins_alike_in_tasks_lm_eval_generation_and_stores(family, tmp_path):
+    from ingot.evaluate.harness import LMMethods
+    from ingot.infer.streaming import prompt_ids
+    from ingot.tokenizer.hf_files import import_tokenizer
+    from tests.tokenizer.published import SHAPES
+
+    tokenizer = import_tokenizer(SHAPES[family](tmp_path))
+    subject = Subject(_tiny(tokenizer.vocab), tokenizer, chats=False)
+    text = "The cat is on the mat"
+    ids = [*tokenizer.start_ids, *tokenizer.encode(text).tolist()]
+    assert prompt_ids(tokenizer, text) == subject.prompt(text, chat=False) == ids
+    assert LMMethods(subject.model, tokenizer)._pair(text, " it has")[0] == ids
+    assert LMMethods(subject.model, tokenizer)._pair("", text)[0] == tokenizer.start_ids
+    # one blank between a prompt and its answer, though some of these tokenizers put one before every text
+    answer = subject.answer(" of it", False, text)
+    assert tokenizer.decode([*tokenizer.encode(text).tolist(), *answer]) == text + " of it"
+    assert answer == LMMethods(subject.model, tokenizer)._pair(text, " of it")[1]

@@ -63,6 +63,14 @@ GOOD = {"task": "mine", "kind": "choice"}
 ITEM = {"prompt": "p", "choices": [" a", " b"], "answer": 0}
 
 
+@pytest.mark.parametrize("prompt", ["p", "two lines\n", "def f():\n\n"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_prompt_may_end_in_a_line_end_and_a_file_begin_with_a_byte_order_mark(tmp_path, prompt, encoding):
+    path = tmp_path / "mine.jsonl"
+    path.write_text(f"{json.dumps(GOOD)}\n{json.dumps({**ITEM, 'prompt': prompt})}\n", encoding=encoding)
+    assert [item.prompt for item in load_task(str(path)).items] == [prompt]
+
+
 @pytest.mark.parametrize(
     ("lines", "sentence"),
     [
@@ -71,16 +79,40 @@ ITEM = {"prompt": "p", "choices": [" a", " b"], "answer": 0}
         ([GOOD], "found only examples"),
         (["nope"], "line 1: not JSON"),
         ([GOOD, [1]], "line 2: found list, expected a JSON object"),
-        ([{**GOOD, "shot": 3}, ITEM], "line 1: unknown field 'shot'; did you mean 'shots'"),
+        ([{**GOOD, "shot": 3}, ITEM], "line 1: shot: unknown field; did you mean 'shots'"),
+        (
+            [GOOD, {**ITEM, "prompt": "Ada found the "}],
+            "line 2: found the prompt 'Ada found the ', expected no blank at",
+        ),
+        ([{**GOOD, "form": "question"}, {**ITEM, "prompt": "Where?\t"}], "line 2: found the prompt 'Where?"),
+        ([GOOD, ITEM, {**ITEM, "prompt": "x \u00a0", "example": True}], "line 3: found the prompt"),
+        (
+            [GOOD, {"prompt": "p", "kind": "generate", "targets": " boat"}],
+            "targets: found ' boat', expected a list of texts",
+        ),
+        ([GOOD, {**ITEM, "choices": "ab"}], "line 2: choices: found 'ab', expected a list of texts"),
+        ([GOOD, {**ITEM, "answer": "b"}], "line 2: answer: found 'b', expected a whole number"),
+        ([{**GOOD, "stop": "end"}, ITEM], "line 1: stop: found 'end', expected a list of texts"),
         ([GOOD, {**ITEM, "answer": 2}], "line 2: found answer 2, expected the number of a choice from 0"),
         ([GOOD, ITEM, {"prompt": "p", "choices": [" a", " a"], "answer": 0}], "line 3: found choices"),
         ([GOOD, {**ITEM, "choices": ["a", " "]}], "line 2: found an empty choice"),
-        ([GOOD, {"choices": ["a", "b"], "answer": 0}], "line 2: prompt: field required"),
+        ([GOOD, {"choices": ["a", "b"], "answer": 0}], "line 2: prompt: missing; add it"),
         ([GOOD, {"prompt": "p", "kind": "generate"}], "line 2: found check 'exact' without targets"),
         ([GOOD, {"prompt": "p", "kind": "generate", "check": {"line": 1}}], "line 2: found check 'line'; did you mean"),
         ([GOOD, {"prompt": "p", "kind": "generate", "check": {}}], "line 2: found an empty check"),
         ([GOOD, {"prompt": "p", "kind": "generate", "targets": [" "]}], "line 2: found an empty target"),
         ([GOOD, {"prompt": "p", "kind": "code"}], "line 2: found no tests"),
+        *(
+            (
+                [GOOD, {"prompt": prompt, "kind": "code", "tests": "1"}],
+                f"line 2: found a definition of '{name}', a builtin",
+            )
+            for prompt, name in (
+                ("def sum(a):\n", "sum"),
+                ("x = 1\n\nasync def input():\n", "input"),
+                ("class list:", "list"),
+            )
+        ),
         ([GOOD, {"prompt": "p", "kind": "code", "tests": "assert ("}], "line 2: tests are not Python"),
         ([{**GOOD, "shots": 2}, ITEM, {**ITEM, "example": True}], "found 1 examples for 2 shots"),
         (

@@ -50,5 +50,6 @@ def stage(babbler: LanguageModel, tmp_path: Path) -> Path:
         path / "inputs.json",
         {"kind": "train", "settings": {}, "inputs": {"data:talk": {"name": "talk", "key": "", "dir": "gone"}}},
     )
+    atomic_json(path / "result.json", {"steps": 1})
     (path / "DONE").write_text("{}")
     return path

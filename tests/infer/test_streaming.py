@@ -12,6 +12,8 @@ from ingot import api
 from ingot.core.errors import UserError
 from ingot.infer.sampling import Sampling
 from ingot.infer.streaming import TextGeneration, TextStream, prompt_ids
+from ingot.model.config import ModelSettings
+from ingot.model.transformer import build
 from ingot.tokenizer.byte_bpe import Char
 
 LETTERS = st.sampled_from("ab €😀é")
@@ -223,3 +225,16 @@ def test_a_changed_model_goes_on_as_it_is_now(stage):
     with torch.inference_mode():  # whose tensors do not count their changes
         made = api.load(stage, device="cpu")
     assert made.generate("a", max_new=8, temperature=0) == before
+
+
+def test_a_blank_that_ends_the_prompts_last_word_precedes_the_continuation(tmp_path):
+    """Where a piece ends a word instead of beginning one; after the begin of text there is none."""
+    from ingot.tokenizer.hf_files import import_tokenizer
+    from tests.tokenizer.published import SHAPES
+
+    tokenizer = import_tokenizer(SHAPES["CLIP"](tmp_path))
+    model = build(ModelSettings(depth=1, width=16, heads=2, context=24).resolve(tokenizer.vocab), seed=1)
+    prompts = [prompt_ids(tokenizer, "the cat"), prompt_ids(tokenizer, "")]
+    first, second = TextGeneration(model, tokenizer, prompts, Sampling(max_new=3)).answers()
+    assert first.text == " " + tokenizer.decode_bytes(first.completion.ids).decode(errors="replace")
+    assert second.text == tokenizer.decode_bytes(second.completion.ids).decode(errors="replace")

@@ -1,5 +1,6 @@
 """Building C++: every library compiles, one is built once, and a damaged one is built again."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -98,3 +99,36 @@ def test_a_damaged_library_is_built_again(source: Path, damage: Callable[[bytes]
     assert again.answer() == 42
     assert messages == [BUILDING] * 2
     assert list((artifact.cache_directory() / "native").iterdir()) == [path]
+
+
+@needs_compiler
+@pytest.mark.parametrize("place", ["library", "directory", "cache"])
+def test_a_library_that_other_users_can_replace_is_not_loaded(
+    source: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    assert build.build(source, macros=("-DANSWER=42",)) is not None
+    (path,) = (artifact.cache_directory() / "native").iterdir()
+    assert path.stat().st_mode & 0o077 == 0
+    {"library": path, "directory": path.parent, "cache": artifact.cache_directory()}[place].chmod(0o777)
+    loaded: list[str] = []
+    monkeypatch.setattr(build.ctypes, "CDLL", lambda name: loaded.append(name))
+    messages: list[str] = []
+    build.build(source, messages.append, ("-DANSWER=42",))
+    assert messages[0] == BUILDING
+    if place == "library":  # the directory is private, so a new one is written there
+        assert loaded == [str(path)]
+        assert path.stat().st_mode & 0o077 == 0
+    else:
+        assert str(path) not in loaded
+        assert "other users can write to this cache" in messages[1]
+
+
+def test_a_library_of_another_user_is_not_loaded(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = artifact.cache_directory() / "a.so"
+    data = b"library"
+    path.write_bytes(data + build._checksum(data))
+    assert build._is_intact(path)
+    monkeypatch.setattr(artifact.os, "geteuid", lambda: 12345)
+    assert build._is_intact(path) == (path.stat().st_uid == 0)
+    os.chown(path, 54321, 54321) if os.getuid() == 0 else None
+    assert not build._is_intact(path)

@@ -1,6 +1,7 @@
 """Keys: what changes a result changes the key of that stage and of its readers, and nothing else does."""
 
 import contextlib
+import errno
 import json
 import os
 from pathlib import Path
@@ -15,7 +16,9 @@ from ingot.core.settings import Execution, Settings, canonical, models_in
 from ingot.model.adapter_config import AdapterSettings
 from ingot.objectives.settings import OBJECTIVES
 from ingot.pipeline.graph import Graph, load_graph
-from ingot.pipeline.status import _differences
+from ingot.pipeline.run import job_of, link
+from ingot.pipeline.status import _changes, _differences, _file_changes
+from ingot.stages.kind import Node
 from ingot.stages.kinds import RECIPE_KINDS
 from ingot.tokenizer.files import has_template
 
@@ -155,6 +158,8 @@ CANDIDATES: list[Any] = [
     "empirical",
     *("rslora", ["q"]),
     *("keep", "chat"),
+    *("jsonl", "cp1252", "last answer", "drop"),
+    *("2025-01-31", "weak"),
     ["embedding", "head"],
 ]
 """Values to try on a field until one is valid and different."""
@@ -170,6 +175,10 @@ WITH = {
     ("tokenizer", "alphabet"): {"from": "clean", "type": "char"},
     ("tokenizer", "path"): {"type": "file", "path": "somewhere"},
     ("tokenizer", "type"): {"from": "clean", "type": "byte-bpe", "vocab": 400},
+    **{
+        ("tokenizer", name): {"from": "clean", "type": "byte-bpe", "vocab": 400, "template": "own.jinja"}
+        for name in ("date", "enable_thinking")
+    },
     ("train", "context"): {"data": {"a": 1.0}, "duration": "5 steps", "init": "t"},
     ("train", "init"): {"data": {"a": 1.0}, "duration": "5 steps", "init": "t"},
     ("train", "model", "size"): {"data": {"a": 1.0}, "duration": "5 steps", "tokenizer": "t", "model": {"size": "4M"}},
@@ -213,6 +222,9 @@ WITH = {
             "prompt": "chat",
             "completion": "chat",
             "system": "chat",
+            "input": "chat",
+            "history": "chat",
+            "reasoning": "chat",
             "chosen": "pairs",
             "rejected": "pairs",
         }.items()
@@ -224,6 +236,7 @@ WITH = {
     },
     ("label", "min_score"): {"data": "s", "by": "rm", "format": "chat"},
     ("corpus", "fields"): {"sources": ["a"], "format": "pairs"},
+    **{("corpus", name): {"sources": ["a"], "format": "chat"} for name in ("train_on", "reasoning")},
     ("corpus", "sources", "0", "fields"): {"sources": [{"path": "a"}], "format": "pairs"},
 }
 """Fields that need other company to be legal."""
@@ -298,6 +311,89 @@ def test_every_setting_of_an_objective_changes_the_key(kind: str, name: str) -> 
         with contextlib.suppress(ValidationError):
             keys.add(_key(model.model_validate({"kind": kind, **company, name: value})))
     assert keys - {_key(before)}, f"no candidate value is legal for {kind}.{name}, or none changes the key; add one"
+
+
+OWN = {
+    "a filter": ("clean", "stage.clean.filters=['own.py:f']"),
+    "a judge": ("duel", "stage.duel.by=['own.py:f']"),
+    "a label": ("labelled", "stage.labelled.by='own.py:f'"),
+}
+JUDGES = """
+[stage.asked]
+kind = "corpus"
+sources = ["asked.jsonl"]
+format = "prompts"
+
+[stage.duel]
+kind = "judge"
+models = ["chat"]
+against = "base"
+data = "asked"
+by = ["own.py:g"]
+
+[stage.answers]
+kind = "generate"
+model = "chat"
+data = "asked"
+
+[stage.labelled]
+kind = "label"
+data = "answers"
+by = "own.py:g"
+"""
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_what_a_function_imports_and_reads_is_in_the_key_and_named(work: Path, case: str) -> None:
+    """Of every kind that calls a user's function."""
+    name, override = OWN[case]
+    (work / "tiny.toml").write_text((work / "tiny.toml").read_text() + JUDGES)
+    (work / "asked.jsonl").write_text('{"prompt": "a"}\n' * 4)
+    (work / "own.py").write_text("import words\ndef f(*x): return open('banned.json').read()\ndef g(*x): ...\n")
+    (work / "words.py").write_text("import more\n")
+    for file in ("more.py", "banned.json"):
+        (work / file).write_text("1")
+    seen = set()
+    for file in (None, "own.py", "words.py", "more.py", "banned.json"):
+        if file:
+            (work / file).write_text((work / file).read_text() + "\n")
+        graph = _graph(work, override)
+        node = graph.nodes[name]
+        seen.add(node.key)
+        assert {"own.py", "words.py", "more.py", "banned.json"} <= set(node.files), node.missing
+        if file:
+            assert _changes(graph.link(node), node) == f"{file} changed"
+        _record(graph, node)
+    assert len(seen) == 5
+    assert _keys(work, override)[name] in seen
+
+
+def _record(graph: Graph, node: Node) -> None:
+    """Record the node as the result that the run links to."""
+    graph.link(node).mkdir(parents=True, exist_ok=True)
+    record = json.loads(json.dumps(job_of(graph, node, quiet=True)))
+    (graph.link(node) / "inputs.json").write_text(json.dumps(record))
+
+
+def test_a_reason_names_three_changed_files_and_counts_the_others() -> None:
+    before = {f"{n}.txt": "a" for n in range(9)}
+    now = {f"{n}.txt": "b" if n < 5 else "a" for n in range(8)} | {"new.txt": "a"}
+    assert _file_changes(before, now) == ["0.txt changed", "1.txt changed", "2.txt changed", "4 more files changed"]
+    assert _file_changes({"a": "1"}, {"b": "1"}) == ["b is new", "a is gone"]
+    assert _file_changes({}, now) == [], "an older record without digests"
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_links_is_one_sentence(work: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    graph = _graph(work)
+
+    def symlink(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "symlink", symlink)
+    with pytest.raises(UserError, match=r"tiny/clean: the file system has no symbolic links, .* with --out"):
+        link(graph, graph.nodes["clean"])
+    assert list((work / "runs/tiny").iterdir()) == []
 
 
 def test_a_circle_and_a_wrong_kind_are_named(work: Path) -> None:

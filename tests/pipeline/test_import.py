@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import ingot
 from ingot import api
-from ingot.convert import hf_weights
+from ingot.convert import hf_weights, peft
 from ingot.core.errors import UserError
+from ingot.model import lora
+from ingot.model.adapter_config import AdapterSettings
 from ingot.model.config import ModelSettings
 from ingot.model.transformer import build
 from ingot.pipeline.graph import import_graph, load_graph
@@ -281,6 +283,43 @@ def test_two_directories_of_one_name_keep_their_own_tokenizers(start: Path) -> N
         "a": Path("a/start"),
         "b": Path("b/start"),
     }
+
+
+def test_an_adapter_brings_its_embeddings_its_tokenizer_and_its_template(start: Path) -> None:
+    """As trainers save them after adding a token; what is beside them is named."""
+    model, settings = hf_weights.load(start), AdapterSettings(rank=2, targets=("q",))
+    lora.add_adapters(model, settings, 1)
+    peft.write(Path("adapter"), model, settings)
+    vocab, width = model.config.vocab, model.config.width
+    rows = torch.sin(torch.arange((vocab + 1) * float(width))).reshape(vocab + 1, width)
+    tensors = load_file("adapter/adapter_model.safetensors")
+    tensors = {n: torch.ones_like(t) if "lora_B" in n else t for n, t in tensors.items()}
+    names = ("model.embed_tokens", *(() if model.config.tied else ("lm_head",)))
+    tensors |= {f"base_model.model.{name}.weight": rows.clone() for name in names}
+    save_file(tensors, "adapter/adapter_model.safetensors")
+    words = ByteBPE([*(bytes([b]) for b in range(256)), b"th"], r"\s+|\S+")
+    export_tokenizer(words, Path("adapter"))
+    Path("adapter/training_args.bin").write_bytes(b"x")
+
+    graph = import_graph("hf:start", Path("runs"), "both", "adapter")
+    assert not any(node.missing for node in graph.nodes.values())
+    jobs = [job_of(graph, node, quiet=False) for node in graph.nodes.values()]
+    for job in jobs:
+        child.run(job)
+    made = api.load(jobs[-1]["dir"], device="cpu").loaded
+    assert made.config.vocab == vocab + 1
+    assert torch.equal(made.model.embedding.weight, rows)
+    assert made.tokenizer.encode("the").tolist() == words.encode("the").tolist()
+    assert not torch.equal(made.model.get_parameter("layers.0.attention.q.weight"), _query(start))
+
+    before = {n.name: n.key for n in graph.nodes.values()}
+    Path("adapter/chat_template.jinja").write_text("{{ messages[0].content }}")
+    after = {n.name: n.key for n in import_graph("hf:start", Path("runs"), "both", "adapter").nodes.values()}
+    assert {n for n in before if before[n] != after[n]} == {"both", "both.tokenizer"}
+
+
+def _query(directory: Path) -> torch.Tensor:
+    return hf_weights.load(directory).get_parameter("layers.0.attention.q.weight")
 
 
 def test_directories_that_hold_no_model_are_refused(start: Path) -> None:

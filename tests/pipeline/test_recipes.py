@@ -208,7 +208,8 @@ def _packages(requirements: list[str]) -> set[str]:
 def _imports(tree: ast.AST) -> set[str]:
     """Top-level packages that the code below a node imports."""
     found = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
-    names = [n.module or "" if isinstance(n, ast.ImportFrom) else a.name for n in found for a in n.names]
+    absolute = [n for n in found if isinstance(n, ast.Import) or not n.level]
+    names = [n.module or "" if isinstance(n, ast.ImportFrom) else a.name for n in absolute for a in n.names]
     return {name.split(".")[0] for name in names}
 
 

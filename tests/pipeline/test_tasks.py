@@ -23,9 +23,24 @@ def test_F4_code_is_off_by_default(work, monkeypatch):
     tasks = 'stage.card.tasks=["code-small"]'
     with pytest.raises(UserError, match=r"stage\.card: tasks: 'code-small' runs code that a model has written; allow"):
         _startable(tasks)
-    _startable(tasks, "stage.card.run_code=true")
+    _startable(tasks, "stage.card.run_code=true", "stage.card.sandbox='weak'")
     with pytest.raises(UserError, match=r"stage.card: tasks: no task 'icl'; "):
         _startable('stage.card.tasks=["icl"]')
+
+
+def test_code_needs_bwrap_or_the_users_consent_to_less(work, monkeypatch):
+    """It is refused before anything runs. A result that was made where bwrap works stays valid."""
+    monkeypatch.chdir(work)
+    code = ('stage.card.tasks=["code-small"]', "stage.card.run_code=true")
+    monkeypatch.setattr("ingot.stages.evaluation.kind.bwrap_problem", lambda: None)
+    _startable(*code)
+    monkeypatch.setattr("ingot.stages.evaluation.kind.bwrap_problem", lambda: "no bwrap here; install it")
+    with pytest.raises(UserError, match=r"^stage\.card: tasks: 'code-small': no bwrap here; install it$"):
+        _startable(*code)
+    _startable(*code, "stage.card.sandbox='weak'")
+    _startable('stage.card.tasks=["icl-copy"]', "stage.card.run_code=true")
+    with pytest.raises(UserError, match="sandbox"):
+        _startable(*code, "stage.card.sandbox='none'")
 
 
 def _startable(*overrides: str) -> None:

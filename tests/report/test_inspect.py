@@ -21,6 +21,7 @@ def test_corpus(finished, capsys):
     shown = capsys.readouterr().out
     assert '<script>alert("owned")</script>' in shown
     assert "line 43" in shown
+    assert "field text: document, " in shown
 
 
 def test_store(finished, capsys):

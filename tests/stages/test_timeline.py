@@ -13,7 +13,7 @@ from ingot.data.packing import BestFit, Concatenated
 from ingot.model.config import ModelSettings
 from ingot.stages.training.phases import build_timeline, trained_config
 from ingot.stages.training.settings import TrainSettings
-from ingot.stages.training.timeline import AssumedSize, Timeline, assumed_size
+from ingot.stages.training.timeline import AssumedSize, Timeline, assumed_size, overshoot
 
 PHASES_OF_001 = [
     {"name": "foundation", "fraction": 0.4, "lr": 3e-4},
@@ -346,6 +346,32 @@ def test_an_epoch_of_packed_documents_is_all_its_rows():
     line = _line(lambda name, context: plan, batch=1, duration="3 epochs")
     assert line.steps == 3 * plan.rows
     assert line.epochs(lambda name, context: plan) == {"a": pytest.approx(3)}
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ({"duration": "3 epochs", "batch": 64}, ["trains on 21.3 times the 768 tokens", "64 epochs of a", "64 rows"]),
+        ({"duration": "300 tokens", "batch": 4}, ["trains on 3.41 times the 300 tokens", "4 epochs of a", "4 rows"]),
+        ({"duration": "2 steps", "batch": 64}, []),
+        ({"duration": "3 epochs", "batch": 2}, []),
+        (
+            {
+                "duration": None,
+                "phases": [
+                    {"name": "long", "duration": "99 epochs", "batch": 1},
+                    {"name": "short", "duration": "1 epoch", "batch": 8},
+                ],
+            },
+            ["phase short trains on 8 times the 256 tokens", "107 epochs of a", "8 rows"],
+        ),
+    ],
+)
+def test_a_phase_that_trains_on_more_than_was_asked_for(table: dict, expected: list[str]):
+    line, size = _line(_sizes(a=1), **table), _sizes(a=1)
+    sentences = [s for phase in line.summary() if (s := overshoot(phase, line.epochs(size)))]
+    assert len(sentences) == bool(expected)
+    assert all(part in sentences[0] for part in expected)
 
 
 def test_the_summary_is_flat_and_says_what_a_phase_is():

@@ -165,8 +165,12 @@ def like_qwen(directory: Path, template: str = CHATML) -> Path:
 
 
 def stock(directory: Path, name: str) -> Path:
-    """A byte-level BPE with one of the stock templates; a beginning of text is also put in front by its own files."""
-    template, specials, names, _ = STOCK[name]
+    """A byte-level BPE with one of the stock templates."""
+    return with_specials(directory, *STOCK[name][:3])
+
+
+def with_specials(directory: Path, template: str, specials: list[str], names: dict[str, str]) -> Path:
+    """A byte-level BPE with a template; a beginning of text is also put in front by its own files."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -279,7 +279,11 @@ def test_metaspace_decodes_with_and_without_its_first_space(tmp_path):
         ({"tokenizer.json": "{"}, "tokenizer.json: not JSON"),
         ({"tokenizer.json": "[]"}, "found a list, expected a JSON object"),
         ({"tokenizer.json": "{}"}, "found no model with a type"),
-        ({"tokenizer.json": '{"model": {"type": "Magic", "vocab": {}}}'}, "the tokenizers library cannot read it"),
+        ({"tokenizer.json": '{"model": {"type": "Magic", "vocab": {}}}'}, "model: found type 'Magic', expected BPE"),
+        (
+            {"tokenizer.json": '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}}'},
+            "the tokenizers library cannot read it",
+        ),
         ({"tokenizer.json": '{"model": {"type": "BPE", "merges": []}}'}, "expected the format of the tokenizers"),
         (
             {

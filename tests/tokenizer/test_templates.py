@@ -1,6 +1,8 @@
 """Jinja chat templates: the ids of `transformers`, a mask that is born with them, and contents that stay text."""
 
+import datetime
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,13 @@ from hypothesis import strategies as st
 from ingot.core.errors import UserError
 from ingot.store.encode import _ENCODERS
 from ingot.tokenizer.base import Tokenizer
-from ingot.tokenizer.byte_bpe import ByteBPE
+from ingot.tokenizer.byte_bpe import ByteBPE, load_tokenizer
 from ingot.tokenizer.chat import check_template, masked_runs, render, render_batch, stop_ids
 from ingot.tokenizer.hf_files import TURNS_JINJA, export_tokenizer, import_tokenizer
+from ingot.tokenizer.train import train
+from ingot.tokenizer.train import with_template as with_any_template
 from tests.tokenizer.hf_helpers import BRACKETS, CHATML, MARKED_CHATML, STOCK, like_bert, like_llama, like_qwen, stock
+from tests.tokenizer.text_helpers import labelled, settings
 
 TALK = [
     {"role": "user", "content": "What is argparse?"},
@@ -207,7 +212,7 @@ def test_an_end_of_turn_outside_the_block_is_learned_too(bpe):
     [
         ("{% for m in messages %}", "chat template, line 1: Unexpected end of template"),
         ("{{ raise_exception('no system') }}", "rejects this conversation: no system"),
-        ("{{ strftime_now('%d') }}", r"'strftime_now' is undefined \(ids would change with the date\)"),
+        ("{{ strftime_now('%d') }}", "'strftime_now' is undefined; set `date` in the tokenizer stage"),
         ("{{ messages[0].content.nothing.more }}", "chat template: 'str object' has no attribute"),
         ("{{ ''.__class__.__mro__ }}", "chat template: access to attribute '__class__'"),
         ("{{ namespace(__class__=1) }}", "may not be set"),
@@ -237,12 +242,102 @@ def test_a_date_is_used_where_a_template_has_its_own(bpe):
     assert bpe.decode(ids) == '2024{"role": "assistant", "content": "é\\"<"}'
 
 
+DATED = {
+    "a format": "{{ 'Today ' + strftime_now('%Y-%m-%d') }}",
+    "two formats": '{{ strftime_now("%d %B %Y") }}{% if strftime_now is defined %}{{ strftime_now("%A") }}{% endif %}',
+    "a text": "{% if not date_string is defined %}{% set date_string = '26 Jul 2024' %}{% endif %}{{ date_string }}",
+    "a text of a format": (
+        "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
+        "{{ date_string }}"
+    ),
+    "a time": "{{ strftime_now('%H:%M') }}",
+}
+DATES = {
+    "a format": "Today 2025-01-31",
+    "two formats": "31 January 2025Friday",
+    "a text": "31 Jan 2025",
+    "a text of a format": "31 Jan 2025",
+    "a time": "00:00",
+}
+
+
+@pytest.mark.parametrize("name", DATED)
+def test_the_date_is_a_setting_and_never_read_from_the_clock(imported, tmp_path, name):
+    """Also in `transformers`, which would read the clock: the exported template has the date as its default."""
+    from transformers import AutoTokenizer
+
+    tokenizer = with_any_template(imported[CHATML], DATED[name] + CHATML)
+    tokenizer.template_variables = {"date": "2025-01-31"}
+    ids, _ = render(TALK[:1], tokenizer, generation_prompt=True)
+    assert tokenizer.decode(ids).startswith(DATES[name] + "<|im_start|>")
+    export_tokenizer(tokenizer, tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs.apply_chat_template(TALK[:1], add_generation_prompt=True, return_dict=False) == ids.tolist()
+    assert np.array_equal(render(TALK[:1], import_tokenizer(tmp_path), generation_prompt=True)[0], ids)
+
+
+def test_variables_are_part_of_a_tokenizer_and_of_its_file(bpe, tmp_path):
+    plain = with_template(bpe, DATED["a text"] + TURNS_JINJA)
+    dated = with_template(bpe, plain.template)
+    dated.template_variables = {"date": "2025-01-31", "enable_thinking": False, "thinking": False}
+    assert dated.fingerprint != plain.fingerprint
+    dated.save(tmp_path / "tokenizer.json")
+    again = load_tokenizer(tmp_path / "tokenizer.json")
+    assert again.template_variables == dated.template_variables
+    assert np.array_equal(render(TALK, again)[0], render(TALK, dated)[0])
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"date": "31.1.2025"}, "found '31.1.2025', expected a date such as 2025-01-31"),
+        ({"date": "yesterday"}, "found 'yesterday', expected a date such as 2025-01-31"),
+        ({"date": 20250131.5}, "expected a date such as 2025-01-31"),
+        ({"date": "2025-01-31", "template": "turns"}, 'the chat format "turns" has no date; remove the setting'),
+        ({"enable_thinking": True}, 'the chat format "turns" has no enable_thinking; remove the setting'),
+    ],
+)
+def test_settings_of_templates(table, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        settings(vocab=600, **table)
+
+
+def test_a_date_of_a_recipe_is_a_text():
+    table = {"vocab": 600, "template": "a.jinja", "enable_thinking": False}
+    assert settings(date=datetime.date(2025, 1, 31), **table).template_variables == {
+        "date": "2025-01-31",
+        "enable_thinking": False,
+        "thinking": False,
+    }
+    assert settings(vocab=600).template_variables == {}
+
+
+TEXT = "the cat sat on the mat, the bat sat on the hat"
+
+
+def test_a_setting_that_the_template_does_not_read_is_refused(tmp_path, display, log):
+    (tmp_path / "chat.jinja").write_text(TURNS_JINJA)
+    for table, words in (
+        ({"date": "2025-01-31"}, "date: the chat template reads no strftime_now or date_string; remove the setting"),
+        ({"enable_thinking": True}, "enable_thinking: the chat template reads no thinking; remove the setting"),
+    ):
+        with pytest.raises(UserError, match=words):
+            train(settings(vocab=280, template=str(tmp_path / "chat.jinja"), **table), labelled(TEXT), display, log)
+
+
 def test_a_prompt_that_ends_within_a_token_is_refused(bpe):
     source = "{% for m in messages %}{{ m.role + ':' + SEAM + m.content + '<|end|>' }}{% endfor %}"
     source += "{% if add_generation_prompt %}{{ 'assistant:' + SEAM }}{% endif %}"
     check_template(with_template(bpe, source.replace("SEAM", "'\n'")))
     with pytest.raises(UserError, match="the prompt ends in ' ', which becomes another token when the answer follows"):
         check_template(with_template(bpe, source.replace("SEAM", "' '")))
+
+
+def test_a_template_that_rejects_the_test_conversation_passes(bpe):
+    needs_system = "{% if messages[0].role != 'system' %}{{ raise_exception('no system message') }}{% endif %}"
+    check_template(with_template(bpe, needs_system + TURNS_JINJA))
+    with pytest.raises(UserError, match="'strftime_now' is undefined; set `date` in the tokenizer stage"):
+        check_template(with_template(bpe, "{{ strftime_now('%d') }}" + TURNS_JINJA))
 
 
 def test_2_1_a_template_without_an_end_of_turn_is_refused(bpe):

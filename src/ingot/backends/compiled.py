@@ -8,12 +8,14 @@ blocks as one function, which saves Python calls.
 import contextlib
 import os
 import platform
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ingot.core.artifact import code_directory
 from ingot.model.backend import Backend, Taps
 from ingot.model.lm_head import LMHead
 from ingot.model.rope import Rope
@@ -90,6 +92,9 @@ class CompiledBackend(Backend):
 
 def _options(device: str) -> dict[str, Any]:
     """Options of torch.compile."""
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:  # torch's default is a name in /tmp that others can create first
+        directory = code_directory("inductor") or tempfile.mkdtemp(prefix="ingot-inductor-")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(directory)
     if device == "cuda":
         return {"combo_kernels": True}  # independent small kernels are launched as one
     options: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import signal
 import sys
 import warnings
@@ -14,8 +15,9 @@ import typer
 from ingot.cli.inspect import inspect_app
 from ingot.cli.models import chat, export, generate, import_
 from ingot.cli.options import JsonOption, OnlyOption, OutOption, RecipeArg, SetOption, StageArg, emit
-from ingot.core.errors import Notice, StageFailed, UserError, os_error_message
-from ingot.core.process import TERMINATION_SIGNALS, handle_termination
+from ingot.core.artifact import atomic_write
+from ingot.core.errors import StageFailed, UserError, os_error_message, print_message, printable, show_warning
+from ingot.core.process import TERMINATION_SIGNALS, handle_termination, open_standard_streams
 
 app = typer.Typer(
     help="From raw text to a trained, aligned language model, from one recipe file.\n\n"
@@ -38,16 +40,15 @@ def _terminate(number: int, _: FrameType | None) -> None:
 
 def main() -> None:
     """Entry point. Errors that a user can fix print one message and exit with code 2."""
+    open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for characters outside the terminal's encoding
     handle_termination(_terminate)
-    warnings.showwarning = _show_warning
+    warnings.showwarning = show_warning
     try:
-        app()
+        _run_command()
     except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):
-            sys.exit(0)  # the reader of the pipe has closed it
         if error.code in _SIGNAL_EXIT_CODES:
             _print_stopped()
         raise
@@ -58,10 +59,34 @@ def main() -> None:
     except KeyboardInterrupt:
         _print_stopped()
         sys.exit(130)
-    except OSError as error:
-        if (message := os_error_message(error)) is None:
+    except BrokenPipeError:
+        sys.exit(0)  # the reader of the pipe has closed it
+    except Exception as error:
+        if (message := os_error_message(error, "standard output or a file")) is None:
             raise
         _fail(message)
+    finally:
+        _discard_unwritten()
+
+
+def _run_command() -> None:
+    """Run the command, and write what is buffered for standard output while an error still gets a message."""
+    try:
+        app()
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):
+            raise end.__context__ from None
+        sys.stdout.flush()
+        raise
+
+
+def _discard_unwritten() -> None:
+    """Discard what cannot be written to the standard streams, so that Python's flush at exit does not fail."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @app.command()
@@ -78,7 +103,7 @@ def init(
             raise UserError(f"{target}: exists already; choose another directory or move it away")
     directory.mkdir(parents=True, exist_ok=True)
     for source in sources:
-        (directory / source.name).write_text(source.read_text())
+        atomic_write(directory / source.name, source.read_text())
         print(f"wrote {directory / source.name}")
     print(f"next: ingot plan {directory / 'stdlib.toml'}")
 
@@ -210,7 +235,7 @@ def sink(
 
     def show() -> None:
         for stage, events in event_counts.items():
-            print(f"{stage}: {events:,} events")
+            print(printable(f"{stage}: {events:,} events"))
         if to == "tensorboard":
             roots = ",".join(sorted({str(root_of(Path(s)) / "tensorboard") for s in event_counts}))
             print(f"next: tensorboard --logdir {roots}")
@@ -234,7 +259,7 @@ def tune(
     from ingot.pipeline.tune import tune as tuned
     from ingot.report.terminal import print_rows
 
-    trials, path = tuned(recipe, set, stage, out, steps, _print_progress)
+    trials, path = tuned(recipe, set, stage, out, steps, print_message)
     rows = [
         {
             "candidate": describe(trial.candidate),
@@ -323,7 +348,7 @@ def gc(
 
     def show() -> None:
         for o in unused:
-            print(f"{o.bytes / 1e6:10.1f} MB  {o.path}  {o.description}")
+            print(printable(f"{o.bytes / 1e6:10.1f} MB  {o.path}  {o.description}"))
         print(f"{len(unused)} orphans, {total / 1e6:.1f} MB{'' if delete or not unused else '; --delete removes them'}")
 
     emit(data, as_json, show)
@@ -346,26 +371,10 @@ def _serve(graphs: list[Any], port: int) -> None:
             server.serve_forever()
 
 
-def _print_progress(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def _print_stopped() -> None:
-    with contextlib.suppress(OSError):  # the terminal may be closed
-        print("stopped; the same command resumes from here", file=sys.stderr)
-
-
-_default_showwarning = warnings.showwarning
-
-
-def _show_warning(message: Any, category: type[Warning], *location: Any) -> None:
-    """Print a `Notice` as one line, without its location in the code."""
-    if issubclass(category, Notice):
-        print(f"note: {message}", file=sys.stderr)
-    else:
-        _default_showwarning(message, category, *location)
+    print_message("stopped; the same command resumes from here")
 
 
 def _fail(message: str) -> None:
-    print(f"error: {message}", file=sys.stderr)
+    print_message(f"error: {message}")
     sys.exit(2)

@@ -6,14 +6,13 @@ Generated text goes to standard output. Messages about it go to standard error, 
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingot.core.allocator import keep_freed_memory
 from ingot.core.artifact import atomic_write
-from ingot.core.errors import UserError, nearest, os_error_message
+from ingot.core.errors import UserError, nearest, os_error_message, print_message
 from ingot.core.process import machine_is_busy, shorten_spin
 from ingot.stages.models.lineage import trained_on_conversations
 from ingot.tokenizer.chat import render, require_chat
@@ -32,14 +31,14 @@ COMMANDS = {
 }
 
 
-def load_for_generation(stage: str | Path, best: bool, precision: str) -> "LanguageModel":
+def load_for_generation(stage: str | Path, best: bool, precision: str, step: int | None) -> "LanguageModel":
     """Load a stage's model and set up the process (allocator, thread spinning) for generation."""
     if machine_is_busy():
         shorten_spin(os.environ)  # OpenMP reads it when torch loads
     from ingot.api import load
 
     keep_freed_memory()
-    return load(stage, best=best, precision=precision)
+    return load(stage, best=best, precision=precision, step=step)
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -94,7 +93,7 @@ def report_truncation(stop_reason: str, tokens: int) -> None:
         "context": f"cut after {tokens} tokens; the model's context is full",
     }
     if stop_reason in messages:
-        print(f"[{messages[stop_reason]}]", file=sys.stderr)
+        print_message(f"[{messages[stop_reason]}]")
 
 
 def require_conversations(stage: Path) -> None:
@@ -146,9 +145,9 @@ class Dialogue:
                 elif text:
                     self.answer(text)
             except UserError as error:
-                print(f"error: {error}", file=sys.stderr)
+                print_message(f"error: {error}")
             except KeyboardInterrupt:
-                print("\n[stopped]", file=sys.stderr)
+                print_message("\n[stopped]")
 
     def command(self, text: str) -> None:
         """Execute one of `COMMANDS`."""
@@ -175,7 +174,7 @@ class Dialogue:
         messages, pieces = [*self.messages, {"role": "user", "content": text}], []
         first = self._fit(messages)
         if first > self.first:
-            print(f"[the context is full: the model no longer sees the oldest {first} messages]", file=sys.stderr)
+            print_message(f"[the context is full: the model no longer sees the oldest {first} messages]")
         try:
             stream = self.model.stream(self._visible(messages, first), step=len(messages), **self.options)
             print("it>  ", end="", flush=True)
@@ -187,7 +186,7 @@ class Dialogue:
         except KeyboardInterrupt:
             if not pieces:
                 raise
-            print("\n[stopped]", file=sys.stderr)
+            print_message("\n[stopped]")
         self.messages, self.first = [*messages, {"role": "assistant", "content": "".join(pieces)}], first
 
     def _visible(self, messages: list[dict[str, str]], first: int) -> list[dict[str, str]]:
@@ -234,5 +233,5 @@ def _read_message() -> str | None:
         print()
         return None
     except KeyboardInterrupt:
-        print("\n[/quit or Ctrl-D ends]", file=sys.stderr)
+        print_message("\n[/quit or Ctrl-D ends]")
         return ""

@@ -1,7 +1,6 @@
 """The commands that use a model: `ingot generate`, `chat`, `import` and `export`."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,13 +16,14 @@ from ingot.cli.options import (
     PrecisionOption,
     SeedOption,
     StageArg,
+    StepOption,
     StopOption,
     TemperatureOption,
     TopKOption,
     TopPOption,
     emit,
 )
-from ingot.core.errors import UserError
+from ingot.core.errors import UserError, print_message, printable
 
 
 def generate(
@@ -43,6 +43,7 @@ def generate(
     stop: StopOption = [],  # noqa: B006
     seed: SeedOption = 0,
     best: BestOption = False,
+    step: StepOption = None,
     precision: PrecisionOption = "fp32",
     as_json: JsonOption = False,
     as_jsonl: Annotated[bool, typer.Option("--jsonl", help="Print a line of JSON for each text.")] = False,
@@ -51,7 +52,7 @@ def generate(
     from ingot.cli.chat import load_for_generation, read_prompts, records, report_truncation
 
     texts = [*prompts, *(read_prompts(file) if file else [])] or [""]
-    model = load_for_generation(stage, best, precision)
+    model = load_for_generation(stage, best, precision, step)
     options: dict[str, Any] = {
         "max_new": max_new,
         "temperature": temperature,
@@ -68,7 +69,7 @@ def generate(
             return emit(list(answers), True, None)
         for number, record in enumerate(answers, 1):
             if as_jsonl:
-                print(json.dumps(record, ensure_ascii=False), flush=True)
+                print(printable(json.dumps(record, ensure_ascii=False)), flush=True)
             else:
                 print(f"--- {number} of {len(texts) * samples}\n{record['prompt']}{record['text']}", flush=True)
                 report_truncation(record["stop_reason"], record["tokens"])
@@ -93,6 +94,7 @@ def chat(
     stop: StopOption = [],  # noqa: B006
     seed: SeedOption = 0,
     best: BestOption = False,
+    step: StepOption = None,
     precision: PrecisionOption = "fp32",
 ) -> None:
     """Chat with a model that was trained on conversations. /help lists the commands, Ctrl-D ends."""
@@ -100,7 +102,7 @@ def chat(
 
     require_conversations(stage)
     Dialogue(
-        load_for_generation(stage, best, precision),
+        load_for_generation(stage, best, precision, step),
         system,
         max_new,
         temperature=temperature,
@@ -149,6 +151,7 @@ def export(
     ] = "hf",
     dtype: Annotated[str, typer.Option(help="Number format of the written weights: float32 or bfloat16.")] = "float32",
     best: BestOption = False,
+    step: StepOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write a trained model with its tokenizer and chat template for other tools, or only its adapter."""
@@ -158,8 +161,6 @@ def export(
         raise UserError(f"--dtype: found '{dtype}', expected float32 or bfloat16")
     from ingot.stages.models.export import export_hf, export_peft
 
-    files = (export_hf if to == "hf" else export_peft)(
-        stage, directory, dtype, best, lambda text: print(text, file=sys.stderr)
-    )
+    files = (export_hf if to == "hf" else export_peft)(stage, directory, dtype, best, print_message, step)
     data = {"directory": str(directory), "files": {f.name: f.stat().st_size for f in files}}
     emit(data, as_json, lambda: print("\n".join(f"{f.stat().st_size:>14,}  {f}" for f in files)))

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ingot.core.errors import printable
+
 RecipeArg = Annotated[Path, typer.Argument(help="The recipe, a TOML file.", show_default=False)]
 StageArg = Annotated[Path, typer.Argument(help="A stage's directory, such as runs/stdlib/base.", show_default=False)]
 SetOption = Annotated[
@@ -64,6 +66,9 @@ BestOption = Annotated[
         help="Use the best checkpoint (lowest held-out loss; for ppo and grpo highest reward) instead of the last one.",
     ),
 ]
+StepOption = Annotated[
+    int | None, typer.Option("--step", help="Use the checkpoint of this step, where it still exists.", min=0)
+]
 PrecisionOption = Annotated[
     str,
     typer.Option(
@@ -76,7 +81,7 @@ PrecisionOption = Annotated[
 def emit(data: Any, as_json: bool, show: Any) -> None:
     """Print `data` as one JSON document, or call `show` to print it as text."""
     if as_json:
-        print(json.dumps(_finite(data), indent=1, ensure_ascii=False, allow_nan=False))
+        print(printable(json.dumps(_finite(data), indent=1, ensure_ascii=False, allow_nan=False)))
     else:
         show()
 

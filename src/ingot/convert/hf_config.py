@@ -19,6 +19,7 @@ from typing import Any, Literal, NoReturn
 from pydantic import ValidationError
 
 from ingot.core.errors import UserError
+from ingot.core.validation import problems
 from ingot.model.config import MAX_DEPTH, Activation, Bias, ModelConfig, RopeScaling
 
 CONFIG = "config.json"
@@ -48,11 +49,13 @@ def read_config(directory: Path) -> ModelConfig:
         UserError: no readable config.json, or one that `config_from_hf` rejects.
     """
     path = directory / CONFIG
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: not a regular file, expected one; download it again")
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = json.loads(path.read_text(encoding="utf-8-sig"))
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{directory}: no {CONFIG}, expected the directory of a Hugging Face model") from None
-    except (ValueError, RecursionError, IsADirectoryError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not valid JSON ({error}); download it again") from None
     if not isinstance(table, dict):
         raise UserError(f"{path}: found a {type(table).__name__}, expected a JSON object; download it again")
@@ -80,7 +83,7 @@ def config_from_hf(table: Mapping[str, Any], where: str = CONFIG) -> ModelConfig
             return _gpt2(fields)
         return _llama_like(fields, architecture)
     except ValidationError as error:
-        raise UserError(f"{where}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+        raise UserError(f"{where}: {problems(ModelConfig, error)[0]}") from None
 
 
 def config_to_hf(

@@ -12,7 +12,6 @@ Ingot's own checkpoints have another format (`distributed/checkpoint.py`).
 
 import contextlib
 import itertools
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,14 +22,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ingot.convert.directories import INDEX, SINGLE, model_weights
 from ingot.convert.hf_config import CONFIG, Dtype, config_to_hf, read_config
 from ingot.core.artifact import atomic_json
-from ingot.core.errors import UserError
+from ingot.core.errors import UserError, name_file, system_error
 from ingot.model.adapter_config import linear_layers
 from ingot.model.config import ModelConfig
 from ingot.model.transformer import Transformer, empty
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
 """Maximum size of a weight file, as in transformers."""
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -67,14 +66,14 @@ def read_weights(directory: Path, config: ModelConfig) -> Iterator[tuple[str, Te
     """Yield (parameter name, fp32 tensor) of each parameter of `Transformer(config)`, in the order of the files.
 
     Raises:
-        UserError: no safetensors, a damaged file, or an unexpected, missing, misshapen or non-float tensor. All checks
-            precede the first tensor, except that a stored tied head equals the embedding.
+        UserError: no safetensors or two sets of them, a damaged file, or an unexpected, missing, misshapen or non-float
+            tensor. All checks precede the first tensor, except that a stored tied head equals the embedding.
     """
     shapes = _shapes(config)
     layout = _layout(config, shapes)
     base = "transformer." if config.positions == "learned" else "model."
     locations: dict[str, tuple[Path, str]] = {}
-    for file in _files(directory):
+    for file in model_weights(directory):
         with open_safetensors(file) as tensors:
             for stored in tensors.keys():  # noqa: SIM118 (not a mapping)
                 name = stored if stored.startswith((base, "lm_head.")) else base + stored
@@ -142,7 +141,8 @@ def write(
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     """Write a safetensors file with the permissions of the umask; the library would make it private to its owner."""
-    save_file(tensors, path, metadata={"format": "pt"})
+    with name_file(path):
+        save_file(tensors, path, metadata={"format": "pt"})
     mask = os.umask(0)
     os.umask(mask)
     path.chmod(0o666 & ~mask)
@@ -242,28 +242,6 @@ def _is_tied_head(name: str, config: ModelConfig) -> bool:
     return config.tied and name == "lm_head.weight"
 
 
-def _files(directory: Path) -> list[Path]:
-    """The safetensors files of a directory, from its index if it has one."""
-    index = directory / INDEX
-    if not index.exists():
-        if (directory / SINGLE).is_file():
-            return [directory / SINGLE]
-        if pickled := sorted(p.name for p in directory.glob("*.bin")):
-            raise UserError(
-                f"{directory}: found {pickled[0]}, expected {SINGLE}, because pickled weights run code when they are "
-                "loaded; convert them to safetensors, or use a revision of the model that has them"
-            )
-        raise UserError(f"{directory}: no {SINGLE} and no {INDEX}, expected the weights of a Hugging Face model")
-    try:
-        names = sorted({str(name) for name in json.loads(index.read_text())["weight_map"].values()})
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{index}: found no weight_map from names to files; download it again") from None
-    for name in names:
-        if Path(name).name != name or not (directory / name).is_file():
-            raise UserError(f"{index}: names the file {name}, which is not in {directory}; download it again")
-    return [directory / name for name in names]
-
-
 @contextlib.contextmanager
 def open_safetensors(file: Path) -> Iterator[safe_open]:
     """Open a safetensors file; raises UserError if it is invalid."""
@@ -271,6 +249,8 @@ def open_safetensors(file: Path) -> Iterator[safe_open]:
         with safe_open(file, framework="pt") as tensors:
             yield tensors
     except SafetensorError as error:
+        if (number := system_error(error)) is not None:
+            raise OSError(number, os.strerror(number), str(file)) from None
         raise UserError(f"{file}: not a readable safetensors file ({error}); download it again") from None
 
 

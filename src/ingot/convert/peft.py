@@ -26,14 +26,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ingot.convert.directories import adapter_files
 from ingot.convert.hf_config import Dtype
-from ingot.convert.hf_weights import embedding_modules, linear_modules, open_safetensors, write_tensors
+from ingot.convert.hf_weights import (
+    embedding_modules,
+    linear_modules,
+    open_safetensors,
+    resize_embeddings,
+    write_tensors,
+)
 from ingot.core.artifact import atomic_json
 from ingot.core.errors import UserError
 from ingot.model.adapter_config import PEFT_FILES, AdapterSettings, linear_layers, modules_to_save
 from ingot.model.config import ModelConfig
 from ingot.model.lora import LoRALinear, merged_weight
-from ingot.model.transformer import Transformer
+from ingot.model.transformer import Transformer, empty
 
 CONFIG, WEIGHTS = PEFT_FILES
 _PREFIX, _SUFFIXES = "base_model.model.", ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
@@ -115,24 +122,40 @@ def write(
 
 
 @torch.no_grad()
-def merge(directory: Path, model: Transformer) -> None:
+def merge(directory: Path, model: Transformer) -> Transformer:
     """Merge the adapter in a directory into a model without an adapter.
+
+    Returns:
+        The model, or one with another vocabulary size if the adapter contains a resized embedding.
 
     Raises:
         UserError: a configuration, tensor name or shape that does not fit the model, which is then unchanged.
     """
-    file, weights = directory / CONFIG, directory / WEIGHTS
+    file, weights = adapter_files(directory)
     config, modules = _read_config(file), linear_modules(model.config)
     saved = _saved_modules(file, config, model.config)
     corrections, saved_tensors = _read(weights, model.config, saved, bool(config.get("use_dora")))
+    embeddings = embedding_modules(model.config)
+    if (rows := next((len(t) for t in saved_tensors.values()), model.config.vocab)) != model.config.vocab:
+        model = _resized(model, rows)
     for name, tensor in saved_tensors.items():
-        model.get_parameter(f"{saved[name]}.weight").copy_(tensor)
+        model.get_parameter(f"{embeddings[name]}.weight").copy_(tensor)
     for name, (a_RI, b_OR, magnitude_O) in corrections.items():
         weights_OI = [_weight(model.get_submodule(m)) for m in modules[name]]
         scale = _scale(config, name, len(a_RI))
         merged_OI = merged_weight(torch.cat(weights_OI), a_RI, b_OR, scale, magnitude_O)
         for weight_OI, rows_OI in zip(weights_OI, merged_OI.split([len(w) for w in weights_OI]), strict=True):
             weight_OI.copy_(rows_OI)
+    return model
+
+
+def _resized(model: Transformer, vocab: int) -> Transformer:
+    tensors, config = resize_embeddings(dict(model.named_parameters()), model.config, vocab)
+    weight = model.embedding.weight
+    resized = empty(config, weight.device, weight.dtype)
+    for name, parameter in resized.named_parameters():
+        parameter.copy_(tensors[name])
+    return resized
 
 
 def _stack(parts: list[nn.Module]) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -178,9 +201,9 @@ def _number(value: float) -> float | int:
 def _read_config(file: Path) -> dict[str, Any]:
     """The adapter's configuration. Raises UserError for anything but low-rank corrections."""
     try:
-        config = json.loads(file.read_text())
+        config = json.loads(file.read_text(encoding="utf-8-sig"))
         peft_type = config["peft_type"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{file}: found no peft_type, expected the configuration of a PEFT adapter") from None
     unsupported = {name: config[name] for name in _UNSUPPORTED if config.get(name)}
     if peft_type != "LORA":
@@ -251,7 +274,8 @@ def _read(
     Args:
         file: the weights.
         config: the model's configuration.
-        saved: Hugging Face names of the modules in `modules_to_save`.
+        saved: Hugging Face names of the modules in `modules_to_save`. The embedding and the head may be there without
+            it, because PEFT saves both after the vocabulary was resized.
         dora: whether the adapter is DoRA, with magnitudes.
 
     Returns:
@@ -259,7 +283,7 @@ def _read(
     """
     layers, modules = linear_layers(config), linear_modules(config)
     corrections: dict[str, dict[str, Tensor]] = {}
-    saved_names = {f"{_PREFIX}{name}.weight": name for name in saved}
+    saved_names = {f"{_PREFIX}{name}.weight": name for name in embedding_modules(config)}
     saved_tensors: dict[str, Tensor] = {}
     with open_safetensors(file) as tensors:
         for stored in tensors.keys():  # noqa: SIM118 (not a mapping)
@@ -293,16 +317,32 @@ def _read(
 
 
 def _check_saved(file: Path, config: ModelConfig, saved: Collection[str], tensors: Mapping[str, Tensor]) -> None:
-    """Raise UserError if a saved module is missing or misshapen, or if a tied head differs from the embedding."""
-    for name in saved:
-        if name not in tensors:
-            raise UserError(f"{file}: no {_PREFIX}{name}.weight, expected all modules_to_save; save the adapter again")
-        if (shape := list(tensors[name].shape)) != (expected := [config.vocab, config.width]):
+    """Raise UserError if a saved module is missing or misshapen, or if a tied head differs from the embedding.
+
+    Another number of rows than the model's is a resized vocabulary, if all embeddings have it.
+    """
+    if missing := [name for name in saved if name not in tensors]:
+        raise UserError(
+            f"{file}: no {_PREFIX}{missing[0]}.weight, expected all modules_to_save; save the adapter again"
+        )
+    modules = embedding_modules(config)
+    embedding, head = next(name for name, module in modules.items() if module == "embedding"), "lm_head"
+    complete = tensors.keys() == modules.keys() or (config.tied and not saved and list(tensors) == [embedding])
+    rows = next((len(tensor) for tensor in tensors.values() if tensor.dim()), 0) if complete else 0
+    rows = rows or config.vocab
+    for name, tensor in tensors.items():
+        if (shape := list(tensor.shape)) != (expected := [rows, config.width]):
             raise UserError(
                 f"{file}: {name}.weight has shape {shape}, expected {expected}; "
                 "name the model that the adapter was trained on"
             )
-    if config.tied and tensors and (len(tensors) < 2 or not torch.equal(*tensors.values())):
+        if not tensor.isfinite().all():
+            raise UserError(f"{file}: {name}.weight contains non-finite numbers; the adapter has diverged")
+    if (
+        config.tied
+        and tensors
+        and not (complete and torch.equal(tensors[embedding], tensors.get(head, tensors[embedding])))
+    ):
         raise UserError(
             f"{file}: found a head that differs from the embedding, expected equal matrices because the model's are "
             "tied; train the adapter with ensure_weight_tying"
@@ -316,4 +356,7 @@ def _parse_name(file: Path, name: str) -> tuple[str, str]:
         for ending in (suffix, f"{suffix}.weight"):
             if name != module_name and module_name.endswith(f".{ending}"):
                 return module_name.removesuffix(f".{ending}"), suffix
-    raise UserError(f"{file}: found {name}, expected names such as {_PREFIX}MODULE.{_SUFFIXES[0]}; save it with PEFT")
+    raise UserError(
+        f"{file}: found {name}, expected the embedding, the head, and names such as {_PREFIX}MODULE.{_SUFFIXES[0]}; "
+        "merge the adapter with PEFT and import the merged model"
+    )

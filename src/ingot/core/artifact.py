@@ -12,12 +12,13 @@ import itertools
 import json
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from ingot.core.errors import UserError
+from ingot.core.errors import UNSUPPORTED, UserError, name_file, notify
 
 STAGES = "stages"
 """Directory of all stage directories, below the output root."""
@@ -58,7 +59,7 @@ def read_json(path: Path) -> Any:
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise damaged(path) from None
 
 
@@ -71,7 +72,7 @@ def read_lines(path: Path, limit: int | None = None) -> list[Any]:
     try:
         with path.open(encoding="utf-8") as file:
             return [json.loads(line) for line in itertools.islice(file, limit)]
-    except ValueError:
+    except (ValueError, RecursionError):
         raise damaged(path) from None
 
 
@@ -89,18 +90,35 @@ def cache_directory() -> Path:
     return Path(os.environ.get("INGOT_CACHE") or f"{base}/ingot").expanduser()
 
 
+def code_directory(name: str) -> Path | None:
+    """A directory of the cache for compiled code; None if other users can write to it, since their code would run."""
+    path = cache_directory() / name
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path if is_private(path) and is_private(path.parent) else None
+
+
+def is_private(path: Path) -> bool:
+    """Whether only this user and root can change a file, or replace a file in a directory."""
+    status = path.stat()
+    mode = status.st_mode
+    others = mode & stat.S_IWOTH or (mode & stat.S_IWGRP and status.st_gid != status.st_uid)  # a user's own group
+    sticky = stat.S_ISDIR(mode) and mode & stat.S_ISVTX  # everyone can replace only their own files
+    return status.st_uid in (os.geteuid(), 0) and (not others or bool(sticky))
+
+
 @contextlib.contextmanager
 def atomic_open(path: Path) -> Iterator[IO[bytes]]:
     """Open a binary file that appears under `path` when the block succeeds; after an error nothing remains."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_directory(path.parent)
+        with name_file(path):
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                _sync(file.fileno())
+            os.replace(temporary, path)
+            _sync_directory(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):  # the first error is the one to report
             temporary.unlink(missing_ok=True)
@@ -130,14 +148,15 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        yield temporary
-        for file in temporary.rglob("*"):
-            if file.is_file():
-                with file.open("rb") as handle:
-                    os.fsync(handle.fileno())
-        shutil.rmtree(path, ignore_errors=True)
-        os.replace(temporary, path)
-        _sync_directory(path.parent)
+        with name_file(path):
+            yield temporary
+            for file in temporary.rglob("*"):
+                if file.is_file():
+                    with file.open("rb") as handle:
+                        _sync(handle.fileno())
+            shutil.rmtree(path, ignore_errors=True)
+            os.replace(temporary, path)
+            _sync_directory(path.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -160,10 +179,15 @@ def write_manifest(directory: Path) -> None:
 
 
 def manifest_problem(directory: Path) -> str | None:
-    """The first difference from the directory's manifest, as a message; None where all files match."""
+    """The first difference from the directory's manifest, as a message; None where all files are named and match."""
     try:
-        return next(_problems(directory, json.loads((directory / MANIFEST).read_text())), None)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # the manifest is absent or damaged
+        recorded = json.loads((directory / MANIFEST).read_text())
+        if unnamed := sorted({f.name for f in directory.iterdir() if f.name[0] != "."} - {MANIFEST, *recorded}):
+            return f"{directory / unnamed[0]}: not named in {MANIFEST}"
+        if foreign := [name for name in recorded if Path(name).name != name]:
+            return f"{directory / MANIFEST}: found {foreign[0]!r}, expected names of files beside it"
+        return next(_problems(directory, recorded), None) if recorded else f"{directory}: no file but {MANIFEST}"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # it is absent or damaged
         return f"{directory}: no readable {MANIFEST}"
 
 
@@ -176,6 +200,8 @@ def _problems(directory: Path, recorded: Mapping[str, Any]) -> Iterator[str]:
         file = directory / name
         if not file.exists():
             yield f"{file}: missing"
+        elif not file.is_file():
+            yield f"{file}: not a regular file"
         elif (size := file.stat().st_size) != expected["bytes"]:
             yield f"{file}: {size:,} bytes, expected {expected['bytes']:,}"
         elif digest_file(file) != expected["blake2b"]:
@@ -185,9 +211,18 @@ def _problems(directory: Path, recorded: Mapping[str, Any]) -> Iterator[str]:
 def _sync_directory(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        _sync(handle)
     finally:
         os.close(handle)
+
+
+def _sync(handle: int) -> None:
+    """Write a file or a directory to the disk, where its file system can."""
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
 
 
 def checkpoint_steps(root: Path) -> list[int]:
@@ -198,6 +233,15 @@ def checkpoint_steps(root: Path) -> list[int]:
 def checkpoint_path(root: Path, step: int) -> Path:
     """The directory of a step's checkpoint."""
     return root / f"{step:08d}"
+
+
+def checkpoint_problem(path: Path) -> str | None:
+    """What is wrong with a checkpoint's files, as a message; None if it is complete and matches its manifest."""
+    if problem := manifest_problem(path):
+        return problem
+    if not (path / STATE).exists():
+        return f"{path}: no {STATE}"
+    return None if any(path.glob("*.safetensors")) else f"{path}: no tensors"
 
 
 class StageDir:
@@ -229,6 +273,9 @@ class StageDir:
             return False
         except BlockingIOError:
             return True
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise
         return False
 
     @contextlib.contextmanager
@@ -248,6 +295,10 @@ class StageDir:
                 raise UserError(
                     f"{self.path}: locked by process {owner}, which is running this stage now; wait for it or stop it"
                 ) from None
+            except OSError as error:
+                if error.errno not in UNSUPPORTED:
+                    raise
+                notify(f"{self.path}: the file system has no locks; do not run this stage twice at the same time")
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
@@ -268,7 +319,7 @@ class StageDir:
         """Messages about outputs that are missing or differ from their digest; empty when all match."""
         try:
             return list(_problems(self.path, self.read_done()["outputs"]))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return [f"{self.path / DONE}: not readable"]
 
     def _open_lock(self, mode: str) -> IO[str]:
@@ -284,7 +335,9 @@ class StageDir:
 
 
 class FileHashes:
-    """Content digests of source files, cached by (path, size, mtime, inode): unchanged files are not read again.
+    """Content digests of source files, cached by (path, size, mtime, ctime, inode): unchanged files are not read again.
+
+    The ctime, unlike the mtime, cannot be set back after a change.
 
     Args:
         cache: the JSON file that keeps the digests; absent or damaged, it is rebuilt.
@@ -295,17 +348,22 @@ class FileHashes:
         self._known: dict[str, list[Any]] = {}
         with contextlib.suppress(FileNotFoundError, ValueError, AttributeError):
             entries = json.loads(cache.read_text()).items()
-            self._known = {name: entry for name, entry in entries if isinstance(entry, list) and len(entry) == 4}
+            self._known = {name: entry for name, entry in entries if isinstance(entry, list) and len(entry) == 5}
         self._changed = False
+        self.read: dict[str, str] = {}
+        """The digests that `digest` has returned, by path; a caller may clear it."""
 
     def digest(self, path: Path) -> str:
-        stat = path.stat()
-        stamp = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
+            raise UserError(f"{path}: not a regular file, expected one; copy the file again, or name another")
+        stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
         known = self._known.get(str(path))
-        if known is None or known[:3] != stamp:
+        if known is None or known[:4] != stamp:
             known = self._known[str(path)] = [*stamp, digest_file(path)]
             self._changed = True
-        return known[3]
+        self.read[str(path)] = known[4]
+        return known[4]
 
     def save(self) -> None:
         if self._changed:

@@ -238,7 +238,7 @@ class Sinks:
 
     def _open_all(self, attempt: int) -> None:
         """Open all sinks and send the steps of earlier attempts up to the resumed checkpoint."""
-        before = [r for r in read_events(self._log) if r["attempt"] < attempt and "step" in r]
+        before = [r for r in read_events(self._log) if r.get("attempt", 0) < attempt and "step" in r]
         history = [r for r in before if r["step"] <= self._resumed_step and scalars_of(r)]
         self._sent = {event_id(r) for r in history}
         names, self._unopened = self._unopened, []

@@ -3,10 +3,15 @@
 Any other exception is a bug in ingot and shows a traceback (exit code 1).
 """
 
+import contextlib
 import difflib
 import errno
+import os
+import re
+import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 
 class Notice(UserWarning):
@@ -49,19 +54,83 @@ _OS_MESSAGES = {
     errno.EEXIST: "found a file, expected a directory or nothing; move it away, or choose another place",
     errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
     errno.EIO: "the disk cannot be read or written; check its health",
+    errno.EFBIG: "the file would be larger than the file system or `ulimit -f` allows; choose another place",
+    errno.ELOOP: "the links on this path lead in a circle; remove one of them",
+    errno.EMFILE: "this process has too many open files; raise the limit (`ulimit -n`) and run the same command again",
+    errno.ENFILE: "the machine has too many open files; close other programs and run the same command again",
+    errno.ESTALE: "the network file system has lost this file; mount it again and run the same command again",
+    errno.EBUSY: "another program is using it; close that and run the same command again",
+    errno.ETXTBSY: "another program is using it; close that and run the same command again",
+    errno.ENXIO: "found a special file without a device, expected a regular file; choose another place",
+    errno.ENODEV: "the device is not there; mount it, or choose another place",
+    errno.ETIMEDOUT: "the file system does not answer; check its connection",
+    errno.EHOSTDOWN: "the file system does not answer; check its connection",
+    errno.ENOTCONN: "the file system is not connected; mount it again",
+    errno.ENOLCK: "the file system has no locks; choose another place",
+    errno.ENOSYS: "the file system does not support this; choose another place",
+    errno.EOPNOTSUPP: "the file system does not support this; choose another place",
+    errno.EXDEV: "the two places are on different file systems; choose places on one",
+    errno.EMLINK: "the file system allows no more links; choose another place",
 }
 
+UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EPERM, errno.EINVAL)
+"""Error numbers of a file system without locks, without links, or without a way to write a directory to the disk."""
+_IN_TEXT = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EFBIG, errno.EMFILE)
+"""Errors that are also recognised by their text, in messages without a number."""
+_NUMBER = re.compile(r"os error (\d+)|errno:? (\d+)", re.IGNORECASE)
+"""The error number in messages of Rust (safetensors, tokenizers) and C++ (Arrow)."""
 
-def os_error_message(error: OSError, where: str = "a file") -> str | None:
+
+def system_error(error: BaseException) -> int | None:
+    """Number of the operating system's error behind an exception of Python or of a library; None for any other."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    if match := _NUMBER.search(str(error)):
+        return int(match[1] or match[2])
+    return next((number for number in _IN_TEXT if os.strerror(number) in str(error)), None)
+
+
+@contextlib.contextmanager
+def name_file(path: object) -> Iterator[None]:
+    """Raise errors of the operating system as OSError with a file name, which libraries and full disks leave out.
+
+    Args:
+        path: the file that is read or written.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        number = system_error(error)
+        if number is None or (isinstance(error, OSError) and error.filename is not None):
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
+def os_error_message(error: BaseException, where: str = "a file") -> str | None:
     """Message for an operating system error that the user can fix; None for any other, which may be a bug.
 
     Args:
-        error: the exception.
+        error: the exception, of Python or of a library.
         where: the file that was written, used where the error has no file name.
     """
-    if error.errno not in _OS_MESSAGES:
+    number = system_error(error)
+    if number not in _OS_MESSAGES:
         return None
-    return f"{error.filename2 or error.filename or where}: {_OS_MESSAGES[error.errno]}"
+    named = (error.filename2 or error.filename) if isinstance(error, OSError) else None
+    return f"{named or where}: {_OS_MESSAGES[number]}"
+
+
+_default_showwarning = warnings.showwarning
+
+
+def show_warning(message: Warning | str, category: type[Warning], *location: Any) -> None:
+    """Print a `Notice` as one line, without its location in the code; for `warnings.showwarning`."""
+    if issubclass(category, Notice):
+        print_message(f"note: {message}")
+    else:
+        _default_showwarning(message, category, *location)
 
 
 def memory_error_message(error: Exception) -> str | None:
@@ -79,6 +148,22 @@ def memory_error_message(error: Exception) -> str | None:
 def shortened(text: str, limit: int = 60) -> str:
     """The text, cut to `limit` characters; a cut text ends in `...`."""
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Control characters other than tab and line feed, separators of lines, and marks that reorder a line."""
+
+
+def printable(text: str) -> str:
+    """The text with control characters as escapes such as \\u001b, which JSON reads too."""
+    return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def print_message(text: str) -> None:
+    """Print to standard error, with control characters as escapes. A closed terminal or pipe is no error."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(printable(text), file=sys.stderr, flush=True)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

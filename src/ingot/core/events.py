@@ -4,19 +4,18 @@ Reports and dashboards read the file. A line is `{"event", "time", "attempt", ..
 writes some steps twice; the last attempt of a step counts.
 """
 
-import contextlib
 import json
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Protocol, TextIO, cast
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ingot.core.errors import UserError
+from ingot.core.errors import name_file, notify
+from ingot.core.terminal import error_console
 
 METRICS = "metrics.jsonl"
 VOLATILE = frozenset({"time", "attempt", "seconds", "tok_s", "peak_bytes"})
@@ -47,20 +46,23 @@ class EventLog:
         """Append an event. The file is flushed when half a second has passed since the last flush."""
         now = time.time()
         record = {"event": event, "time": round(now, 3), "attempt": self.attempt, **fields}
-        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        with name_file(self.path):
+            self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
         for listener in self.listeners:
             listener.on_event(record)
         if now - self._flushed > 0.5:
             self.flush()
 
     def flush(self) -> None:
-        self._file.flush()
+        with name_file(self.path):
+            self._file.flush()
         for listener in self.listeners:
             listener.flush()
         self._flushed = time.time()
 
     def close(self) -> None:
-        self._file.close()
+        with name_file(self.path):
+            self._file.close()
 
 
 def read_events(path: Path, event: str | None = None) -> list[dict[str, Any]]:
@@ -91,7 +93,8 @@ def elapsed_seconds(path: Path) -> float:
     """Seconds from the first to the last event of each attempt, summed over attempts."""
     times: dict[int, list[float]] = {}
     for record in _lines(path):
-        times.setdefault(record.get("attempt", 0), []).append(record["time"])
+        if "time" in record:
+            times.setdefault(record.get("attempt", 0), []).append(record["time"])
     return sum(max(attempt) - min(attempt) for attempt in times.values())
 
 
@@ -102,7 +105,8 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return  # the writer has not finished this line
-            yield _parsed(path, number, line)
+            if (record := _parsed(path, number, line)) is not None:
+                yield record
 
 
 def _remove_incomplete_line(path: Path) -> list[dict[str, Any]]:
@@ -113,14 +117,25 @@ def _remove_incomplete_line(path: Path) -> list[dict[str, Any]]:
     if end < len(data):
         with path.open("r+b") as file:
             file.truncate(end)
-    return [_parsed(path, number, line) for number, line in enumerate(data[:end].splitlines(), 1)]
+    records = (_parsed(path, number, line) for number, line in enumerate(data[:end].split(b"\n")[:-1], 1))
+    return [record for record in records if record is not None]
 
 
-def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any] | None:
+    """The event of a line; None, with a notice, for a line that is none: no result depends on the log."""
     try:
-        return json.loads(line)
-    except ValueError:
-        raise UserError(f"{path}: line {number} is not JSON; remove that line (no result depends on it)") from None
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        record = None
+    numbers = ("time", "attempt", "step")
+    if (
+        isinstance(record, dict)
+        and isinstance(record.get("event"), str)
+        and all(type(record.get(name, 0)) in (int, float) for name in numbers)
+    ):
+        return record
+    notify(f"{path}: skipped line {number}, which is not an event that a stage wrote")
+    return None
 
 
 class Bar:
@@ -170,35 +185,11 @@ class Bar:
         self._console.print(text.rstrip(), highlight=False, soft_wrap=True)
 
 
-class _StandardError:
-    """Standard error that ignores write errors: a closed terminal must not keep a run from saving."""
-
-    @property
-    def _stream(self) -> TextIO:
-        return getattr(sys.stderr, "rich_proxied_file", sys.stderr)  # a running bar replaces sys.stderr
-
-    def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError):
-            self._stream.flush()
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    @property
-    def encoding(self) -> str:
-        return self._stream.encoding
-
-
 class Display:
     """Progress bars and log lines on standard error; nothing when quiet."""
 
     def __init__(self, quiet: bool = False):
-        self.console = Console(file=cast(IO[str], _StandardError()), quiet=quiet)
+        self.console = error_console(quiet=quiet)
 
     def notify(self, text: str) -> None:
         """Print one line."""

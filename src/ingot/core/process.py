@@ -66,3 +66,15 @@ def die_with_parent(parent: int) -> None:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)  # the parent ended before prctl was called
+
+
+def open_standard_streams() -> None:
+    """Open standard streams that the process was started without (`>&-`) on the null device.
+
+    Otherwise Python has None for them, and the next file that is opened gets the descriptor that libraries print to.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their descriptors
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, the stream's
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))

@@ -5,7 +5,6 @@ An unknown setting is an error that names the nearest known one. All errors of a
 (`core/settings.py`).
 """
 
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,12 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tomli_w
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
-from ingot.core.errors import UserError, nearest, shortened
+from ingot.core.errors import UserError, nearest
 from ingot.core.rounds import unroll
-from ingot.core.settings import EXECUTION, Seed, Settings, models_in
+from ingot.core.settings import EXECUTION, Seed, Settings
 from ingot.core.sweep import SEED, SWEEP, Point, points, with_values
+from ingot.core.validation import problems
 
 RESERVED = ("stages", "tensorboard", "wandb")
 """Directories of the output root that are not runs."""
@@ -26,8 +26,6 @@ REPORT = "report.html"
 """A run's report, beside the links to its stages."""
 _MAX_NAME_BYTES = 100
 """Longest stage name. File names are made of two stage names and more, and may have 255 bytes."""
-_MAX_VALUE_LENGTH = 200
-"""Most characters of a wrong value that an error message repeats."""
 
 
 class RunSettings(Settings):
@@ -158,7 +156,7 @@ def dump_toml(table: Mapping[str, Any]) -> str:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such recipe; `ingot init DIR` writes one to start from") from None
     except IsADirectoryError:
@@ -211,52 +209,8 @@ def _validate(model: type[Settings], body: Any, where: str, errors: list[str]) -
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        errors += [_message(model, where, e) for e in error.errors(include_url=False)]
+        errors += problems(model, error, where)
         return None
-
-
-def _message(model: type[Settings], where: str, error: Any) -> str:
-    """A pydantic error as one message: setting, found, expected."""
-    path = [str(p) for p in error["loc"] if not _is_union_tag(str(p))]
-    name = ".".join([where, *path])
-    if error["type"] == "extra_forbidden":
-        return f"{name}: unknown setting; {nearest(path[-1], _fields_at(model, path[:-1]))}"
-    if error["type"] == "missing":
-        return f"{name}: missing; add it to the recipe ({_describe(model, path)})"
-    if error["type"] == "value_error":
-        return f"{name}: {error['ctx']['error']}"
-    message = error["msg"][0].lower() + error["msg"][1:].replace("valid tuple", "list")
-    message = re.sub(r"valid dictionary( or instance of \w+)?", "table", message)
-    return f"{name}: found {shortened(repr(error['input']), _MAX_VALUE_LENGTH)}, {message} ({_describe(model, path)})"
-
-
-def _is_union_tag(part: str) -> bool:
-    """Whether part of a pydantic location names a union member or a validator, which is not in the user's file."""
-    return (
-        any(c in part for c in "[(") or (part[:1].isupper() and part.isidentifier()) or part in ("str", "int", "float")
-    )
-
-
-def _fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
-    for part in (p for p in path if not p.isdigit()):
-        field = model.model_fields.get(part)
-        inner = next(models_in(field.annotation), None) if field else None
-        if inner is None:
-            return []
-        model = inner
-    return [field.alias or name for name, field in model.model_fields.items()]
-
-
-def _describe(model: type[BaseModel], path: list[str]) -> str:
-    """The first sentence of a setting's documentation."""
-    for n, part in enumerate(path):
-        field = next((f for name, f in model.model_fields.items() if part in (name, f.alias)), None)
-        if field is None:  # an index into a list
-            continue
-        if n == len(path) - 1:
-            return " ".join((field.description or part).split()).partition(". ")[0]
-        model = next(models_in(field.annotation), model)
-    return "see `ingot init`"
 
 
 def _without_none(value: Any) -> Any:

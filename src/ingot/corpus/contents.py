@@ -7,7 +7,7 @@ the same: all pairs of one prompt are in one cluster, so no validation prompt oc
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +15,9 @@ import polars as pl
 import pyarrow as pa
 
 from ingot.corpus import clean, dedup, pii
-from ingot.corpus.documents import messages_of
-from ingot.corpus.readers.row_formats import dump_document, is_trained_on
+from ingot.corpus.documents import messages_of, text_fields_of
+from ingot.corpus.readers.messages import is_trained_on, only_last_answer, without_reasoning
+from ingot.corpus.readers.row_formats import dump_document
 from ingot.corpus.settings import CorpusSettings
 
 PROBLEMS = {
@@ -56,6 +57,7 @@ def clean_documents(texts: pl.Series, extras: pl.Series, settings: CorpusSetting
 
 def _clean_texts(texts: pl.Series, extras: pl.Series, settings: CorpusSettings) -> Cleaned:
     texts, pii_counts = _mask(clean.clean_texts(texts, settings.trim_lines), settings)
+    extras, pii_counts = _mask_extras(extras, settings, pii_counts)
     blank = (~texts.str.contains(r"\S")).arg_true()
     reasons = _reasons([None] * len(texts)).scatter(blank, "empty")
     squeezed = dedup.squeeze(texts)
@@ -64,16 +66,14 @@ def _clean_texts(texts: pl.Series, extras: pl.Series, settings: CorpusSettings) 
 
 
 def _clean_rows(texts: pl.Series, extras: pl.Series, settings: CorpusSettings) -> Cleaned:
-    documents = [json.loads(text) for text in texts]
+    documents = [_learned(json.loads(text), settings) for text in texts]
     messages = [messages_of(document) for document in documents]
-    flat = pl.Series([m["content"] for row in messages for m in row], dtype=pl.String)
+    flat = pl.Series([m[name] for row in messages for m, name in _text_fields(row)], dtype=pl.String)
     cleaned, message_counts = _mask(clean.clean_texts(flat, settings.trim_lines), settings)
     duplicate_keys, cluster_keys = _identities(documents, messages, dedup.squeeze(cleaned), settings)
-    _set_contents(messages, cleaned)
-    pii_counts = _sum_per_row(message_counts, [len(row) for row in messages])
-    if settings.pii:
-        extras, extra_counts = _mask_extras(extras, settings)
-        pii_counts = {name: count + extra_counts[name] for name, count in pii_counts.items()}
+    _set_texts(messages, cleaned)
+    pii_counts = _sum_per_row(message_counts, [sum(1 for _ in _text_fields(row)) for row in messages])
+    extras, pii_counts = _mask_extras(extras, settings, pii_counts)
     texts = pl.Series([dump_document(document) for document in documents], dtype=pl.String)
     reasons = _reasons([_reason(d, row, settings) for d, row in zip(documents, messages, strict=True)])
     if settings.format == "prompts":
@@ -83,9 +83,24 @@ def _clean_rows(texts: pl.Series, extras: pl.Series, settings: CorpusSettings) -
     return Cleaned(texts, extras, reasons, pii_counts, keys, clusters)
 
 
-def _set_contents(messages: list[list[dict[str, Any]]], contents: Iterable[Any]) -> None:
-    for message, content in zip((m for row in messages for m in row), contents, strict=True):
-        message["content"] = content
+def _learned(document: Any, settings: CorpusSettings) -> Any:
+    """The document after the settings `reasoning` and `train_on`."""
+    if settings.reasoning == "drop" and isinstance(document, dict):
+        document = {side: [*map(without_reasoning, messages)] for side, messages in document.items()}
+    elif settings.reasoning == "drop":
+        document = [*map(without_reasoning, document)]
+    return only_last_answer(document) if settings.train_on == "last answer" else document
+
+
+def _text_fields(messages: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str]]:
+    """(message, name of a field with text) of each text in a row."""
+    return ((message, name) for message in messages for name in text_fields_of(message))
+
+
+def _set_texts(messages: list[list[dict[str, Any]]], texts: Iterable[Any]) -> None:
+    fields = (field for row in messages for field in _text_fields(row))
+    for (message, name), text in zip(fields, texts, strict=True):
+        message[name] = text
 
 
 def _identities(
@@ -96,11 +111,11 @@ def _identities(
     Overwrites the contents of `messages` with their squeezed texts: `squeeze` does not see the white space that JSON
     writes as an escape, so it must run before serialisation.
     """
-    _set_contents(messages, squeezed.to_pylist())
+    _set_texts(messages, squeezed.to_pylist())
     if settings.format == "chat":
         turns = [_turns(document) for document in documents]
-        trained = [[is_trained_on(m) for m in document] for document in documents]
-        duplicate_keys = pl.Series([dump_document(both) for both in zip(turns, trained, strict=True)], dtype=pl.String)
+        learned = [[(is_trained_on(m), m.get("reasoning_content")) for m in document] for document in documents]
+        duplicate_keys = pl.Series([dump_document(both) for both in zip(turns, learned, strict=True)], dtype=pl.String)
         return duplicate_keys, pl.Series([dump_document(one) for one in turns], dtype=pl.String)
     duplicate_keys = pl.Series([dump_document(document) for document in documents], dtype=pl.String)
     if settings.format != "pairs":
@@ -117,7 +132,7 @@ def _reason(document: Any, messages: list[dict[str, Any]], settings: CorpusSetti
         return "empty"
     if settings.format == "chat" and not any(map(is_trained_on, messages)):
         return "no_answer"
-    if settings.format == "pairs" and _turns(document["chosen"]) == _turns(document["rejected"]):
+    if settings.format == "pairs" and _texts(document["chosen"]) == _texts(document["rejected"]):
         return "equal_sides"
     return None
 
@@ -125,6 +140,11 @@ def _reason(document: Any, messages: list[dict[str, Any]], settings: CorpusSetti
 def _turns(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """(role, squeezed content) of each message."""
     return [(m["role"], " ".join(m["content"].split())) for m in messages]
+
+
+def _texts(messages: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """(role, squeezed texts) of each message."""
+    return [(m["role"], *(" ".join(m[name].split()) for name in text_fields_of(m))) for m in messages]
 
 
 def _reasons(values: list[str | None]) -> pl.Series:
@@ -155,11 +175,16 @@ _STRING = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?')
 """A JSON string, and the colon after it if it is a key."""
 
 
-def _mask_extras(extras: pl.Series, settings: CorpusSettings) -> tuple[pl.Series, dict[str, pl.Series]]:
-    """Mask personal data in every string value of the extra fields; keys and other values stay unchanged.
+def _mask_extras(
+    extras: pl.Series, settings: CorpusSettings, pii_counts: dict[str, pl.Series]
+) -> tuple[pl.Series, dict[str, pl.Series]]:
+    """Mask personal data in every string value of the extra fields, and add the numbers of items to `pii_counts`.
 
-    A regular expression on the JSON replaces recursion, whose depth Python limits and JSON does not.
+    Keys and other values stay unchanged. A regular expression on the JSON replaces recursion, whose depth Python limits
+    and JSON does not.
     """
+    if not settings.pii or extras.null_count() == len(extras):
+        return extras, pii_counts
     values = [[json.loads(s) for s, key in _STRING.findall(extra or "") if not key] for extra in extras]
     flat = pl.Series([value for row in values for value in row], dtype=pl.String)
     masked, counts = _mask(flat, settings)
@@ -169,4 +194,5 @@ def _mask_extras(extras: pl.Series, settings: CorpusSettings) -> tuple[pl.Series
         return match[0] if match[2] else json.dumps(next(replacements), ensure_ascii=False)
 
     replaced = [None if extra is None else _STRING.sub(replace, extra) for extra in extras]
-    return pl.Series(replaced, dtype=pl.String), _sum_per_row(counts, [len(row) for row in values])
+    counts = _sum_per_row(counts, [len(row) for row in values])
+    return pl.Series(replaced, dtype=pl.String), {name: count + counts[name] for name, count in pii_counts.items()}

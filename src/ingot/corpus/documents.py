@@ -8,7 +8,7 @@ from the incoming batches: the same documents give the same bytes for any number
 # pyright: reportAttributeAccessIssue=false
 # (pyarrow.compute creates its functions at import time)
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ Split = Literal["train", "val"]
 
 SCHEMA = pa.schema(
     {
-        "text": pa.string(),  # chat, prompts: a JSON list of {role, content}; pairs: {prompt, chosen, rejected} of them
+        "text": pa.string(),  # chat, prompts: a JSON list of messages; pairs: {prompt, chosen, rejected} of them
         "source": pa.string(),  # as the recipe names it
         "path": pa.string(),  # the file within the source
         "offset": pa.int64(),  # byte of the JSONL line; row number in a table; 0 for a text file
@@ -32,7 +32,8 @@ SCHEMA = pa.schema(
         "group": pa.string(),  # the file relative to its source's root
         "cluster": pa.uint64(),  # hash of the text (pairs: of the prompt) without white space differences; never split
         "split": pa.string(),  # train | val
-        "extra": pa.string(),  # pairs, prompts: the row's other fields as a JSON object, or null
+        "extra": pa.string(),  # chat, pairs, prompts: the row's other fields as a JSON object, or null
+        "metadata": pa.string(),  # text: likewise
     }
 )
 
@@ -42,6 +43,11 @@ _GROUP_ROWS, _GROUP_BYTES, _PART_BYTES = 4096, 16 << 20, 128 << 20
 def messages_of(document: Any) -> list[dict[str, Any]]:
     """All messages of a parsed document: of a conversation, or of a pair's prompt, chosen and rejected answers."""
     return document if isinstance(document, list) else [m for messages in document.values() for m in messages]
+
+
+def text_fields_of(message: Mapping[str, Any]) -> list[str]:
+    """The fields of a message with text: `content`, and `reasoning_content` if it has reasoning."""
+    return [name for name in ("content", "reasoning_content") if name in message]
 
 
 class DocumentWriter:

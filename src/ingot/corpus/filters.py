@@ -21,7 +21,7 @@ from pathlib import Path
 import polars as pl
 
 from ingot.core.errors import UserError, nearest
-from ingot.core.functions import file_of, load_function
+from ingot.core.functions import function_files, load_function
 from ingot.corpus.dedup import squeeze
 from ingot.corpus.settings import QualityBounds
 
@@ -152,8 +152,8 @@ def load_filters(names: list[str]) -> dict[str, Filter]:
 
 
 def user_files(names: list[str]) -> list[Path]:
-    """The files of the user's own filters. Their content is part of the stage's key."""
-    return [file_of(name) for name in names if ":" in name]
+    """The files that determine the user's own filters. Their content is part of the stage's key."""
+    return [file for name in names if ":" in name for file in function_files(name, "filters")]
 
 
 def apply_filters(documents: pl.DataFrame, filters: Mapping[str, Filter]) -> pl.Series:
@@ -168,6 +168,8 @@ def apply_filters(documents: pl.DataFrame, filters: Mapping[str, Filter]) -> pl.
 def _call(name: str, function: Filter, documents: pl.DataFrame) -> pl.Series:
     try:
         drop = function(documents)
+    except UserError:
+        raise
     except (Exception, SystemExit) as error:
         first, last = documents["path"][0], documents["path"][-1]
         raise UserError(

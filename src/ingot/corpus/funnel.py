@@ -3,14 +3,14 @@
 Bytes are sizes of the raw text (of the unreadable line or file for quarantined ones), so the sum is exact;
 `clean_bytes` is the size of the kept documents after cleaning. The result is three files: `funnel.json` (counts),
 `dropped.parquet` (every dropped document with its reason and first 400 characters) and `quarantine.jsonl` (rows and
-files that could not be read).
+files that could not be read). `funnel.json` also says what became of the fields of the rows.
 """
 
 # pyright: reportAttributeAccessIssue=false
 # (pyarrow.compute creates its functions at import time)
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -29,6 +29,8 @@ from ingot.corpus.filters import QUALITY_REASONS
 from ingot.corpus.pii import KINDS
 
 SAMPLE_CHARACTERS = 400
+MAX_FIELDS = 1000
+"""Maximum number of field names that are counted by name; data can have others in every row."""
 DROPPED = pa.schema(
     {
         "source": pa.string(),
@@ -103,6 +105,9 @@ class Funnel:
         self.sources: dict[str, Counts] = defaultdict(Counts)
         self.first: dict[str, tuple[str, int]] = {}
         """Reason -> (path, offset) of the first document dropped for it."""
+        self.first_quarantined: Quarantined | None = None
+        self.fields: Counter[tuple[str, str]] = Counter()
+        """(field, what became of it) -> number of rows."""
 
     def __enter__(self) -> "Funnel":
         with ExitStack() as stack:
@@ -121,14 +126,21 @@ class Funnel:
             self._stack.__exit__(*error)
         if error[0] is None:
             by_source = {name: counts.summary() for name, counts in self.sources.items()}
-            atomic_json(self._out / "funnel.json", {**self.total.summary(), "sources": by_source})
+            fields = [{"field": name, "use": use, "rows": rows} for (name, use), rows in self.fields.most_common()]
+            atomic_json(self._out / "funnel.json", {**self.total.summary(), "sources": by_source, "fields": fields})
 
     def quarantine(self, record: Quarantined) -> None:
         """Record and count an unreadable row or file."""
+        self.first_quarantined = self.first_quarantined or record
         self._quarantine.write(json.dumps(asdict(record), ensure_ascii=False).encode() + b"\n")
         for counts in (self.total, self.sources[record.source]):
             counts.quarantined[0] += record.documents
             counts.quarantined[1] += record.bytes
+
+    def count_fields(self, uses: Mapping[str, str]) -> None:
+        """Count the uses of the fields of one row (`FieldUses.by_name`)."""
+        for use in uses.items():
+            self.fields[use if use in self.fields or len(self.fields) < MAX_FIELDS else ("others", use[1])] += 1
 
     def count(self, documents: pa.Table) -> None:
         """Count a batch by its final `drop_reason` (null: kept)."""

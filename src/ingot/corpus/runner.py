@@ -23,13 +23,14 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingot.core.errors import UserError
+from ingot.core.errors import UserError, shortened
 from ingot.core.events import Display, EventLog
 from ingot.corpus import contents, dedup, filters, holdout
 from ingot.corpus.documents import SCHEMA, DocumentWriter, document_parts, read_documents
 from ingot.corpus.funnel import Funnel
-from ingot.corpus.readers.locate import skipped_files
+from ingot.corpus.readers.locate import not_read
 from ingot.corpus.readers.read import read
+from ingot.corpus.readers.walk import describe
 from ingot.corpus.settings import CorpusSettings
 
 A = TypeVar("A")
@@ -69,14 +70,18 @@ def build(settings: CorpusSettings, out: Path, display: Display, log: EventLog) 
     log.write("corpus", step=1, **result)
     log.flush()
     _show_summary(display, funnel, result)
+    if funnel.first_quarantined:
+        display.notify(
+            f"{funnel.first_quarantined.message()}; quarantined {result['quarantined_documents']:,} rows and files, "
+            "see quarantine.jsonl"
+        )
+    for notice in _field_notices(funnel, settings.format):
+        display.notify(notice)
     if warning := _quality_warning(funnel):
         display.notify(warning)
     for source in settings.sources:
-        if files := skipped_files(source):
-            display.notify(
-                f"{source.path}: skipped {len(files):,} files without a text suffix, such as {files[0]}; "
-                "to read them, name them (or a glob) in sources"
-            )
+        if skipped := not_read(source):
+            display.notify(f"{source.path}: not read: {describe(skipped)}")
     for reason, (number, _) in funnel.total.dropped.items():
         if _is_malformed(settings, reason):
             display.notify(f"{_first_dropped(funnel, reason)}; dropped {number:,} such documents, see dropped.parquet")
@@ -106,9 +111,10 @@ def prepare(batch: pa.Table, settings: CorpusSettings, user_filters: Mapping[str
     raw_bytes = frame["text"].str.len_bytes().cast(pl.Int64)
     cleaned = contents.clean_documents(frame["text"], frame["extra"], settings)
     sizes = cleaned.texts.str.len_bytes().cast(pl.Int64)
-    frame = frame.with_columns(
-        text=cleaned.texts, extra=cleaned.extras, raw_bytes=raw_bytes, bytes=sizes, **cleaned.pii
-    )
+    nothing = pl.Series(values=[None] * len(frame), dtype=pl.String)
+    extra, metadata = (nothing, cleaned.extras) if settings.format == "text" else (cleaned.extras, nothing)
+    columns = {"text": cleaned.texts, "extra": extra, "metadata": metadata, "raw_bytes": raw_bytes, "bytes": sizes}
+    frame = frame.with_columns(**columns, **cleaned.pii)
     frame = frame.with_columns(drop_reason=_reasons(frame, cleaned, settings, user_filters))
     table = frame.to_arrow()
     table = table.append_column("cluster", pa.array(dedup.clusters(cleaned.clusters), pa.uint64()))
@@ -158,7 +164,7 @@ def _kept_documents(
 ) -> Iterator[pa.Table]:
     """Documents to keep, in order, as tables of `SCHEMA` with a null `split`; counts all documents in the funnel."""
     seen = dedup.Seen()
-    raw = read(settings, funnel.quarantine)
+    raw = read(settings, funnel.quarantine, funnel.count_fields)
     with display.bar("documents", unit="documents") as bar:
         for table in ordered_map(partial(prepare, settings=settings, user_filters=user_filters), raw, settings.workers):
             if settings.dedup.exact:
@@ -289,6 +295,25 @@ def _summary(funnel: Funnel) -> dict[str, int]:
         "quarantined_documents": total["quarantined"]["documents"],
         **{f"pii_{kind}": count for kind, count in total["pii"].items()},
     }
+
+
+def _field_notices(funnel: Funnel, format: str) -> Iterator[str]:
+    """What was kept beside the documents: metadata by name, and with their counts fields whose use is not known."""
+    column = "metadata" if format == "text" else "extra"
+    metadata = [name for (name, use), _ in funnel.fields.most_common() if use == "metadata"]
+    if metadata:
+        yield f"kept as metadata beside the documents (column `{column}`): {_listed(metadata)}"
+    others = [f"{name} ({rows:,} rows)" for (name, use), rows in funnel.fields.most_common() if use == "kept"]
+    if others:
+        yield (
+            f"kept beside the documents (column `{column}`) and not part of their text: {_listed(others)}; if one "
+            "belongs to the text, name its role in `fields`"
+        )
+
+
+def _listed(names: list[str], limit: int = 20) -> str:
+    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
+    return ", ".join(shortened(name) for name in names[:limit]) + more
 
 
 def _quality_warning(funnel: Funnel) -> str | None:

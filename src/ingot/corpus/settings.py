@@ -4,13 +4,15 @@ Quality bounds are settings because they depend on the kind of text: bounds for 
 "words", many special characters), and a minimum length drops most chats.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+import codecs
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from ingot.core.errors import UserError, nearest
 from ingot.core.settings import EXECUTION, Settings
-from ingot.corpus.readers.row_formats import NAMES, ROLES, Format, Role
+from ingot.corpus.readers.content import Kind
+from ingot.corpus.readers.fields import ROLES, Format, Role
 
 STDLIB = "python:stdlib"
 DOCS = "python:docs"
@@ -73,11 +75,17 @@ class Fields(Settings):
     messages: str | None = None
     """The conversation of `chat` or `prompts`. Default: `messages` or `conversations`."""
     prompt: str | None = None
-    """The prompt. Default: `prompt`, `question`, or `instruction` (with `input`)."""
+    """The prompt. Default: `prompt`, `question` or `instruction`."""
+    input: str | None = None
+    """What stands below the prompt. Default: `input`, `context`, `passage`, `document` and others."""
+    history: str | None = None
+    """Earlier turns before the prompt. Default: `history` and others."""
     completion: str | None = None
     """The answer of `chat`. Default: `completion`, `response`, `answer` or `output`."""
+    reasoning: str | None = None
+    """The reasoning of a completion. Default: `reasoning_content`, `reasoning`, `thinking` and others."""
     system: str | None = None
-    """The system prompt. Default: `system` or `system_prompt`."""
+    """The system prompt. Default: `system`, `system_prompt` or `system_message`."""
     chosen: str | None = None
     """The better answer of `pairs`. Default: `chosen`."""
     rejected: str | None = None
@@ -85,7 +93,18 @@ class Fields(Settings):
 
     def given(self) -> dict[Role, str]:
         """The names that are set, by role."""
-        return {role: name for role in NAMES if (name := getattr(self, role)) is not None}
+        return {role: name for role in get_args(Role) if (name := getattr(self, role)) is not None}
+
+
+def _known_encoding(name: str) -> str:
+    """The codec's own name. Raises UserError for one that is unknown, or does not decode text."""
+    try:
+        return codecs.lookup(name).name if isinstance(codecs.decode(b"", name), str) else ""
+    except (LookupError, ValueError):
+        raise UserError(
+            f"found '{name}', expected an encoding that Python knows, such as 'cp1252', 'koi8-r', 'shift_jis' or "
+            "'gb18030'"
+        ) from None
 
 
 class Source(Settings):
@@ -101,6 +120,12 @@ class Source(Settings):
     """Field or column of this source with the text, if it differs from the stage's `field`."""
     fields: Fields | None = None
     """Field names of this source that differ from the stage's `fields`."""
+    kind: Kind | None = None
+    """How its files are read, whatever they look like: `text`, `jsonl`, `json`, `csv`, `tsv` or `parquet`."""
+    encoding: Annotated[str, AfterValidator(_known_encoding)] | None = None
+    """The encoding of its files, such as `cp1252`. Default: UTF-8, or what a byte order mark says."""
+    follow_links: bool = False
+    """Also read what links inside a directory (or below a glob) lead to outside of it."""
 
 
 def _as_source(value: Any) -> Any:
@@ -142,6 +167,14 @@ class CorpusSettings(Settings):
     """`text`: the field or column with the document, by default `text`. `chat`: short for fields.messages."""
     fields: Fields = Fields()
     """Names of the fields of a row, for formats other than `text`."""
+    metadata: list[str] = Field(default_factory=list)
+    """Fields of rows and messages that are kept beside the document and not read, whatever their names mean."""
+    max_document_mb: float = Field(default=16, gt=0)
+    """Maximum size of a row, in MB; a longer one is quarantined, and a longer text file is cut at ends of lines."""
+    train_on: Literal["all answers", "last answer"] = "all answers"
+    """`chat`: the assistant's messages to train on, without those that the data exclude (`train`: false)."""
+    reasoning: Literal["keep", "drop"] = "keep"
+    """Formats with messages: keep the reasoning of answers, or drop it, and what stands before `</think>` in them."""
     trim_lines: bool = False
     """Also remove blanks at the end of each line. Off by default because Markdown and strings in code may need them."""
     pii: bool
@@ -170,6 +203,10 @@ class CorpusSettings(Settings):
     def _fits_format(self) -> "CorpusSettings":
         if self.format != "text" and self.quality != "none":
             raise UserError(f'quality: found bounds for format {self.format}, expected format text; set "none"')
+        if self.format != "chat" and self.train_on != "all answers":
+            raise UserError(f"train_on: not used by format {self.format}; remove it")
+        if self.format == "text" and self.reasoning != "keep":
+            raise UserError("reasoning: not used by format text; remove it")
         if self.format in ("pairs", "prompts") and any(s.field for s in (self, *self.sources)):
             raise UserError(f"field: not used by format {self.format}; name the fields of a row with `fields`")
         repeats: dict[str, int] = {}
@@ -186,6 +223,11 @@ class CorpusSettings(Settings):
                     known = f"known: {', '.join(roles)}" if roles else "use `field`"
                     raise UserError(f"fields.{role}: not used by format {self.format}; {known}")
         return self
+
+    @property
+    def max_bytes(self) -> int:
+        """`max_document_mb` in bytes."""
+        return max(1, round(self.max_document_mb * 1e6))
 
     def names(self, source: Source) -> tuple[str | None, dict[Role, str]]:
         """The text field and the names by role for one source: its own settings override the stage's."""

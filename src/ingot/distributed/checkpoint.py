@@ -1,7 +1,7 @@
 """Checkpoints: named tensors as safetensors, state as JSON, a manifest of checksums. Nothing is pickled.
 
-A checkpoint directory is written atomically. Loading verifies every file against its checksum; if the newest checkpoint
-is damaged, the newest intact one is used.
+A checkpoint directory is written atomically, and every file of it is verified before it is loaded. A run resumes from
+the newest intact checkpoint; whoever wants the model of a stage gets the last one or an error.
 
 Ranks write and read shards with torch's distributed checkpoint, so any mesh can load what another one saved. A single
 process writes one file in a compatible form without that library, which takes 1.2 s and 80 MB to import and orders
@@ -27,11 +27,11 @@ from ingot.core.artifact import (
     atomic_directory,
     atomic_json,
     checkpoint_path,
+    checkpoint_problem,
     checkpoint_steps,
-    manifest_problem,
     write_manifest,
 )
-from ingot.core.errors import UserError
+from ingot.core.errors import UserError, name_file
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 BEST = "best"
@@ -61,7 +61,7 @@ def load(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
     if is_initialized() or len(files) > 1:
         _load_shards(path, tensors)
     else:
-        with safe_open(files[0], "pt") as file:
+        with name_file(files[0]), safe_open(files[0], "pt") as file:
             for name, tensor in tensors.items():
                 loaded = file.get_tensor(name)
                 assert loaded.shape == tensor.shape, f"{path}: {name} is {loaded.shape}, expected {tensor.shape}"
@@ -112,7 +112,7 @@ def newest_intact(root: Path, notify: Callable[[str], None]) -> Path | None:
     steps = checkpoint_steps(root)
     for step in steps:
         path = checkpoint_path(root, step)
-        problem = manifest_problem(path)
+        problem = checkpoint_problem(path)
         if problem is None:
             return path
         notify(f"skipped a damaged checkpoint: {problem}")

@@ -9,6 +9,7 @@ Accuracies have Wilson intervals, the other metrics a bootstrap over items.
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from ingot.core.statistics import wilson
 from ingot.evaluate.bootstrap import ratio
 from ingot.evaluate.checks import is_correct
 from ingot.evaluate.continuations import score
-from ingot.evaluate.sandbox import program_of, run_code
+from ingot.evaluate.sandbox import Mode, program_of, run_code
 from ingot.evaluate.tasks import Item, Task
 from ingot.infer.streaming import TextGeneration, max_prompt_length, prompt_ids, sampling_for
 from ingot.model.transformer import Transformer
@@ -61,15 +62,21 @@ class Subject:
             return prompt_ids(self.tokenizer, text)
         return render([{"role": "user", "content": text}], self.tokenizer, generation_prompt=True)[0].tolist()
 
-    def answer(self, text: str, chat: bool) -> Sequence[int]:
-        """The ids of an answer; with `chat`, followed by the end of the turn."""
+    def answer(self, text: str, chat: bool, prompt: str = "") -> Sequence[int]:
+        """The ids of an answer; with `chat`, followed by the end of the turn.
+
+        Without `chat` it is encoded with its prompt, because some tokenizers put a blank before every text; alone if a
+        token spans the border.
+        """
         if not chat:
-            return self.tokenizer.encode(text).tolist()
+            before, both = self.tokenizer.encode_batch([prompt, prompt + text])
+            joined = len(both) > len(before) and np.array_equal(both[: len(before)], before)
+            return (both[len(before) :] if joined else self.tokenizer.encode(text)).tolist()
         return [*self.tokenizer.encode(text.strip()).tolist(), stop_ids(self.tokenizer)[0]]
 
     def nats(self, pairs: Sequence[tuple[str, str]], chat: bool, advance: Callable[[int], None]) -> list[float]:
         """-ln p of the answer of each (prompt, answer) pair."""
-        requests = [(self.prompt(prompt, chat), self.answer(answer, chat)) for prompt, answer in pairs]
+        requests = [(self.prompt(prompt, chat), self.answer(answer, chat, prompt)) for prompt, answer in pairs]
         return [-scored.logp for scored in score(self.model, requests, advance)]
 
     def generate(
@@ -94,17 +101,20 @@ def run_task(
     task: Task,
     shots: int | None = None,
     advance: Callable[[int], None] = lambda n: None,
+    sandbox: Mode = "bwrap",
 ) -> list[ItemResult]:
     """Results of all items of a task, in order.
 
     Args:
         shots: examples before each item; default: the task's own number.
         advance: called with the number of items done since the last call.
+        sandbox: how code runs.
     """
     examples, chat = task.few_shot_examples(shots), task.head.form == "question" and subject.chats
     prompts = [_with_examples(item, examples, task.head.between) for item in task.items]
     results: dict[int, ItemResult] = {}
-    for run, kinds in ((_run_choices, ("choice",)), (_run_generation, ("generate", "code"))):
+    generation = partial(_run_generation, sandbox=sandbox)
+    for run, kinds in ((_run_choices, ("choice",)), (generation, ("generate", "code"))):
         numbers = [n for n, item in enumerate(task.items) if item.kind in kinds]
         if numbers:
             of_kind = run(subject, task, [(task.items[n], prompts[n]) for n in numbers], chat, advance)
@@ -137,7 +147,7 @@ def _run_choices(
 
 
 def _run_generation(
-    subject: Subject, task: Task, items: Prompted, chat: bool, advance: Callable[[int], None]
+    subject: Subject, task: Task, items: Prompted, chat: bool, advance: Callable[[int], None], sandbox: Mode
 ) -> list[ItemResult]:
     texts = subject.generate([prompt for _, prompt in items], chat, task.head.max_new, task.head.stop, advance)
     context = int(subject.model.config.context)
@@ -147,17 +157,17 @@ def _run_generation(
     nats = iter(subject.nats(with_target, chat, lambda n: None))
     results = []
     with ThreadPoolExecutor(MAX_PROGRAMS) as pool:
-        outcomes = pool.map(_check, (item for item, _ in items), texts)
+        outcomes = pool.map(partial(_check, sandbox), (item for item, _ in items), texts)
         for (_, prompt), target, text, (correct, error) in zip(items, targets, texts, outcomes, strict=True):
             measure = next(nats) if target else None
             results.append(ItemResult(prompt, text, correct, error, measure, len(target.encode())))
     return results
 
 
-def _check(item: Item, text: str) -> tuple[bool, str]:
+def _check(sandbox: Mode, item: Item, text: str) -> tuple[bool, str]:
     """Whether a generated answer is correct, and the error of its code."""
     if item.kind == "code":
-        outcome = run_code(program_of(item.prompt, text, item.tests))
+        outcome = run_code(program_of(item.prompt, text), item.tests, sandbox)
         return outcome.passed, outcome.why
     return is_correct(text, item.check, item.targets), ""
 

@@ -1,7 +1,7 @@
 """Log-probabilities of answers given prompts, computed in batches of rows of different lengths.
 
-Used by multiple-choice tasks, judges and lm-eval. Prompt and answer are encoded separately, as in generation; an answer
-includes its leading space. Rows longer than the context lose the beginning of their prompt.
+Used by multiple-choice tasks, judges and lm-eval. An answer includes its leading space. Rows longer than the context
+lose the beginning of their prompt.
 
 Shapes: B rows, T positions, N positions that predict answer tokens, V vocabulary, D width.
 """

@@ -1,8 +1,9 @@
 """Likelihood of held-out text: nats per token, perplexity and bits per byte, with intervals over documents.
 
 Windows overlap so that every target has at least some context; each target is counted once. Bits per byte are the nats
-of all predicted tokens (end of text included) / ln 2 / UTF-8 bytes of the cleaned text. They are comparable between
-models with different tokenizers, and with general compressors.
+of all predicted tokens (end and begin of text included) / ln 2 / UTF-8 bytes of the cleaned text, without text that
+became an unknown token (`tokenizer/round_trip.py`). They are comparable between models with different tokenizers, and
+with general compressors.
 """
 
 import gzip
@@ -146,7 +147,7 @@ def _without_overlap(batch: Batch, overlap: int) -> Batch:
 def compressors(store: Store, tokenizer: Tokenizer) -> dict[str, float]:
     """Bits per byte of general compressors on the same held-out text, as baselines."""
     ids = store.ids.read(0, store.tokens)
-    text = tokenizer.decode_bytes([int(i) for i in ids if int(i) != tokenizer.eot])
+    text = tokenizer.decode_bytes(ids[~np.isin(ids, list(tokenizer.specials.values()))])
     return {
         "gzip -9": 8 * len(gzip.compress(text, 9)) / len(text),
         "xz -9": 8 * len(lzma.compress(text, preset=9)) / len(text),

@@ -1,62 +1,46 @@
-"""Run model-written code in a child process without network, files or subprocesses, with resource limits.
+"""Run model-written code: a program and its tests, in two processes that are cut off from the machine.
 
-The child first limits its CPU time, memory and file output, and leaves the network namespace if the kernel permits.
-It then installs an audit hook, which cannot be removed, that rejects sockets, new processes, ctypes, and all files but
-the standard library. To report success the child writes a secret after the last test, so code that exits early does not
-pass.
+`sandbox_process` runs in both. The tests never enter the program's process, and values are compared in theirs, so a
+program can neither read the expected values nor report a success of its own.
 
-This prevents accidental damage, not attacks on the interpreter: run untrusted models in a container.
+`bwrap` (bubblewrap) is the boundary: no network, no files but the interpreter and its libraries (read-only), an empty
+directory in memory, and namespaces of its own for processes, users and IPC. A filter of system calls refuses new
+processes; limits bound memory, CPU time and files. Mode `weak` has the filter and the limits, but guards files only
+inside the interpreter; `docs/stages/tasks.md` lists its holes.
 """
 
+import functools
+import json
 import os
 import re
-import secrets
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import textwrap
+import time
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ingot.core.errors import UserError
+from ingot.evaluate.sandbox_process import main  # which also compiles it once for all processes
 
 MAX_SECONDS, MAX_MEMORY = 5, 512 << 20
-"""Default limits: seconds of CPU time, bytes of address space."""
+"""Default limits of each process: seconds of CPU time, bytes of address space."""
+MAX_FILES = 16 << 20
+"""Bytes of all files that a program writes."""
 
-_GUARD = r"""
-import os, sys
-secret, seconds, memory = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-program = sys.stdin.read()
-reply, devnull, write = os.dup(1), os.open(os.devnull, os.O_WRONLY), os.write
-os.dup2(devnull, 1)
-os.dup2(devnull, 2)
-import resource
-for name, limit in (("CPU", seconds), ("AS", memory), ("FSIZE", 0), ("CORE", 0), ("NOFILE", 32)):
-    resource.setrlimit(getattr(resource, "RLIMIT_" + name), (limit, limit))
-try:
-    import ctypes
-    ctypes.CDLL(None).unshare(0x10000000 | 0x40000000)  # CLONE_NEWUSER | CLONE_NEWNET: a namespace without network
-except (ImportError, OSError, AttributeError):
-    pass
-library = os.path.join(os.path.realpath(os.path.dirname(os.__file__)), "")
-refused = ("socket.", "subprocess.", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.system", "os.kill", "pty.",
-           "ctypes.", "resource.", "shutil.", "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.chmod", "os.chown",
-           "os.link", "os.symlink", "os.truncate", "os.chdir", "os.putenv", "signal.", "gc.", "tempfile.", "mmap.",
-           "fcntl.", "syslog.", "webbrowser.", "sys._current_frames")
-changing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-def guard(event, arguments):
-    if event in ("open", "os.listdir", "os.scandir"):
-        path, flags = arguments[0], arguments[2] if event == "open" else 0
-        if not isinstance(path, str) or (flags or 0) & changing or not (path + "/").startswith(library) or ".." in path:
-            raise PermissionError("files are out of reach")
-    elif event.startswith(refused):
-        raise PermissionError(event + " is out of reach")
-sys.addaudithook(guard)
-try:
-    exec(compile(program, "program", "exec"), {"__name__": "__main__"})
-    write(reply, secret.encode())
-except BaseException as error:
-    write(reply, f"{type(error).__name__}: {error}"[:200].encode("utf-8", "replace"))
-"""
-"""The child's program; its arguments are the secret and the limits, its input the code to run."""
+_PROCESS = Path(main.__file__).parent
+_START = f"import sys; sys.path.append(sys.argv.pop(1)); from {_PROCESS.name}.main import main; main(*sys.argv[1:])"
+"""Python source of the first statements of a process; arguments: the package's directory, role and options."""
+
+Mode = Literal["bwrap", "weak"]
+
+_OVERTIME = {sign * number + base for number in (signal.SIGXCPU, signal.SIGKILL) for sign, base in ((-1, 0), (1, 128))}
+"""Exit codes of a process that exceeded its CPU time; bwrap adds 128 to the number of a signal."""
 
 
 @dataclass(frozen=True)
@@ -68,51 +52,108 @@ class Outcome:
     """Its error, or the limit that it exceeded; empty if it passed."""
 
 
-def run_code(program: str, seconds: int = MAX_SECONDS, memory: int = MAX_MEMORY) -> Outcome:
-    """Run a Python program with its tests at the end.
+def run_code(
+    program: str, tests: str = "", mode: Mode = "bwrap", seconds: int = MAX_SECONDS, memory: int = MAX_MEMORY
+) -> Outcome:
+    """Run a Python program, then tests of what it has defined.
 
     Args:
-        program: source; it passes if it runs to its end.
-        seconds: limit of CPU time; the limit of wall time is 2 * seconds + 1.
-        memory: limit of the address space in bytes.
+        program: source that a model has written.
+        tests: statements that fail unless the program is right. Without tests a program passes if it says that it ran
+            to its end.
+        mode: `bwrap`, or `weak` for machines without it.
+        seconds: limit of CPU time of each process; the limit of wall time is 2 * seconds + 1.
+        memory: limit of the address space of each process in bytes.
+
+    Raises:
+        UserError: the sandbox does not work on this machine.
     """
-    secret = secrets.token_hex(16)
-    command = [sys.executable, "-I", "-S", "-c", _GUARD, secret, str(seconds), str(memory)]
-    with tempfile.TemporaryDirectory() as directory:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=directory,
-            env={"OMP_NUM_THREADS": "1"},
-            start_new_session=True,
+    if mode == "bwrap" and (problem := bwrap_problem()):
+        raise UserError(problem)
+    deadline = time.monotonic() + 2 * seconds + 1
+    options: dict[str, Any] = {"seconds": seconds, "memory": memory, "weak": mode == "weak", "other": []}
+    replies, to_tests = os.pipe()
+    requests, to_program = os.pipe()
+    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryFile() as errors:
+        common: dict[str, Any] = {"cwd": directory, "env": {}, "stderr": errors, "start_new_session": True}
+        child: subprocess.Popen[Any] = subprocess.Popen(
+            _command("program", options, mode), stdin=requests, stdout=to_tests, **common
         )
+        command = _command("tests", {**options, "other": [replies, to_program]}, mode)
+        common |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "pass_fds": (replies, to_program)}
+        tester: subprocess.Popen[Any] = subprocess.Popen(command, **common)
+        for pipe in (replies, to_tests, requests, to_program):
+            os.close(pipe)
         try:
-            reply, _ = child.communicate(program.encode("utf-8", "replace"), timeout=2 * seconds + 1)
+            job = json.dumps({"program": program, "tests": tests}).encode()
+            reply, _ = tester.communicate(job, timeout=deadline - time.monotonic())
+            verdict: dict[str, Any] = json.loads(reply or "null")
+            if verdict and verdict["error"] is not None:
+                return Outcome(verdict["passed"], verdict["error"])
+            codes = [child.wait(deadline - time.monotonic()), tester.returncode]
         except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.communicate()
             return Outcome(False, f"took longer than {2 * seconds + 1} seconds")
-    if reply == secret.encode():
-        return Outcome(True, "")
-    if child.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        finally:
+            for process in (child, tester):
+                process.kill()  # which ends all that runs inside of bwrap too
+                process.communicate()
+        errors.seek(0)
+        message = errors.read().decode(errors="replace").strip()
+    if message:
+        raise UserError(f"the sandbox for code failed ({message.splitlines()[-1]}); {_REMEDY}")
+    if _OVERTIME.intersection(codes):
         return Outcome(False, f"took more than {seconds} seconds of CPU")
-    return Outcome(False, reply.decode(errors="replace") or f"exited early with code {child.returncode}")
+    return Outcome(False, f"exited early with code {codes[0]}")
+
+
+_REMEDY = 'install bubblewrap 0.7 or newer and allow user namespaces, or set sandbox = "weak" (its holes: tasks.md)'
+
+
+@functools.cache
+def bwrap_problem() -> str | None:
+    """Why code cannot be run in `bwrap` on this machine, with a remedy; None where it works (it is tried once)."""
+    if not shutil.which("bwrap"):
+        return f"running code needs the program bwrap, which is not installed; {_REMEDY}"
+    options = {"seconds": MAX_SECONDS, "memory": MAX_MEMORY, "weak": False, "other": []}
+    trial = subprocess.run(
+        _command("program", options, "bwrap"), stdin=subprocess.DEVNULL, capture_output=True, text=True, env={}
+    )
+    if trial.returncode == 0:
+        return None
+    reason = trial.stderr.strip().splitlines()[-1:] or [f"exit code {trial.returncode}"]
+    return f"running code needs bwrap, which does not work here ({reason[0]}); {_REMEDY}"
+
+
+def _command(role: str, options: dict[str, Any], mode: Mode) -> list[str]:
+    """The command of a process of the sandbox; `role` and `options` as in `sandbox_process/main.py`."""
+    interpreter = os.path.realpath(sys.executable)
+    python = [interpreter, "-I", "-S", "-B", "-c", _START, str(_PROCESS.parent), role, json.dumps(options)]
+    if mode == "weak":
+        return python
+    namespaces = ["--unshare-user", "--unshare-all", "--uid", "65534", "--gid", "65534", "--hostname", "sandbox"]
+    private = ["--size", str(MAX_FILES), "--tmpfs", "/tmp", "--chdir", "/tmp", "--dev-bind", "/dev/null", "/dev/null"]
+    binds = [word for path in (*_libraries(), interpreter, str(_PROCESS)) for word in ("--ro-bind", path, path)]
+    lifetime = ["--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    bwrap = shutil.which("bwrap") or "bwrap"
+    return [bwrap, *namespaces, *lifetime, *private, *binds, "--remount-ro", "/", *python]
+
+
+@functools.cache
+def _libraries() -> list[str]:
+    """Directories with the standard library and shared libraries."""
+    paths = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
+    paths += [str(Path(root) / name) for root in ("/", "/usr", sys.base_prefix) for name in ("lib", "lib64")]
+    return [path for path in dict.fromkeys(paths) if Path(path).is_dir()]
 
 
 _FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL | re.MULTILINE)
 """A fenced code block with an optional language; it may be indented, and cut off at the end of the answer."""
 
 
-def program_of(prompt: str, answer: str, tests: str) -> str:
-    """The program to run: the code of an answer, then the tests.
-
-    The code is the answer's fenced blocks if there are any; else the answer itself if it defines or imports something;
-    else the answer as a continuation of the prompt.
-    """
+def program_of(prompt: str, answer: str) -> str:
+    """The code of an answer: its fenced blocks if there are any; else the answer itself if it defines or imports
+    something; else the answer as a continuation of the prompt."""
     fenced = [textwrap.dedent(code) for code in _FENCE.findall(answer)]
-    code = "\n".join(fenced) if fenced else answer
-    if not fenced and not re.search(r"^(def|class|import|from) ", answer, re.MULTILINE):
-        code = prompt + answer
-    return f"{code}\n\n{tests}\n"
+    if fenced:
+        return "\n".join(fenced)
+    return answer if re.search(r"^(def|class|import|from) ", answer, re.MULTILINE) else prompt + answer

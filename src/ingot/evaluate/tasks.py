@@ -11,6 +11,7 @@ Kinds: `choice` is evaluated by the likelihood of its choices, `generate` by a c
 running it. Examples only precede items as few-shot examples (`shots` of them); they are not evaluated.
 """
 
+import builtins
 import json
 import re
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from ingot.core.errors import MissingFile, UserError, nearest
 from ingot.core.settings import Settings
+from ingot.core.validation import problems
 from ingot.evaluate.checks import CHECKS, COUNTS
 
 SUITE = Path(str(files("ingot.evaluate"))) / "suite"
@@ -56,7 +58,7 @@ class Item(Settings):
     """One prompt with its correct answers."""
 
     prompt: str
-    """The text to answer or to continue; usually without a trailing space."""
+    """The text to answer or to continue, without a blank at its end."""
     kind: Literal["choice", "generate", "code"]
     """How it is evaluated."""
     choices: tuple[str, ...] = ()
@@ -68,7 +70,7 @@ class Item(Settings):
     check: str | dict[str, Any]
     """A check, which must pass with any target; or a table of checks with their arguments, which must all pass."""
     tests: str = ""
-    """For kind `code`: statements that fail unless the code is correct."""
+    """For kind `code`: statements that fail unless the code is correct. They run outside of the code's process."""
     example: bool = False
     """Whether it is a few-shot example instead of being evaluated."""
 
@@ -79,6 +81,8 @@ class Item(Settings):
 
     @model_validator(mode="after")
     def _valid(self) -> "Item":
+        if self.prompt[-1:].isspace() and not self.prompt.endswith("\n"):  # a word's token begins with its blank
+            raise ValueError(f"found the prompt {self.prompt[-40:]!r}, expected no blank at its end; leave it out")
         if self.kind == "choice":
             if len(self.choices) < 2 or len(set(self.choices)) < len(self.choices):
                 raise ValueError(f"found choices {list(self.choices)}, expected at least two different ones")
@@ -93,6 +97,9 @@ class Item(Settings):
             if not self.tests.strip():
                 raise ValueError("found no tests, expected statements that fail unless the code is right")
             compile(self.tests, "tests", "exec")
+            defined = re.findall(r"^(?:async )?(?:def|class) (\w+)", self.prompt, re.MULTILINE)
+            if taken := next((name for name in defined if hasattr(builtins, name)), None):
+                raise ValueError(f"found a definition of '{taken}', a builtin that tests may use; choose another name")
             return self
         names = [self.check] if isinstance(self.check, str) else list(self.check)
         for name in names:
@@ -154,7 +161,7 @@ def load_task(name: str) -> Task:
     """
     path = task_file(name)
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: byte {error.start} is not UTF-8; save the task as UTF-8") from None
     tables = [(n, _table(path, n, line)) for n, line in enumerate(lines, 1) if line.strip()]
@@ -188,14 +195,6 @@ def _validate(model: type[Any], path: Path, number: int, table: Mapping[str, Any
     try:
         return model.model_validate(table)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = ".".join(map(str, first["loc"]))
-        if first["type"] == "extra_forbidden":
-            problem = f"unknown field '{name}'; {nearest(name, model.model_fields)}"
-        elif first["type"] == "value_error":
-            problem = first["msg"].removeprefix("Value error, ")
-        else:
-            problem = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}"
-        raise UserError(f"{path}, line {number}: {problem}") from None
+        raise UserError(f"{path}, line {number}: {problems(model, error, noun='field')[0]}") from None
     except SyntaxError as error:
         raise UserError(f"{path}, line {number}: tests are not Python ({error.msg}); fix them") from None

@@ -132,6 +132,7 @@ class TextGeneration:
         self._generation = Generation(model, prompts, sampling, samples=samples, seed=seed, step=step, keys=keys)
         self._tokenizer, self._stop_ids = tokenizer, sampling.stop
         self._streams = [TextStream(stop) for _ in range(len(prompts) * samples)]
+        self._before = [self._word_end(prompt) for prompt in prompts for _ in range(samples)]
         self._texts: list[list[str]] = [[] for _ in self._streams]
         self.pieces = self._run()
         """Iterator of (index, piece of text); index i * samples + j is sample j of prompt i."""
@@ -146,12 +147,19 @@ class TextGeneration:
 
     def _feed(self, row: int, token: int) -> str:
         stream = self._streams[row]
-        piece = "" if token in self._stop_ids else stream.feed(self._tokenizer.token_bytes(token))
+        data = self._before[row] + self._tokenizer.token_bytes(token)
+        self._before[row] = b""
+        piece = "" if token in self._stop_ids else stream.feed(data)
         if self._generation.reason_R[row]:
             piece += stream.finish()
         if stream.stopped:
             self._generation.end(row, "stop_string")
         return piece
+
+    def _word_end(self, prompt: np.ndarray | Sequence[int]) -> bytes:
+        """The blank between a prompt and its continuation that is part of the prompt's last id, if there is one."""
+        ends_word = self._tokenizer.trailing_space and self._tokenizer.token_bytes(int(prompt[-1])).endswith(b" ")
+        return b" " if ends_word else b""
 
     def answers(self) -> list[Answer]:
         """All texts, prompts x samples; finishes the generation first."""

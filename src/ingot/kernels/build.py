@@ -1,7 +1,7 @@
 """Building the C++ kernels with the machine's compiler, which takes a few seconds.
 
 A library is one source file that includes headers from its own directory and from `cpp/common/`. It is cached under a
-digest of the sources, the compiler, its flags and the CPU.
+digest of the sources, the compiler, its flags and the CPU. A cache that other users can write to is not used.
 """
 
 import ctypes
@@ -41,17 +41,26 @@ def build(
     try:
         files = [source, *sorted(source.parent.glob("[a-z]*.h")), *sorted(_COMMON.glob("[a-z]*.h"))]
         name = artifact.digest_bytes(repr(identity).encode() + b"".join(file.read_bytes() for file in files))
-        path = artifact.cache_directory() / "native" / f"{name}.so"
-        if not _is_intact(path):
-            if notify is not None:
-                notify("building C++ kernels for this CPU, once; this takes some seconds")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory() as scratch:
-                output = Path(scratch, "kernels.so")
-                command = [*compiler.split(), *flags, f"-I{_COMMON}", str(source), "-o", str(output)]
-                subprocess.run(command, check=True, capture_output=True, timeout=_TIMEOUT_S)
-                data = output.read_bytes()
-            artifact.atomic_write(path, data + _checksum(data))
+        directory = artifact.code_directory("native")
+        path = directory and directory / f"{name}.so"
+        if path is not None and _is_intact(path):
+            return ctypes.CDLL(str(path))
+        if notify is not None:
+            notify("building C++ kernels for this CPU, once; this takes some seconds")
+        with tempfile.TemporaryDirectory() as scratch:
+            output = Path(scratch, "kernels.so")
+            command = [*compiler.split(), *flags, f"-I{_COMMON}", str(source), "-o", str(output)]
+            subprocess.run(command, check=True, capture_output=True, timeout=_TIMEOUT_S)
+            data = output.read_bytes()
+            if path is None:
+                if notify is not None:
+                    notify(
+                        f"{artifact.cache_directory()}: other users can write to this cache, so the kernels are built "
+                        "anew each time; take away their permission (chmod -R go-w), or set INGOT_CACHE"
+                    )
+                return ctypes.CDLL(str(output))  # stays loaded when the file is deleted
+        artifact.atomic_write(path, data + _checksum(data))
+        path.chmod(0o600)
         return ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError) as error:
         if notify is not None:
@@ -94,8 +103,8 @@ def _version(compiler: str) -> tuple[int, int] | None:
 
 
 def _is_intact(path: Path) -> bool:
-    """Whether a library exists and matches its checksum: loading a damaged one would crash the process."""
-    if not path.exists():
+    """Whether a library exists, belongs to this user, and matches its checksum: a damaged one crashes the process."""
+    if not path.is_file() or not artifact.is_private(path):
         return False
     data = path.read_bytes()
     size = len(_checksum(b""))

@@ -16,6 +16,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_v
 
 from ingot.core.errors import UserError
 from ingot.core.settings import Settings
+from ingot.core.validation import problems
 
 WIDTH_PER_LAYER = 64
 _HEAD_SIZES = (64, 32, 16, 8)
@@ -227,7 +228,7 @@ class ModelSettings(Settings):
         try:
             return self._at(self.depth if self.depth is not None else self._nearest_depth(vocab), vocab)
         except ValidationError as error:
-            raise UserError(f"model: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+            raise UserError(problems(ModelConfig, error, "model")[0]) from None
         except UserError:
             raise
         except ValueError as error:

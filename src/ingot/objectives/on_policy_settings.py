@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from ingot.core.functions import is_function, require_file
+from ingot.core.functions import function_files, is_function
 from ingot.core.settings import Stage
 from ingot.objectives.base_settings import MethodSettings
 
@@ -57,7 +57,7 @@ class OnPolicySettings(MethodSettings):
     def files(self) -> Iterator[Path]:
         for role, name in self._scorers():
             if is_function(name):
-                yield require_file(name, f"objective.{role}")
+                yield from function_files(name, f"objective.{role}")
 
     def _scorers(self) -> list[tuple[str, str]]:
         """(role, stage or function) of everything that scores completions."""

@@ -112,6 +112,8 @@ def call_reward_function(
     """
     try:
         scores = list(function(prompts, completions))
+    except UserError:
+        raise
     except (Exception, SystemExit) as error:
         failed = next((i for i in range(len(prompts)) if _fails(function, prompts[i], completions[i])), 0)
         raise UserError(

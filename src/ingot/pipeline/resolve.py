@@ -19,7 +19,7 @@ from ingot.core.settings import Settings, canonical, settings_tree
 from ingot.stages.job import read_record, tokens_name
 from ingot.stages.kind import Node
 from ingot.stages.kinds import KINDS
-from ingot.stages.models.imports import directory_of, imported_name, is_directory, model_files
+from ingot.stages.models.imports import imported_name, is_directory, model_files, require_adapter, tokenizer_of
 from ingot.stages.models.kind import import_inputs
 from ingot.stages.models.settings import ImportSettings
 from ingot.stages.tokenize.kind import check_turns
@@ -100,6 +100,7 @@ class Resolver:
             "seed": seed,
         }
         raw = missing = None
+        self.hashes.read.clear()
         try:
             if problem:
                 raise problem
@@ -107,7 +108,9 @@ class Resolver:
         except UserError as error:
             missing = f"{where or f'stage.{name}'}: {error}"
             raw = self._previous_raw(name, settings, key_content) if isinstance(error, MissingFile) else None
-        self.nodes[name] = Node(name, kind, settings, inputs, seed, raw, _key(key_content, raw), missing)
+        self.nodes[name] = Node(
+            name, kind, settings, inputs, seed, raw, _key(key_content, raw), missing, dict(self.hashes.read)
+        )
         return self.nodes[name]
 
     def _previous_raw(self, name: str, settings: Settings, key_content: dict[str, Any]) -> str | None:
@@ -159,17 +162,19 @@ class _StageResolver:
             )
         return self._resolver.nodes[derived]
 
-    def directory_tokenizer(self, directory: str) -> Node:
+    def directory_tokenizer(self, settings: ImportSettings) -> Node:
         name = f"{self.name}.tokenizer"  # from the import's name, because two directories may have the same name
         if name in self._resolver.recipe.stages:
-            raise UserError(f"stage.{name}: this is the name of the tokenizer in {directory}; rename the stage")
+            raise UserError(f"stage.{name}: this is the name of the tokenizer in {settings.path}; rename the stage")
         problem = None
         try:
-            model_files(directory)
+            model_files(settings.path)
+            require_adapter(settings)
         except UserError as error:
             problem = error  # more specific than the missing tokenizer
-        settings = TokenizerSettings(type="file", path=directory_of(directory))
-        return self._resolver.add(name, "tokenizer", settings, {}, self.where, problem)
+        path, template = tokenizer_of(settings)
+        tokenizer = TokenizerSettings(type="file", path=path, template=template and str(template))
+        return self._resolver.add(name, "tokenizer", tokenizer, {}, self.where, problem)
 
     def tokens(self, name: str, tokenizer: Node, setting: str) -> Node:
         source = self.stage(name, setting, "documents", "tokens")

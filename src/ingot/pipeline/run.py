@@ -16,7 +16,7 @@ from typing import Any
 
 from ingot.core.allocator import ALLOCATOR_ENVIRONMENT
 from ingot.core.artifact import STAGES
-from ingot.core.errors import StageFailed, UserError
+from ingot.core.errors import UNSUPPORTED, StageFailed, UserError, print_message
 from ingot.core.process import machine_is_busy, shorten_spin
 from ingot.core.settings import settings_tree
 from ingot.pipeline.graph import Graph
@@ -26,6 +26,9 @@ from ingot.stages.kinds import KINDS
 
 QUIET = {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true"}
 """Environment variables of stages: no telemetry, no network, no warning about threads of tokenizers."""
+
+MAX_RECORDED_FILES = 1000
+"""Most raw files whose digests a stage records one by one, to name the changed ones later."""
 
 Report = Callable[[Node, Status, float | None], None]
 """report(node, status, seconds): called before a stage with seconds = None, and after it if it ran."""
@@ -77,12 +80,17 @@ def link(graph: Graph, node: Node) -> None:
         return
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
-    temporary.symlink_to(target)
     try:
+        temporary.symlink_to(target)
         os.replace(temporary, path)
-    except OSError:
-        temporary.unlink()
-        raise
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        if error.errno not in UNSUPPORTED:
+            raise
+        raise UserError(
+            f"{path}: the file system has no symbolic links, which name the stages of a run; choose another place with "
+            "--out"
+        ) from None
 
 
 def child_environment(threads: int | None = None, short_spin: bool = False) -> dict[str, str]:
@@ -106,7 +114,8 @@ def start_child(job: dict[str, Any]) -> subprocess.Popen[bytes]:
     child = subprocess.Popen(
         [sys.executable, "-m", "ingot.stages.child"],
         stdin=subprocess.PIPE,
-        stdout=sys.stderr,
+        stdout=sys.stderr or subprocess.DEVNULL,
+        stderr=None if sys.stderr else subprocess.DEVNULL,
         env=child_environment(threads, short_spin=job["short_spin"] or machine_is_busy()),
     )
     assert child.stdin
@@ -130,7 +139,7 @@ def _run_child(graph: Graph, node: Node, quiet: bool) -> None:
         advice = "the same command resumes it"
         if name == "SIGKILL":
             advice += "; if memory ran out (`ingot plan` shows the need), a smaller loop.micro_batch or model helps"
-        print(f"{node.name}: ended by {name}; {advice}", file=sys.stderr)
+        print_message(f"{node.name}: ended by {name}; {advice}")
     if code:
         raise StageFailed(code if code in (2, 130) else 1)
 
@@ -145,8 +154,7 @@ def _wait_for_end(child: subprocess.Popen[bytes], name: str) -> None:
         child.wait(timeout=1)
     except subprocess.TimeoutExpired:
         child.send_signal(signal.SIGTERM)
-        with contextlib.suppress(OSError):  # the terminal may be closed
-            print(f"{name}: saving before it ends; Ctrl-C again ends it at once", file=sys.stderr)
+        print_message(f"{name}: saving before it ends; Ctrl-C again ends it at once")
         child.wait()
 
 
@@ -160,6 +168,7 @@ def job_of(graph: Graph, node: Node, quiet: bool) -> dict[str, Any]:
         "version": KINDS[node.kind].version,
         "seed": node.seed,
         "raw": node.raw,
+        "files": dict(node.files) if len(node.files) <= MAX_RECORDED_FILES else {},
         "settings": settings,
         "canonical": node.canonical,
         "link": f"{recipe.home}/{node.name}",

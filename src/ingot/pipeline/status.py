@@ -5,6 +5,7 @@ shows.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from ingot.stages.kinds import KINDS
 
 _MAX_VALUE_LENGTH = 40
 """Most characters of a value in a reason."""
+_MAX_FILES = 3
+"""Most changed files that a reason names."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +69,20 @@ def _changes(link: Path, node: Node) -> str:
     if before["seed"] != node.seed:
         changes.append(f"seed {before['seed']} -> {node.seed}")
     if before["raw"] != node.raw:
-        changes.append("source files changed")
+        changes += _file_changes(before.get("files") or {}, node.files) or ["source files changed"]
     old_keys = {role: i["key"] for role, i in before["inputs"].items()}
     changes += [f"input {n.name} changed" for role, n in node.inputs.items() if old_keys.get(role) != n.key]
     return ", ".join(dict.fromkeys(changes)) or "its directory was deleted"
+
+
+def _file_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The raw files that differ; empty where their digests were not recorded."""
+    if not before:
+        return []
+    changes = [f"{name} {'changed' if name in before else 'is new'}" for name in now if before.get(name) != now[name]]
+    changes += [f"{name} is gone" for name in before if name not in now]
+    more = [f"{len(changes) - _MAX_FILES:,} more files changed"] if len(changes) > _MAX_FILES else []
+    return [*changes[:_MAX_FILES], *more]
 
 
 def _differences(before: Any, now: Any, name: str = "") -> list[str]:

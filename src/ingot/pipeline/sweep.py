@@ -4,12 +4,11 @@ A point that fails does not stop the others, because a diverging learning rate i
 several points have in common is not tried again in the same sweep.
 """
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from ingot.core.artifact import StageDir, atomic_json
-from ingot.core.errors import StageFailed
+from ingot.core.errors import StageFailed, print_message
 from ingot.core.sweep import SWEEP
 from ingot.pipeline.graph import Graph
 from ingot.pipeline.run import Report, run
@@ -59,7 +58,7 @@ def run_all(
         else:
             done |= {f"{label(graph)}/{name}": path for name, path in directories.items()}
     if failed:
-        print(f"not done: {', '.join(skipped)}; the same command tries again", file=sys.stderr)
+        print_message(f"not done: {', '.join(skipped)}; the same command tries again")
         raise StageFailed(max(failed.values()))
     return done
 

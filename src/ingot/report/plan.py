@@ -18,6 +18,7 @@ from ingot.report.terminal import console, state_text, table
 from ingot.stages.kind import load
 from ingot.stages.kinds import KINDS
 from ingot.stages.training.forecast import UTILISATION
+from ingot.stages.training.timeline import overshoot
 
 BARS = "▁▂▃▄▅▆▇█"
 """Heights of a sparkline."""
@@ -131,6 +132,8 @@ def _length_lines(forecast: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "length", line
     if epochs := ", ".join(f"{name} {n:.3g}" for name, n in (length["epochs"] or {}).items()):
         yield "epochs", epochs
+    for problem in filter(None, (overshoot(phase, length["epochs"]) for phase in forecast["phases"])):
+        yield "overshoot", problem
     split = f"micro-batch {batch['micro_batch']} x accumulation {batch['accumulation']} x {batch['ranks']} rank(s)"
     exact = batch["rows"] == batch["micro_batch"] * batch["accumulation"] * batch["ranks"]
     yield "batch", f"{batch['rows']:,} rows of {batch['context']:,} {'=' if exact else 'in at most'} {split}"

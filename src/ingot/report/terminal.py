@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ingot.core.errors import shortened
+from ingot.core.terminal import SafeConsole, error_console
 from ingot.pipeline.graph import Graph
 from ingot.pipeline.status import Status, status
 from ingot.pipeline.sweep import label
@@ -45,7 +46,8 @@ def console(error: bool = False) -> Console:
     """A console on standard output, or on standard error."""
     stream = sys.stderr if error else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
-    return Console(stderr=error, width=width, highlight=False, markup=False, soft_wrap=False)
+    options: dict[str, Any] = {"width": width, "highlight": False, "markup": False, "soft_wrap": False}
+    return error_console(**options) if error else SafeConsole(**options)
 
 
 def print_rows(rows: Sequence[Mapping[str, str]]) -> None:
@@ -93,6 +95,7 @@ def _train_lines(name: str, stage: Path) -> Iterator[str | Text]:
         return
     loss = result.get("val_loss_nats")
     line = f"{name}: validation loss {figures.nats(loss)} nats, {figures.describe_loss(result)}"
+    line = line if loss is not None else f"{name}: no validation"
     unscored = result.get("val_unscored_fraction", 0.0)
     if "val_reward" in result or unscored:
         reward = figures.nats(result["val_reward"]) if "val_reward" in result else "unknown"

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 
 from ingot.core.artifact import RECORD, RESULT, StageDir, atomic_json, atomic_write
 from ingot.core.dashboards import Sinks, Target
-from ingot.core.errors import UserError, memory_error_message, os_error_message
+from ingot.core.errors import UserError, memory_error_message, os_error_message, print_message, show_warning
 from ingot.core.events import METRICS, Display, EventLog, elapsed_seconds
 from ingot.core.process import die_with_parent, handle_termination
 from ingot.core.recipe import dump_toml
@@ -30,6 +31,7 @@ def main() -> int:
     """Run the job on standard input."""
     job = json.load(sys.stdin)
     die_with_parent(job["parent"])
+    warnings.showwarning = show_warning
     try:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,7 +43,7 @@ def main() -> int:
         message = _user_message(error, job)
         if message is None:
             raise
-        print(f"{job['name']}: {message}", file=sys.stderr)
+        print_message(f"{job['name']}: {message}")
         return 2
     return 0
 
@@ -50,9 +52,7 @@ def _user_message(error: Exception, job: dict[str, Any]) -> str | None:
     """Message of an error that the user can fix; None for a bug."""
     if isinstance(error, UserError):
         return str(error)
-    if isinstance(error, OSError):
-        return os_error_message(error, job["dir"])
-    return memory_error_message(error)
+    return os_error_message(error, job["dir"]) or memory_error_message(error)
 
 
 def run(job: dict[str, Any]) -> None:
@@ -62,9 +62,8 @@ def run(job: dict[str, Any]) -> None:
     with out.lock():
         if out.is_done():  # another process has finished it meanwhile
             return
-        record = {
-            k: job[k] for k in ("name", "kind", "key", "version", "seed", "settings", "canonical", "inputs", "raw")
-        }
+        fields = ("name", "kind", "key", "version", "seed", "settings", "canonical", "inputs", "raw", "files")
+        record = {field: job[field] for field in fields}
         atomic_json(out / RECORD, record)
         atomic_write(out / "recipe.toml", dump_toml(job["recipe"]))
         log, display = EventLog(out / METRICS), Display(quiet=job["quiet"])

@@ -5,7 +5,7 @@ stages that its settings name, and its panel lists the metrics of its result.
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -29,6 +29,8 @@ class Node:
     missing: str | None = None
     """Error message where its raw files cannot be read, else None. If the run links to a result of the same settings,
     the node has the key of that result; otherwise a key with `raw = None`, which never exists on disk."""
+    files: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Digest of each raw file, by path."""
 
     @property
     def directory(self) -> str:
@@ -68,8 +70,8 @@ class Resolve(Protocol):
         """The format of a corpus, or of the corpus behind a tokens stage."""
         ...
 
-    def directory_tokenizer(self, directory: str) -> Node:
-        """A derived stage with the tokenizer in a model's directory."""
+    def directory_tokenizer(self, settings: Any) -> Node:
+        """A derived stage with the tokenizer of an import (`ImportSettings`)."""
         ...
 
     def settings_of(self, name: str) -> Settings | None:

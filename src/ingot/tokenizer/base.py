@@ -1,8 +1,8 @@
 """The interface of a tokenizer, and the code that all types share.
 
-`start_ids` precede a text (the BOS token, or else `eot`, which precedes every document of a packed row), `eot` ends it
-and `pad` fills a row. `decode_bytes` concatenates the bytes of each id, so it works on any part of a sequence; `decode`
-takes a complete sequence and removes the space that some types put before every text.
+`start_ids` precede a text (the BOS token, which begins every stored document, or else `eot`, which ends the document
+before), `eot` ends it and `pad` fills a row. `decode_bytes` concatenates the bytes of each id, so it works on any part
+of a sequence; `decode` takes a complete sequence and removes the space that some types put before or after every text.
 """
 
 import secrets
@@ -32,6 +32,8 @@ class Tokenizer(ABC):
     """`eos_token`, `bos_token`, `pad_token`, `unk_token` -> special token, as in a Hugging Face model directory."""
     template: str = ""
     """Chat format: `turns`, the source of a Jinja template, or "" for none."""
+    template_variables: Mapping[str, Any] = {}
+    """Variables of the Jinja template: `enable_thinking`, `thinking`, and `date` (ISO format) for the date's forms."""
     stops: tuple[int, ...] = ()
     """Ids that end an answer, in addition to `eot` and the template's end of turn."""
     placeholders: Mapping[str, str] = {}
@@ -40,12 +42,22 @@ class Tokenizer(ABC):
     """Whether decoding restores every text exactly. If not, text is lost as unknown words or normalised characters."""
     unknown: int | None = None
     """The id for text that the vocabulary cannot encode, if there is one."""
+    skips_characters: bool = False
+    """Whether a character that no piece spells vanishes without an unknown token."""
+    trailing_space: bool = False
+    """Whether a piece that ends a word ends in a blank, which `decode` removes at the end of a text."""
     lengths: np.ndarray
     """Number of UTF-8 bytes of each id [vocab]; 0 for special tokens and the unknown token."""
 
     @abstractmethod
     def definition(self) -> dict[str, Any]:
         """Everything that determines the ids, as JSON data."""
+
+    @property
+    def chat_format(self) -> dict[str, Any]:
+        """The part of the definition that renders conversations."""
+        variables = {"template_variables": dict(self.template_variables)} if self.template_variables else {}
+        return {"template": self.template, **variables}
 
     @property
     def fingerprint(self) -> str:
@@ -58,6 +70,11 @@ class Tokenizer(ABC):
         return self.specials.get(self.special_tokens_map.get("eos_token", ""))
 
     @property
+    def bos(self) -> int | None:
+        """The id that begins a text, or None. The tokenizer's own files may leave `bos_token` out."""
+        return self.specials.get(self.special_tokens_map.get("bos_token", ""))
+
+    @property
     def pad(self) -> int:
         """The id that fills a row. Padding is never a target, so a vocabulary without a pad token uses another id."""
         pad = self.specials.get(self.special_tokens_map.get("pad_token", ""))
@@ -65,9 +82,14 @@ class Tokenizer(ABC):
 
     @property
     def start_ids(self) -> list[int]:
-        """The ids before a text: the BOS token, or else `eot`, or else none."""
-        first = self.specials.get(self.special_tokens_map.get("bos_token", ""), self.eot)
+        """The ids before a text in training, generation and tasks: the BOS token, or else `eot`, or else none."""
+        first = self.eot if self.bos is None else self.bos
         return [] if first is None else [first]
+
+    @property
+    def document_start(self) -> list[int]:
+        """The ids that a stored document begins with: `start_ids`, unless the `eot` of the document before is them."""
+        return [] if self.start_ids == [self.eot] else self.start_ids
 
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:

@@ -93,7 +93,7 @@ class ByteBPE(Tokenizer):
         return {
             "type": self.kind,
             "pattern": self.pattern,
-            "template": self.template,
+            **self.chat_format,
             "specials": list(self.specials),
             "tokens": [token.hex() for token in self.tokens],
         }
@@ -154,6 +154,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         raise UserError(f"{path}: found {actual}, expected {FORMAT} {VERSION}; run the tokenizer stage again")
     try:
         tokenizer = _from_json(data)
+        tokenizer.template_variables = data.get("template_variables", {})
     except KeyError as error:
         raise UserError(
             f"{path}: found type {data.get('type')!r} without {error}, expected both; run the tokenizer stage again"

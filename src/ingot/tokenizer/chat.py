@@ -8,6 +8,8 @@ not end the turn.
 With a Jinja template (`chat_template.py`), rendering yields the spans of the answers in the text, and an id is a target
 if it covers a character of a span. Searching for the answers in the ids of the rendered text would fail, because merges
 across the borders move them.
+
+A conversation that the format cannot render raises `ConversationRefused`: a stage leaves it out and goes on.
 """
 
 import itertools
@@ -18,17 +20,18 @@ from typing import Any
 import numpy as np
 
 from ingot.core.errors import UserError, nearest, shortened
-from ingot.corpus.readers.row_formats import is_trained_on
+from ingot.corpus.readers.messages import is_trained_on
 from ingot.tokenizer.base import Tokenizer
-from ingot.tokenizer.chat_template import Template, compile_template
+from ingot.tokenizer.chat_template import Template, compile_template, lost_reasoning, opens_thought
 from ingot.tokenizer.settings import TURNS
+from ingot.tokenizer.template_sandbox import ConversationRefused, Rejected, TemplateLimit
 
 ROLES = ("system", "user", "assistant", "tool")
 END = "<|end|>"
-FIELDS = ("role", "content", "train")
+FIELDS = ("role", "content", "reasoning_content", "train")
 
 Message = Mapping[str, Any]
-"""`role`, `content`, and optionally `train = false` to exclude an assistant's message from the loss."""
+"""`role` and `content`; of an assistant also `reasoning_content`, and `train = false` to exclude it from the loss."""
 
 
 def render(
@@ -46,6 +49,7 @@ def render(
 
     Raises:
         UserError: a malformed message, no message to train on, or a tokenizer without special tokens.
+        ConversationRefused: the chat format cannot render the conversation.
     """
     ids, mask, _ = render_batch([messages], tokenizer, generation_prompt=generation_prompt)[0]
     return ids, mask
@@ -80,6 +84,9 @@ def _render_turns(
     special, end = tokenizer.specials, tokenizer.specials[END]
     rendered = []
     for messages in conversations:
+        for number, message in enumerate(messages, 1):
+            if not generation_prompt and is_trained_on(message) and message.get("reasoning_content"):
+                raise lost_reasoning(number)
         ids: list[np.ndarray] = []
         mask: list[np.ndarray] = []
         target_bytes = 0
@@ -109,7 +116,9 @@ def _render_template(
         for start, stop in text.target_spans:
             mask |= (spans[:, 0] < stop) & (spans[:, 1] > start)
         if not mask.any() and any(flags):
-            raise UserError("chat template: the rendered text contains no answer to train on; use another template")
+            raise ConversationRefused(
+                "chat template: the rendered text contains no answer to train on; use another template"
+            )
         rendered.append((ids, mask, tokenizer.text_bytes(ids[mask == 1])))
     return rendered
 
@@ -117,7 +126,13 @@ def _render_template(
 def _template(tokenizer: Tokenizer) -> Template:
     ends = {tokenizer.eot, *tokenizer.stops, tokenizer.specials.get(END)}
     names = frozenset(name for name, id in tokenizer.specials.items() if id in ends)
-    return compile_template(tokenizer.template, tokenizer.special_tokens_map, tokenizer.placeholders, names)
+    return compile_template(
+        tokenizer.template,
+        tokenizer.special_tokens_map,
+        tokenizer.placeholders,
+        names,
+        tokenizer.template_variables,
+    )
 
 
 def parse_conversation(text: str) -> list[dict[str, Any]]:
@@ -151,6 +166,9 @@ def check_conversation(messages: Any, needs_target: bool = True) -> None:
             raise UserError(f"{where}: role {_shown(role)}; {nearest(str(role), ROLES)}")
         if not isinstance(content, str):
             raise UserError(f"{where}: content is {_shown(content)}, expected a string")
+        reasoning = message.get("reasoning_content")
+        if reasoning is not None and not isinstance(reasoning, str):
+            raise UserError(f"{where}: reasoning_content is {_shown(reasoning)}, expected a string")
         train = message.get("train", role == "assistant")
         if not isinstance(train, bool):
             raise UserError(f"{where}: train is {_shown(train)}, expected true or false")
@@ -183,11 +201,13 @@ _PROBE = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": 
 def check_turn_end(tokenizer: Tokenizer) -> None:
     """Raise UserError if an answer does not end in a special token, because a model would not learn to stop.
 
-    A template that rejects the test conversation passes.
+    A template that rejects the test conversation passes, but not one that does too much work for it.
     """
     try:
         ids, mask = render(_PROBE, tokenizer)
-    except UserError:
+    except TemplateLimit:
+        raise
+    except ConversationRefused:
         return
     if (last := ids[mask == 1][-1]) not in stop_ids(tokenizer):
         raise UserError(
@@ -201,17 +221,32 @@ def check_template(tokenizer: Tokenizer) -> None:
     """Raise UserError if the template does not end answers, or if the ids of a prompt change when an answer follows.
 
     A token that covers the end of the prompt and the start of the answer would make the ids of generation differ from
-    those of training.
+    those of training. A template that rejects the test conversation passes: it may need a system message.
     """
-    complete, _ = render(_PROBE, tokenizer)
+    try:
+        complete, _ = render(_PROBE, tokenizer)
+    except Rejected:
+        return
     check_turn_end(tokenizer)
     prompt, _ = render(_PROBE[:1], tokenizer, generation_prompt=True)
-    if not np.array_equal(complete[: len(prompt)], prompt):
+    if not np.array_equal(complete[: len(prompt)], prompt) and not thought_in_prompt(tokenizer):
         end = tokenizer.decode_bytes(prompt[-1:]).decode(errors="replace")
         raise UserError(
             f"chat template: the prompt ends in {end!r}, which becomes another token when the answer follows; move "
             "the blank to the answer, or end the prompt in a line end or a special token"
         )
+
+
+def thought_in_prompt(tokenizer: Tokenizer) -> str:
+    """What a generation prompt ends in and answers without reasoning do not begin with, such as `<think>`, or ""."""
+    try:
+        complete, mask = render(_PROBE, tokenizer)
+        prompt, _ = render(_PROBE[:1], tokenizer, generation_prompt=True)
+    except ConversationRefused:
+        return ""
+    start = int(np.argmax(mask))
+    rest = tokenizer.decode_bytes(prompt[start:]).decode(errors="replace")
+    return rest if np.array_equal(complete[:start], prompt[:start]) and opens_thought(rest) else ""
 
 
 def _turn_end(tokenizer: Tokenizer) -> list[int]:
@@ -220,7 +255,7 @@ def _turn_end(tokenizer: Tokenizer) -> list[int]:
         return []
     try:
         ids, mask = render([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], tokenizer)
-    except UserError:  # a template that rejects this conversation still has `eot` and `stops`
+    except ConversationRefused:  # a template that rejects this conversation still has `eot` and `stops`
         return []
     special = set(tokenizer.specials.values())
     return [id for id in ids[mask == 1].tolist() if id in special][-1:]

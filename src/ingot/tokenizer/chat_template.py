@@ -6,14 +6,16 @@ the message stays visible to the template's conditions and filters. After render
 become the placeholders of `Tokenizer.encode_with_specials`, and the aliases become text again. The ids equal those of
 `transformers` for messages without special tokens; in messages, special tokens stay text.
 
-The answers are the template's `{% generation %}` blocks. Without such blocks, the text up to an answer must be a prefix
-of the text with the answer, and both must be prefixes of the complete text; the answer is the difference. A template
-that rewrites earlier turns violates this and is an error, because its mask would be wrong.
+The answers are the template's `{% generation %}` blocks. Without such blocks, an answer begins where the generation
+prompt ends. Some prompts open a thought (DeepSeek R1's end in `<think>`) that answers without reasoning do not have;
+such an answer begins where the two texts part. It ends where the text of the conversation up to it ends, which must be
+a prefix of the complete text. A template that rewrites earlier turns violates this and refuses the conversation,
+because its mask would be wrong. Answers are not searched in the text, because a short one can occur anywhere.
 
-Answers are not searched in the rendered text, because a short one can occur anywhere. `strftime_now` is undefined so
-that ids do not change with the date; templates that test for it use their own date.
+The reasoning of an answer to train on must be in the text: a template that drops it would teach another answer.
 """
 
+import datetime
 import functools
 import json
 import re
@@ -23,15 +25,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ingot.core.errors import UserError
+from ingot.tokenizer.template_sandbox import ConversationRefused, Sandbox, Work
 
 _SECRET = secrets.token_hex(16)
 OPEN, CLOSE = f"{_SECRET}o", f"{_SECRET}c"
 """Delimiters of a target span in the rendered text."""
+_MARK = f"{_SECRET}t"
+"""Stands for a content, or with a number for reasoning, to find where a template writes it."""
+_STRFTIME = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1""")
+_THOUGHT = re.compile(r"think|thought|reason|analysis", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Template:
         special_tokens_map: variables of the template: `eos_token` and so on.
         placeholders: special token -> the random string that represents it.
         ends: special tokens that end an answer.
+        variables: `Tokenizer.template_variables`.
 
     Raises:
         UserError: invalid Jinja.
@@ -62,21 +67,21 @@ class Template:
         special_tokens_map: Mapping[str, str],
         placeholders: Mapping[str, str],
         ends: frozenset[str],
+        variables: Mapping[str, Any] | None = None,
     ):
-        self._special_tokens_map, self._placeholders, self._ends = dict(special_tokens_map), dict(placeholders), ends
+        self._placeholders, self._ends = dict(placeholders), ends
+        self._variables = {**special_tokens_map, **_variables(variables or {})}
         names = sorted(placeholders, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, names)) or r"(?!)")
         self._max_length = max(map(len, names), default=0)
         self._prefixes = {name[:n] for name in names for n in range(1, len(name))}
         self._suffixes = {name[n:] for name in names for n in range(1, len(name))}
-        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-        environment.filters["tojson"] = _tojson
-        environment.globals |= {"raise_exception": _reject, "namespace": _Namespace, "dict": _dict}
+        self._sandbox = Sandbox((OPEN, CLOSE))
         try:
-            self._template = environment.from_string(source)
+            self._template = self._sandbox.compile_template(source)
         except jinja2.TemplateSyntaxError as error:
             raise UserError(f"chat template, line {error.lineno}: {error.message}; fix the template") from None
-        self.has_generation_blocks = environment.has_generation_blocks
+        self.has_generation_blocks = self._sandbox.has_generation_blocks
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], trained: Sequence[bool], generation_prompt: bool = False
@@ -84,16 +89,18 @@ class Template:
         """Render one conversation.
 
         Args:
-            messages: tables with `role` and `content`.
+            messages: tables with `role`, `content`, and optionally `reasoning_content`.
             trained: whether to train on each message.
             generation_prompt: end with the header of an answer.
 
         Raises:
-            UserError: the template rejects the conversation, or does not show where an answer begins and ends.
+            ConversationRefused: the template rejects the conversation, does not show reasoning to train on, or does not
+                show where an answer begins and ends.
         """
         hidden: list[str] = []
-        aliased = [{"role": m["role"], "content": self._hide(m["content"], hidden)} for m in messages]
+        aliased = [self._aliased(message, hidden) for message in messages]
         text = self._run(aliased, generation_prompt)
+        self._check_reasoning(aliased, trained)
         if not any(trained):
             text = text.replace(OPEN, "").replace(CLOSE, "")
         elif self.has_generation_blocks:
@@ -102,17 +109,39 @@ class Template:
             text = self._delimit_by_prefixes(text, aliased, trained)
         return self._resolve(text, hidden)
 
+    def _check_reasoning(self, messages: Sequence[Mapping[str, Any]], trained: Sequence[bool]) -> None:
+        """Raise ConversationRefused if the text lacks the reasoning of an answer to train on."""
+        marked, marks = list(messages), dict[int, str]()
+        for n, message in enumerate(messages):
+            if trained[n] and (reasoning := _reasoning(message)):
+                marks[n] = f"{_MARK}{n}."
+                names = ("reasoning_content", "thinking") if "reasoning_content" in message else ("content",)
+                marked[n] = {**message, **{name: message[name].replace(reasoning, marks[n], 1) for name in names}}
+        text = self._run(marked, False) if marks else ""
+        for n, mark in marks.items():
+            if mark not in text:
+                raise lost_reasoning(n + 1)
+
     def _run(self, messages: Sequence[Mapping[str, Any]], generation_prompt: bool) -> str:
         context = {"messages": messages, "add_generation_prompt": generation_prompt, "tools": None, "documents": None}
+        work = Work(len(messages), sum(len(value) for message in messages for value in message.values()))
         try:
-            return self._template.render(**self._special_tokens_map, **context)
-        except _Rejection as error:
-            raise UserError(f"chat template rejects this conversation: {error}; change the conversation") from None
+            return self._sandbox.render(self._template, work, {**self._variables, **context})
+        except ConversationRefused:
+            raise
         except jinja2.TemplateError as error:
-            why = " (ids would change with the date)" if "strftime_now" in str(error) else ""
-            raise UserError(f"chat template: {error}{why}; fix the template") from None
+            hint = "set `date` in the tokenizer stage" if "strftime_now" in str(error) else "fix the template"
+            raise ConversationRefused(f"chat template: {error}; {hint}") from None
         except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
-            raise UserError(f"chat template: {type(error).__name__}: {error}; fix the template") from None
+            raise ConversationRefused(f"chat template: {type(error).__name__}: {error}; fix the template") from None
+
+    def _aliased(self, message: Mapping[str, Any], hidden: list[str]) -> dict[str, str]:
+        """The message as the template gets it; reasoning has two names, as in `transformers`."""
+        aliased = {"role": message["role"], "content": self._hide(message["content"], hidden)}
+        if not message.get("reasoning_content"):
+            return aliased
+        reasoning = self._hide(message["reasoning_content"], hidden)
+        return {"thinking": reasoning, **aliased, "reasoning_content": reasoning}
 
     def _hide(self, content: str, hidden: list[str]) -> str:
         """Replace special tokens in the content by aliases, and ends that could become part of a special token.
@@ -150,7 +179,7 @@ class Template:
         answers = [t for m, t in zip(messages, trained, strict=True) if m["role"] == "assistant"]
         blocks = len(parts) // 2
         if blocks != len(answers) and not all(answers):
-            raise UserError(
+            raise ConversationRefused(
                 f"chat template: found {blocks} generation block(s) for {len(answers)} answers, so train = false of "
                 "one message cannot be applied; train on all of them or use another template"
             )
@@ -170,20 +199,41 @@ class Template:
         for n, target in enumerate(trained):
             if not target:
                 continue
-            before, after = self._run(messages[:n], True), self._run(messages[: n + 1], False)
-            for prefix, what in ((before, "up to"), (after, "with")):
-                if not (text.startswith(prefix) and after.startswith(before)):
-                    raise UserError(
-                        f"chat template: the text {what} message {n + 1} is not a prefix of the text of all "
-                        f"{len(messages)}, so the answer cannot be located; set train = false on that message, end the "
-                        "conversation with it, or use a template with {% generation %} blocks"
-                    )
-            ends = list(self._special.finditer(after, len(before)))
+            after = self._run(messages[: n + 1], False) if n + 1 < len(messages) else text
+            if not text.startswith(after):
+                raise ConversationRefused(
+                    f"chat template: the text with message {n + 1} is not a prefix of the text of all {len(messages)}, "
+                    'so the answer cannot be located; set train_on = "last answer" in the corpus stage, or use a '
+                    "template with {% generation %} blocks"
+                )
+            start = self._start(messages, n, after)
+            ends = list(self._special.finditer(after, start))
             stop = ends[-1].end() if ends and not after[ends[-1].end() :].strip() else len(after)
-            spans.append((len(before), stop))
+            spans.append((start, stop))
         for start, stop in reversed(spans):
             text = text[:start] + OPEN + text[start:stop] + CLOSE + text[stop:]
         return text
+
+    def _start(self, messages: Sequence[Mapping[str, Any]], n: int, after: str) -> int:
+        """Where answer `n` begins in `after`, the text that ends with it."""
+        prompt = self._run(messages[:n], True)
+        if after.startswith(prompt):
+            return len(prompt)
+        history, marked = self._run(messages[:n], False), {**messages[n], "content": _MARK}
+        common = _common_prefix(prompt, self._run([*messages[:n], marked], False))
+        start = next((m.start() for m in self._special.finditer(prompt) if m.start() < len(common) < m.end()), None)
+        start = len(re.sub(r"[<\[◁]\|?$", "", common)) if start is None else start  # not within the name of a tag
+        if not (common.startswith(history) and after.startswith(common) and opens_thought(prompt[start:])):
+            raise ConversationRefused(
+                f"chat template: the text up to message {n + 1} is not a prefix of the text with it, so the answer "
+                "cannot be located; set train = false on that message, or use a template with {% generation %} blocks"
+            )
+        if _reasoning(messages[n]):
+            raise ConversationRefused(
+                f"chat template: the generation prompt ends in {prompt[start:]!r}, which the reasoning of message "
+                f"{n + 1} does not continue; set enable_thinking = true in the tokenizer stage, or use another template"
+            )
+        return start
 
     def _resolve(self, text: str, hidden: Sequence[str]) -> RenderedText:
         """Replace aliases by text, special tokens by placeholders and delimiters by spans, in one pass."""
@@ -209,72 +259,73 @@ class Template:
         return RenderedText("".join(pieces), spans)
 
 
+def opens_thought(text: str) -> bool:
+    """Whether the end of a generation prompt opens (or opens and closes) a thought."""
+    return bool(_THOUGHT.search(text))
+
+
+def lost_reasoning(number: int) -> ConversationRefused:
+    """The error for an answer whose reasoning the chat format does not show."""
+    return ConversationRefused(
+        f"chat template: the text does not contain the reasoning of message {number}, which would be lost; set "
+        'reasoning = "drop" in the corpus stage to train without it, or use a template that shows it'
+    )
+
+
+def _reasoning(message: Mapping[str, str]) -> str:
+    """The reasoning of a message, in its own field or between `<think>` and `</think>` in the content, or ""."""
+    reasoning = message.get("reasoning_content")
+    if reasoning is None and "</think>" in message["content"]:
+        reasoning = message["content"].split("</think>")[0].split("<think>")[-1]
+    return (reasoning or "").strip()
+
+
+def _common_prefix(a: str, b: str) -> str:
+    different = (n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    return a[: next(different, min(len(a), len(b)))]
+
+
+def _variables(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables that templates read. Llama's read the date as text, others format it with `strftime_now`."""
+    given = dict(variables)
+    if (date := given.pop("date", None)) is not None:
+        midnight = datetime.datetime.fromisoformat(date)
+        given |= {"date_string": midnight.strftime("%d %b %Y"), "strftime_now": midnight.strftime}
+    return given
+
+
+def with_defaults(source: str, variables: Mapping[str, Any]) -> str:
+    """The template with `Tokenizer.template_variables` as defaults, for programs that do not know their values."""
+    given = _variables(variables)
+    lines = [
+        f"{{%- if {name} is not defined %}}{{%- set {name} = {json.dumps(value)} %}}{{%- endif +%}}"
+        for name, value in given.items()
+        if not callable(value)
+    ]
+    if strftime := given.get("strftime_now"):
+        formats = {match[2]: strftime(match[2]) for match in _STRFTIME.finditer(source)}
+        lines.append(f"{{%- macro strftime_now(format) %}}{{{{ {json.dumps(formats)}[format] }}}}{{%- endmacro +%}}")
+    return "".join(lines) + source
+
+
 @functools.lru_cache(maxsize=16)
 def _cached_template(
-    source: str, special_tokens_map: tuple[Any, ...], placeholders: tuple[Any, ...], ends: frozenset[str]
+    source: str,
+    special_tokens_map: tuple[Any, ...],
+    placeholders: tuple[Any, ...],
+    ends: frozenset[str],
+    variables: tuple[Any, ...],
 ) -> Template:
-    return Template(source, dict(special_tokens_map), dict(placeholders), ends)
+    return Template(source, dict(special_tokens_map), dict(placeholders), ends, dict(variables))
 
 
 def compile_template(
-    source: str, special_tokens_map: Mapping[str, str], placeholders: Mapping[str, str], ends: frozenset[str]
+    source: str,
+    special_tokens_map: Mapping[str, str],
+    placeholders: Mapping[str, str],
+    ends: frozenset[str],
+    variables: Mapping[str, Any],
 ) -> Template:
     """A cached `Template` of the same arguments."""
-    items = (tuple(sorted(mapping.items())) for mapping in (special_tokens_map, placeholders))
-    return _cached_template(source, *items, ends)
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    has_generation_blocks = False
-
-
-class _Generation(Extension):
-    """Jinja extension for `{% generation %} ... {% endgeneration %}` around an answer."""
-
-    tags = {"generation"}  # noqa: RUF012 (the form that Jinja requires)
-
-    def parse(self, parser: Any) -> Any:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        self.environment.has_generation_blocks = True  # type: ignore[attr-defined]
-        return nodes.CallBlock(self.call_method("_delimit"), [], [], body).set_lineno(line)
-
-    def _delimit(self, caller: Any) -> str:
-        return OPEN + caller() + CLOSE
-
-
-class _Rejection(Exception):
-    """Raised by a template's call of `raise_exception`."""
-
-
-def _reject(message: str) -> None:
-    raise _Rejection(message)
-
-
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """JSON without the HTML escapes of Jinja's built-in filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-
-
-def _dict(*arguments: Any, **items: Any) -> dict[Any, Any]:
-    return dict(*arguments, **items)
-
-
-class _Namespace(jinja2.utils.Namespace):
-    """A namespace without private names, because Jinja's sandbox does not protect names such as `__class__` in one."""
-
-    def __init__(*args: Any, **items: Any) -> None:  # Jinja's signature, so that `namespace(self=...)` works
-        self, *positional = args
-        attributes = dict(*positional, **items)
-        for name in attributes:
-            _check_public(name)
-        jinja2.utils.Namespace.__init__(self, attributes)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_public(name)
-        super().__setitem__(name, value)
-
-
-def _check_public(name: Any) -> None:
-    if str(name).startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"{name!r} may not be set")
+    names, hidden, given = (tuple(sorted(m.items())) for m in (special_tokens_map, placeholders, variables))
+    return _cached_template(source, names, hidden, ends, given)

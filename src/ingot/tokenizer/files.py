@@ -102,6 +102,6 @@ def _check_syntax(path: Path) -> None:
 def read_text(path: Path) -> str:
     """The text of a UTF-8 file; raises UserError for another encoding."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: byte {error.start} is not UTF-8; copy the file again") from None

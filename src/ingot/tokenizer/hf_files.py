@@ -15,8 +15,11 @@ from ingot.core.artifact import atomic_write
 from ingot.core.errors import UserError
 from ingot.tokenizer.base import FORMAT, Tokenizer
 from ingot.tokenizer.byte_bpe import ByteBPE, Char, load_tokenizer
+from ingot.tokenizer.chat_template import with_defaults
 from ingot.tokenizer.files import COMPANION_FILES, read_text, tokenizer_files
-from ingot.tokenizer.hf_tokenizers import HFTokenizer, added_tokens, byte_letters, ids_of, load_backend
+from ingot.tokenizer.hf_decoders import byte_letters
+from ingot.tokenizer.hf_fields import ROLES, Notify, check_config, check_fields, surrounding, switch_off, with_bos
+from ingot.tokenizer.hf_tokenizers import HFTokenizer, added_tokens, ids_of, load_backend
 from ingot.tokenizer.settings import BYTES, TURNS
 
 FILE = "file"
@@ -28,17 +31,17 @@ TURNS_JINJA = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 """The chat format `turns` as a Jinja template, for export."""
-_ROLES = ("eos_token", "bos_token", "pad_token", "unk_token")
 
 
-def import_tokenizer(path: Path) -> Tokenizer:
+def import_tokenizer(path: Path, notify: Notify = lambda message: None) -> Tokenizer:
     """The tokenizer of a model directory, or of a tokenizer or train stage.
 
     Args:
         path: a directory, or the `tokenizer.json` in it.
+        notify: receives a message about each part of the files that is switched off or not used.
 
     Raises:
-        UserError: files are missing, unreadable, or in an unsupported format.
+        UserError: files are missing, unreadable, in an unsupported format, or with a part that is not known.
     """
     files = {file.name: file for file in tokenizer_files(path)}
     configs = {name: _read_object(files[name]) for name in COMPANION_FILES if name in files and name.endswith(".json")}
@@ -62,10 +65,17 @@ def import_tokenizer(path: Path) -> Tokenizer:
         data = _gpt2(vocab, merges)
         config = {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>", **config}
     try:
+        check_fields(data)
+        data = switch_off(data, notify)
+        if "tokenizer.json" in files:
+            check_config(config, data, notify)
         data = _apply_config(data, config, configs.get("added_tokens.json", {}))
         ids = ids_of(data)
-        special_tokens_map = _special_tokens_map(config, configs, ids)
-        data = {**data, "added_tokens": _mark_special(data, config, special_tokens_map, ids)}
+        special_tokens_map = _special_tokens_map(config, configs, ids, notify)
+        data = {**data, "added_tokens": _mark_special(data, config, special_tokens_map, ids, notify)}
+        if bos := special_tokens_map.get("bos_token"):
+            data = with_bos(data, config, bos, ids[bos])
+        _notify_unwritten(data, special_tokens_map, notify)
         template = _template(files, configs, ids)
         return HFTokenizer(FILE, data, special_tokens_map, template, _stops(configs, len(ids)))
     except UserError as error:
@@ -99,7 +109,8 @@ def export_tokenizer(tokenizer: Tokenizer, directory: Path) -> list[Path]:
         "tokenizer_config.json": json.dumps(_config(tokenizer), ensure_ascii=False, indent=2) + "\n",
     }
     if tokenizer.template:
-        files["chat_template.jinja"] = TURNS_JINJA if tokenizer.template == TURNS else tokenizer.template
+        source = TURNS_JINJA if tokenizer.template == TURNS else tokenizer.template
+        files["chat_template.jinja"] = with_defaults(source, tokenizer.template_variables)
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         atomic_write(directory / name, text)
@@ -214,7 +225,9 @@ def _gpt2(vocab_file: Path, merges_file: Path) -> dict[str, Any]:
 
 
 def _apply_config(data: dict[str, Any], config: dict[str, Any], added: dict[str, int]) -> dict[str, Any]:
-    """A `tokenizer.json` completed by its companions: added tokens, and `add_prefix_space`.
+    """A `tokenizer.json` completed by its companions: added tokens, and of GPT-2's files `add_prefix_space`.
+
+    As in transformers, the properties in `added_tokens_decoder` replace those in `tokenizer.json`.
 
     Args:
         data: `tokenizer.json`.
@@ -222,33 +235,61 @@ def _apply_config(data: dict[str, Any], config: dict[str, Any], added: dict[str,
         added: `added_tokens.json`, token -> id.
     """
     tokens = {token["content"]: token for token in data.get("added_tokens") or []}
-    decoder = {t["content"]: {"id": int(id), **t} for id, t in (config.get("added_tokens_decoder") or {}).items()}
+    decoder = {t["content"]: {**t, "id": int(id)} for id, t in (config.get("added_tokens_decoder") or {}).items()}
+    for name, token in decoder.items():
+        if (own := tokens.get(name, token))["id"] != token["id"]:
+            raise UserError(
+                f"tokenizer_config.json: added_tokens_decoder gives {name!r} the id {token['id']}, tokenizer.json "
+                f"{own['id']}; correct one of them"
+            )
     plain = {token["content"]: {**token, "special": False} for token in added_tokens(added)}
-    new = {content: token for content, token in (plain | decoder).items() if content not in tokens}
+    new = {name: token for name, token in plain.items() if name not in tokens}
+    merged = tokens | new | {name: {**tokens.get(name, {}), **token} for name, token in decoder.items()}
     pre_tokenizer = data.get("pre_tokenizer") or {}
     if "add_prefix_space" in pre_tokenizer and isinstance(config.get("add_prefix_space"), bool):
         pre_tokenizer = {**pre_tokenizer, "add_prefix_space": config["add_prefix_space"]}
-    by_id = sorted((tokens | new).values(), key=lambda token: token["id"])
+    by_id = sorted(merged.values(), key=lambda token: token["id"])
     return {**data, "added_tokens": by_id, "pre_tokenizer": pre_tokenizer or None}
 
 
 def _special_tokens_map(
-    config: dict[str, Any], configs: dict[str, dict[str, Any]], ids: dict[str, int]
+    config: dict[str, Any], configs: dict[str, dict[str, Any]], ids: dict[str, int], notify: Notify
 ) -> dict[str, str]:
     """Role -> special token. Ids in the model's configs apply where the tokenizer's files name no token."""
     tokens = {id: token for token, id in ids.items()}
     special_tokens_map: dict[str, str] = {}
-    for role in _ROLES:
-        name = _content(config.get(role)) or _content(configs.get("special_tokens_map.json", {}).get(role))
+    for role in ROLES:
+        other = _content(configs.get("special_tokens_map.json", {}).get(role))
+        name = _content(config.get(role)) or other
+        if other and other != name:
+            notify(f"special_tokens_map.json: {role} is {other!r}; {name!r} of tokenizer_config.json is used")
         for file in ("generation_config.json", "config.json"):
             if name is None and role != "unk_token":
                 id = configs.get(file, {}).get(f"{role}_id")
                 name = tokens.get(id[0] if isinstance(id, list) and id else id)  # type: ignore[arg-type]
         if name is not None and name in ids:
             special_tokens_map[role] = name
-        elif name is not None and role == "eos_token":
-            raise UserError(f"eos_token is {name!r}, which has no id; correct tokenizer_config.json")
+        elif name and role in ("eos_token", "bos_token"):
+            raise UserError(f"{role} is {name!r}, which has no id; correct tokenizer_config.json")
+        elif name:
+            notify(f"{role} is {name!r}, which has no id; it is not used")
     return special_tokens_map
+
+
+def _notify_unwritten(data: dict[str, Any], special_tokens_map: dict[str, str], notify: Notify) -> None:
+    """Name the special tokens around a text that documents will not have, and a missing end of text."""
+    front, back = surrounding(data)
+    written = special_tokens_map.get("bos_token"), special_tokens_map.get("eos_token")
+    if others := [name for name in (*front, *back) if name not in written]:
+        notify(
+            f"tokenizer.json: post_processor puts {', '.join(others)} around a text; ingot writes only bos_token "
+            "before and eos_token after a document"
+        )
+    if "eos_token" not in special_tokens_map:
+        notify(
+            "the tokenizer has no end of text (eos_token), so documents follow each other without a sign between them "
+            "and a model does not learn to end a text; name one of its tokens as eos_token in tokenizer_config.json"
+        )
 
 
 def _content(value: Any) -> str | None:
@@ -256,15 +297,24 @@ def _content(value: Any) -> str | None:
 
 
 def _mark_special(
-    data: dict[str, Any], config: dict[str, Any], special_tokens_map: dict[str, str], ids: dict[str, int]
+    data: dict[str, Any],
+    config: dict[str, Any],
+    special_tokens_map: dict[str, str],
+    ids: dict[str, int],
+    notify: Notify,
 ) -> list[dict[str, Any]]:
-    """The added tokens with `special` set for all that the config declares special, as in `transformers`."""
+    """The added tokens with `special` set for all that the config declares special."""
     extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
-    extra_names = (_content(t) for t in (extra.values() if isinstance(extra, dict) else extra))
-    special = {*special_tokens_map.values(), *extra_names}
-    added = [{**t, "special": t.get("special") or t["content"] in special} for t in data.get("added_tokens") or []]
-    names = {token["content"] for token in added}
-    new = added_tokens({name: ids[name] for name in special if name in ids and name not in names})
+    names = [_content(t) for t in (extra.values() if isinstance(extra, dict) else extra)]
+    if missing := [name for name in names if name and name not in ids]:
+        notify(f"tokenizer_config.json: {', '.join(missing)} among the special tokens without an id; not used")
+    special = {*special_tokens_map.values(), *names}
+    added = data.get("added_tokens") or []
+    if plain := [t["content"] for t in added if t["content"] in special and not t.get("special")]:
+        notify(f"tokenizer_config.json: {', '.join(plain)} made special, so that texts never give the token")
+    added = [{**t, "special": t.get("special") or t["content"] in special} for t in added]
+    known = {token["content"] for token in added}
+    new = added_tokens({name: ids[name] for name in special if name in ids and name not in known})
     return sorted([*added, *new], key=lambda token: token["id"])
 
 

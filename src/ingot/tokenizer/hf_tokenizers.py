@@ -8,9 +8,7 @@ character.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,19 +16,8 @@ from tokenizers import Tokenizer as Backend
 
 from ingot.core.errors import UserError
 from ingot.tokenizer.base import Tokenizer, random_placeholders
-
-METASPACE = "▁"
-_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-
-
-def byte_letters() -> dict[int, str]:
-    """GPT-2's byte alphabet: byte -> itself if printable Latin-1, else the next letter from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = (b for b in range(256) if b not in printable)
-    return {b: chr(b) for b in printable} | {b: chr(0x100 + n) for n, b in enumerate(others)}
-
-
-LETTER_BYTES = {letter: byte for byte, letter in byte_letters().items()}
+from ingot.tokenizer.hf_decoders import LETTER_BYTES, PieceDecoder
+from ingot.tokenizer.hf_fields import flattened, leaves_out_bos, types_of
 
 
 class HFTokenizer(Tokenizer):
@@ -68,13 +55,22 @@ class HFTokenizer(Tokenizer):
         _check_ids(ids, self.placeholders, self._backend)
         self.lossless = _is_lossless(self.data, ids)
         self.unknown = None if self.lossless else _unknown(self.data["model"], ids)
-        decoder = _PieceDecoder.of(self.data)
-        self._leading_space = decoder.leading_space
-        self._bytes = decoder.table(ids, {token["content"] for token in added}, self.vocab)
+        self.skips_characters = self.unknown is None and not _spells_every_byte(self.data, ids)
+        decoder = PieceDecoder(self.data)
+        self._leading_space, self.trailing_space = decoder.leading_space, decoder.trailing_space
+        self._bytes = [b""] * self.vocab  # empty for an id without a piece
+        for piece, id in ids.items():
+            by_name = piece in self.specials and id != self.unknown
+            self._bytes[id] = piece.encode() if by_name else decoder.bytes_of(piece)
         self.lengths = np.array([len(b) for b in self._bytes], dtype=np.int64)
         self.lengths[list(self.specials.values())] = 0
         if self.unknown is not None:
             self.lengths[self.unknown] = 0
+
+    @property
+    def bos(self) -> int | None:
+        name = self.special_tokens_map.get("bos_token", "")
+        return None if leaves_out_bos(self.data, name) else super().bos
 
     def encode(self, text: str) -> np.ndarray:
         return self.encode_batch([text])[0]
@@ -99,7 +95,8 @@ class HFTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         text = super().decode(ids)
-        return text[1:] if self._leading_space and text.startswith(" ") else text
+        text = text[1:] if self._leading_space and text.startswith(" ") else text
+        return text[:-1] if self.trailing_space and text.endswith(" ") else text
 
     def decode_bytes(self, ids: Sequence[int] | np.ndarray) -> bytes:
         return b"".join(map(self._bytes.__getitem__, np.asarray(ids).tolist()))
@@ -111,7 +108,7 @@ class HFTokenizer(Tokenizer):
         return {
             "type": self.kind,
             "names": dict(self.special_tokens_map),
-            "template": self.template,
+            **self.chat_format,
             "stops": list(self.stops),
             "library": self.data,
         }
@@ -199,74 +196,17 @@ def _unknown(model: dict[str, Any], ids: dict[str, int]) -> int | None:
 
 def _is_lossless(data: dict[str, Any], ids: Mapping[str, int]) -> bool:
     """Whether decoding restores every text: no normaliser, no token that strips blanks, and an id for every byte."""
-    splits = _flatten(data.get("pre_tokenizer"), "pretokenizers")
+    splits = flattened(data.get("pre_tokenizer"), "pre_tokenizer")
     keeps_text = all(p["type"] in ("Split", "Digits", "ByteLevel") and p.get("behavior") != "Removed" for p in splits)
+    keeps_text = keeps_text and not data["model"].get("end_of_word_suffix") and data.get("normalizer") is None
     adds_space = any(p.get("add_prefix_space") for p in splits)
-    if any(p["type"] == "ByteLevel" for p in splits):
-        prefixes = {"", data["model"].get("continuing_subword_prefix") or ""}
-        has_bytes = all(prefix + letter in ids for letter in LETTER_BYTES for prefix in prefixes)
-    else:
-        has_bytes = bool(data["model"].get("byte_fallback")) and all(f"<0x{b:02X}>" in ids for b in range(256))
     strips = any(t.get("lstrip") or t.get("rstrip") for t in data.get("added_tokens") or [] if not t.get("special"))
-    return data.get("normalizer") is None and keeps_text and not adds_space and has_bytes and not strips
+    return keeps_text and not adds_space and not strips and _spells_every_byte(data, ids)
 
 
-@dataclass(frozen=True)
-class _PieceDecoder:
-    """Converts pieces of a vocabulary to bytes, according to its decoders."""
-
-    byte_level: bool
-    """Pieces consist of the letters of `byte_letters`."""
-    byte_tokens: bool
-    """A piece `<0xNN>` is a byte."""
-    metaspace: bool
-    """`▁` is a space."""
-    words: bool
-    """Pieces are words without their spaces."""
-    continuing_prefix: str
-    """Prefix of a piece inside a word, such as `##`; else ""."""
-    leading_space: bool
-    """Decoding yields a space before the text that is not part of it."""
-
-    @classmethod
-    def of(cls, data: dict[str, Any]) -> "_PieceDecoder":
-        model = data["model"]
-        decoders = {d["type"]: d for d in _flatten(data.get("decoder"), "decoders")}
-        byte_level = "ByteLevel" in decoders
-        words = (model["type"] == "WordPiece" and not byte_level) or (model["type"] == "WordLevel" and not decoders)
-        stripped = bool(decoders.get("Strip", {}).get("start"))
-        prefixed = decoders.get("Metaspace", {}).get("prepend_scheme", "never") != "never"
-        return cls(
-            byte_level=byte_level,
-            byte_tokens="ByteFallback" in decoders or bool(model.get("byte_fallback")),
-            metaspace=METASPACE in str(data.get("decoder")),
-            words=words,
-            continuing_prefix=model["continuing_subword_prefix"] if model["type"] == "WordPiece" else "",
-            leading_space=words or stripped or prefixed,
-        )
-
-    def table(self, ids: Mapping[str, int], added: set[str], vocab: int) -> list[bytes]:
-        """The bytes of each id [vocab]; empty for an id without a piece."""
-        table = [b""] * vocab
-        for piece, id in ids.items():
-            table[id] = piece.encode() if piece in added else self._bytes(piece)
-        return table
-
-    def _bytes(self, piece: str) -> bytes:
-        inside_word = bool(self.continuing_prefix) and piece.startswith(self.continuing_prefix)
-        text = piece.removeprefix(self.continuing_prefix)
-        if self.byte_level and all(letter in LETTER_BYTES for letter in text):
-            return bytes(LETTER_BYTES[letter] for letter in text)
-        if self.byte_tokens and (byte := _BYTE.fullmatch(text)):
-            return bytes([int(byte[1], 16)])
-        text = text.replace(METASPACE, " ") if self.metaspace else text
-        return (" " + text if self.words and not inside_word else text).encode()
-
-
-def _flatten(component: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
-    """The members of a component in order, with nested sequences flattened."""
-    if component is None:
-        return []
-    if component["type"] != "Sequence":
-        return [component]
-    return [part for member in component[key] for part in _flatten(member, key)]
+def _spells_every_byte(data: dict[str, Any], ids: Mapping[str, int]) -> bool:
+    byte_level = types_of(data.get("pre_tokenizer"), "pre_tokenizer") | types_of(data.get("normalizer"), "normalizer")
+    if "ByteLevel" in byte_level:
+        prefixes = {"", data["model"].get("continuing_subword_prefix") or ""}
+        return all(prefix + letter in ids for letter in LETTER_BYTES for prefix in prefixes)
+    return bool(data["model"].get("byte_fallback")) and all(f"<0x{b:02X}>" in ids for b in range(256))

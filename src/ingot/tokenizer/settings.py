@@ -3,6 +3,8 @@
 One class covers all tokenizer types, so that a setting that the chosen `type` does not use is an error and not ignored.
 """
 
+import contextlib
+import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -72,11 +74,21 @@ class TokenizerSettings(Settings):
     """UTF-8 bytes of text to train on; a larger corpus is sampled evenly (the trainer counts pairs in 32 bits)."""
     template: str | None = None
     """Chat format: `turns` (`<|role|>content<|end|>`) or a Jinja file NAME.jinja. A `file` has its own by default."""
+    date: str | None = None
+    """The date in prompts of a Jinja template that writes one, as in 2025-01-31. The clock is never read."""
+    enable_thinking: bool | None = None
+    """The variable of a Jinja template that switches thinking on or off. Default: not set."""
 
     @property
     def template_file(self) -> Path | None:
         """The Jinja file in `template`, or None."""
         return None if self.template in (None, TURNS) else Path(str(self.template))
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """`Tokenizer.template_variables`. `thinking` is the name in the templates of DeepSeek V3.1 and Granite."""
+        given = {"date": self.date, "enable_thinking": self.enable_thinking, "thinking": self.enable_thinking}
+        return {name: value for name, value in given.items() if value is not None}
 
     @field_validator("source", mode="before")
     @classmethod
@@ -123,6 +135,23 @@ class TokenizerSettings(Settings):
     def _known_or_file(cls, value: str | None) -> str | None:
         if value not in (None, TURNS) and not str(value).endswith(".jinja"):
             raise ValueError(f"found '{value}', expected turns or a Jinja file, for example template = \"chat.jinja\"")
+        return value
+
+    @field_validator("date", mode="before")
+    @classmethod
+    def _iso_date(cls, value: Any) -> Any:
+        text = str(value)
+        with contextlib.suppress(ValueError):
+            if value is None or datetime.date.fromisoformat(text).isoformat() == text:
+                return None if value is None else text
+        raise ValueError(f"found {text!r}, expected a date such as 2025-01-31")
+
+    @field_validator("date", "enable_thinking")
+    @classmethod
+    def _for_jinja(cls, value: Any, info: ValidationInfo) -> Any:
+        template, kind = info.data.get("template"), info.data.get("type")
+        if value is not None and (template == TURNS or (template is None and kind != "file")):
+            raise ValueError(f'found {value}, but the chat format "turns" has no {info.field_name}; remove the setting')
         return value
 
     @field_validator("alphabet", "pattern", "template")

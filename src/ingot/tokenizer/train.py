@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ingot.core.errors import UserError
 from ingot.core.events import Display, EventLog
-from ingot.corpus.documents import messages_of, read_documents
+from ingot.corpus.documents import messages_of, read_documents, text_fields_of
 from ingot.tokenizer import trainers
 from ingot.tokenizer.base import Tokenizer
 from ingot.tokenizer.byte_bpe import ByteBPE, Char
@@ -24,6 +22,7 @@ from ingot.tokenizer.chat import check_template
 from ingot.tokenizer.files import read_text
 from ingot.tokenizer.hf_files import import_tokenizer
 from ingot.tokenizer.hf_tokenizers import HFTokenizer, added_tokens, ids_of
+from ingot.tokenizer.round_trip import counted_bytes
 from ingot.tokenizer.settings import SPECIAL_TOKENS_MAP, SPECIALS, TURNS, TokenizerSettings
 from ingot.tokenizer.vocabulary import REPORT_BYTES, describe
 
@@ -58,7 +57,7 @@ def train(
         tokenizer, sample = _train_char(settings, texts, display)
     elif settings.type == "file":
         assert settings.path is not None
-        tokenizer, sample = import_tokenizer(settings.path), sample_texts(texts, REPORT_BYTES)
+        tokenizer, sample = import_tokenizer(settings.path, display.notify), sample_texts(texts, REPORT_BYTES)
     else:
         sample = sample_texts(texts, settings.sample_bytes)
         if not sample:
@@ -68,15 +67,17 @@ def train(
         display.notify(f"learning {unit} from {size:,} bytes of text")
         tokenizer = TRAINERS[settings.type](settings, [text for _, text in sample], display)
         for _, text in sample[:100]:
-            check_lossless(tokenizer, text, tokenizer.encode(text))
+            counted_bytes(tokenizer, text, tokenizer.encode(text))  # refuses a pattern that skips text
     if settings.template_file:
         tokenizer = with_template(tokenizer, read_text(settings.template_file))
+    elif settings.template == TURNS:
+        tokenizer = with_template(tokenizer, TURNS)
+    tokenizer.template_variables = _used_variables(settings, tokenizer.template)
+    if settings.template_file:
         try:
             check_template(tokenizer)
         except UserError as error:
             raise UserError(f"{settings.template_file}: {error}") from None
-    elif settings.template == TURNS:
-        tokenizer = with_template(tokenizer, TURNS)
     report = describe(tokenizer, sample_texts(sample, REPORT_BYTES), display)
     log.write("tokenizer", **report)
     return tokenizer, report
@@ -89,7 +90,8 @@ def training_texts(corpus_dir: Path, format: str = "text") -> Iterator[SourceTex
             if format == "text":
                 yield source, text
             else:
-                yield from ((source, message["content"]) for message in messages_of(json.loads(text)))
+                for message in messages_of(json.loads(text)):
+                    yield from ((source, message[name]) for name in text_fields_of(message))
 
 
 def sample_texts(texts: Iterable[SourceText], limit: int) -> list[SourceText]:
@@ -127,6 +129,14 @@ def with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:
     )
 
 
+def _used_variables(settings: TokenizerSettings, template: str) -> dict[str, Any]:
+    """The template's variables in the settings. Raises UserError for one that the template does not read."""
+    for setting, names in (("date", ("strftime_now", "date_string")), ("enable_thinking", ("thinking",))):
+        if getattr(settings, setting) is not None and not any(name in template for name in names):
+            raise UserError(f"{setting}: the chat template reads no {' or '.join(names)}; remove the setting")
+    return settings.template_variables
+
+
 def _train_char(
     settings: TokenizerSettings, texts: Iterable[SourceText], display: Display
 ) -> tuple[Char, list[SourceText]]:
@@ -144,21 +154,6 @@ def _train_char(
     tokenizer = Char("".join(sorted(characters)) if settings.alphabet == "corpus" else None)
     display.notify(f"{len(characters):,} different characters, vocabulary {tokenizer.vocab:,}")
     return tokenizer, sample
-
-
-def check_lossless(tokenizer: Tokenizer, text: str, ids: np.ndarray) -> int:
-    """Number of UTF-8 bytes of `text` that its ids encode. Raises UserError if a pattern skips text.
-
-    A tokenizer that is not lossless by design (words, normalised text) passes. Unknown text counts 0 bytes, so that
-    bits per byte do not improve by losing text.
-    """
-    expected, encoded = len(text.encode("utf-8", "surrogatepass")), tokenizer.text_bytes(ids)
-    if tokenizer.lossless and encoded != expected:
-        raise UserError(
-            f"tokenizer pattern: ids encode {encoded:,} of {expected:,} bytes of a text because the pattern skips the "
-            "rest; make it match every character (end it with |\\s|.)"
-        )
-    return min(encoded, expected)
 
 
 def _pieces(texts: Iterable[SourceText], size: int) -> Iterator[SourceText]:

@@ -19,7 +19,8 @@ from ingot.core.errors import UserError
 from ingot.core.events import Bar, Display
 from ingot.tokenizer import unigram, wordpiece
 from ingot.tokenizer.byte_bpe import ByteBPE
-from ingot.tokenizer.hf_tokenizers import HFTokenizer, added_tokens, backend_data, byte_letters, load_backend
+from ingot.tokenizer.hf_decoders import byte_letters
+from ingot.tokenizer.hf_tokenizers import HFTokenizer, added_tokens, backend_data, load_backend
 from ingot.tokenizer.settings import BYTES, SPECIAL_TOKENS_MAP, SPECIALS, TURNS, TokenizerSettings
 
 UNKNOWN = "<unk>"

@@ -99,7 +99,7 @@ class Engine:
         self.average = Average(self.trained, plan.optim.ema)
         initial, keep = objective.needs.initial_state, plan.loop.keep
         self.training_state = TrainingState(
-            directory, self.named, self.optimizer, self.average, initial, keep, plan.config
+            directory, self.named, self.optimizer, self.average, initial, keep, plan.config, plan.steps
         )
         self.state = self.training_state.numbers
         if execution.precision == "fp16":

@@ -4,13 +4,15 @@ Everything else (learning rate, batches, random numbers) is a function of the st
 """
 
 import copy
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from ingot.core.artifact import CHECKPOINTS, checkpoint_path
+from ingot.core.artifact import CHECKPOINTS, STATE, checkpoint_path, read_json
+from ingot.core.errors import UserError, shortened
 from ingot.distributed import checkpoint
 from ingot.optim.average import Average
 from ingot.optim.optimizers import Optimizer
@@ -42,6 +44,7 @@ class TrainingState:
         objective_state: the objective's state before the first step.
         keep: number of checkpoints to retain.
         config: metadata of checkpoints: the model's shape, the tokenizer.
+        last_step: the last step of the plan; no later checkpoint is resumed.
     """
 
     def __init__(
@@ -53,10 +56,11 @@ class TrainingState:
         objective_state: Mapping[str, Any],
         keep: int,
         config: Mapping[str, Any],
+        last_step: int,
     ):
         self.checkpoints = directory / CHECKPOINTS
         self.named, self.optimizer, self.average = named, optimizer, average
-        self.keep, self.config = keep, config
+        self.keep, self.config, self.last_step = keep, config, last_step
         self._objective_names = set(objective_state)
         self.numbers: dict[str, Any] = {**copy.deepcopy(INITIAL), "objective": dict(objective_state)}
         self.saved_step = 0
@@ -95,11 +99,53 @@ class TrainingState:
         checkpoint.save(self.checkpoints / checkpoint.BEST, self.tensors(moments=False), self.numbers, self.config)
 
     def resume(self, notify: Callable[[str], None]) -> bool:
-        """Load the newest intact checkpoint. Returns whether there was one."""
+        """Load the newest intact checkpoint. Returns whether there was one.
+
+        Args:
+            notify: receives a message for each damaged checkpoint.
+
+        Raises:
+            UserError: all checkpoints are damaged, or the numbers of the newest intact one cannot be those of this run.
+        """
         path = checkpoint.newest_intact(self.checkpoints, notify)
         if path is None:
             return False
-        self.numbers.update(checkpoint.load(path, self.tensors()))
+        numbers = read_json(path / STATE)
+        if problem := self._problem(numbers, path):
+            raise UserError(
+                f"{path / STATE}: {problem}; delete {path} to resume from an earlier checkpoint, or the stage's "
+                "directory to start again"
+            )
+        checkpoint.load(path, self.tensors())
+        self.numbers.update(numbers)
         self.saved_step = self.numbers["step"]
         checkpoint.delete_after(self.checkpoints, self.saved_step)
         return True
+
+    def _problem(self, numbers: Any, path: Path) -> str | None:
+        """Why these cannot be the numbers of a checkpoint of this run; None if they can."""
+        if not isinstance(numbers, dict) or numbers.keys() != self.numbers.keys():
+            return f"found {shortened(json.dumps(numbers))}, expected the numbers {', '.join(self.numbers)}"
+        for name, now in self.numbers.items():
+            found = numbers[name]
+            if not _is_alike(found, now):
+                return f"{name}: found {shortened(json.dumps(found))}, expected a value such as {json.dumps(now)}"
+            if isinstance(now, dict) and found.keys() != now.keys():
+                return f"{name}: found the fields {', '.join(found) or 'none'}, expected {', '.join(now) or 'none'}"
+        if not int(path.name) == numbers["step"] <= self.last_step:
+            expected = f"{int(path.name):,}, and at most {self.last_step:,}, the last"
+            return f"step: found {numbers['step']:,}, expected {expected}"
+        if not 0 <= numbers["best_step"] <= numbers["step"]:
+            return f"best_step: found {numbers['best_step']:,}, expected 0 to {numbers['step']:,}"
+        return None
+
+
+def _is_alike(found: Any, now: Any) -> bool:
+    """Whether a number is of the type of the current one and not negative; None stands for a number."""
+    if isinstance(now, dict):
+        return isinstance(found, dict)
+    if now is None:
+        return found is None or type(found) in (int, float)
+    if isinstance(now, float):
+        return type(found) in (int, float)
+    return type(found) is type(now) and found >= 0

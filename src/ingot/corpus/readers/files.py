@@ -1,21 +1,20 @@
-"""Streams a file's bytes (decompressed) and lines, and defines the `Row` that every reader yields.
+"""A file of text as its readers see it: unpacked, as UTF-8, in blocks or lines; and the `Row` that every reader yields.
 
 Ingot reads lines itself so that a malformed line is reported with its position and the rest of the file is read. The
 readers of Daft, Polars and pyarrow stop at such a line without naming it; datatrove loses the complete file.
 """
 
-import zlib
+import codecs
+import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ingot.core.errors import UserError
+from ingot.corpus.readers.packing import Damaged, unpacked
 
-BLOCK = 1 << 20
-
-
-class Damaged(Exception):
-    """The file is unreadable from some position on. The rows yielded before are valid."""
+UTF8 = "utf-8"
 
 
 class BadRow(Exception):
@@ -37,74 +36,84 @@ class Row(NamedTuple):
     """Size in the file, if the reader knows it."""
 
 
-def lines(file: Path) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (line number from 1, byte offset in the decompressed file, line without its newline)."""
-    number, offset, pieces = 0, 0, []
-    for block in blocks(file):
-        first, *others = block.split(b"\n")
-        pieces.append(first)  # a list, because joining at every block is quadratic in the length of a line
-        if not others:
-            continue
-        *complete, rest = [b"".join(pieces), *others]
-        pieces = [rest]
-        for line in complete:
-            number += 1
-            yield number, offset, line
-            offset += len(line) + 1
-    if last := b"".join(pieces):
-        yield number + 1, offset, last
+class Line(NamedTuple):
+    """A line of a file."""
+
+    number: int
+    """From 1."""
+    offset: int
+    """Byte in the unpacked content."""
+    size: int
+    """Bytes, without the newline."""
+    data: bytes
+    """Without the newline; of a line that is `too_long` its beginning."""
+
+    @property
+    def too_long(self) -> bool:
+        """Whether the line is longer than `TextFile.max_bytes`, so that it was not kept in memory."""
+        return self.size > len(self.data)
 
 
-def blocks(file: Path) -> Iterator[bytes]:
-    """Yield the decompressed content; the suffix decides about compression. Raises Damaged for a corrupt file."""
-    suffix = file.suffix.lower()
-    try:
-        if suffix == ".gz":
-            yield from _gunzip(file)
-        elif suffix == ".zst":
-            from pyarrow import CompressedInputStream, OSFile  # imported late: reading a recipe imports this module
+@dataclass(frozen=True)
+class TextFile:
+    """A file of text: where it is, and how it is read."""
 
-            with OSFile(str(file)) as packed, CompressedInputStream(packed, "zstd") as stream:
-                while block := stream.read(BLOCK):
-                    yield block
-        else:
-            with file.open("rb") as plain:
-                while block := plain.read(BLOCK):
-                    yield block
-    except zlib.error as error:
-        raise Damaged(f"corrupt gzip data ({error})") from None
-    except (PermissionError, FileNotFoundError) as error:
-        raise unreadable(file, error) from None
-    except OSError as error:
-        if suffix != ".zst":
-            raise
-        raise Damaged(f"corrupt or truncated zstd data ({error})") from None
+    path: Path
+    packing: str | None = None
+    """As `packing.packing_of`."""
+    encoding: str = UTF8
+    """A Python codec."""
+    max_bytes: int = 16_000_000
+    """Maximum size of a row, which bounds the memory of every reader."""
+
+    def blocks(self) -> Iterator[bytes]:
+        """The unpacked content as UTF-8; what claims to be UTF-8 is not checked. Raises Damaged and UserError."""
+        try:
+            content = unpacked(self.path, self.packing)
+            yield from content if self.encoding == UTF8 else self._transcoded(content)
+        except (PermissionError, FileNotFoundError) as error:
+            raise unreadable(self.path, error) from None
+
+    def _transcoded(self, content: Iterator[bytes]) -> Iterator[bytes]:
+        decoder = codecs.getincrementaldecoder(self.encoding)()
+        position = 0
+        for block in itertools.chain(content, [b""]):
+            pending = len(decoder.getstate()[0])
+            try:
+                yield decoder.decode(block, final=not block).encode()
+            except UnicodeError as error:
+                start = position - pending + getattr(error, "start", 0)
+                raise Damaged(f"byte {start:,} is not {self.encoding}; correct the encoding of the source") from None
+            position += len(block)
+
+    def lines(self) -> Iterator[Line]:
+        """All lines. Raises Damaged, after the last complete line."""
+        number, offset, size = 1, 0, 0
+        pieces: list[bytes] = []  # joining at every block would be quadratic in the length of a line
+        for block in self.blocks():
+            first, *others = block.split(b"\n")
+            if size <= self.max_bytes:
+                pieces.append(first)
+            size += len(first)
+            for following in others:
+                yield Line(number, offset, size, self._joined(pieces, size))
+                number, offset = number + 1, offset + size + 1
+                pieces, size = [following], len(following)
+        if size:
+            yield Line(number, offset, size, self._joined(pieces, size))
+
+    def _joined(self, pieces: list[bytes], size: int) -> bytes:
+        return b"".join(pieces)[: size if size <= self.max_bytes else 80]
+
+    def too_long(self, size: int | None = None) -> str:
+        """The reason to reject a row of more than `max_bytes`."""
+        what = f"{size:,} bytes" if size else "its row"
+        return (
+            f"{what} is longer than the {self.max_bytes / 1e6:g} MB of max_document_mb; check for a missing line "
+            "end or quote, or raise it"
+        )
 
 
 def unreadable(file: Path, error: OSError) -> UserError:
     """The UserError for a file that cannot be opened."""
     return UserError(f"sources: {file} cannot be read ({error.strerror}); check its permissions")
-
-
-def _gunzip(file: Path) -> Iterator[bytes]:
-    """Decompress gzip up to the point of truncation; the gzip module loses the last block of a truncated file."""
-    state = zlib.decompressobj(wbits=31)
-    with file.open("rb") as packed:
-        while data := packed.read(BLOCK // 4):
-            while data:
-                if state.eof:  # a file may have several gzip members; zero bytes after the last one are padding
-                    data = data.lstrip(b"\0")
-                    if not data:
-                        break
-                    state = zlib.decompressobj(wbits=31)
-                yield from _inflate(state, data)
-                data = state.unused_data
-    if not state.eof:
-        raise Damaged("truncated gzip data")
-
-
-def _inflate(state: Any, data: bytes) -> Iterator[bytes]:
-    """Yield the decompressed data in blocks, because repetitive text can expand a thousandfold."""
-    while block := state.decompress(data, BLOCK):
-        yield block
-        data = state.unconsumed_tail

@@ -1,77 +1,85 @@
-"""Reads rows from JSON: one per line (JSONL), or the elements of one array, parsed while the file is read.
+"""Reads rows from JSON: one per line (JSONL), or the values of one file, parsed while the file is read.
 
-A `.json` file can be an array of rows, an object with one such list among other fields, JSONL under the wrong name, or
-configuration, which is text. `json_kind` decides by the first megabyte. Arrays are parsed incrementally because exports
-of 10 GB are common.
+A `.json` file can be an array of rows, an object with one such list among other fields, objects one after another, one
+row, or configuration, which holds no rows. `scan` decides; anything else is refused by what it looks like. Nothing is
+parsed at once, because exports of 10 GB are common.
 """
 
 import codecs
 import json
 import re
-from collections.abc import Container, Iterator
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Collection, Iterator
+from typing import Any, Literal, NamedTuple
 
-from ingot.corpus.readers.files import BadRow, Damaged, Row, blocks, lines
-
-MAX_ROW_CHARACTERS = 64 << 20
-"""Maximum length of an element of an array; a longer one means that a bracket was not closed."""
-MAX_OBJECT_BYTES = 128 << 20
-"""Maximum size of an object with a list of rows: it is parsed at once, since the list may be anywhere in it."""
-HEAD_BYTES = 1 << 20
-"""Number of bytes from which `json_kind` decides."""
+from ingot.core.errors import shortened
+from ingot.corpus.readers.files import BadRow, Row, TextFile
+from ingot.corpus.readers.packing import Damaged
 
 _BLANKS = re.compile(r"[ \t\n\r]*")
-_AFTER = tuple(",] \t\n\r")
+_AFTER = tuple(",] \t\n\r}")
 _DECODER = json.JSONDecoder()
 
 
-def json_kind(file: Path, names: Container[str], or_text: bool) -> Literal["text", "jsonl", "json"]:
-    """How to read a `.json` file.
+class Layout(NamedTuple):
+    """Where the rows of a JSON file are."""
 
-    Args:
-        file: may be compressed.
-        names: field names of which every row has at least one.
-        or_text: whether a file without rows, such as a configuration file, is a text document.
-
-    Raises:
-        Damaged: the file cannot be decompressed.
-    """
-    head = _head(file)
-    if head.startswith(b"["):
-        return "text" if or_text and not head[1:].lstrip().startswith(b"{") else "json"
-    first, _, rest = head.partition(b"\n")
-    rest = rest.lstrip()
-    if rest.startswith(b"{") and any(isinstance(parse(line, 0), dict) for line in (first, rest.partition(b"\n")[0])):
-        return "jsonl"  # one valid line of two suffices, since the other may be malformed
-    if not or_text:
-        return "json"
-    try:
-        row = _rows_in_object(file, names)[0]
-    except Damaged:
-        return "text"
-    return "json" if _is_row(row, names) else "text"
+    kind: Literal["array", "table", "values", "configuration"]
+    """The elements of the top-level array; those of one list in an object; the top-level values; nowhere."""
+    field: str = ""
+    """The name of the list in the object."""
 
 
-def jsonl_rows(file: Path) -> Iterator[Row]:
+def jsonl_rows(file: TextFile) -> Iterator[Row]:
     """One row per non-blank line. Raises Damaged."""
-    for line, offset, data in lines(file):
-        if data.strip():
-            yield Row(parse(data, offset), offset, line, bytes=len(data))
+    for line in file.lines():
+        if line.too_long:
+            yield Row(BadRow(file.too_long(line.size)), line.offset, line.number, bytes=line.size)
+        elif line.data.strip():
+            yield Row(parse(line.data, line.offset), line.offset, line.number, bytes=line.size)
 
 
-def json_rows(file: Path, names: Container[str]) -> Iterator[Row]:
-    """The rows of a file that is an array, an object with one list of rows, or an object that is itself a row.
+def scan(file: TextFile, names: Collection[str]) -> Layout:
+    """Where the rows of a JSON file are.
 
     Args:
-        file: may be compressed.
+        file: the file; of an object all of it is read.
         names: field names of which every row has at least one.
 
     Raises:
-        Damaged: the file is none of these, or not valid JSON.
+        Damaged: not valid JSON, or an object that looks like rows in an arrangement that is not known.
     """
     stream = _JSONStream(file)
-    values = stream.array() if stream.peek() == "[" else _rows_in_object(file, names)
+    if stream.peek() == "[":
+        return Layout("array")
+    if stream.peek() != "{":
+        raise Damaged("found neither a JSON array nor an object of rows")
+    shape = _Shape()
+    try:
+        for name in stream.members():
+            if name in names:
+                return Layout("values")
+            shape.add(name, stream)
+        following = stream.peek()
+    except Damaged:
+        if len(shape.tables) == 1:  # its complete rows are read before the damage
+            return Layout("table", shape.tables[0])
+        raise
+    if following == "{":
+        return Layout("values")
+    if following:
+        raise Damaged(stream.unexpected("after the object"))
+    return shape.layout()
+
+
+def json_rows(file: TextFile, layout: Layout) -> Iterator[Row]:
+    """The rows of a file that is not configuration. Raises Damaged."""
+    stream = _JSONStream(file)
+    if layout.kind == "array":
+        values = stream.array()
+    elif layout.kind == "table":
+        values = stream.member(layout.field)
+    else:
+        values = stream.values()
     for number, value in enumerate(values):
         yield Row(value, number, row=number + 1)
 
@@ -84,9 +92,14 @@ def parse(data: bytes, offset: int) -> Any:
         return BadRow(f"byte {offset + error.start} (0x{data[error.start]:02x}) is not UTF-8")
     except json.JSONDecodeError as error:
         return BadRow(f"malformed JSON: {error.msg} at character {error.pos + 1}")
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        return BadRow(f"malformed JSON: {_TOO_DEEP}")
+    except ValueError as error:
         return BadRow(f"malformed JSON: {error}")
     return _reject_surrogates(value) if b"\\ud" in data or b"\\uD" in data else value
+
+
+_TOO_DEEP = "nested too deeply, which no row of a data set is"
 
 
 def _reject_surrogates(value: Any) -> Any:
@@ -95,79 +108,137 @@ def _reject_surrogates(value: Any) -> Any:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         return BadRow("found an unpaired surrogate (\\ud800 to \\udfff), which is no character")
+    except RecursionError:
+        return BadRow(f"malformed JSON: {_TOO_DEEP}")
     return value
 
 
-def _head(file: Path) -> bytes:
-    """The first `HEAD_BYTES` without leading white space; if an object comes first, more up to the end of its line."""
-    data = bytearray()
-    for block in blocks(file):
-        data += block
-        enough = b"\n" in data[:-1] or not _lstrip(data[:HEAD_BYTES]).startswith(b"{") or len(data) > MAX_ROW_CHARACTERS
-        if len(data) >= HEAD_BYTES and enough:
-            break
-    return _lstrip(data)
+class _Shape:
+    """What is in a JSON object, in little memory: it may have a million members."""
+
+    def __init__(self) -> None:
+        self.tables: list[str] = []
+        """Names of the lists of objects or of lists."""
+        self._names: list[str] = []
+        self._members = 0
+        self._nested = ""
+        self._pandas = False
+        self._objects: set[int] = set()
+        self._lists: set[int] = set()
+        self._others = self._numbered = False
+
+    def add(self, name: str, stream: "_JSONStream") -> None:
+        """Read the value of a member."""
+        self._members += 1
+        self._names += [name] if len(self._names) < 8 else []
+        if stream.peek() != "[":
+            self._add_value(name, stream.value())
+            return
+        length = 0
+        for value in stream.elements():
+            if length == 0 and isinstance(value, dict | list):
+                self.tables.append(name)
+                self._pandas = "columns" in self._names and isinstance(value, list)
+            length += 1
+        self._lists |= {length} if len(self._lists) < 2 else set()
+
+    def _add_value(self, name: str, value: Any) -> None:
+        if isinstance(value, dict):
+            self._objects |= {hash(frozenset(value))} if len(self._objects) < 2 else set()
+            self._numbered = all(key.isdigit() for key in value)
+            self._nested = self._nested or (name if _has_rows(value) else "")
+        else:
+            self._others = True
+
+    def layout(self) -> Layout:
+        """Where the rows are. Raises Damaged."""
+        if len(self.tables) > 1 or self._pandas:
+            raise Damaged(f"a JSON object with several lists of rows ({self.names()}), {_EXPECTED}")
+        if self.tables:
+            return Layout("table", self.tables[0])
+        if self._nested:
+            raise Damaged(f"a JSON object with rows inside '{self._nested}', {_EXPECTED}")
+        if self._members == 1 and self._objects and not self._numbered:
+            return Layout("configuration")  # with one section
+        same = self._objects or {length for length in self._lists if length > 1}
+        if len(same) == 1 and not self._others and not (self._objects and self._lists):
+            raise Damaged(f"a JSON object that looks like a table by columns or index ({self.names()}), {_EXPECTED}")
+        return Layout("configuration")
+
+    def names(self) -> str:
+        """The names of the lists of rows, or of all members, for a message."""
+        return "found " + (", ".join(f"'{shortened(name)}'" for name in (self.tables or self._names)[:8]) or "nothing")
 
 
-def _lstrip(data: bytearray) -> bytes:
-    return bytes(data).removeprefix(codecs.BOM_UTF8).lstrip()
+_EXPECTED = 'expected an array, or one list of objects (pandas: orient = "records")'
 
 
-def _rows_in_object(file: Path, names: Container[str]) -> list[Any]:
-    data = bytearray()
-    for block in blocks(file):
-        data += block
-        if len(data) > MAX_OBJECT_BYTES:
-            raise Damaged(
-                f"a JSON object of more than {MAX_OBJECT_BYTES >> 20} MB, which cannot be read row by row; "
-                "save its list of rows as an array or as JSONL"
-            )
-    value = parse(bytes(data), 0)
-    if isinstance(value, BadRow):
-        raise Damaged(str(value))
-    if not isinstance(value, dict):
-        raise Damaged("found neither a JSON array nor an object of rows")
-    if _is_row(value, names):
-        return [value]
-    tables = {name: rows for name, rows in value.items() if _is_table(rows)}
-    if len(tables) != 1:
-        fields = ", ".join(f"'{name}'" for name in (tables or value)) or "nothing"
-        which = "several lists" if tables else "no list"
-        raise Damaged(f"a JSON object with {which} of rows (found {fields}), expected an array, or one list of objects")
-    return next(iter(tables.values()))
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], dict | list)
-
-
-def _is_row(value: Any, names: Container[str]) -> bool:
-    return isinstance(value, dict) and any(name in names for name in value)
+def _has_rows(value: Any) -> bool:
+    """Whether there is a list of objects anywhere in a value."""
+    pending = [value]
+    while pending:
+        one = pending.pop()
+        if isinstance(one, list) and one and isinstance(one[0], dict):
+            return True
+        if isinstance(one, dict | list):
+            pending += one.values() if isinstance(one, dict) else one
+    return False
 
 
 class _JSONStream:
     """Parses JSON values one by one and reads the file as needed."""
 
-    def __init__(self, file: Path):
-        self._blocks = blocks(file)
+    def __init__(self, file: TextFile):
+        self._file, self._blocks = file, file.blocks()
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
         self._text, self._at = "", 0
         self._read = self._dropped = 0  # bytes read, characters removed from the front of `_text`
         self._ended = False
+        self._damage: Damaged | None = None  # raised when all text before it is parsed
 
     def array(self) -> Iterator[Any]:
+        """The elements of the array that is the complete file."""
+        yield from self.elements()
+        if self.peek():
+            raise Damaged(self.unexpected("after the array"))
+
+    def values(self) -> Iterator[Any]:
+        """The values of a file, one after another."""
+        while self.peek():
+            yield self.value()
+
+    def member(self, field: str) -> Iterator[Any]:
+        """The elements of the list `field` of the object that is the complete file."""
+        for name in self.members():
+            elements = self.elements() if self.peek() == "[" else iter((self.value(),))
+            for value in elements:
+                if name == field:
+                    yield value
+
+    def elements(self) -> Iterator[Any]:
         """The elements of the array at the current position; one with an unpaired surrogate is a `BadRow`."""
         self._expect("[")
-        if self.peek() == "]":
-            return
-        while True:
-            yield self._value()
-            if self.peek() == "]":
-                break
-            self._expect(",")
+        if self.peek() != "]":
+            yield self.value()
+            while self.peek() != "]":
+                self._expect(",")
+                yield self.value()
         self._expect("]")
-        if rest := self.peek():
-            raise Damaged(f"malformed JSON: {rest!r} after the array, at character {self._position(self._at)}")
+
+    def members(self) -> Iterator[str]:
+        """The names of the object at the current position; the caller reads each value."""
+        self._expect("{")
+        following = self.peek()
+        while following != "}":
+            if self.peek() != '"':
+                self._expect('"')
+            name = self.value()
+            self._expect(":")
+            yield str(name)
+            following = self.peek()
+            if following != "}":
+                self._expect(",")
+        self._expect("}")
 
     def peek(self) -> str:
         """The next character that is not blank, or "" at the end."""
@@ -178,6 +249,10 @@ class _JSONStream:
             if not self._read_more():
                 return ""
 
+    def unexpected(self, where: str) -> str:
+        """The message for the next character."""
+        return f"malformed JSON: {self.peek()!r} {where}, at character {self._position(self._at)}"
+
     def _expect(self, character: str) -> None:
         following = self.peek()
         if following != character:
@@ -185,7 +260,8 @@ class _JSONStream:
             raise Damaged(f"malformed JSON: found {place}, expected '{character}'")
         self._at += 1
 
-    def _value(self) -> Any:
+    def value(self) -> Any:
+        """The value at the current position."""
         self.peek()
         while True:
             try:
@@ -195,7 +271,9 @@ class _JSONStream:
                 if self._read_more():
                     continue
                 raise Damaged(f"malformed JSON: {error.msg} at character {position}") from None
-            except (ValueError, RecursionError) as error:
+            except RecursionError:
+                raise Damaged(f"malformed JSON: {_TOO_DEEP}") from None
+            except ValueError as error:
                 raise Damaged(f"malformed JSON: {error}") from None
             complete = self._text[end : end + 1] in _AFTER or not isinstance(value, int | float)
             if not complete and self._read_more():
@@ -207,28 +285,35 @@ class _JSONStream:
     def _read_more(self) -> bool:
         """Double the buffered text, so that a long value is not parsed again for every block. False at the end."""
         buffered = self._text[self._at :]
-        if len(buffered) > MAX_ROW_CHARACTERS:
-            raise Damaged(
-                f"a row of more than {MAX_ROW_CHARACTERS >> 20} million characters; check for an unclosed bracket"
-            )
+        if len(buffered) > self._file.max_bytes:
+            raise Damaged(f"a row at character {self._position(self._at)}: {self._file.too_long()}")
+        if self._damage:
+            raise self._damage
         texts, missing = [buffered], len(buffered) + 1
         while missing > 0 and not self._ended:
-            block = next(self._blocks, b"")
-            self._ended = not block
-            texts.append(self._decode(block))
+            texts.append(self._next_text())
             missing -= len(texts[-1])
         self._dropped, self._text, self._at = self._dropped + self._at, "".join(texts), 0
+        if self._damage and len(self._text) == len(buffered):
+            raise self._damage
         return len(self._text) > len(buffered)
 
-    def _decode(self, block: bytes) -> str:
+    def _next_text(self) -> str:
         undecoded = len(self._decoder.getstate()[0])
         try:
+            block = next(self._blocks, b"")
+            self._ended = not block
             text = self._decoder.decode(block, final=self._ended)
+            self._read += len(block)
+            return text
         except UnicodeDecodeError as error:
             position = self._read - undecoded + error.start
-            raise Damaged(f"byte {position} (0x{error.object[error.start]:02x}) is not UTF-8") from None
-        self._read += len(block)
-        return text
+            self._damage = Damaged(f"byte {position:,} (0x{error.object[error.start]:02x}) is not UTF-8")
+            self._ended = True
+            return error.object[: error.start].decode("utf-8-sig" if position == error.start else "utf-8")
+        except Damaged as error:
+            self._damage, self._ended = error, True
+            return ""
 
     def _position(self, at: int) -> int:
         """Position in the file, in characters from 1, of an index into `_text`."""

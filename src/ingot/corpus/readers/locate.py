@@ -7,21 +7,19 @@ Directories are walked in sorted order, so the same files give the same corpus o
 import glob
 import hashlib
 import http.client
-import os
+import os.path
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from ingot.core.artifact import FileHashes, atomic_open, cache_directory, digest_json
 from ingot.core.errors import MissingFile, UserError, shortened
+from ingot.corpus.readers.content import Kind
 from ingot.corpus.readers.python_library import TOPICS, library_files
+from ingot.corpus.readers.walk import Skipped, describe, expand, glob_root, literal_brackets, walk
 from ingot.corpus.settings import DOCS, STDLIB, CorpusSettings, Source
-
-Kind = Literal["text", "jsonl", "json", "csv", "tsv", "parquet"]
 
 _PROSE = ".txt .text .md .markdown .rst .tex .org .adoc .html .htm .xml"
 _CODE = (
@@ -33,6 +31,7 @@ SUFFIXES = frozenset((_PROSE + " " + _CODE).split())
 """Suffixes that a directory walk reads as text, one document per file. A file named in the recipe may have any."""
 ROWS: dict[str, Kind] = {
     ".jsonl": "jsonl",
+    ".jsonlines": "jsonl",
     ".ndjson": "jsonl",
     ".json": "json",
     ".csv": "csv",
@@ -40,8 +39,7 @@ ROWS: dict[str, Kind] = {
     ".parquet": "parquet",
 }
 """Suffixes of files with one document per row; every other file is one document."""
-_COMPRESSED = (".gz", ".zst")
-_SKIPPED_DIRECTORIES = frozenset({"__pycache__", "node_modules"})
+_COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lzma")
 
 
 @dataclass(frozen=True)
@@ -54,6 +52,7 @@ class InputFile:
 
     @property
     def kind(self) -> Kind:
+        """What the suffix says."""
         return ROWS.get(_inner_suffix(self.file.name), "text")
 
 
@@ -76,7 +75,7 @@ def locate(source: Source) -> list[InputFile]:
         raise UserError(f"sources: unknown source '{source.path}'; known: {DOCS}, {STDLIB}")
     if "://" in source.path:
         return [_remote(source, fetch=True)]
-    files = _local(source.path)
+    files, _ = _local(source)
     if source.sha256 is not None:
         _check_sha256(source, files)
     if all(f.file.stat().st_size == 0 for f in files):
@@ -108,61 +107,46 @@ def _content(source: Source, hashes: FileHashes) -> object:
     return [[f.path, f.group, hashes.digest(f.file)] for f in locate(source)]
 
 
-def _local(name: str) -> list[InputFile]:
+def not_read(source: Source) -> list[Skipped]:
+    """What is in the directory (or below the glob) of a local source and is not read."""
+    if source.path in (STDLIB, DOCS) or "://" in source.path:
+        return []
+    return _local(source)[1]
+
+
+def _local(source: Source) -> tuple[list[InputFile], list[Skipped]]:
+    """The files of a local source, and what is not read."""
+    name = source.path
     try:
         path = Path(name).expanduser()
         path.is_file()
     except (OSError, RuntimeError) as error:  # an invalid file name; an unknown user in `~user`
         raise UserError(f"sources: '{shortened(name)}' is no path ({error}); correct it") from None
     if path.is_file():
-        return [InputFile(path, name, path.name)]
+        return [InputFile(path, name, path.name)], []
+    skipped: list[Skipped] = []
     if path.is_dir():
-        return _nonempty(name, list(_walk(path, name.rstrip("/"), path)))
+        below = walk(path, path, source.follow_links, _is_readable, skipped)
+        files = [_input_file(file, path, name.rstrip("/"), path) for file in below]
+        return _nonempty(name, files, skipped), skipped
+    if path.exists():
+        raise UserError(f"sources: '{name}' is a pipe, socket or device, expected a regular file; save it as a file")
     if not glob.has_magic(name):
         raise MissingFile(
             f"sources: '{name}' does not exist (relative to {Path.cwd()}), expected a file, a directory, a glob, "
             f"{STDLIB}, {DOCS} or https://; check the path"
         )
-    root = _glob_root(path)
-    matches = [m for m in map(Path, sorted(glob.glob(str(path), recursive=True))) if m.exists()]  # no broken links
-    files = [f for m in matches for f in (_walk(m, str(m), root) if m.is_dir() else [_input_file(m, root)])]
-    unique = {str(f.file): f for f in files}
-    return _nonempty(name, list(unique.values()))
+    pattern = literal_brackets(path)
+    root = glob_root(pattern)
+    matches = expand(pattern, root, source.follow_links, _is_readable, skipped)
+    found = {file: _input_file(file, match, str(match), root) for match, below in matches for file in below}
+    return _nonempty(name, list(found.values()), skipped), skipped
 
 
-def _input_file(match: Path, root: Path) -> InputFile:
-    return InputFile(match, str(match), match.relative_to(root).as_posix())
-
-
-def _glob_root(pattern: Path) -> Path:
-    """The directory above the first wildcard; groups are named relative to it."""
-    fixed = []
-    for part in pattern.parts[:-1]:
-        if glob.has_magic(part):
-            break
-        fixed.append(part)
-    return Path(*fixed)
-
-
-def skipped_files(source: Source) -> list[Path]:
-    """Files in a source directory that are not read because their suffix is neither in `SUFFIXES` nor in `ROWS`."""
-    path = Path(source.path).expanduser()
-    return [file for file in _files(path) if not _is_readable(file.name)] if path.is_dir() else []
-
-
-def _walk(top: Path, name: str, root: Path) -> Iterator[InputFile]:
-    for file in _files(top):
-        if _is_readable(file.name):
-            yield InputFile(file, f"{name}/{file.relative_to(top).as_posix()}", file.relative_to(root).as_posix())
-
-
-def _files(top: Path) -> Iterator[Path]:
-    """All files below a directory in sorted order, without hidden ones."""
-    for directory, subdirectories, files in os.walk(top):
-        subdirectories[:] = sorted(d for d in subdirectories if d not in _SKIPPED_DIRECTORIES and not d.startswith("."))
-        for file in sorted(files):
-            if not file.startswith(".") and (full := Path(directory, file)).is_file():
-                yield full
+def _input_file(file: Path, top: Path, name: str, root: Path) -> InputFile:
+    """A file at or below `top`, which the recipe calls `name`; its group is relative to `root`."""
+    path = name if file == top else f"{name}/{file.relative_to(top).as_posix()}"
+    return InputFile(file, path, file.relative_to(root).as_posix())
 
 
 def _is_readable(file: str) -> bool:
@@ -170,16 +154,18 @@ def _is_readable(file: str) -> bool:
     return suffix in SUFFIXES or suffix in ROWS
 
 
-def _nonempty(name: str, files: list[InputFile]) -> list[InputFile]:
+def _nonempty(name: str, files: list[InputFile], skipped: list[Skipped]) -> list[InputFile]:
     for file in files:
         try:
             file.path.encode()
         except UnicodeEncodeError:
             raise UserError(f"sources: the file name {file.path!r} is not UTF-8; rename the file") from None
     if not files:
+        unread = f"; not read: {describe(skipped)}" if skipped else ""
+        brackets = "; [ ] is a pattern for one character, and [[] a bracket" if "[" in name else ""
         raise MissingFile(
             f"sources: '{name}' contains no readable file, expected at least one such as .txt, .md, .py, .jsonl, "
-            ".csv.gz or .parquet; check the path, or name files with other suffixes one by one"
+            f".csv.gz or .parquet{unread}; check the path, or name files with other suffixes one by one{brackets}"
         )
     return files
 

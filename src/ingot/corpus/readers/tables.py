@@ -8,40 +8,69 @@ memory does not depend on the file's size; an undecodable row group loses only i
 # pyright: reportAttributeAccessIssue=false
 # (pyarrow.compute creates its functions at import time)
 
+import codecs
 import csv
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ingot.corpus.readers.files import BadRow, Damaged, Row, lines, unreadable
+from ingot.core.errors import shortened
+from ingot.corpus.readers.files import BadRow, Line, Row, TextFile, unreadable
+from ingot.corpus.readers.packing import Damaged
 
-MAX_FIELD_CHARACTERS = 64 << 20
-"""Maximum length of a CSV field; a longer one means that a quote was not closed."""
 MAX_REWINDS = 1000
 """Maximum number of rewinds per file after rows with a stray quote."""
 
 
-def csv_rows(file: Path, delimiter: str) -> Iterator[Row]:
-    """One dict of strings per row, keys from the header; quoted fields may contain line ends. Raises Damaged."""
-    records = _records(file, delimiter)
+_Record = tuple[int, list[str] | BadRow, int]
+"""Number of the first line of a row, its fields, its bytes."""
+
+
+def csv_rows(file: TextFile, tabs: bool) -> Iterator[Row]:
+    """One dict of strings per row, keys from the header. Raises Damaged.
+
+    Args:
+        file: the file.
+        tabs: read TSV, where a quotation mark is a character like any other, unless all cells of the header are quoted.
+            Otherwise CSV, whose quoted cells may contain line ends.
+    """
+    unquoted = tabs and not _header_is_quoted(file)
+    records = _tab_records(file) if unquoted else _records(file, "\t" if tabs else ",")
     if (first := next(records, None)) is None:
         return
     header = _header(first[1])
-    for number, (line, fields) in enumerate(records):
-        yield Row(fields if isinstance(fields, BadRow) else _named(header, fields), number, line)
+    for number, (line, fields, size) in enumerate(records):
+        value = fields if isinstance(fields, BadRow) else _named(header, fields)
+        yield Row(value, number, line, bytes=size)
 
 
-def _records(file: Path, delimiter: str) -> Iterator[tuple[int, list[str] | BadRow]]:
-    """(number of its first line, fields or `BadRow`) of each row, including the header."""
+def _header_is_quoted(file: TextFile) -> bool:
+    header = next(file.lines(), None)
+    cells = header.data.removeprefix(codecs.BOM_UTF8).strip(b"\r").split(b"\t") if header else []
+    return all(len(cell) > 1 and cell[:1] == cell[-1:] == b'"' for cell in cells)
+
+
+def _tab_records(file: TextFile) -> Iterator[_Record]:
+    """As `_records`, without quoting: a line is a row and a tab separates its fields."""
+    for line in file.lines():
+        if line.too_long:
+            yield line.number, BadRow(file.too_long(line.size)), line.size
+        elif line.data.strip(b"\r"):
+            text, error = _decode(line)
+            yield line.number, _not_utf8(error) if error else text.removesuffix("\r").split("\t"), line.size
+
+
+def _records(file: TextFile, delimiter: str) -> Iterator[_Record]:
+    """All rows, the header first; a quoted field may contain line ends."""
     text = _Lines(file)
     reader = csv.reader(text, delimiter=delimiter, strict=True)
-    csv.field_size_limit(MAX_FIELD_CHARACTERS)  # the default of 131,072 is too small for documents
+    csv.field_size_limit(file.max_bytes)  # the default of 131,072 is too small for documents
     while True:
         line = text.number + 1
         record: list[str] | BadRow
@@ -56,10 +85,31 @@ def _records(file: Path, delimiter: str) -> Iterator[tuple[int, list[str] | BadR
                 record = BadRow(f"malformed table in line {line}: {error}")
             else:
                 record = BadRow(f"malformed table in lines {line} to {last}, which are lost: {error}")
-        if error := text.end_row():
-            record = BadRow(f"byte {error.start} of the line (0x{error.object[error.start]:02x}) is not UTF-8")
+        error, size = text.end_row()
+        if error:
+            record = _not_utf8(error)
         if record:
-            yield line, record
+            yield line, record, size
+
+
+def _decode(line: Line) -> tuple[str, UnicodeDecodeError | None]:
+    """The text of a line, and the error if it is not UTF-8."""
+    try:
+        return line.data.decode("utf-8-sig" if line.offset == 0 else "utf-8"), None
+    except UnicodeDecodeError as error:
+        return line.data.decode(errors="replace"), error
+
+
+def _not_utf8(error: UnicodeDecodeError) -> BadRow:
+    return BadRow(f"byte {error.start} of the line (0x{error.object[error.start]:02x}) is not UTF-8")
+
+
+class _Line(NamedTuple):
+    """A line of a table: text with its line end, the error if it is not UTF-8, bytes without the line end."""
+
+    text: str
+    error: UnicodeDecodeError | None
+    size: int
 
 
 class _Lines(Iterator[str]):
@@ -68,10 +118,11 @@ class _Lines(Iterator[str]):
     A stray quote extends its row to the next quote, however far away; after a rewind only the quote's line is lost.
     """
 
-    def __init__(self, file: Path):
-        self._lines = lines(file)
-        self._pending: deque[tuple[str, UnicodeDecodeError | None]] = deque()
-        self._row: list[tuple[str, UnicodeDecodeError | None]] = []
+    def __init__(self, file: TextFile):
+        self._file, self._lines = file, file.lines()
+        self._pending: deque[_Line] = deque()
+        self._row: list[_Line] = []
+        self._size = 0
         self._rewinds_left = MAX_REWINDS
         self.number = 0
         """Number of the last line read, from 1."""
@@ -79,21 +130,23 @@ class _Lines(Iterator[str]):
     def __next__(self) -> str:
         line = self._pending.popleft() if self._pending else self._read()
         self._row.append(line)
+        self._size += line.size
         self.number += 1
-        return line[0]
+        if self._size > self._file.max_bytes:
+            raise csv.Error(self._file.too_long())
+        return line.text
 
-    def _read(self) -> tuple[str, UnicodeDecodeError | None]:
-        _, offset, data = next(self._lines)
-        try:
-            return data.decode("utf-8-sig" if offset == 0 else "utf-8") + "\n", None
-        except UnicodeDecodeError as error:
-            return data.decode(errors="replace") + "\n", error
+    def _read(self) -> _Line:
+        line = next(self._lines)
+        text, error = _decode(line)
+        return _Line(text + "\n", error, line.size)
 
-    def end_row(self) -> UnicodeDecodeError | None:
-        """End the current row. Returns the error of its first line that is not UTF-8, or None."""
-        error = next((error for _, error in self._row if error), None)
-        self._row = []
-        return error
+    def end_row(self) -> tuple[UnicodeDecodeError | None, int]:
+        """End the current row. Returns the error of its first line that is not UTF-8, or None, and its bytes."""
+        error = next((line.error for line in self._row if line.error), None)
+        size = sum(line.size + 1 for line in self._row) - 1
+        self._row, self._size = [], 0
+        return error, size
 
     def rewind(self) -> bool:
         """Rewind to the second line of the current row. False if `MAX_REWINDS` is exhausted."""
@@ -109,7 +162,7 @@ class _Lines(Iterator[str]):
 
 def _named(header: list[str], fields: list[str]) -> dict[str, str] | BadRow:
     if len(fields) != len(header):
-        return BadRow(f"found {len(fields)} fields, expected {len(header)} ({', '.join(header)})")
+        return BadRow(f"found {len(fields)} fields, expected {len(header)} ({shortened(', '.join(header))})")
     return dict(zip(header, fields, strict=True))
 
 
@@ -121,8 +174,8 @@ def _header(fields: list[str] | BadRow) -> list[str]:
 
 def _check_unique(names: list[str], where: str) -> list[str]:
     """The column names unchanged. Raises Damaged if two are equal."""
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise Damaged(f"{where} names column '{repeated[0]}' more than once; rename one of them")
+    if repeated := [name for name, times in Counter(names).items() if times > 1]:
+        raise Damaged(f"{where} names column '{shortened(min(repeated))}' more than once; rename one of them")
     return names
 
 
@@ -136,8 +189,9 @@ class LostRows(NamedTuple):
 
 
 def parquet_columns(file: Path) -> tuple[pa.Schema, int]:
-    """The schema and the number of rows. Raises Damaged."""
+    """The schema and the number of rows. Raises Damaged, also for two columns of one name."""
     with _open(file) as table:
+        _check_unique(table.schema_arrow.names, "the table")
         return table.schema_arrow, table.metadata.num_rows
 
 
@@ -174,18 +228,22 @@ def parquet_batches(
 
 def parquet_rows(file: Path, rows: int, size: int) -> Iterator[Row | LostRows]:
     """One dict of Python values per row. Raises Damaged."""
-    _check_unique(parquet_columns(file)[0].names, "the table")
+    parquet_columns(file)
     for item in parquet_batches(file, None, rows, size):
         if isinstance(item, LostRows):
             yield item
             continue
         start, batch = item
-        try:
-            values = batch.to_pylist()
-        except (ValueError, OverflowError, pa.ArrowException):
-            values = [_one_row(batch, row) for row in range(batch.num_rows)]
-        for number, value in enumerate(values, start):
+        for number, value in enumerate(python_rows(batch), start):
             yield Row(value, number, row=number + 1)
+
+
+def python_rows(batch: pa.RecordBatch) -> list[Any]:
+    """A dict of Python values for each row; a `BadRow` for one that is not UTF-8."""
+    try:
+        return batch.to_pylist()
+    except (ValueError, OverflowError, pa.ArrowException):
+        return [_one_row(batch, row) for row in range(batch.num_rows)]
 
 
 def _one_row(batch: pa.RecordBatch, row: int) -> object:
@@ -226,6 +284,16 @@ def parquet_texts(column: pa.Array) -> tuple[pa.Array, list[tuple[int, str]]]:
     nulls = np.flatnonzero(pc.is_null(texts).to_numpy(zero_copy_only=False))
     has_value = column.is_valid()
     return texts, [(int(row), "not UTF-8" if has_value[row].as_py() else "null, expected a string") for row in nulls]
+
+
+def suspects(texts: pa.Array, size: int) -> Iterator[tuple[int, str]]:
+    """(row, text) of the texts with more than `size` bytes or with control characters."""
+    found = pc.or_(pc.greater(pc.binary_length(texts), size), pc.match_substring_regex(texts, _CONTROLS))
+    for row in np.flatnonzero(pc.fill_null(found, False)).tolist():
+        yield row, texts[row].as_py()
+
+
+_CONTROLS = r"[\x00-\x08\x0e-\x1f\x7f-\x{84}\x{86}-\x{9f}]"
 
 
 def _one_text(value: pa.Array) -> pa.Array:

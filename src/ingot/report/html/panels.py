@@ -74,7 +74,10 @@ def tokens(stage: Path) -> Markup:
     formats: figures.Formats = {
         "bytes_per_token": ("bytes per predicted token", lambda n: f"{n:.3f}"),
         "trained_fraction": ("tokens trained on", lambda n: f"{100 * n:.1f} %"),
+        "train_refused": ("training conversations refused by the chat template", figures.count),
+        "val_refused": ("held-out conversations refused by the chat template", figures.count),
         "val_unknown_fraction": ("unknown tokens, held-out", lambda n: f"{100 * n:.2f} %"),
+        "changed_fraction": ("texts of a sample that decoding changes", lambda n: f"{100 * n:.2f} %"),
     }
     return render("facts.html", pairs=pairs + figures.labelled(result, formats), tokens=[], heading="")
 

@@ -13,6 +13,7 @@ from ingot.report.html.panels_forgetting import chains, is_summary
 from ingot.report.html.panels_judge import alarms
 from ingot.report.html.rendering import render
 from ingot.stages.job import EXECUTION_FILE
+from ingot.stages.training.timeline import overshoot
 from ingot.train.health import ADVICE, verdict
 
 MAX_ROWS = 12
@@ -146,11 +147,14 @@ def _facts(stage: Path, facts: dict[str, Any], steps: list[dict[str, Any]]) -> l
         ("vocabulary", f"{figures.count(facts['vocab'])}, ln V = {facts['ln_vocab_nats']:.4f} nats"),
         ("peak learning rate", f"{facts['peak_lr']:.3g}, warmup {figures.count(facts['warmup_steps'])}"),
         *_phases(stage),
+        *_overshoots(stage, result),
     ]
     if result:
         loss = result.get("val_loss_nats")
         if "val_reward" in result:
             pairs.append(("reward of fresh samples, held-out prompts", figures.nats(result["val_reward"])))
+        elif loss is None:
+            pairs.append(("validation", "none"))
         else:
             pairs.append(
                 ("validation loss, complete split", f"{figures.nats(loss)} nats, {figures.describe_loss(result)}")
@@ -175,6 +179,13 @@ def _phases(stage: Path) -> list[tuple[str, str]]:
     if len(phases) == 1 and all(p["rows"] == p["last_rows"] for p in phases.values()):
         return []
     return [(f"phase {name}", _phase(phase)) for name, phase in phases.items()]
+
+
+def _overshoots(stage: Path, result: dict[str, Any]) -> list[tuple[str, str]]:
+    """A line for each phase that trains on much more than its duration asks for."""
+    epochs = {name.removeprefix("epochs/"): n for name, n in result.items() if name.startswith("epochs/")}
+    phases = {e["name"]: e for e in reading.events(stage, "phase")}  # the newest attempt's
+    return [("overshoot", sentence) for phase in phases.values() if (sentence := overshoot(phase, epochs))]
 
 
 def _phase(phase: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from ingot.core.artifact import CHECKPOINTS, STATE, damaged, manifest_problem
+from ingot.core.artifact import CHECKPOINTS, STATE, checkpoint_problem, damaged
 from ingot.core.errors import UserError
 from ingot.corpus.funnel import location
 from ingot.report import figures, reading
@@ -63,18 +63,25 @@ def print_corpus(data: dict[str, Any]) -> None:
         out.print(f"  {name}: {counts['in']['documents']:,} in, {counts['kept']['documents']:,} kept", soft_wrap=True)
     masked = ", ".join(f"{n:,} {kind}" for kind, n in funnel["pii"].items() if n)
     out.print(f"personal data masked: {masked or 'none'}")
+    for entry in funnel.get("fields", []):
+        rows = f"{entry['rows']:,} of {funnel['kept']['documents']:,} rows"
+        out.print(Text(f"field {entry['field']}: {entry['use']}, {rows}"), soft_wrap=True)
     for sample in data["dropped"]:
         out.print(
             Text(f"\n{sample['reason']}: {sample['path']}, {figures.size(sample['bytes'])}", "yellow"), soft_wrap=True
         )
         out.print(Text(sample["text"], "dim"), soft_wrap=True)
+    _print_quarantined(data)
+
+
+def _print_quarantined(data: dict[str, Any]) -> None:
     for record in data["quarantined"]:
         more = f" (and {record['alike'] - 1:,} like it in this file)" if record["alike"] > 1 else ""
-        out.print(Text(f"not read: {location(record)}: {record['reason']}{more}", "red"), soft_wrap=True)
+        console().print(Text(f"not read: {location(record)}: {record['reason']}{more}", "red"), soft_wrap=True)
 
 
 def store(stage: Path) -> dict[str, Any]:
-    """Both splits of a tokens stage: sizes, columns, first document.
+    """Both splits of a tokens stage (sizes, columns, first document), and the conversations that it left out.
 
     Raises:
         UserError: the stage is of another kind, or its store is damaged.
@@ -87,7 +94,7 @@ def store(stage: Path) -> dict[str, Any]:
         manifest = {k: v for k, v in opened.manifest.items() if k not in ("files", "columns")}
         columns = {name: f"{s['dtype']} a {s['per']}" for name, s in opened.manifest["columns"].items()}
         splits[split] = {**manifest, "columns": columns, "first": _first(opened, tokenizer)}
-    return {"stage": record["name"], "splits": splits}
+    return {"stage": record["name"], "splits": splits, "quarantined": reading.quarantined(stage)}
 
 
 def _first(opened: Store, tokenizer: Tokenizer) -> dict[str, Any] | None:
@@ -118,6 +125,7 @@ def print_store(data: dict[str, Any]) -> None:
                 f"  first document {numbers['first']['path']}, {numbers['first']['tokens']:,} tokens", soft_wrap=True
             )
             out.print(Text(numbers["first"]["text"][:MAX_CHARACTERS], "dim"), soft_wrap=True)
+    _print_quarantined(data)
 
 
 def checkpoints(stage: Path) -> dict[str, Any]:
@@ -138,7 +146,7 @@ def checkpoints(stage: Path) -> dict[str, Any]:
 
 
 def _checkpoint(path: Path) -> dict[str, Any]:
-    problem = manifest_problem(path)
+    problem = checkpoint_problem(path)
     return {
         "name": path.name,
         "bytes": sum(f.stat().st_size for f in path.iterdir() if f.is_file()),

@@ -106,7 +106,7 @@ def _task_results(
     for name in settings.tasks:
         task = load_task(name)
         with job.display.bar(f"{model}: {task.head.task}", len(task.items), "items") as bar:
-            yield task, run_task(subject, task, settings.shots, bar.advance)
+            yield task, run_task(subject, task, settings.shots, bar.advance, settings.sandbox)
 
 
 def _samples(job: Job, settings: EvaluateStageSettings, model: str, subject: Subject) -> None:

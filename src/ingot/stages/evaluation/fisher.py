@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.core.artifact import manifest_problem
+from ingot.core.artifact import checkpoint_problem
 from ingot.core.errors import UserError
 from ingot.data.batches import Batch, Source, make_batch
 from ingot.data.packing import Concatenated, OnePerRow
@@ -81,7 +81,7 @@ def _accumulate(job: Job, settings: FisherSettings, loaded: LoadedModel, fisher:
 def _resume(job: Job, fisher: Fisher) -> int:
     """Load the partial sums of an earlier process; returns the number of its rows."""
     path = job.out / _PARTIAL
-    if not path.exists() or manifest_problem(path):
+    if not path.exists() or checkpoint_problem(path):
         return 0
     state = checkpoint.load(path, fisher.squares)
     fisher.per_batch = {name: state[name] for name in fisher.per_batch}

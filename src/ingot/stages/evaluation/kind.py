@@ -3,14 +3,22 @@
 from typing import Any
 
 from ingot.core.artifact import FileHashes, digest_json
-from ingot.core.errors import UserError
-from ingot.core.functions import is_function, require_file
+from ingot.core.errors import MissingFile, UserError
+from ingot.core.functions import function_files, is_function
+from ingot.evaluate.sandbox import bwrap_problem
 from ingot.evaluate.tasks import load_task, task_file
 from ingot.objectives.settings import scores_rows
 from ingot.stages.evaluation.settings import EvaluateStageSettings, FisherSettings, JudgeSettings
 from ingot.stages.kind import Kind, Node, Resolve
 from ingot.stages.models.kind import LOADING_SOURCES, MODEL_SOURCES
-from ingot.stages.training.kind import LIKELIHOOD_FORMATS, check_format, companion, importance
+from ingot.stages.training.kind import (
+    LIKELIHOOD_FORMATS,
+    check_format,
+    check_held_out,
+    companion,
+    holds_out,
+    importance,
+)
 
 _PROMPT_FORMATS = ("chat", "prompts", "pairs")
 """Corpus formats that contain prompts."""
@@ -23,6 +31,8 @@ def _evaluate_reads(settings: EvaluateStageSettings, resolve: Resolve) -> dict[s
     models = [resolve.model(name, "models") for name in settings.models]
     inputs = {f"model:{model.name}": model for model in models}
     corpora = settings.data or _trained_on(settings, resolve)
+    for corpus in settings.data or ():
+        check_held_out([corpus], "data", "likelihood is measured on", resolve)
     encoded: set[tuple[str, ...]] = set()  # equal tokenizers encode a corpus once
     for model in models:
         for corpus in corpora:
@@ -41,6 +51,9 @@ def _trained_on(settings: EvaluateStageSettings, resolve: Resolve) -> list[str]:
     for model in settings.models:
         corpora = getattr(resolve.settings_of(model), "corpora", [])
         names |= dict.fromkeys(name for name in corpora if resolve.format_of(name) in LIKELIHOOD_FORMATS)
+    if not settings.tasks:
+        check_held_out(names, "data", "likelihood is measured on", resolve)
+    names = dict.fromkeys(name for name in names if holds_out(name, resolve))
     if not names and not settings.tasks:
         resolve.refuse(
             "data",
@@ -51,19 +64,22 @@ def _trained_on(settings: EvaluateStageSettings, resolve: Resolve) -> list[str]:
 
 
 def _evaluate_digest(settings: EvaluateStageSettings, hashes: FileHashes) -> str | None:
-    """Digest of the task files. Raises a UserError for an invalid task, and for code without `run_code`."""
+    """Digest of the task files. Raises a UserError for an invalid task, and for code that may not or cannot run."""
     for name in settings.tasks:
-        if not settings.run_code and any(item.kind == "code" for item in load_task(name).items):
-            raise UserError(
-                f"tasks: '{name}' runs code that a model has written; allow it with run_code = true (each program runs "
-                "in a process without network and files, with limits), or leave the task out"
-            )
+        if any(item.kind == "code" for item in load_task(name).items):
+            if not settings.run_code:
+                raise UserError(
+                    f"tasks: '{name}' runs code that a model has written; allow it with run_code = true (each program "
+                    "runs in a process without network and files, with limits), or leave the task out"
+                )
+            if settings.sandbox == "bwrap" and (problem := bwrap_problem()):
+                raise MissingFile(f"tasks: '{name}': {problem}")
     return digest_json([hashes.digest(task_file(name)) for name in settings.tasks]) if settings.tasks else None
 
 
 EVALUATE = Kind(
     EvaluateStageSettings,
-    8,
+    9,
     "ingot.stages.evaluation.evaluate:run",
     (
         *MODEL_SOURCES,
@@ -90,6 +106,7 @@ def _judge_reads(settings: JudgeSettings, resolve: Resolve) -> dict[str, Node]:
         inputs[f"model:{name}"] = companion("model", name, tokenizer, "", resolve)
     inputs["data"] = resolve.tokens(settings.data, tokenizer, "data")
     check_format(settings.data, _PROMPT_FORMATS, "data", "prompts are taken from", resolve)
+    check_held_out([settings.data], "data", "prompts are taken from", resolve)
     for name in settings.by:
         if not is_function(name):
             node = resolve.model(name, "by")
@@ -104,13 +121,13 @@ def _judge_facts(settings: JudgeSettings) -> dict[str, Any]:
 
 def _judge_digest(settings: JudgeSettings, hashes: FileHashes) -> str | None:
     """Digest of the files of judges that are user functions."""
-    functions = [name for name in settings.by if is_function(name)]
-    return digest_json([hashes.digest(require_file(name, "by")) for name in functions]) if functions else None
+    files = [file for name in settings.by if is_function(name) for file in function_files(name, "by")]
+    return digest_json([hashes.digest(file) for file in files]) if files else None
 
 
 JUDGE = Kind(
     JudgeSettings,
-    5,
+    6,
     "ingot.stages.evaluation.judge:run",
     (
         *MODEL_SOURCES,

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from ingot.core.settings import EXECUTION, STAGE, Seed, Settings, Stage
+from ingot.evaluate.sandbox import Mode
 from ingot.stages.training.settings import Mixture, RowLength
 
 
@@ -33,7 +34,10 @@ class EvaluateStageSettings(Settings):
     shots: int | None = Field(default=None, ge=0)
     """Examples before each item of a task; default: the task's own number."""
     run_code: bool = False
-    """Whether tasks may run programs that a model has written (in a process without network and files, with limits)."""
+    """Whether tasks may run programs that a model has written."""
+    sandbox: Mode = "bwrap"
+    """How they run. `bwrap`: without network and without files of this machine; it needs bubblewrap. `weak`: guarded
+    inside the interpreter, with known holes."""
     device: Annotated[Literal["auto", "cpu", "cuda"], EXECUTION] = "auto"
     """Where to compute, in fp32; `auto` takes a GPU if there is one."""
 

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from ingot.convert import hf_weights, peft
+from ingot.convert.directories import listed
 from ingot.convert.hf_config import Dtype
 from ingot.core.artifact import CHECKPOINTS, atomic_directory, checkpoint_path
 from ingot.core.errors import UserError
 from ingot.distributed import checkpoint
 from ingot.objectives.settings import scores_rows
 from ingot.stages.job import TOKENIZER, Job, read_record
-from ingot.stages.models.imports import HF, directory_of
+from ingot.stages.models.imports import HF, directory_of, unused_files
 from ingot.stages.models.load import adapter_settings, base_stage, load_model, load_with_adapter, save_description
 from ingot.stages.models.settings import ImportSettings
 from ingot.tokenizer.byte_bpe import load_tokenizer
@@ -32,8 +33,12 @@ def import_model(job: Job) -> dict[str, Any]:
     else:
         model = load_model(directory, job.display.notify, device="cpu", exact=True).model
     if settings.adapter:
-        peft.merge(Path(settings.adapter), model)
+        vocab, model = model.config.vocab, peft.merge(Path(settings.adapter), model)
         job.display.notify(f"merged with the adapter in {settings.adapter}")
+        if model.config.vocab != vocab:
+            job.display.notify(f"embeddings of {vocab:,} ids became {model.config.vocab:,}, those of the adapter")
+    if unused := unused_files(settings):
+        job.display.notify(f"not used: {listed(unused)}")
     config, tensors = model.config, {n: p.detach() for n, p in model.named_parameters()}
     if broken := next((name for name, weight in tensors.items() if not torch.isfinite(weight).all()), None):
         raise UserError(
@@ -50,7 +55,9 @@ def import_model(job: Job) -> dict[str, Any]:
     return {"parameters": config.parameters, "vocab": config.vocab, "context": config.context, "steps": 0}
 
 
-def export_hf(stage: Path, to: Path, dtype: Dtype, best: bool, notify: Callable[[str], None]) -> list[Path]:
+def export_hf(
+    stage: Path, to: Path, dtype: Dtype, best: bool, notify: Callable[[str], None], step: int | None = None
+) -> list[Path]:
     """Write the model of a train or import stage as a directory that transformers can load.
 
     Args:
@@ -59,15 +66,16 @@ def export_hf(stage: Path, to: Path, dtype: Dtype, best: bool, notify: Callable[
         dtype: number format of the weights.
         best: export the best checkpoint (lowest held-out loss) instead of the last one.
         notify: receives messages.
+        step: export the checkpoint of this step instead of the last one.
 
     Returns:
         The files of the directory.
 
     Raises:
-        UserError: no such stage, `to` exists, or the layout cannot represent this model or tokenizer.
+        UserError: no such stage, a damaged checkpoint, `to` exists, or the layout cannot represent model or tokenizer.
     """
     _check_new(to)
-    loaded = load_model(stage, notify, device="cpu", best=best)
+    loaded = load_model(stage, notify, device="cpu", best=best, step=step)
     if scores_rows(read_record(stage)["settings"]):
         notify("the reward head is left out, because the Hugging Face layout of a language model has none")
     with atomic_directory(to) as directory:
@@ -79,7 +87,9 @@ def export_hf(stage: Path, to: Path, dtype: Dtype, best: bool, notify: Callable[
     return sorted(to.iterdir())
 
 
-def export_peft(stage: Path, to: Path, dtype: Dtype, best: bool, notify: Callable[[str], None]) -> list[Path]:
+def export_peft(
+    stage: Path, to: Path, dtype: Dtype, best: bool, notify: Callable[[str], None], step: int | None = None
+) -> list[Path]:
     """Write the adapter of a train stage, without its base model, as a directory that PEFT can load.
 
     Args:
@@ -88,6 +98,7 @@ def export_peft(stage: Path, to: Path, dtype: Dtype, best: bool, notify: Callabl
         dtype: number format of the adapter.
         best: export the best checkpoint (lowest held-out loss) instead of the last one.
         notify: receives messages.
+        step: export the checkpoint of this step instead of the last one.
 
     Returns:
         The files of the directory.
@@ -99,7 +110,7 @@ def export_peft(stage: Path, to: Path, dtype: Dtype, best: bool, notify: Callabl
     if (settings := adapter_settings(stage)) is None:
         raise UserError(f'{stage}: found no adapter, expected a stage with one; export the model with "--to hf"')
     base = base_stage(stage)
-    loaded = load_with_adapter(stage, notify, device="cpu", best=best)
+    loaded = load_with_adapter(stage, notify, device="cpu", best=best, step=step)
     record = read_record(base)
     unchanged = record["kind"] == "import" and not (record["settings"]["adapter"] or record["settings"]["tokenizer"])
     path = record["settings"]["path"] if unchanged else ""

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ingot.core.artifact import manifest_problem
+from ingot.core.artifact import checkpoint_problem
 from ingot.core.errors import UserError
 from ingot.distributed import checkpoint
 from ingot.model import lora
@@ -27,7 +27,7 @@ def read_fisher(stage: Path, model: nn.Module) -> tuple[dict[str, Tensor], dict[
     Raises:
         UserError: the stage is damaged, or its model has another shape.
     """
-    if problem := manifest_problem(stage / FISHER):
+    if problem := checkpoint_problem(stage / FISHER):
         raise UserError(f"damaged: {problem}; delete {stage.resolve()} and run the recipe again")
     shapes = {name: weight.shape for name, weight in lora.weights(model).items()}
     config = json.loads((stage / FISHER / checkpoint.CONFIG).read_text())

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from ingot.convert import hf_config
+from ingot.convert.directories import adapter_files, listed, model_weights, not_used, own_tokenizer
 from ingot.core.artifact import DONE, FileHashes, StageDir, digest_json
 from ingot.core.errors import MissingFile, UserError
 from ingot.core.settings import Settings
@@ -35,7 +36,7 @@ def model_files(path: str) -> list[Path]:
     """The weight and JSON files of a Hugging Face directory, or the DONE file of a train stage.
 
     Raises:
-        UserError: no such directory, no safetensors weights, or a stage that has not finished.
+        UserError: no such directory, no safetensors weights or two sets of them, or a stage that has not finished.
     """
     directory = directory_of(path)
     if not directory.is_dir():
@@ -47,32 +48,65 @@ def model_files(path: str) -> list[Path]:
                 "model in the Hugging Face layout"
             )
         return [directory / DONE]
-    weights = sorted(directory.glob("*.safetensors"))
     if (directory / PEFT_FILES[0]).exists() and not (directory / "config.json").exists():
         raise UserError(
             f"path: {directory} contains an adapter and no model, expected a model; add a stage with "
             f'kind = "import", path = "hf:MODEL", adapter = "{directory}"'
         )
-    if not weights or not (directory / "config.json").exists():
-        names = ", ".join(sorted(f.name for f in directory.iterdir())[:8]) or "nothing"
+    if not any(directory.glob("*.safetensors")) or not (directory / "config.json").exists():
+        names = listed(sorted(f.name for f in directory.iterdir()))
         raise UserError(
             f"path: {directory} contains {names}, expected config.json and weights as .safetensors; "
             "convert pickled weights (.bin, .pt) to .safetensors, on a machine that trusts them"
         )
-    return [*weights, *sorted(directory.glob("*.json"))]
+    return [*model_weights(directory), *(file for file in sorted(directory.glob("*.json")) if file.is_file())]
 
 
-def adapter_files(path: str) -> list[Path]:
-    """The two files of an adapter in PEFT's format.
+def require_adapter(settings: ImportSettings) -> list[Path]:
+    """The files of the adapter that an import merges; none without one.
 
     Raises:
-        UserError: one does not exist.
+        UserError: no such adapter, or one beside the model that the setting does not name: tools would load both.
     """
-    files = [Path(path, name) for name in PEFT_FILES]
-    if not all(file.exists() for file in files):
-        names = ", ".join(sorted(f.name for f in Path(path).glob("*"))[:8]) or "nothing"
-        raise MissingFile(f"adapter: {path} contains {names}, expected {' and '.join(PEFT_FILES)}, as PEFT writes them")
-    return files
+    directory = directory_of(settings.path)
+    beside = settings.path.startswith(HF) and (directory / PEFT_FILES[0]).exists()
+    if beside and not (settings.adapter and Path(settings.adapter).resolve() == directory.resolve()):
+        raise UserError(
+            f"path: {directory} contains a model and an adapter ({PEFT_FILES[0]}); to merge the two, set adapter = "
+            f'"{directory}" (ingot import: --adapter {directory}), else move the adapter away'
+        )
+    if not settings.adapter:
+        return []
+    if not Path(settings.adapter).is_dir():
+        raise MissingFile(f"adapter: no directory {settings.adapter}, expected an adapter as PEFT saves it")
+    return adapter_files(Path(settings.adapter))
+
+
+def tokenizer_of(settings: ImportSettings) -> tuple[Path, Path | None]:
+    """The directory of the tokenizer, and the file of a chat template that replaces its own.
+
+    Both are those of the adapter where it has them, because it was trained with them.
+    """
+    directory, adapter = directory_of(settings.path), Path(settings.adapter or "")
+    if not settings.adapter or not adapter.is_dir():
+        return directory, None
+    if own_tokenizer(adapter):
+        return adapter, None
+    template = adapter / "chat_template.jinja"
+    return directory, template if template.is_file() else None
+
+
+def unused_files(settings: ImportSettings) -> list[str]:
+    """The files beside the model's and the adapter's that an import does not use."""
+    used: dict[Path, list[Path]] = {}
+    if settings.path.startswith(HF):
+        directory = directory_of(settings.path)
+        used[directory.resolve()] = [*model_weights(directory), directory / hf_config.CONFIG]
+    if settings.adapter:
+        template = tokenizer_of(settings)[1]
+        files = [*adapter_files(Path(settings.adapter)), *([template] if template else [])]
+        used.setdefault(Path(settings.adapter).resolve(), []).extend(files)
+    return [f"{directory.name}/{name}" for directory, files in used.items() for name in not_used(directory, files)]
 
 
 def read_model_config(path: str) -> ModelConfig:
@@ -83,11 +117,11 @@ def read_model_config(path: str) -> ModelConfig:
 def import_digest(settings: Settings, hashes: FileHashes) -> str:
     """Digest of the content of a model's directory: its weights and its configuration."""
     assert isinstance(settings, ImportSettings)
-    files = model_files(settings.path)
+    files, adapter = model_files(settings.path), require_adapter(settings)
     if files[0].name == DONE:  # DONE contains the digest of every output
         content = json.loads(files[0].read_text())["outputs"]
     else:
         content = {f.name: hashes.digest(f) for f in files}
     if settings.adapter:
-        content |= {f"adapter/{f.name}": hashes.digest(f) for f in adapter_files(settings.adapter)}
+        content |= {f"adapter/{f.name}": hashes.digest(f) for f in adapter}
     return digest_json(content)

@@ -11,15 +11,15 @@ MODEL_SOURCES = ("tokenizer", "store", "model", "infer", "kernels", "backends")
 
 
 def import_inputs(settings: ImportSettings, resolve: Resolve) -> dict[str, Node]:
-    """The tokenizer: the stage in the settings, or a derived stage with the one in the directory."""
+    """The tokenizer: the stage in the settings, or a derived stage with the adapter's or the one in the directory."""
     if settings.tokenizer:
         return {"tokenizer": resolve.stage(settings.tokenizer, "tokenizer", "tokenizer")}
-    return {"tokenizer": resolve.directory_tokenizer(settings.path)}
+    return {"tokenizer": resolve.directory_tokenizer(settings)}
 
 
 IMPORT = Kind(
     ImportSettings,
-    3,
+    4,
     "ingot.stages.models.export:import_model",
     ("tokenizer", "store", "model", "convert", "distributed", *LOADING_SOURCES, "stages/models/export.py"),
     makes="model",

@@ -10,7 +10,16 @@ import torch
 from pydantic import TypeAdapter
 from torch import nn
 
-from ingot.core.artifact import CHECKPOINTS, STATE, StageDir, atomic_write, checkpoint_path, manifest_problem, read_json
+from ingot.core.artifact import (
+    CHECKPOINTS,
+    STATE,
+    StageDir,
+    atomic_write,
+    checkpoint_path,
+    checkpoint_problem,
+    checkpoint_steps,
+    read_json,
+)
 from ingot.core.errors import UserError
 from ingot.distributed import checkpoint
 from ingot.model import lora
@@ -51,22 +60,24 @@ def load_model(
     exact: bool = False,
     context: int | None = None,
     backend: str = "auto",
+    step: int | None = None,
 ) -> LoadedModel:
-    """Load the newest intact checkpoint of a train stage, or its best one. An adapter is merged into the model.
+    """Load the last checkpoint of a train stage, its best one, or that of a step. An adapter is merged into the model.
 
     Args:
         stage: the stage's directory.
-        notify: receives messages, for example about damaged checkpoints that are skipped.
+        notify: receives messages, for example that the stage has not finished.
         device: `cpu`, `cuda`, or `auto` for a GPU if there is one.
         best: load the checkpoint with the lowest held-out loss.
-        exact: require the final checkpoint, for stages whose key depends on it.
+        exact: require a finished stage, for stages whose key depends on it.
         context: context length; default: the model's own.
         backend: name of a backend (`backends/select.py`); "auto" for the fastest on this machine.
+        step: load the checkpoint of this step, where it still exists, instead of the last one.
 
     Raises:
-        UserError: not a train stage, no intact checkpoint, or the base model of an adapter was deleted.
+        UserError: not a train stage, no such checkpoint, a damaged one, or the base model of an adapter was deleted.
     """
-    loaded = load_with_adapter(stage, notify, device, best, exact, context)
+    loaded = load_with_adapter(stage, notify, device, best, exact, context, step)
     model = loaded.model
     lora.merge(model)
     where = str(model.embedding.weight.device)
@@ -81,20 +92,16 @@ def load_with_adapter(
     best: bool = False,
     exact: bool = False,
     context: int | None = None,
+    step: int | None = None,
 ) -> LoadedModel:
     """Like `load_model`, but without merging the adapter, and with the PyTorch backend."""
     config = read_config(stage)
     config = config.model_copy(update={"context": context or config.context})
-    root = stage / CHECKPOINTS
-    path = root / checkpoint.BEST if best else checkpoint.newest_intact(root, notify)
-    if path is None or not path.exists():
-        raise UserError(f"{stage}: no checkpoint yet; `ingot run` trains it")
-    if best and (problem := manifest_problem(path)):
-        raise UserError(f"damaged checkpoint: {problem}; load the last one instead of the best")
+    if best and step is not None:
+        raise UserError("found both --best and --step, expected one of them")
+    path = _best(stage) if best else _of_step(stage, step, exact)
     if not StageDir(stage).is_done():
         notify(f"{stage}: not finished; these are its weights after step {read_json(path / STATE)['step']:,}")
-    if exact and path != checkpoint_path(root, read_result(stage)["steps"]):
-        raise UserError(f"{stage}: its final checkpoint is damaged; delete {stage.resolve()} and run the recipe again")
     if (adapter := adapter_settings(stage)) is None:
         model = empty(config, resolve_device(device), torch.float32)
     else:
@@ -102,6 +109,40 @@ def load_with_adapter(
         lora.add_adapters(model, adapter, seed=0)
     load_weights(model, path)
     return LoadedModel(model, load_tokenizer(stage / TOKENIZER), config, path)
+
+
+def _best(stage: Path) -> Path:
+    path = stage / CHECKPOINTS / checkpoint.BEST
+    if not path.exists():
+        raise UserError(f"{stage}: no best checkpoint; load the last one, without --best")
+    if problem := checkpoint_problem(path):
+        raise UserError(f"{stage}: its best checkpoint is damaged ({problem}); load the last one, without --best")
+    return path
+
+
+def _of_step(stage: Path, step: int | None, exact: bool) -> Path:
+    """The checkpoint of a step; None for the last one, of a finished stage that of its last step.
+
+    An older one never stands in for a damaged one, since it is another model.
+    """
+    root = stage / CHECKPOINTS
+    steps = checkpoint_steps(root)
+    if not steps:
+        raise UserError(f"{stage}: no checkpoint yet; `ingot run` trains it")
+    last = read_result(stage)["steps"] if exact or StageDir(stage).is_done() else steps[0]
+    wanted = last if step is None else step
+    path = checkpoint_path(root, wanted)
+    problem = checkpoint_problem(path) if path.exists() else f"{path}: missing"
+    if problem is None:
+        return path
+    others = [] if exact else [s for s in steps if s != wanted and not checkpoint_problem(checkpoint_path(root, s))]
+    older = f", or name another intact one with --step: {', '.join(map(str, others))}" if others else ""
+    if step is not None and not path.exists():
+        raise UserError(f"{stage}: no checkpoint of step {step:,}; leave --step out for the last one{older}")
+    raise UserError(
+        f"{stage}: the checkpoint of step {wanted:,} is damaged ({problem}); delete {stage.resolve()} and run the "
+        f"recipe again{older}"
+    )
 
 
 def evaluation_context(context: int | None, config: ModelConfig) -> int:

@@ -17,7 +17,8 @@ import pyarrow as pa
 from ingot.core.artifact import atomic_json, read_json
 from ingot.core.errors import UserError
 from ingot.corpus.documents import SCHEMA, DocumentWriter, Split, document_parts, read_documents
-from ingot.corpus.readers.row_formats import dump_document, exclude_from_loss
+from ingot.corpus.readers.messages import exclude_from_loss
+from ingot.corpus.readers.row_formats import dump_document
 from ingot.data.sampler import key_of, permute
 from ingot.infer.generate import generate
 from ingot.infer.streaming import completion_text, sampling_for
@@ -25,9 +26,12 @@ from ingot.stages.job import Job
 from ingot.stages.models.load import LoadedModel, load_model
 from ingot.stages.synthesis.settings import GenerateSettings
 from ingot.tokenizer.chat import parse_conversation, render
+from ingot.tokenizer.template_sandbox import ConversationRefused
 
 BATCH_ROWS = 64
 """Answers that are sampled in one batch."""
+Answers = list[dict[str, Any]] | str
+"""The answers {text, tokens, ended} to a prompt, or why the chat template refuses it."""
 _BATCHES = "parts"
 """Directory of the finished batches of an unfinished stage."""
 _SPLITS: tuple[Split, ...] = ("train", "val")
@@ -41,19 +45,29 @@ def run(job: Job) -> dict[str, Any]:
     for old in document_parts(job.out.path):
         old.unlink()
     writer, counts = DocumentWriter(job.out.path), Counter[str]()
+    refused = ""
     for split, row, answers in _all_answers(job, loaded, settings):
+        if isinstance(answers, str):
+            counts.update({"prompts": 1, "refused": 1})
+            refused = refused or f"{row['path']}, document at {row['offset']:,}: {answers}"
+            continue
         kept = [a for a in answers if a["text"].strip() and (a["ended"] or settings.unfinished == "keep")]
         counts.update(_counts(answers))
         counts[f"{split}_documents"] += len(kept)
         if kept:
             writer.write(_table(job.inputs["model"].name, split, row, kept))
     writer.flush()
-    names = ("prompts", "answers", "too_long", "unfinished", "empty", *(f"{split}_documents" for split in _SPLITS))
+    if refused:
+        number = f"{counts['refused']:,} of {counts['prompts']:,} prompts"
+        job.display.notify(f"the chat template refuses {number}; the first is {refused}")
+    names = ("prompts", "answers", "refused", "too_long", "unfinished", "empty")
+    names = (*names, *(f"{split}_documents" for split in _SPLITS))
     result = {name: counts[name] for name in names}
     if not counts["train_documents"]:
         raise UserError(
             f"found no usable answer to {counts['prompts']} prompts ({counts['unfinished']} cut off, {counts['empty']} "
-            f"empty, {counts['too_long']} prompts too long); raise max_new, train the model for longer, or keep "
+            f"empty, {counts['too_long']} prompts too long, {counts['refused']} refused by the chat template); raise "
+            "max_new, train the model for longer, or keep "
             'answers that are cut off with unfinished = "keep"'
         )
     shutil.rmtree(job.out / _BATCHES, ignore_errors=True)
@@ -63,7 +77,7 @@ def run(job: Job) -> dict[str, Any]:
 
 def _all_answers(
     job: Job, loaded: LoadedModel, settings: GenerateSettings
-) -> Iterator[tuple[Split, dict[str, Any], list[dict[str, Any]]]]:
+) -> Iterator[tuple[Split, dict[str, Any], Answers]]:
     """Every selected prompt with its answers; the same fraction of held-out prompts as of training prompts."""
     fraction = 1.0
     for split in _SPLITS:
@@ -116,33 +130,45 @@ def _answer(
     split: Split,
     number: int,
     rows: list[tuple[int, dict[str, Any]]],
-) -> list[list[dict[str, Any]]]:
-    """The answers {text, tokens, ended} to each prompt of a batch, sampled now or read from an earlier attempt.
+) -> list[Answers]:
+    """The answers to each prompt of a batch, sampled now or read from an earlier attempt.
 
     A prompt that fills the context has no answers.
     """
     path = job.out / _BATCHES / f"{split}-{number:06d}.json"
     if path.exists():
         return read_json(path)
-    prompts = [render(parse_conversation(row["text"]), loaded.tokenizer, generation_prompt=True)[0] for _, row in rows]
-    fits = [i for i, prompt in enumerate(prompts) if len(prompt) < loaded.config.context]
+    prompts: list[np.ndarray] = []
+    answers: list[Answers] = [[] for _ in rows]
+    fits: list[int] = []
+    for i, (_, row) in enumerate(rows):
+        try:
+            ids, _ = render(parse_conversation(row["text"]), loaded.tokenizer, generation_prompt=True)
+        except ConversationRefused as error:
+            answers[i] = str(error)
+            continue
+        if len(ids) < loaded.config.context:
+            prompts.append(ids)
+            fits.append(i)
     sampling = sampling_for(
         loaded.tokenizer, max_new=settings.max_new, temperature=settings.temperature, top_p=settings.top_p
     )
     completions = generate(
         loaded.model,
-        [prompts[i] for i in fits],
+        prompts,
         sampling,
         samples=settings.samples,
         seed=job.seed,
         step=_SPLITS.index(split),
         keys=[(rows[i][0], 0) for i in fits],
     )
-    answers: list[list[dict[str, Any]]] = [[] for _ in rows]
-    for i, completion in enumerate(completions):
+    sampled: list[list[dict[str, Any]]] = [[] for _ in fits]
+    for n, completion in enumerate(completions):
         text, ended = completion_text(loaded.tokenizer, completion), completion.stop_reason == "stop"
         answer = {"text": text, "tokens": len(completion.ids), "ended": ended}
-        answers[fits[i // settings.samples]].append(answer)
+        sampled[n // settings.samples].append(answer)
+    for i, answers_of_row in zip(fits, sampled, strict=True):
+        answers[i] = answers_of_row
     atomic_json(path, answers)
     return answers
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from ingot.core.artifact import FileHashes
-from ingot.core.functions import is_function, require_file
+from ingot.core.artifact import FileHashes, digest_json
+from ingot.core.functions import function_files, is_function
 from ingot.stages.kind import Kind, Node, Resolve
 from ingot.stages.models.kind import LOADING_SOURCES, MODEL_SOURCES
 from ingot.stages.synthesis import human_labels
@@ -26,7 +26,7 @@ def _generate_facts(settings: GenerateSettings) -> dict[str, Any]:
 
 GENERATE = Kind(
     GenerateSettings,
-    2,
+    3,
     "ingot.stages.synthesis.generate:run",
     (*MODEL_SOURCES, "distributed", "data/sampler.py", *LOADING_SOURCES, "stages/synthesis/generate.py"),
     makes="documents",
@@ -47,10 +47,12 @@ def _label_reads(settings: LabelSettings, resolve: Resolve) -> dict[str, Node]:
 
 
 def _label_digest(settings: LabelSettings, hashes: FileHashes) -> str | None:
-    """Digest of the file of the scoring function, or of the file of human labels."""
+    """Digest of the files of the scoring function, or of the file of human labels."""
     if settings.label_file:
         return human_labels.digest(settings.label_file, hashes)
-    return hashes.digest(require_file(settings.by, "by")) if is_function(settings.by) else None
+    if not is_function(settings.by):
+        return None
+    return digest_json([hashes.digest(file) for file in function_files(settings.by, "by")])
 
 
 def _label_waiting_for(settings: LabelSettings) -> str | None:
@@ -63,7 +65,7 @@ def _label_facts(settings: LabelSettings) -> dict[str, Any]:
 
 LABEL = Kind(
     LabelSettings,
-    4,
+    5,
     "ingot.stages.synthesis.label:run",
     (
         *MODEL_SOURCES,

@@ -17,6 +17,7 @@ import pyarrow as pa
 from ingot.core.errors import UserError
 from ingot.core.functions import load_function
 from ingot.corpus.documents import SCHEMA, DocumentWriter, document_parts, read_documents
+from ingot.corpus.readers.messages import without_train
 from ingot.corpus.readers.row_formats import dump_document
 from ingot.objectives.reward_functions import call_reward_function, prompt_table
 from ingot.stages.job import TOKENIZER, Job
@@ -25,6 +26,7 @@ from ingot.stages.synthesis import human_labels
 from ingot.stages.synthesis.settings import LabelSettings
 from ingot.tokenizer.byte_bpe import Tokenizer, load_tokenizer
 from ingot.tokenizer.chat import length_to_last_target, render
+from ingot.tokenizer.template_sandbox import ConversationRefused
 
 Answers = list[dict[str, Any]]
 """Documents of the answers to one prompt."""
@@ -88,9 +90,10 @@ def _scores(job: Job, settings: LabelSettings, groups: list[Answers], tokenizer:
     rows = [row for group in groups for row in group]
     with job.display.bar("scoring", len(rows), "answers") as bar:
         if settings.reward:
-            rendered = [render(json.loads(row["text"]), tokenizer) for row in rows]
-            conversations = [ids[: length_to_last_target(mask)].astype(np.int64) for ids, mask in rendered]
-            scores = RewardStage(job.inputs["reward"], job, settings.device)(conversations, bar.advance).tolist()
+            conversations = [_conversation(row, tokenizer) for row in rows]
+            usable = [ids for ids in conversations if ids is not None]
+            found = iter(RewardStage(job.inputs["reward"], job, settings.device)(usable, bar.advance).tolist())
+            scores = [math.nan if ids is None else next(found) for ids in conversations]
         else:
             tables = [_prompt(row, tokenizer) for row in rows]
             scores = call_reward_function(
@@ -99,6 +102,15 @@ def _scores(job: Job, settings: LabelSettings, groups: list[Answers], tokenizer:
             bar.advance(len(rows))
     scored = iter(zip(rows, scores, strict=True))
     return [list(itertools.islice(scored, len(group))) for group in groups]
+
+
+def _conversation(row: dict[str, Any], tokenizer: Tokenizer) -> np.ndarray | None:
+    """The ids (int64) of a conversation up to the end of its answer, or None if the chat template refuses it."""
+    try:
+        ids, mask = render(json.loads(row["text"]), tokenizer)
+    except ConversationRefused:
+        return None
+    return ids[: length_to_last_target(mask)].astype(np.int64)
 
 
 def _scores_of_people(path: Path, groups: list[Answers]) -> list[ScoredAnswers]:
@@ -152,8 +164,7 @@ def _prompt(row: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
 def _pair(best: dict[str, Any], worst: dict[str, Any]) -> dict[str, Any]:
     *prompt, chosen = json.loads(best["text"])
     rejected = json.loads(worst["text"])[-1]
-    plain = [{"role": m["role"], "content": m["content"]} for m in prompt]
-    text = dump_document({"prompt": plain, "chosen": [chosen], "rejected": [rejected]})
+    text = dump_document({"prompt": without_train(prompt), "chosen": [chosen], "rejected": [rejected]})
     return {**best, "text": text, "bytes": len(text.encode())}
 
 

@@ -50,7 +50,7 @@ def _tokenizer_facts(settings: TokenizerSettings) -> dict[str, Any]:
 
 TOKENIZER = Kind(
     TokenizerSettings,
-    4,
+    5,
     "ingot.stages.tokenize.build:tokenizer",
     _SOURCES,
     makes="tokenizer",
@@ -61,7 +61,7 @@ TOKENIZER = Kind(
 )
 TOKENS = Kind(
     TokensSettings,
-    5,
+    6,
     "ingot.stages.tokenize.build:tokens",
     _SOURCES,
     makes="tokens",

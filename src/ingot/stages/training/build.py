@@ -5,6 +5,7 @@ import resource
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -29,7 +30,7 @@ from ingot.stages.training.penalties import build_penalties
 from ingot.stages.training.phases import build_timeline, rows_per_draw, trained_config
 from ingot.stages.training.reference_columns import add_columns
 from ingot.stages.training.settings import TrainSettings
-from ingot.stages.training.timeline import Timeline
+from ingot.stages.training.timeline import Timeline, overshoot
 from ingot.tokenizer.byte_bpe import Tokenizer, load_tokenizer
 from ingot.train.engine import Engine, Plan
 from ingot.train.execution import Execution, choose, resumed, write
@@ -47,6 +48,8 @@ def run(job: Job) -> dict[str, Any]:
     data = open_data(settings, job.roles("data"), initial, tokenizer)
     timeline = build_timeline(settings, initial, data.source_size, job.seed)
     _save_rows(job, data)
+    if "init" not in job.inputs and (message := unseen_start(tokenizer, data)):
+        job.display.notify(message)
     execution = _execution(job, settings, timeline)
     model = _model(job, settings, config, execution)
     execution = _select_backend(job, settings, model, execution, training_flops(settings, config, timeline))
@@ -83,6 +86,10 @@ def run(job: Job) -> dict[str, Any]:
     line += "steps {first_step:,} to {last_step:,}, {rows} rows of {context:,} tokens"
     for phase in timeline.summary():
         job.display.notify(line.format(**phase))
+        if problem := overshoot(phase, timeline.epochs(data.source_size)):
+            job.display.notify(problem)
+    if data.without_validation:
+        job.display.notify(f"no validation: nothing is held out of {', '.join(data.without_validation)}")
     for warmup in timeline.unfinished_warmups():
         job.display.notify(f"a warmup of {warmup:,} steps is longer than its phases: the rate does not reach its peak")
     if engine.training_state.resume(job.display.notify):
@@ -94,6 +101,21 @@ def run(job: Job) -> dict[str, Any]:
             job.log.write("phase", **phase)
     _annotate(job, engine, data, timeline)
     return _loop(job, settings, engine, data, timeline, tokenizer) | facts
+
+
+def unseen_start(tokenizer: Tokenizer, data: Data) -> str:
+    """A message about a begin of text that generation will use and that training does not see, or ""."""
+    stores = [source.store for source in data.train_sources]
+    start = tokenizer.start_ids
+    if not start or any(
+        store.content == "text" or np.isin(store.ids.read(0, store.tokens), start).any() for store in stores
+    ):
+        return ""
+    name = tokenizer.token_bytes(start[0]).decode(errors="replace")
+    return (
+        f"generation and tasks begin a text with {name}, which is not in the conversations of this stage; ask the "
+        "model in conversations only, or add text to its data"
+    )
 
 
 def _save_rows(job: Job, data: Data) -> None:

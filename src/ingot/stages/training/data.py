@@ -26,7 +26,8 @@ class Data:
     train: dict[int, dict[int, Source]]
     """Context -> index in `names` -> source, for the corpora of phases with that context."""
     held_out: list[Source]
-    """Held-out splits in rows of the largest context, so that the losses of all phases are comparable."""
+    """Held-out splits in rows of the largest context, so that the losses of all phases are comparable. Sources that
+    hold nothing out have none."""
 
     def source_size(self, name: str, context: int) -> RowPlan:
         """Rows and targets of a corpus in rows of a context (`SourceSizes`)."""
@@ -37,6 +38,12 @@ class Data:
         """Each training source once, in rows of the largest context that it is trained with."""
         merged = {s: source for _, sources in sorted(self.train.items()) for s, source in sources.items()}
         return [source for _, source in sorted(merged.items())]
+
+    @property
+    def without_validation(self) -> list[str]:
+        """The corpora that hold nothing out."""
+        validated = {source.name for source in self.held_out}
+        return [name for name in self.names if name not in validated]
 
     def batch(self, timeline: Timeline, step: int) -> Batch:
         """The batch of a step: rows for the objective, and separately the replayed rows.
@@ -80,7 +87,8 @@ def open_data(settings: TrainSettings, inputs: Mapping[str, Input], config: Mode
             context = settings.context_of(phase, config.context)
             if name in settings.mixture(phase) and s not in train.setdefault(context, {}):
                 train[context][s] = planner.training(stores[0], context)
-        held_out.append(planner.held_out(stores[1], longest))
+        if stores[1].documents:
+            held_out.append(planner.held_out(stores[1], longest))
     return Data(names, train, held_out)
 
 
@@ -114,8 +122,8 @@ class _RowPlanner:
                 plan = BestFit(ends, context, _mask(store))
         if plan.rows == 0:
             raise UserError(
-                f"data.{self.name}: found no held-out text, expected some to measure the loss on; "
-                f'raise holdout.fraction of stage {self.name}, or split it with holdout.by = "tail"'
+                f"data.{self.name}: found no held-out text that fits a row, expected some to measure the loss on; "
+                f"raise holdout.fraction of stage {self.name}, or set it to 0 to train without validation"
             )
         return self._source(store, plan)
 

@@ -84,7 +84,9 @@ class Evaluation:
 
     def _final_metrics(self) -> dict[str, float]:
         """Metrics of the objective that need all held-out rows."""
-        own = (source for source in self.data.held_out if not source.replay)
+        own = [source for source in self.data.held_out if not source.replay]
+        if not own:
+            return {}
         passes = (all_rows(source, rows_per_pass(source.plan.context)) for source in own)
         return self.engine.final_metrics(itertools.chain.from_iterable(passes))
 
@@ -108,7 +110,8 @@ class Evaluation:
 
     def _prompt(self) -> tuple[np.ndarray, str]:
         """Ids and text of the prompt: the first held-out question, or without conversations the setting."""
-        source = next((s for s in self.data.held_out if "mask" in s.store.columns), None)
+        sources = self.data.held_out or self.data.train_sources
+        source = next((s for s in sources if "mask" in s.store.columns), None)
         if source is not None:
             end = int(source.store.ends[0])
             mask = source.store.columns["mask"].read(0, end)
@@ -117,7 +120,7 @@ class Evaluation:
             return ids, self.tokenizer.decode(ids)
         text = self.settings.evaluate.sample or ""
         ids = [*self.tokenizer.start_ids, *self.tokenizer.encode(text)]
-        ids = ids or self.data.held_out[0].store.ids.read(0, 1).tolist()
+        ids = ids or sources[0].store.ids.read(0, 1).tolist()
         return np.array(ids[: self._context() // 2], np.int64), text
 
     def _context(self) -> int:

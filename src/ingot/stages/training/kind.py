@@ -1,5 +1,6 @@
 """The kind `train`: the inputs of a train stage, and checks of inputs that other kinds use too."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from ingot.core.artifact import FileHashes, digest_json
@@ -28,6 +29,33 @@ def check_format(corpus: str, formats: tuple[str, ...], setting: str, use: str, 
         resolve.refuse(
             setting,
             f"'{corpus}' has format = \"{form}\", but {use} {' and '.join(formats)}; name a corpus of one of these",
+        )
+
+
+def holds_out(corpus: str, resolve: Resolve) -> bool:
+    """Whether a corpus holds out text for validation. Generated and labelled corpora have the splits of their data."""
+    settings = resolve.settings_of(corpus)
+    while source := getattr(settings, "corpus", None) or getattr(settings, "data", None):
+        settings = resolve.settings_of(source)
+    holdout = getattr(settings, "holdout", None)
+    return holdout is None or holdout.fraction > 0
+
+
+def check_held_out(corpora: Iterable[str], setting: str, use: str, resolve: Resolve) -> None:
+    """Raise a UserError unless one of the corpora holds out text.
+
+    Args:
+        corpora: names of the corpora.
+        setting: the setting that names them, for errors.
+        use: the beginning of "USE held-out text" in the error, such as "prompts are taken from".
+        resolve: the resolver of the stage.
+    """
+    names = list(corpora)
+    if names and not any(holds_out(name, resolve) for name in names):
+        resolve.refuse(
+            setting,
+            f"{use} held-out text, but {', '.join(names)} holds nothing out; set holdout.fraction above 0 there, for "
+            "example 0.05, or name another corpus",
         )
 
 
@@ -99,6 +127,9 @@ def _check_data(settings: TrainSettings, resolve: Resolve) -> None:
         formats = {name: resolve.format_of(name) for name in settings.mixture(phase)}
         if formats and not set(formats.values()) & set(own):
             check_format(next(iter(formats)), own, "data", f"objective {kind} learns from", resolve)
+    if OBJECTIVES[kind].scores:  # the mean and deviation of its scores are part of a reward model
+        pairs = [name for name in settings.corpora if resolve.format_of(name) in own]
+        check_held_out(pairs, "data", "a reward model is calibrated on", resolve)
     for corpus in settings.corpora:
         known = tuple(dict.fromkeys((*own, *LIKELIHOOD_FORMATS)))
         check_format(corpus, known, "data", f"objective {kind} learns from and replays", resolve)
@@ -142,7 +173,7 @@ def _short_spin(settings: TrainSettings) -> bool:
 
 TRAIN = Kind(
     TrainSettings,
-    16,
+    17,
     "ingot.stages.training.build:run",
     (
         *MODEL_SOURCES,

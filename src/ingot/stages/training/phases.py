@@ -85,10 +85,13 @@ class _PhaseBuilder:
         row_targets = 1 / sum(weights)
         epoch = _epoch_targets(fractions, sources)
         sizes = self._batch_sizes(settings, context, row_targets, epoch)
+        before = self.exact_tokens
         steps = self._steps(settings, sizes, row_targets, epoch)
+        requested = self.exact_tokens - before
         drawn = self.drawn.get(context, (0,) * len(self.sources))
         order = Order(tuple(source.rows for source in sources), weights, self.seed, drawn)
-        phase = Phase(settings.name, self.steps + 1, steps, context, sizes, fractions, row_targets, self.tokens, order)
+        first, done = self.steps + 1, self.tokens
+        phase = Phase(settings.name, first, steps, context, sizes, fractions, row_targets, requested, done, order)
         self.drawn[context] = order.drawn_after(phase.rows)
         self.steps, self.tokens = phase.last, self.tokens + phase.tokens
         return phase

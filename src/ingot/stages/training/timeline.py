@@ -14,7 +14,7 @@ show past and future steps.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +23,9 @@ import numpy as np
 from ingot.data.batch_size import BatchSizes
 from ingot.data.sampler import Order
 from ingot.optim.schedule import Schedule
+
+MAX_OVERSHOOT = 1.5
+"""A phase that trains on more than this multiple of the tokens that its duration asks for is reported."""
 
 
 class SourceSize(Protocol):
@@ -83,6 +86,8 @@ class Phase:
     """Fraction of the tokens from each source, in the order of `Timeline.sources`; 0 for sources of other phases."""
     row_targets: float
     """Mean targets of a row."""
+    requested_tokens: float
+    """Targets that its duration asks for. A step is never cut, so a short phase may train on more."""
     tokens_before: float
     """Targets of all earlier phases."""
     order: Order
@@ -106,6 +111,28 @@ class Phase:
     def tokens(self) -> float:
         """Targets of all its steps."""
         return self.rows * self.row_targets
+
+
+def overshoot(phase: Mapping[str, Any], epochs: Mapping[str, float] | None) -> str:
+    """A sentence about a phase that trains on much more than its duration asks for, because a step is never cut.
+
+    Args:
+        phase: a row of `Timeline.summary`.
+        epochs: corpus -> epochs of the complete run; None if unknown.
+
+    Returns:
+        The sentence; "" for other phases.
+    """
+    tokens, requested = phase["tokens"], phase.get("requested_tokens", phase["tokens"])
+    if tokens <= MAX_OVERSHOOT * requested:
+        return ""
+    times = f"{tokens / requested:.3g} times the {requested:,} tokens" if requested else f"{tokens:,} tokens, not the 0"
+    used = "".join(f", {epochs[name]:.3g} epochs of {name}" for name in phase["data"]) if epochs else ""
+    name = "" if phase["name"] == "all" else f"phase {phase['name']} "
+    return (
+        f"{name}trains on {times} that its duration asks for{used}, because a step is never cut and has "
+        f"{phase['last_rows']:,} rows; lower batch"
+    )
 
 
 @dataclass(frozen=True)
@@ -209,6 +236,7 @@ class Timeline:
                 "rows": self.rows(phase.first),
                 "last_rows": self.rows(phase.last),
                 "tokens": round(phase.tokens),
+                "requested_tokens": round(phase.requested_tokens),
                 "first_lr": self.lr(phase.first),
                 "peak_lr": curve.schedule.peak,
                 "last_lr": self.lr(phase.last),

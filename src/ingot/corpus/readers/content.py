@@ -1,0 +1,211 @@
+"""What a file is, by its first bytes: how it is packed, in which encoding, and which reader reads it.
+
+A suffix is only asked where the content allows several answers (CSV or prose). Archives, images, databases and other
+files that hold no text are named, and a file whose encoding is not known for certain is not decoded: nothing is guessed
+in silence.
+"""
+
+import codecs
+import contextlib
+import json
+import re
+import tarfile
+from pathlib import Path
+from typing import Any, Literal
+
+from ingot.corpus.readers.files import UTF8, TextFile
+from ingot.corpus.readers.packing import HEAD_BYTES, Damaged, packing_of
+
+Kind = Literal["text", "jsonl", "json", "csv", "tsv", "parquet"]
+
+SNIFF_BYTES = 1 << 20
+"""Number of unpacked bytes from which the content is told."""
+MAX_CONTROL_FRACTION = 0.01
+"""A text has at most this fraction of control characters."""
+
+_UNPACK = "unpack it and name its files or its directory"
+_EXPORT = "save its text as plain text or as rows"
+_MAGIC: dict[str, tuple[str, bytes]] = {
+    "an Office, EPUB or OpenDocument file": (
+        _EXPORT,
+        rb"PK\x03\x04.{26}(?:\[Content_Types\]|_rels/|word/|xl/|ppt/|mimetype)",
+    ),
+    "a ZIP archive (or a NumPy, PyTorch, Keras or Java file)": (_UNPACK, rb"PK(?:\x03\x04|\x05\x06|\x07\x08|00PK)"),
+    "a 7z archive": (_UNPACK, rb"7z\xbc\xaf\x27\x1c"),
+    "a RAR archive": (_UNPACK, rb"Rar!\x1a\x07"),
+    "a cpio archive": (_UNPACK, rb"0707(?:0[127])[0-9A-Fa-f]{8}|\xc7\x71|\x71\xc7"),
+    "an ar archive": (_UNPACK, rb"!<(?:arch|thin)>\n"),
+    "a cabinet archive": (_UNPACK, rb"MSCF\x00{4}"),
+    "a xar archive": (_UNPACK, rb"xar!\x00"),
+    "an ARJ or LHA archive": (_UNPACK, rb"\x60\xea.|.{2}-l[hz][0-9ds]-"),
+    "an RPM package": (_UNPACK, rb"\xed\xab\xee\xdb"),
+    "a PDF document": (_EXPORT, rb"\s{0,16}%PDF-[0-9]"),
+    "an RTF document": (_EXPORT, rb"\{\\rtf[0-9]?[\\\s{}]"),
+    "a document of an older Office": (_EXPORT, rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"),
+    "a DjVu document": (_EXPORT, rb"AT&TFORM"),
+    "an image": (
+        "remove it",
+        rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a.{2,7}[\x00\x80-\xff]|BM.{4}\x00{4}|II\*\x00|MM\x00\*|RIFF.{4}WEBP|"
+        rb"8BPS\x00|\x00\x00\x01\x00.\x00|.{4}ftyp(?:avif|heic|mif1)|\x00{3}\x0cjP  ",
+    ),
+    "audio or video": (
+        "remove it",
+        rb"ID3[\x02-\x04]\x00|OggS\x00|fLaC\x00|RIFF.{4}(?:WAVE|AVI )|.{4}ftyp|\x1aE\xdf\xa3|\xff[\xf1\xf9\xfb\xfa\xf3]"
+        rb"|\x00\x00\x01\xba|FLV\x01|MThd\x00",
+    ),
+    "an SQLite database": (_EXPORT, rb"SQLite format 3\x00"),
+    "a pickle": (_EXPORT, rb"\x80[\x02-\x05].|\((?:lp|dp)[01]\r?\n|c(?:copy_reg|copyreg|__builtin__|builtins)\n\w+\n"),
+    "a NumPy array": (_EXPORT, rb"\x93NUMPY"),
+    "an HDF5 file": (_EXPORT, rb"\x89HDF\r\n\x1a\n"),
+    "an Arrow or Feather file": (_EXPORT, rb"ARROW1\x00|FEA1|\xff{4}[^\x00].{2}\x00\x10\x00\x00\x00"),
+    "an ORC file": (_EXPORT, rb"ORC[\x00-\x08\x0e-\x1f\x7f-\xff]"),
+    "an Avro file": (_EXPORT, rb"Obj\x01"),
+    "an R data file": (_EXPORT, rb"RDX[23]\n|X\n\x00{3}[\x02\x03]"),
+    "a MATLAB file": (_EXPORT, rb"MATLAB 5\.0 MAT-file"),
+    "safetensors": ("remove it", rb"[^\x00].{4}\x00{3}\{\""),
+    "a GGUF file": ("remove it", rb"GGUF[\x01-\x09]\x00"),
+    "a program": (
+        "remove it",
+        rb"\x7fELF|MZ.{0,64}\x00|\xcf\xfa\xed\xfe|\xce\xfa\xed\xfe|\xfe\xed\xfa[\xce\xcf]|\xca\xfe\xba\xbe|\x00asm",
+    ),
+    "compiled Python": ("remove it", rb".{2}\r\n.{1,12}\x00"),
+    "a Git pack": ("remove it", rb"PACK\x00\x00\x00[\x02\x03]"),
+    "a font": ("remove it", rb"OTTO\x00|wOF[F2][\x00-\x01]|\x00\x01\x00\x00\x00"),
+}
+"""What a file is -> (what to do, pattern of its first bytes). The first match counts."""
+_PATTERNS = {name: (advice, re.compile(pattern, re.DOTALL)) for name, (advice, pattern) in _MAGIC.items()}
+
+_MARKS = {  # UTF-32 first: its mark begins with that of UTF-16
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF8: UTF8,
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+"""Byte order mark -> encoding."""
+_CONTROLS = bytes({*range(0x20), 0x7F} - {*b"\t\n\v\f\r"})
+_C1 = re.compile(rb"\xc2[\x80-\x84\x86-\x9f]")
+_ISO_2022 = re.compile(rb"\x1b(?:\$[@AB]|\$?\([BIJCD])")
+
+
+def identify(file: Path, encoding: str | None, max_bytes: int) -> tuple[TextFile, bytes]:
+    """How to read a file, and its first `SNIFF_BYTES` as UTF-8, without a byte order mark.
+
+    Args:
+        file: a regular file.
+        encoding: the codec that the recipe names, or None.
+        max_bytes: maximum size of a row.
+
+    Raises:
+        Damaged: the file holds no text, or its encoding is not known.
+    """
+    with file.open("rb") as raw:
+        packing = packing_of(raw.read(HEAD_BYTES))
+    head = _head(TextFile(file, packing))
+    if head.startswith(b"PAR1"):
+        return TextFile(file, packing), head
+    packed = f" packed with {packing}" if packing else ""
+    if inner := packing_of(head[:HEAD_BYTES]) if packing else None:
+        raise Damaged(f"is packed twice, with {inner} and then {packing}; unpack it once")
+    if found := _signature(head):
+        raise Damaged(f"is {found[0]}{packed}, not text; {found[1]}")
+    mark = next((mark for mark in _MARKS if head.startswith(mark)), b"")
+    if not mark and (wide := _wide_encoding(head)) and wide != encoding:
+        raise Damaged(f'looks like {wide} without a byte order mark; set encoding = "{wide}" of the source')
+    if not mark and encoding and encoding != UTF8 and _is_utf8(head):
+        raise Damaged(f'is UTF-8, but its source has encoding = "{encoding}"; name this file as a source of its own')
+    text = TextFile(file, packing, _MARKS[mark] if mark else encoding or UTF8, max_bytes)
+    return text, (head if text.encoding == UTF8 else _head(text)).removeprefix(codecs.BOM_UTF8)
+
+
+def content_kind(head: bytes, kind: Kind) -> Kind:
+    """The reader for a file that begins with `head` and whose suffix says `kind`."""
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    first, _, rest = head.lstrip().partition(b"\n")
+    second = rest.lstrip().partition(b"\n")[0]
+    if not first.startswith((b"{", b"[")):
+        return kind
+    if _are_objects(first, second, one_suffices=kind == "text"):
+        return "jsonl"
+    if kind == "jsonl":  # an array, or objects over several lines
+        is_array = first.startswith(b"[") and _parsed(first) is None
+        return "json" if is_array or first.rstrip() in (b"{", b"[", b"[{") else kind
+    return "json" if kind == "text" and _JSON.match(first + b"\n" + rest) else kind
+
+
+_JSON = re.compile(rb'\[\s*(?:\{\s*["}]|\[\s*["\d{\[])|\{\s*"(?:[^"\\\n]|\\.)*"\s*:')
+"""The beginning of an array of objects or arrays, or of an object."""
+
+
+def _are_objects(first: bytes, second: bytes, one_suffices: bool) -> bool:
+    """Whether two lines are JSON objects; one valid line of two is enough, since the other may be malformed."""
+    lines = [first, second] if second else [first] if one_suffices else []
+    return all(line.startswith(b"{") for line in lines) and any(isinstance(_parsed(line), dict) for line in lines)
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def not_text(data: bytes) -> str | None:
+    """The reason why UTF-8 bytes are no text: NUL, or more than 1 % of control characters; None for text."""
+    if b"\0" in data:
+        return f"byte {data.index(0):,} is NUL: this is binary, not text"
+    if escape := _ISO_2022.search(data):
+        return f'byte {escape.start():,} switches to ISO-2022; set the encoding of the source, such as "iso2022_jp"'
+    controls = len(data) - len(data.translate(None, _CONTROLS)) + (len(_C1.findall(data)) if b"\xc2" in data else 0)
+    if controls > MAX_CONTROL_FRACTION * len(data):
+        return f"{controls / len(data):.0%} are control characters: this is binary, not text"
+    return None
+
+
+def _head(file: TextFile) -> bytes:
+    data = bytearray()
+    with contextlib.suppress(Damaged):  # the reader comes to the same place, and names the rows before it
+        for block in file.blocks():
+            data += block
+            if len(data) >= SNIFF_BYTES:
+                break
+    return bytes(data)
+
+
+def _signature(head: bytes) -> tuple[str, str] | None:
+    """(what the file is, what to do) for a file that holds no text."""
+    with contextlib.suppress(tarfile.HeaderError):
+        tarfile.TarInfo.frombuf(head[:512], UTF8, "surrogateescape")  # checks the sum, as `file` does
+        return "a tar archive", _UNPACK
+    return next(((name, advice) for name, (advice, pattern) in _PATTERNS.items() if pattern.match(head)), None)
+
+
+def _wide_encoding(head: bytes) -> str | None:
+    """The encoding of text in UTF-16 or UTF-32 without a byte order mark, by the places of its zero bytes."""
+    sample = head[: min(len(head), 4096) // 4 * 4]
+    if b"\0" not in sample:
+        return None
+    zeros = [sample[i::4].count(0) / len(sample) * 4 for i in range(4)]
+    for encoding, is_zero in _WIDE.items():
+        if all(fraction > 0.5 if zero else fraction < 0.1 for fraction, zero in zip(zeros, is_zero, strict=True)):
+            return encoding
+    return None
+
+
+_WIDE = {
+    "utf-32-le": (False, False, True, True),
+    "utf-32-be": (True, True, False, False),
+    "utf-16-le": (False, True, False, True),
+    "utf-16-be": (True, False, True, False),
+}
+"""Encoding -> which of four bytes are zero in most alphabets."""
+
+
+def _is_utf8(head: bytes) -> bool:
+    """Whether bytes with characters beyond ASCII are UTF-8; a character at the end may be cut."""
+    try:
+        codecs.getincrementaldecoder(UTF8)().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return not head.isascii()

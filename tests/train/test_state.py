@@ -1,0 +1,97 @@
+"""The numbers of a checkpoint are those of its run, or the run does not resume from them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ingot.core.artifact import checkpoint_path, write_manifest
+from ingot.core.errors import UserError
+from ingot.optim import optimizers
+from ingot.optim.average import Average
+from ingot.optim.settings import OptimSettings
+from ingot.train.state import TrainingState
+
+LAST = 40
+
+
+def _state(directory: Path, last_step: int = LAST) -> TrainingState:
+    named = {"w": nn.Parameter(torch.ones(2, 3))}
+    settings = OptimSettings()
+    optimizer, average = optimizers.build(named, settings, 1e-3), Average(named, settings.ema)
+    return TrainingState(directory, named, optimizer, average, {"beta": 0.5}, 2, {}, last_step)
+
+
+def _saved(directory: Path, **changes: Any) -> Path:
+    state = _state(directory)
+    state.numbers.update(step=20, tokens=100, best_val=-0.5, best_step=10)
+    state.save()
+    path = checkpoint_path(directory / "checkpoints", 20)
+    numbers = json.loads((path / "state.json").read_text())
+    for name, value in changes.items():
+        if value is ...:
+            del numbers[name]
+        else:
+            numbers[name] = value
+    (path / "state.json").write_text(json.dumps(numbers))
+    (path / "manifest.json").unlink()
+    write_manifest(path)
+    return path
+
+
+def test_numbers_of_the_run_are_resumed(tmp_path: Path) -> None:
+    _saved(tmp_path)
+    state = _state(tmp_path)
+    assert state.resume(print)
+    assert {n: state.numbers[n] for n in ("step", "tokens", "best_val", "best_step")} == {
+        **{"step": 20, "tokens": 100, "best_val": -0.5, "best_step": 10}
+    }
+    assert not _state(tmp_path / "new").resume(print)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"step": 41}, "step: found 41, expected 20"),
+        ({"step": 19}, "step: found 19, expected 20"),
+        ({"step": -1}, "step: found -1, expected a value such as 0"),
+        ({"step": "20"}, 'step: found "20", expected a value such as 0'),
+        ({"step": 20.5}, r"step: found 20\.5, expected a value such as 0"),
+        ({"step": True}, "step: found true, expected a value such as 0"),
+        ({"tokens": -5}, "tokens: found -5, expected"),
+        ({"tokens": None}, "tokens: found null, expected"),
+        ({"loss_scale": "large"}, 'loss_scale: found "large", expected'),
+        ({"best_val": [1]}, r"best_val: found \[1\], expected"),
+        ({"best_step": 30}, "best_step: found 30, expected 0 to 20"),
+        ({"objective": 3}, "objective: found 3, expected"),
+        ({"objective": {"gamma": 1}}, "objective: found the fields gamma, expected beta"),
+        ({"more": 1}, "expected the numbers step, tokens"),
+        ({"health": ...}, "expected the numbers step, tokens"),
+    ],
+)
+def test_numbers_that_cannot_be_of_the_run_are_refused(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+    path = _saved(tmp_path, **changes)
+    state = _state(tmp_path)
+    with pytest.raises(UserError, match=rf"state\.json: .*{problem}.*; delete {path} to resume") as caught:
+        state.resume(print)
+    assert "\n" not in str(caught.value)
+    assert state.numbers["step"] == 0
+
+
+def test_a_step_beyond_the_plan_is_refused(tmp_path: Path) -> None:
+    _saved(tmp_path)
+    with pytest.raises(UserError, match=r"step: found 20, expected 20, and at most 15, the last"):
+        _state(tmp_path, 15).resume(print)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "[" * 100_000])
+def test_a_state_that_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
+    path = _saved(tmp_path)
+    (path / "state.json").write_text(text)
+    (path / "manifest.json").unlink()
+    write_manifest(path)
+    with pytest.raises(UserError, match=r"state\.json"):
+        _state(tmp_path).resume(print)
