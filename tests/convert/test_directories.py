@@ -2,14 +2,17 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ingot.convert.directories import adapter_files, model_weights, not_used, own_tokenizer
+from ingot.convert.hf_config import read_config
 from ingot.core.errors import UserError
-from ingot.stages.models.imports import require_adapter, tokenizer_of, unused_files
+from ingot.stages.models.imports import model_files, require_adapter, tokenizer_of, unused_files
 from ingot.stages.models.settings import ImportSettings
+from ingot.tokenizer.files import tokenizer_files
 from tests.imports import assert_not_imported
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -163,3 +166,36 @@ def test_an_adapters_own_tokenizer_and_template_are_taken(tmp_path: Path) -> Non
 
 def test_looking_at_directories_needs_no_torch() -> None:
     assert_not_imported("import ingot.convert.directories, ingot.stages.models.imports", "torch")
+
+
+_LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n"
+
+
+@pytest.mark.parametrize("stand_in", ["a pipe", "a link to nothing", "a pointer of Git LFS"])
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        (SINGLE, lambda directory: model_files(f"hf:{directory}")),
+        ("config.json", lambda directory: model_files(f"hf:{directory}")),
+        ("config.json", read_config),
+        ("tokenizer.json", tokenizer_files),
+        ("tokenizer_config.json", tokenizer_files),
+        (ADAPTER[1], adapter_files),
+    ],
+)
+def test_a_file_without_its_content_is_refused_by_name(
+    tmp_path: Path, name: str, read: Callable[[Path], object], stand_in: str
+) -> None:
+    model = [SINGLE, "config.json", "tokenizer.json", "tokenizer_config.json"]
+    directory = _fill(tmp_path / "model", *(ADAPTER if read is adapter_files else model))
+    path = directory / name
+    path.unlink()
+    if stand_in == "a pipe":
+        os.mkfifo(path)
+    elif stand_in == "a link to nothing":
+        path.symlink_to("nowhere")
+    else:
+        path.write_text(_LFS)
+    says = r"found a pointer of Git LFS.*git lfs pull" if "LFS" in stand_in else "not a regular file, expected one"
+    with pytest.raises(UserError, match=rf"{name}: {says}"):
+        read(directory)

@@ -229,6 +229,27 @@ def test_embeddings_beside_the_corrections_are_read(
             assert torch.equal(parameter, plain.get_parameter(name)) != name.endswith("attention.q.weight"), name
 
 
+SAVED = ("", ".modules_to_save", ".original_module")
+
+
+@pytest.mark.parametrize("endings", [SAVED, SAVED[1:], SAVED[1:2], SAVED[:2]])
+def test_a_saved_module_under_the_names_of_its_wrapper_is_read(tmp_path: Path, endings: tuple[str, ...]) -> None:
+    """PEFT writes all three names for embeddings that are in modules_to_save and whose vocabulary was resized."""
+    names = tuple(name + ending for name in (EMBED, "lm_head") for ending in endings)
+    directory, weight = _with_embeddings(tmp_path, "mistral", 27, names)
+    merged = peft.merge(directory, frozen("mistral"))
+    assert torch.equal(merged.get_parameter("embedding.weight"), weight)
+    assert torch.equal(merged.get_parameter("head.weight"), weight)
+
+
+def test_two_weights_of_a_saved_module_are_refused(tmp_path: Path) -> None:
+    directory, weight = _with_embeddings(tmp_path, "mistral", 24, (EMBED, "lm_head"))
+    tensors = load_file(directory / peft.WEIGHTS)
+    save_file(tensors | {f"{_BASE}.lm_head.modules_to_save.weight": weight + 1}, directory / peft.WEIGHTS)
+    with pytest.raises(UserError, match="found two weights of lm_head that differ"):
+        peft.merge(directory, frozen("mistral"))
+
+
 @pytest.mark.parametrize(
     ("family", "rows", "names", "says"),
     [

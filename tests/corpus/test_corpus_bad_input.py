@@ -284,3 +284,10 @@ def test_a_column_that_nobody_asked_for_ends_nothing(tmp_path):
         pq.write_table(table, tmp_path / f"{name}.parquet")
         counts = make(tmp_path / name, tmp_path / f"{name}.parquet", format="prompts")
         assert counts["documents"] == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"PAR1", b"PAR1 and no footer PAR1"])
+def test_damaged_documents_are_one_sentence(tmp_path, damage):
+    (tmp_path / "documents-00000.parquet").write_bytes(damage)
+    with pytest.raises(UserError, match=r"documents-00000\.parquet: not readable, expected the documents"):
+        list(iter_texts(tmp_path))

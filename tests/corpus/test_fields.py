@@ -252,11 +252,11 @@ def test_a_field_of_a_message_with_meaning_is_named(name, value):
         ({"messages": QA, "history": [["o", "p"]]}, "field 'history' is earlier turns"),
         ({"messages": QA, "prompt": "other", "completion": "x"}, "field 'prompt' is a prompt"),
         ({"prompt": "q", "completion": "a", "responses": ["b", "c"]}, "field 'responses' is an answer"),
-        ({"prompt": "q", "completion": "a", "rejected": "b"}, "field 'rejected' is a worse answer"),
+        ({"prompt": "q", "completion": "a", "chosen": "b"}, "field 'chosen' is a better answer"),
         ({"prompt": "q", "input": "x", "context": "y", "completion": "a"}, "both 'input' and 'context'"),
         (
             {"messages": [{"role": U, "content": [{"type": "text", "text": "q", "image": "a.png"}]}]},
-            "the field 'image'",
+            "field 'image' of messages[1].content[1] is images",
         ),
     ],
 )

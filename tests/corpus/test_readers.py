@@ -252,7 +252,7 @@ def test_a_name_that_shouts_is_unpacked_and_columns_of_one_name_are_refused(tmp_
     [
         ("a.csv", b"id,body\n1,x\n", "a.csv: line 2: no field 'text', found 'id', 'body'; set `field`"),
         ("a.csv", b"text,text\n1,x\n", "the header names column 'text' more than once"),
-        ("a.csv", b"text\xe9\nx\n", "the header cannot be read: byte 4 .* is not UTF-8; save the file"),
+        ("a.csv", b"text\xe9\nx\n", "the header cannot be read: byte 4 .* is not UTF-8; set the encoding"),
         ("a.parquet", parquet([{"body": "x", "id": 1}]), "a.parquet: no field 'text', found 'body', 'id'; set `field`"),
         ("a.parquet", parquet([{"text": 3}]), "a.parquet: column 'text' is int64, expected a string"),
         (

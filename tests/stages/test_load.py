@@ -1,8 +1,10 @@
 """A directory that is no train stage, of another version, or with a damaged checkpoint is refused in one sentence."""
 
 import json
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -103,6 +105,38 @@ def test_a_damaged_final_checkpoint_is_never_replaced_by_an_older_model(stage: P
     older = api.load(stage, device="cpu", step=10).loaded
     assert older.checkpoint == checkpoint_path(stage / "checkpoints", 10)
     assert torch.equal(_embedding(stage, step=10), _embedding(stage, best=True))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "sentence"),
+    [
+        ("inputs.json", "[]", r"inputs\.json: not readable, expected the fields"),
+        ("inputs.json", '{"kind": "import"}', r"inputs\.json: not readable, expected the fields"),
+        ("result.json", "{}", r"result\.json: not readable, expected the number of steps"),
+        ("result.json", '{"steps": "20"}', r"result\.json: not readable, expected the number of steps"),
+        ("tokenizer.json", "[" * 100_000, r"tokenizer\.json: not a tokenizer file"),
+    ],
+)
+def test_a_damaged_file_of_a_stage_is_one_sentence(stage: Path, file: str, content: str, sentence: str) -> None:
+    (stage / file).write_text(content)
+    with pytest.raises(UserError, match=sentence):
+        load_model(stage, print, device="cpu")
+
+
+@pytest.mark.parametrize("change", [{"depth": 2}, {"width": 32}, {"vocab": 300}])
+def test_weights_of_another_shape_than_the_configuration_are_one_sentence(stage: Path, change: dict[str, Any]) -> None:
+    config = json.loads((stage / "model.json").read_text())
+    (stage / "model.json").write_text(json.dumps(config | change))
+    with pytest.raises(UserError, match=r"checkpoints/00000020: found .* as model\..*, expected \["):
+        load_model(stage, print, device="cpu")
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "result.json", "checkpoints/00000020/manifest.json"])
+def test_a_pipe_in_a_stage_is_not_opened(stage: Path, file: str) -> None:
+    (stage / file).unlink()
+    os.mkfifo(stage / file)
+    with pytest.raises(UserError, match=r"not a regular file|not readable|no readable manifest\.json"):
+        load_model(stage, print, device="cpu")
 
 
 def _embedding(stage: Path, **options: int) -> torch.Tensor:

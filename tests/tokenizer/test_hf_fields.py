@@ -139,6 +139,7 @@ def end_of_word(directory: Path, suffix: str, split: Any, decoder: Any) -> Path:
         ("@@", pre_tokenizers.WhitespaceSplit(), decoders.BPEDecoder("@@")),
         ("</w>", pre_tokenizers.Whitespace(), None),
         ("_", pre_tokenizers.BertPreTokenizer(), decoders.Fuse()),
+        ("_", pre_tokenizers.WhitespaceSplit(), decoders.BPEDecoder("</w>")),
         ("</w>", pre_tokenizers.WhitespaceSplit(), decoders.ByteLevel()),
     ],
 )
@@ -148,7 +149,7 @@ def test_an_end_of_word_is_a_blank(suffix, split, decoder, tmp_path):
     assert tokenizer.decode(ids) == "the text the"
     assert tokenizer.decode_bytes(ids) == b"the text the "
     assert tokenizer.text_bytes(ids) == len("the text the ")
-    assert bool(messages) == (not isinstance(decoder, decoders.BPEDecoder))
+    assert bool(messages) == (not isinstance(decoder, decoders.BPEDecoder) or decoder.suffix != suffix)
     assert not tokenizer.lossless
 
 
@@ -319,3 +320,74 @@ def test_a_text_begins_as_the_files_say(post_processor, config, begins, tmp_path
 def test_a_begin_that_is_the_end_is_written_once(tmp_path, copy):
     tokenizer = import_tokenizer(copy(SHAPES["GPT-2"], tmp_path))
     assert (tokenizer.start_ids, tokenizer.document_start) == ([tokenizer.eot], [])
+
+
+@pytest.mark.parametrize("maker", [like_qwen, like_llama, like_t5, like_bert])
+def test_files_from_before_models_had_a_type_are_read(maker, tmp_path, copy):
+    expected = import_tokenizer(copy(maker, tmp_path)).encode(TEXT)
+    tokenizer, _ = read(changed(tmp_path, lambda data: data["model"].pop("type")))
+    assert tokenizer.encode(TEXT).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+def test_ids_of_a_class_are_no_special_tokens_where_they_are_ordinary_text(name, tmp_path, copy):
+    """Every config.json of a Llama says bos_token_id = 1 and eos_token_id = 2, whatever its vocabulary is."""
+    expected = import_tokenizer(copy(like_qwen, tmp_path)).encode('"!#')
+    changed(
+        tmp_path, lambda data: [data.pop(role, None) for role in ("eos_token", "pad_token")], "tokenizer_config.json"
+    )
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / name).write_text(json.dumps({"bos_token_id": 1, "eos_token_id": [2], "pad_token_id": 0}))
+    tokenizer, messages = read(tmp_path)
+    assert tokenizer.special_tokens_map == {}
+    assert tokenizer.encode('"!#').tolist() == expected.tolist()
+    assert f"eos_token_id of the model is 2, which is the ordinary text {tokenizer.decode([2])!r}" in messages
+
+
+def test_ids_of_the_model_name_special_tokens_that_the_tokenizer_does_not(tmp_path, copy):
+    tokenizer = import_tokenizer(copy(like_qwen, tmp_path))
+    start, end = (tokenizer.specials[name] for name in ("<|endoftext|>", "<|im_end|>"))
+    changed(tmp_path, lambda data: data.pop("eos_token"), "tokenizer_config.json")
+    (tmp_path / "config.json").write_text(json.dumps({"bos_token_id": start, "eos_token_id": end}))
+    tokenizer = import_tokenizer(tmp_path)
+    assert (tokenizer.eot, tokenizer.document_start) == (end, [start])
+    changed(tmp_path, lambda data: data.update(bos_token=None), "tokenizer_config.json")  # Qwen's, which begins without
+    assert import_tokenizer(tmp_path).document_start == []
+
+
+def test_padding_with_ordinary_text_leaves_the_text_alone(tmp_path, copy):
+    expected = import_tokenizer(copy(like_qwen, tmp_path)).encode("no! way!")
+    tokenizer, messages = read(changed(tmp_path, lambda d: d.update(pad_token="!"), "tokenizer_config.json"))
+    assert "pad_token is '!', which is ordinary text; it is not used" in messages
+    assert tokenizer.encode("no! way!").tolist() == expected.tolist()
+    assert "!" not in tokenizer.specials
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("eos_token", ["</s>"], r"eos_token: found \['</s>'\], expected a token"),
+        ("bos_token", 1, "bos_token: found 1, expected a token"),
+        ("pad_token", {"content": 3}, "pad_token: found .*, expected a token"),
+        ("additional_special_tokens", [7], "extra_special_tokens: found 7, expected a token"),
+        ("chat_template", 5, "chat_template: found int, expected the text of a template"),
+        ("chat_template", {"default": "x"}, "chat_template: found dict, expected the text of a template"),
+    ],
+)
+def test_fields_of_another_type_are_refused_by_name(field, value, sentence, tmp_path, copy):
+    with pytest.raises(UserError, match=sentence):
+        import_tokenizer(
+            changed(copy(like_qwen, tmp_path), lambda d: d.update({field: value}), "tokenizer_config.json")
+        )
+
+
+def test_templates_that_are_not_used_are_named(tmp_path, copy):
+    templates = [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]
+    tokenizer, messages = read(
+        changed(copy(like_qwen, tmp_path), lambda d: d.update(chat_template=templates), "tokenizer_config.json")
+    )
+    assert tokenizer.template == "b"
+    assert "chat_template: not used: tool_use" in messages
+    tokenizer, messages = read(changed(tmp_path, lambda d: d["chat_template"].pop(), "tokenizer_config.json"))
+    assert tokenizer.template == ""
+    assert "chat_template: not used: tool_use" in messages

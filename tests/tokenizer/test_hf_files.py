@@ -278,7 +278,10 @@ def test_metaspace_decodes_with_and_without_its_first_space(tmp_path):
         ({"vocab.txt": "a"}, "found vocab.txt"),
         ({"tokenizer.json": "{"}, "tokenizer.json: not JSON"),
         ({"tokenizer.json": "[]"}, "found a list, expected a JSON object"),
-        ({"tokenizer.json": "{}"}, "found no model with a type"),
+        ({"tokenizer.json": "{}"}, "found no model, expected"),
+        ({"tokenizer.json": '{"model": {"a": 1}}'}, "the tokenizers library cannot read it"),
+        ({"tokenizer.json": "[" * 100_000}, "tokenizer.json: not JSON .*recursion"),
+        ({"tokenizer.json": '{"model": {}}', "tokenizer_config.json": '{"a":' * 100_000}, "config.json: not JSON"),
         ({"tokenizer.json": '{"model": {"type": "Magic", "vocab": {}}}'}, "model: found type 'Magic', expected BPE"),
         (
             {"tokenizer.json": '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}}'},

@@ -217,7 +217,10 @@ def test_an_end_of_turn_outside_the_block_is_learned_too(bpe):
         ("{{ ''.__class__.__mro__ }}", "chat template: access to attribute '__class__'"),
         ("{{ namespace(__class__=1) }}", "may not be set"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
-        ("{% generation %}{% endgeneration %}", "the rendered text contains no answer to train on"),
+        (
+            "{{ messages[0].content }}{% generation %}{% endgeneration %}",
+            "the rendered text contains no answer to train on",
+        ),
     ],
 )
 def test_bad_templates_are_one_sentence(bpe, source, sentence):
@@ -227,7 +230,8 @@ def test_bad_templates_are_one_sentence(bpe, source, sentence):
 
 
 def test_blocks_that_do_not_match_the_answers(bpe):
-    tokenizer = with_template(bpe, "{% generation %}x{% endgeneration %}")
+    questions = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    tokenizer = with_template(bpe, questions + "{% generation %}x{% endgeneration %}")
     assert learned(TALK, tokenizer) == ["x"]
     with pytest.raises(UserError, match=r"found 1 generation block.s. for 2 answers, so train = false"):
         render([TALK[0], {**TALK[1], "train": False}, *TALK[2:]], tokenizer)

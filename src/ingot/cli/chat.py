@@ -64,7 +64,7 @@ def read_prompts(path: Path) -> list[str]:
 def _prompt(line: str, where: str) -> str:
     try:
         data = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not JSON ({error}); for prompts as plain lines name the file .txt") from None
     prompt = data.get("prompt") if isinstance(data, dict) else None
     if not isinstance(prompt, str):

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from ingot.core.artifact import regular
 from ingot.core.errors import MissingFile, UserError
 from ingot.model.adapter_config import PEFT_FILES
 from ingot.tokenizer.files import COMPANION_FILES, GPT2_FILES
@@ -99,17 +100,6 @@ def listed(names: list[str]) -> str:
     """The names for a message; a long list is cut."""
     more = f" and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
     return (", ".join(names[:_MAX_NAMES]) or "nothing") + more
-
-
-def regular(path: Path) -> Path:
-    """The path, if it is a regular file. Opening a pipe would wait for ever.
-
-    Raises:
-        UserError: it is something else.
-    """
-    if not path.is_file():
-        raise UserError(f"{path}: not a regular file, expected one; copy the file again")
-    return path
 
 
 def _names(directory: Path) -> list[str]:

@@ -18,6 +18,7 @@ from typing import Any, Literal, NoReturn
 
 from pydantic import ValidationError
 
+from ingot.core.artifact import regular
 from ingot.core.errors import UserError
 from ingot.core.validation import problems
 from ingot.model.config import MAX_DEPTH, Activation, Bias, ModelConfig, RopeScaling
@@ -48,9 +49,7 @@ def read_config(directory: Path) -> ModelConfig:
     Raises:
         UserError: no readable config.json, or one that `config_from_hf` rejects.
     """
-    path = directory / CONFIG
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path}: not a regular file, expected one; download it again")
+    path = regular(directory / CONFIG)
     try:
         table = json.loads(path.read_text(encoding="utf-8-sig"))
     except (FileNotFoundError, NotADirectoryError):

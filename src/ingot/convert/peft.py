@@ -44,6 +44,8 @@ from ingot.model.transformer import Transformer, empty
 
 CONFIG, WEIGHTS = PEFT_FILES
 _PREFIX, _SUFFIXES = "base_model.model.", ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
+_SAVED, _FROZEN = (".weight", ".modules_to_save.weight"), ".original_module.weight"
+"""Endings of a saved module, and of the weight that it replaces; with a resized vocabulary PEFT writes all three."""
 _UNSUPPORTED = (
     "lora_bias",
     "layer_replication",
@@ -147,6 +149,11 @@ def merge(directory: Path, model: Transformer) -> Transformer:
         for weight_OI, rows_OI in zip(weights_OI, merged_OI.split([len(w) for w in weights_OI]), strict=True):
             weight_OI.copy_(rows_OI)
     return model
+
+
+def base_of(directory: Path) -> str | None:
+    """The name of the model that an adapter was trained on, where its configuration has it."""
+    return _read_config(directory / CONFIG).get("base_model_name_or_path")
 
 
 def _resized(model: Transformer, vocab: int) -> Transformer:
@@ -283,12 +290,17 @@ def _read(
     """
     layers, modules = linear_layers(config), linear_modules(config)
     corrections: dict[str, dict[str, Tensor]] = {}
-    saved_names = {f"{_PREFIX}{name}.weight": name for name in embedding_modules(config)}
+    saved_names = {f"{_PREFIX}{name}{end}": name for name in embedding_modules(config) for end in _SAVED}
+    frozen = {f"{_PREFIX}{name}{_FROZEN}" for name in embedding_modules(config)}
     saved_tensors: dict[str, Tensor] = {}
     with open_safetensors(file) as tensors:
         for stored in tensors.keys():  # noqa: SIM118 (not a mapping)
-            if stored in saved_names:
-                saved_tensors[saved_names[stored]] = tensors.get_tensor(stored).to(torch.float32)
+            if stored in frozen:
+                continue
+            if name := saved_names.get(stored):
+                tensor = tensors.get_tensor(stored).to(torch.float32)
+                if not torch.equal(saved_tensors.setdefault(name, tensor), tensor):
+                    raise UserError(f"{file}: found two weights of {name} that differ; save the adapter again")
                 continue
             module, suffix = _parse_name(file, stored)
             if module not in modules:

@@ -30,6 +30,7 @@ CHECKPOINTS, STATE = "checkpoints", "state.json"
 """Directory of a train stage's checkpoints, and the file with the scalar state of each."""
 DONE, LOCK, MANIFEST = "DONE", "LOCK", "manifest.json"
 _CHUNK = 1 << 20
+_LFS = b"version https://git-lfs.github.com/spec/"
 
 
 def digest_bytes(data: bytes) -> str:
@@ -51,12 +52,28 @@ def digest_file(path: Path) -> str:
     return state.hexdigest()
 
 
+def regular(path: Path) -> Path:
+    """The path, unless something else than a file's content is there: opening a pipe would wait for ever.
+
+    Raises:
+        UserError: a pipe, a directory, a link to nothing, or the stand-in of a file that Git LFS has not fetched.
+    """
+    if os.path.lexists(path) and not path.is_file():
+        raise UserError(f"{path}: not a regular file, expected one; copy the file again")
+    if path.exists():
+        with path.open("rb") as file:
+            if file.read(len(_LFS)) == _LFS:
+                raise UserError(f"{path}: found a pointer of Git LFS, expected the file itself; run `git lfs pull`")
+    return path
+
+
 def read_json(path: Path) -> Any:
     """Content of a JSON file that a stage has written.
 
     Raises:
         UserError: the file is damaged.
     """
+    regular(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
@@ -69,6 +86,7 @@ def read_lines(path: Path, limit: int | None = None) -> list[Any]:
     Raises:
         UserError: the file is damaged.
     """
+    regular(path)
     try:
         with path.open(encoding="utf-8") as file:
             return [json.loads(line) for line in itertools.islice(file, limit)]
@@ -181,7 +199,7 @@ def write_manifest(directory: Path) -> None:
 def manifest_problem(directory: Path) -> str | None:
     """The first difference from the directory's manifest, as a message; None where all files are named and match."""
     try:
-        recorded = json.loads((directory / MANIFEST).read_text())
+        recorded = json.loads(regular(directory / MANIFEST).read_text())
         if unnamed := sorted({f.name for f in directory.iterdir() if f.name[0] != "."} - {MANIFEST, *recorded}):
             return f"{directory / unnamed[0]}: not named in {MANIFEST}"
         if foreign := [name for name in recorded if Path(name).name != name]:
@@ -346,7 +364,7 @@ class FileHashes:
     def __init__(self, cache: Path):
         self._cache = cache
         self._known: dict[str, list[Any]] = {}
-        with contextlib.suppress(FileNotFoundError, ValueError, AttributeError):
+        with contextlib.suppress(FileNotFoundError, ValueError, AttributeError, RecursionError):
             entries = json.loads(cache.read_text()).items()
             self._known = {name: entry for name, entry in entries if isinstance(entry, list) and len(entry) == 5}
         self._changed = False

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ingot.core.artifact import atomic_open
-from ingot.core.errors import UserError
+from ingot.core.artifact import atomic_open, damaged
+from ingot.core.errors import UserError, system_error
 
 Split = Literal["train", "val"]
 
@@ -124,7 +124,7 @@ def read_documents(
         parts: number of files to read; None reads all.
 
     Raises:
-        UserError: the directory contains no documents.
+        UserError: the directory contains no documents, or a damaged file.
     """
     files = document_parts(stage_dir)[:parts]
     if not files:
@@ -132,12 +132,22 @@ def read_documents(
     selected = columns or SCHEMA.names
     stored = selected if split is None else [*dict.fromkeys([*selected, "split"])]
     for path in files:
+        for batch in _batches(path, stored):
+            if split is not None:
+                batch = batch.filter(pc.equal(batch["split"], split))
+            if batch.num_rows:
+                yield batch.select(selected)
+
+
+def _batches(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of a Parquet file. Raises UserError if it is damaged."""
+    try:
         with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1024, columns=stored):
-                if split is not None:
-                    batch = batch.filter(pc.equal(batch["split"], split))
-                if batch.num_rows:
-                    yield batch.select(selected)
+            yield from file.iter_batches(batch_size=1024, columns=columns)
+    except (pa.ArrowException, OSError) as error:
+        if system_error(error) is not None:
+            raise
+        raise damaged(path, "documents") from None
 
 
 def iter_texts(stage_dir: Path, split: Split | None = None) -> Iterator[str]:

@@ -80,12 +80,21 @@ _CONTEXT = 80
 _VERSION_WORDS = re.compile(
     ".*versions?|"
     + _any_of(
-        "abschnitt annex appendix articles? artikel build capítulo chapters? clauses? definition driver equation",
-        "exercise fig figures? firmware kapitel kernel lemma paragraphs? rel releases? rev revisions? sec sección sect",
-        "sections? tables? theorem v ver versione versión версии версия глава раздел §+",
+        "abschnitt annex appendix art articles? artikel build capítulo chapters? clauses? criterion definition driver",
+        "ec enzyme equation exercise fig figures? firmware item kapitel kernel lemma oid paragraphs? rel releases? req",
+        "requirements? rev revisions? rule sec sección sect sections? step tables? tag theorem v ver versione versión",
+        "версии версия глава раздел §+ .*版本 .*バージョン .*버전 .*第",
     )
 )
 """Words before versions and before numbers of sections."""
+_PROGRAMS = re.compile(
+    _any_of(
+        "android bluetooth chrome chromium cuda directx edge excel firefox framework gcc glibc ios java jdk jre macos",
+        "msie office openssl opera php player python ruby safari sdk",
+    )
+)
+"""Programs and systems before their versions; no servers, whose names are before addresses in logs."""
+_UPDATE = re.compile(r".*\b(?:down|up)(?:dat|grad)(?:e|es|ed|ing) (?:from|to)", re.IGNORECASE)
 _FILLERS = re.compile(_any_of(r"= is no no\. number was"))
 """Words between such a word and the number."""
 _LIST_WORDS = re.compile(_any_of("& - / – — and bis et oder or through to und y и или"))
@@ -96,8 +105,16 @@ _REQUIREMENT = re.compile(
     rf"[(\"'\[]*(?!(?:[\w.\-]*[._\-])?(?:{_ADDRESS_WORD})(?:\W|\Z))[a-z][\w.\-]*(?:\[[\w,]*\])?({_OPERATOR})?", re.I
 )
 """`tool==` of `tool==1.2.3.4`; not `ip.addr==`."""
-_PRODUCT = re.compile(rf"[(\"'\[]*(?!(?:{_ADDRESS_WORD})/)[a-z][\w+\-]*/|\S*[a-z]-", re.I)
+_PRODUCT = re.compile(rf"[(\"'\[]*(?!(?:{_ADDRESS_WORD})/)[a-z][\w+\-]*/|(?!(?:{_ADDRESS_WORD})-)\S*[a-z]-", re.I)
 """`Chrome/` of `Chrome/120.0.0.1`, `tool-` of `tool-1.2.3.4-any.whl`."""
+_COORDINATE = re.compile(r"\S*[\w\-]+[./:][\w.\-]+:", re.I)
+"""`group.name:tool:` of `group.name:tool:1.2.3.4`, `owner/image:` of `owner/image:1.2.3.4`."""
+_FOLDER = re.compile(rf"\S*/(?!(?:{_ADDRESS_WORD})/)[a-z][\w.\-]*/", re.I)
+"""`.../tool/` of `https://host/tool/1.2.3.4/file`."""
+_HEADING = re.compile(r"\.?[ \t]+([^\W\d_])")
+"""`. Results` of a line `4.1.2.3. Results`."""
+_MAX_HEADING = 30
+"""Largest number in the number of a heading."""
 _MEMBER = re.compile(r"[0-9]+(?:\.[0-9]+)+")
 _VERSION_AFTER = re.compile(
     r"[\-+](?:alpha|beta|build|dev|final|ga|generic|post|pre|rc|release|snapshot|stable)", re.IGNORECASE
@@ -181,28 +198,52 @@ def _is_version(match: re.Match[str]) -> bool:
     text, start, end = match.string, match.start(), match.end()
     if match.group().endswith(".0.0.0"):  # the first version of a major release; with a slash, a network
         return not re.match(r"/[0-9]", text[end : end + 2])
+    if match.group().startswith(("127.", "255.")):  # this computer; a mask
+        return True
     if _VERSION_AFTER.match(text, end):
         return True
     before = text[max(0, start - _CONTEXT) : start]
     words = before.split()
     attached = words.pop() if words and not before[-1].isspace() else ""
-    if attached.strip("\"'(<[>"):
+    if _is_heading(match, before):
+        return True
+    attached = attached.strip("\"'(<[>")
+    if attached:
+        if _COORDINATE.fullmatch(attached) or (_FOLDER.fullmatch(attached) and text[end : end + 1] == "/"):
+            return True
         if _PRODUCT.fullmatch(attached):
             return not (attached.endswith("/") and re.match(r":[0-9]", text[end : end + 2]))  # Java's name/address:port
         requirement = _REQUIREMENT.fullmatch(attached)
-        return bool(requirement and requirement[1]) or _is_version_word(attached)
-    if words and re.fullmatch(_OPERATOR, words[-1]):
-        return len(words) > 1 and _REQUIREMENT.fullmatch(words[-2]) is not None
+        if (requirement and requirement[1]) or _is_version_word(attached):
+            return True
+        if not re.fullmatch(_OPERATOR, attached):
+            return False
+        words.append(attached)
+    if words and re.fullmatch(_OPERATOR, words[-1].strip("\"'(")):
+        return len(words) > 1 and _REQUIREMENT.fullmatch(words[-2].strip("\"',:;")) is not None
+    if words and words[-1] == "(=":  # of a package of Debian
+        return True
     while words and (_LIST_WORDS.fullmatch(words[-1]) or _MEMBER.fullmatch(words[-1].strip(",;()"))):
         words.pop()
     if len(words) > 1 and _FILLERS.fullmatch(words[-1].lower()):
         words.pop()
+    if words and (_PROGRAMS.fullmatch(words[-1].lower()) or _UPDATE.fullmatch(" ".join(words[-2:]))):
+        return True
     in_heading = words and not words[-1].strip("#") and before.rpartition("\n")[2].strip() == words[-1]  # of Markdown
     return bool(in_heading or (words and _is_version_word(words[-1])))
 
 
+def _is_heading(match: re.Match[str], before: str) -> bool:
+    """Whether four small numbers begin a line and a word in upper case follows; `10.` begins local networks."""
+    title = _HEADING.match(match.string, match.end())
+    if before.rpartition("\n")[2].strip(" \t#*|") or not title or not title[1].isupper():
+        return False
+    numbers = [int(number) for number in match.group().split(".")]
+    return numbers[0] < 10 and min(numbers) > 0 and max(numbers) <= _MAX_HEADING
+
+
 def _is_version_word(word: str) -> bool:
-    return _VERSION_WORDS.fullmatch(word.lower().strip("\"'(<[>.:=,")) is not None
+    return _VERSION_WORDS.fullmatch(word.lower().strip("\"'(<[>.:：=,_")) is not None
 
 
 def _mask_ipv6_in(text: str) -> tuple[str, int]:

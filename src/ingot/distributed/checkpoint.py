@@ -56,16 +56,25 @@ def load(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Load the given tensors in place and return the state.
 
     Tensors of the checkpoint that are not given, such as optimizer moments, are not read.
+
+    Raises:
+        UserError: a tensor is missing or has another shape.
     """
     files = list(path.glob("*.safetensors"))
     if is_initialized() or len(files) > 1:
         _load_shards(path, tensors)
     else:
         with name_file(files[0]), safe_open(files[0], "pt") as file:
+            stored = file.keys()
+            shapes = {name: file.get_slice(name).get_shape() if name in stored else None for name in tensors}
             for name, tensor in tensors.items():
-                loaded = file.get_tensor(name)
-                assert loaded.shape == tensor.shape, f"{path}: {name} is {loaded.shape}, expected {tensor.shape}"
-                tensor.copy_(loaded)
+                if shapes[name] != list(tensor.shape):
+                    raise UserError(
+                        f"{path}: found {shapes[name] or 'nothing'} as {name}, expected {list(tensor.shape)}, as the "
+                        "stage's configuration says; delete the stage's directory and run it again"
+                    )
+            for name, tensor in tensors.items():
+                tensor.copy_(file.get_tensor(name))
     return json.loads((path / STATE).read_text())
 
 

@@ -184,7 +184,7 @@ def load_task(name: str) -> Task:
 def _table(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         table = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}, line {number}: not JSON ({error}); every line is one JSON object") from None
     if not isinstance(table, dict):
         raise UserError(f"{path}, line {number}: found {type(table).__name__}, expected a JSON object")

@@ -61,7 +61,7 @@ def _changes(link: Path, node: Node) -> str:
     """Settings and inputs that differ from the result that the run links to."""
     try:
         before = json.loads((link / RECORD).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return "first run"
     changes = _differences(before["canonical"], node.canonical)
     if before["version"] != KINDS[node.kind].version:

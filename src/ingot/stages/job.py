@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from ingot.core.artifact import RECORD, RESULT, StageDir, read_json
+from ingot.core.artifact import RECORD, RESULT, StageDir, damaged, read_json
 from ingot.core.errors import UserError
 from ingot.core.events import Display, EventLog
 from ingot.core.settings import Settings
@@ -78,7 +78,7 @@ def read_record(stage: Path) -> dict[str, Any]:
     path = stage / RECORD
     if not path.exists():
         raise UserError(f"{stage}: no {RECORD}, expected a stage's directory, such as runs/NAME/base")
-    return read_json(path)
+    return _read_table(path, "kind", "settings", "inputs")
 
 
 def inputs_of(stage: Path) -> dict[str, Input]:
@@ -110,7 +110,14 @@ def read_result(stage: Path) -> dict[str, Any]:
     path = stage / RESULT
     if not path.exists():
         raise UserError(f"{stage}: no {RESULT}, so the stage has not finished; `ingot run` it first")
-    return read_json(path)
+    return _read_table(path)
+
+
+def _read_table(path: Path, *fields: str) -> dict[str, Any]:
+    table = read_json(path)
+    if not isinstance(table, dict) or not set(fields) <= table.keys():
+        raise damaged(path, "fields")
+    return table
 
 
 def read_config(stage: Path) -> ModelConfig:

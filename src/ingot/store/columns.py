@@ -88,7 +88,7 @@ class ColumnFiller:
         """`done` of an earlier process for the same columns of the same store, else 0."""
         try:
             progress = json.loads((self.path / _PROGRESS).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return 0
         same = all(progress.get(key) == value for key, value in self._identity.items())
         return int(progress["done"]) if same and all(self._temporary(name).exists() for name in self._columns) else 0

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ingot.core.artifact import digest_json
+from ingot.core.artifact import digest_json, regular
 from ingot.core.errors import UserError
 from ingot.store.block_file import BLOCK, BlockFile
 
@@ -216,12 +216,12 @@ def _open_columns(path: Path, manifest: Mapping[str, Any]) -> dict[str, Column]:
 
 
 def _read_manifest(path: Path, format: str) -> dict[str, Any]:
-    file = path / MANIFEST
+    file = regular(path / MANIFEST)
     try:
         manifest = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{file}: missing, expected a finished {format}; run the stage that writes it") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: not a manifest ({error}); delete that directory and run again") from None
     actual = (manifest.get("format"), manifest.get("version")) if isinstance(manifest, dict) else (None, None)
     if actual != (format, VERSION):

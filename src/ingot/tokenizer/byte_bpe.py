@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import tiktoken
 
+from ingot.core.artifact import regular
 from ingot.core.errors import UserError
 from ingot.tokenizer.base import FORMAT, VERSION, Tokenizer, random_placeholders
 from ingot.tokenizer.hf_tokenizers import HFTokenizer
@@ -143,11 +144,12 @@ def load_tokenizer(path: Path) -> Tokenizer:
     Raises:
         UserError: the file is missing, is no tokenizer, has another version, or was changed.
     """
+    regular(path)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such tokenizer; run the tokenizer stage first") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a tokenizer file ({error}); run the tokenizer stage again") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("version") != VERSION:
         actual = f"{data.get('format')} {data.get('version')}" if isinstance(data, dict) else type(data).__name__

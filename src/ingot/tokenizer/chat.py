@@ -143,7 +143,7 @@ def parse_conversation(text: str) -> list[dict[str, Any]]:
     """
     try:
         data = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"conversation: not JSON ({error}); expected a list of messages") from None
     messages: Any = data.get("messages") if isinstance(data, dict) else data
     check_conversation(messages, needs_target=False)

@@ -34,6 +34,8 @@ OPEN, CLOSE = f"{_SECRET}o", f"{_SECRET}c"
 """Delimiters of a target span in the rendered text."""
 _MARK = f"{_SECRET}t"
 """Stands for a content, or with a number for reasoning, to find where a template writes it."""
+MAX_UNSEEN = 1000
+"""Maximum number of sequences of roles whose rendering is remembered."""
 _STRFTIME = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1""")
 _THOUGHT = re.compile(r"think|thought|reason|analysis", re.IGNORECASE)
 
@@ -76,6 +78,7 @@ class Template:
         self._max_length = max(map(len, names), default=0)
         self._prefixes = {name[:n] for name in names for n in range(1, len(name))}
         self._suffixes = {name[n:] for name in names for n in range(1, len(name))}
+        self._unseen: dict[tuple[str, ...], int | None] = {}
         self._sandbox = Sandbox((OPEN, CLOSE))
         try:
             self._template = self._sandbox.compile_template(source)
@@ -94,12 +97,13 @@ class Template:
             generation_prompt: end with the header of an answer.
 
         Raises:
-            ConversationRefused: the template rejects the conversation, does not show reasoning to train on, or does not
-                show where an answer begins and ends.
+            ConversationRefused: the template rejects the conversation, does not show a message or reasoning to train
+                on, or does not show where an answer begins and ends.
         """
         hidden: list[str] = []
         aliased = [self._aliased(message, hidden) for message in messages]
         text = self._run(aliased, generation_prompt)
+        self._check_messages(messages)
         self._check_reasoning(aliased, trained)
         if not any(trained):
             text = text.replace(OPEN, "").replace(CLOSE, "")
@@ -108,6 +112,29 @@ class Template:
         else:
             text = self._delimit_by_prefixes(text, aliased, trained)
         return self._resolve(text, hidden)
+
+    def _check_messages(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Raise ConversationRefused if the template leaves out the messages of a role, such as the system prompt."""
+        roles = tuple(message["role"] for message in messages)
+        if roles not in self._unseen:
+            if len(self._unseen) >= MAX_UNSEEN:
+                self._unseen.clear()
+            self._unseen[roles] = self._first_unseen(roles)
+        n = self._unseen[roles]
+        if n is not None and messages[n]["content"].strip():
+            raise ConversationRefused(
+                f"chat template: the text does not contain message {n + 1} of the {roles[n]}, which would be lost; "
+                "remove it, or use a template that shows it"
+            )
+
+    def _first_unseen(self, roles: Sequence[str]) -> int | None:
+        """Index of the first message other than an answer that the template does not write, or None."""
+        marks = [f"{_MARK}{n}x" for n in range(len(roles))]
+        try:
+            text = self._run([{"role": r, "content": m} for r, m in zip(roles, marks, strict=True)], False).lower()
+        except ConversationRefused:  # the template expects other contents
+            return None
+        return next((n for n, mark in enumerate(marks) if roles[n] != "assistant" and mark not in text), None)
 
     def _check_reasoning(self, messages: Sequence[Mapping[str, Any]], trained: Sequence[bool]) -> None:
         """Raise ConversationRefused if the text lacks the reasoning of an answer to train on."""
@@ -216,7 +243,15 @@ class Template:
 
     def _start(self, messages: Sequence[Mapping[str, Any]], n: int, after: str) -> int:
         """Where answer `n` begins in `after`, the text that ends with it."""
-        prompt = self._run(messages[:n], True)
+        try:
+            prompt = self._run(messages[:n], True)
+        except ConversationRefused:
+            if n > 0:
+                raise
+            raise ConversationRefused(
+                "chat template: the conversation begins with an answer, and the template cannot render what comes "
+                "before it; begin with a user's message, or set train = false on the answer"
+            ) from None
         if after.startswith(prompt):
             return len(prompt)
         history, marked = self._run(messages[:n], False), {**messages[n], "content": _MARK}

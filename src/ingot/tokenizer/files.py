@@ -4,9 +4,10 @@ The parent process calls this for every recipe, so the module imports no tokeniz
 """
 
 import json
+import os
 from pathlib import Path
 
-from ingot.core.artifact import FileHashes, digest_json
+from ingot.core.artifact import FileHashes, digest_json, regular
 from ingot.core.errors import MissingFile, UserError
 from ingot.tokenizer.settings import TokenizerSettings
 
@@ -36,7 +37,7 @@ def tokenizer_files(path: Path) -> list[Path]:
         path: a directory, or the `tokenizer.json` in it.
 
     Raises:
-        UserError: the directory is missing or has no supported file.
+        UserError: the directory is missing, has no supported file, or has one that cannot be read.
     """
     directory = path.parent if path.name == "tokenizer.json" else path
     if not directory.is_dir():
@@ -44,12 +45,10 @@ def tokenizer_files(path: Path) -> list[Path]:
             f"{path}: no such directory (relative to {Path.cwd()}), expected one with a tokenizer.json or GPT-2's "
             "encoder.json and vocab.bpe; check the path"
         )
-    companions = [directory / name for name in COMPANION_FILES if (directory / name).is_file()]
-    if (directory / "tokenizer.json").is_file():
-        return [directory / "tokenizer.json", *companions]
-    for names in GPT2_FILES:
-        if all((directory / name).is_file() for name in names):
-            return [*(directory / name for name in names), *companions]
+    companions = [regular(directory / name) for name in COMPANION_FILES if os.path.lexists(directory / name)]
+    for names in (("tokenizer.json",), *GPT2_FILES):
+        if all(os.path.lexists(directory / name) for name in names):
+            return [*(regular(directory / name) for name in names), *companions]
     unsupported = (f"{name} ({what})" for name, what in _UNSUPPORTED.items() if (directory / name).exists())
     raise UserError(
         f"{directory}: found {next(unsupported, 'none of them')}, expected tokenizer.json, or encoder.json and "
@@ -67,7 +66,7 @@ def has_template(path: Path) -> bool:
         if "chat_template.jinja" in files or any(isinstance(c, dict) and c.get("chat_template") for c in configs):
             return True
         tokenizer = json.loads(read_text(files["tokenizer.json"])) if "tokenizer.json" in files else {}
-    except (UserError, ValueError):
+    except (UserError, ValueError, RecursionError):
         return True
     return not isinstance(tokenizer, dict) or bool(tokenizer.get("template"))  # the key of a tokenizer stage's file
 

@@ -48,7 +48,7 @@ class PieceDecoder:
         self.leading_space = not parts
         """Decoding yields a blank before the text that is not part of it."""
         by_type = {part["type"]: part for part in parts}
-        self._suffix = by_type.get("BPEDecoder", {}).get("suffix") or model.get("end_of_word_suffix") or ""
+        self._suffix = model.get("end_of_word_suffix") or by_type.get("BPEDecoder", {}).get("suffix") or ""
         self._steps: list[Step] = [] if parts else [_after_blank]
         fused = False
         for part in parts:

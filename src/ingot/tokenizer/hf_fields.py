@@ -123,8 +123,7 @@ def switch_off(data: Mapping[str, Any], notify: Notify) -> dict[str, Any]:
         decoder = _inverse(data)
         doing = f"text is decoded by {decoder['type']}" if decoder else "pieces are decoded with a blank between them"
         notify(f"tokenizer.json: decoder is null; {doing}")
-    elif model.get("end_of_word_suffix") and "BPEDecoder" not in types_of(decoder, "decoder"):
-        suffix = model["end_of_word_suffix"]
+    elif (suffix := model.get("end_of_word_suffix")) and suffix != _field(decoder, "BPEDecoder", "suffix"):
         notify(f"tokenizer.json: its decoder leaves the end of a word, {suffix!r}, in texts; it is decoded as a blank")
     _check_prefix(model, decoder)
     return {**data, "model": model, "decoder": decoder, "truncation": None, "padding": None}
@@ -222,12 +221,16 @@ def _check_prefix(model: Mapping[str, Any], decoder: Mapping[str, Any] | None) -
     prefix = model.get("continuing_subword_prefix")
     if model["type"] != "BPE" or not prefix:
         return
-    found = dict(_typed(decoder, "decoder")).get("WordPiece", {}).get("prefix")
-    if found != prefix:
+    if _field(decoder, "WordPiece", "prefix") != prefix:
         raise UserError(
             f"tokenizer.json: model.continuing_subword_prefix is {prefix!r}, but its decoder does not remove it from "
             f"texts; set the decoder to WordPiece with this prefix"
         )
+
+
+def _field(decoder: Mapping[str, Any] | None, type: str, name: str) -> Any:
+    """A field of the decoder of a type; None if there is none."""
+    return dict(_typed(decoder, "decoder")).get(type, {}).get(name)
 
 
 def _inverse(data: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from ingot.tokenizer.chat_template import with_defaults
 from ingot.tokenizer.files import COMPANION_FILES, read_text, tokenizer_files
 from ingot.tokenizer.hf_decoders import byte_letters
 from ingot.tokenizer.hf_fields import ROLES, Notify, check_config, check_fields, surrounding, switch_off, with_bos
-from ingot.tokenizer.hf_tokenizers import HFTokenizer, added_tokens, ids_of, load_backend
+from ingot.tokenizer.hf_tokenizers import HFTokenizer, added_tokens, backend_data, ids_of, load_backend
 from ingot.tokenizer.settings import BYTES, TURNS
 
 FILE = "file"
@@ -50,10 +50,8 @@ def import_tokenizer(path: Path, notify: Notify = lambda message: None) -> Token
         data = _read_object(files["tokenizer.json"])
         if data.get("format") == FORMAT:  # the file of an ingot stage
             return load_tokenizer(files["tokenizer.json"])
-        if not isinstance(data.get("model"), dict) or "type" not in data["model"]:
-            raise UserError(
-                f"{files['tokenizer.json']}: found no model with a type, expected a file of the tokenizers library"
-            )
+        if not isinstance(data.get("model"), dict):
+            raise UserError(f"{files['tokenizer.json']}: found no model, expected a file of the tokenizers library")
     else:
         vocab, merges = (file for name, file in files.items() if name not in COMPANION_FILES)
         class_name = str(config.get("tokenizer_class", "GPT2Tokenizer"))
@@ -65,19 +63,22 @@ def import_tokenizer(path: Path, notify: Notify = lambda message: None) -> Token
         data = _gpt2(vocab, merges)
         config = {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>", **config}
     try:
+        data = _with_model_type(data)
         check_fields(data)
         data = switch_off(data, notify)
         if "tokenizer.json" in files:
             check_config(config, data, notify)
         data = _apply_config(data, config, configs.get("added_tokens.json", {}))
         ids = ids_of(data)
-        special_tokens_map = _special_tokens_map(config, configs, ids, notify)
+        special_tokens_map = _special_tokens_map(data, config, configs, notify)
         data = {**data, "added_tokens": _mark_special(data, config, special_tokens_map, ids, notify)}
         if bos := special_tokens_map.get("bos_token"):
             data = with_bos(data, config, bos, ids[bos])
         _notify_unwritten(data, special_tokens_map, notify)
-        template = _template(files, configs, ids)
-        return HFTokenizer(FILE, data, special_tokens_map, template, _stops(configs, len(ids)))
+        template = _template(files, configs, ids, notify)
+        tokenizer = HFTokenizer(FILE, data, special_tokens_map, template, _stops(configs, len(ids)))
+        _notify_ordinary_stops(tokenizer, notify)
+        return tokenizer
     except UserError as error:
         raise UserError(f"{next(iter(files.values())).parent}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -202,6 +203,13 @@ def _config(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
+def _with_model_type(data: dict[str, Any]) -> dict[str, Any]:
+    """`tokenizer.json` with the type of its model, which old files such as GPT-2's leave to the library to find out."""
+    if "type" in data["model"]:
+        return data
+    return {**data, "model": {"type": backend_data(load_backend(data))["model"]["type"], **data["model"]}}
+
+
 def _gpt2(vocab_file: Path, merges_file: Path) -> dict[str, Any]:
     vocab: dict[str, int] = _read_object(vocab_file)
     if sorted(map(str, vocab.values())) != sorted(map(str, range(len(vocab)))):
@@ -253,27 +261,39 @@ def _apply_config(data: dict[str, Any], config: dict[str, Any], added: dict[str,
 
 
 def _special_tokens_map(
-    config: dict[str, Any], configs: dict[str, dict[str, Any]], ids: dict[str, int], notify: Notify
+    data: dict[str, Any], config: dict[str, Any], configs: dict[str, dict[str, Any]], notify: Notify
 ) -> dict[str, str]:
-    """Role -> special token. Ids in the model's configs apply where the tokenizer's files name no token."""
-    tokens = {id: token for token, id in ids.items()}
-    special_tokens_map: dict[str, str] = {}
+    """Role -> special token, from the tokenizer's files, or else from the ids in the model's configs.
+
+    Those may be the defaults of a class, which in this vocabulary are ordinary text, so only ids of added tokens count;
+    and a `bos_token` of null, unlike none, means that a text begins without one.
+    """
+    ids, special_tokens_map = ids_of(data), dict[str, str]()
+    added = {token["content"]: token["id"] for token in data.get("added_tokens") or []}
     for role in ROLES:
-        other = _content(configs.get("special_tokens_map.json", {}).get(role))
-        name = _content(config.get(role)) or other
-        if other and other != name:
+        stated = configs.get("special_tokens_map.json", {}), config
+        other, name = (_content(file.get(role), role) for file in stated)
+        if other and name and other != name:
             notify(f"special_tokens_map.json: {role} is {other!r}; {name!r} of tokenizer_config.json is used")
-        for file in ("generation_config.json", "config.json"):
-            if name is None and role != "unk_token":
-                id = configs.get(file, {}).get(f"{role}_id")
-                name = tokens.get(id[0] if isinstance(id, list) and id else id)  # type: ignore[arg-type]
-        if name is not None and name in ids:
+        name = name or other
+        if not name and role != "unk_token" and not (role == "bos_token" and any(role in file for file in stated)):
+            name = next((token for token, id in added.items() if id in _config_ids(configs, role)), None)
+        if name and (name in added or (name in ids and role != "pad_token")):
             special_tokens_map[role] = name
+        elif name in ids:
+            notify(f"{role} is {name!r}, which is ordinary text; it is not used, since padding is never learned")
         elif name and role in ("eos_token", "bos_token"):
             raise UserError(f"{role} is {name!r}, which has no id; correct tokenizer_config.json")
         elif name:
             notify(f"{role} is {name!r}, which has no id; it is not used")
     return special_tokens_map
+
+
+def _config_ids(configs: dict[str, dict[str, Any]], role: str) -> list[Any]:
+    """The first id of a role in the generation config, or else in the model's, as a list; empty if there is none."""
+    values = (configs.get(file, {}).get(f"{role}_id") for file in ("generation_config.json", "config.json"))
+    value = next((value for value in values if value not in (None, [])), [])
+    return value[:1] if isinstance(value, list) else [value]
 
 
 def _notify_unwritten(data: dict[str, Any], special_tokens_map: dict[str, str], notify: Notify) -> None:
@@ -292,8 +312,19 @@ def _notify_unwritten(data: dict[str, Any], special_tokens_map: dict[str, str], 
         )
 
 
-def _content(value: Any) -> str | None:
-    return value.get("content") if isinstance(value, dict) else value
+def _notify_ordinary_stops(tokenizer: HFTokenizer, notify: Notify) -> None:
+    ordinary = [id for id in tokenizer.stops if id not in tokenizer.specials.values()]
+    if ordinary:
+        text = tokenizer.decode(ordinary[:1])
+        notify(f"eos_token_id of the model is {ordinary[0]}, which is the ordinary text {text!r}; it ends every answer")
+
+
+def _content(value: Any, name: str) -> str | None:
+    """The name of a special token, which may be an object with its properties; `name` of the field is for errors."""
+    content = value.get("content") if isinstance(value, dict) else value
+    if content is not None and not isinstance(content, str):
+        raise UserError(f"tokenizer_config.json: {name}: found {value!r}, expected a token; correct it")
+    return content
 
 
 def _mark_special(
@@ -305,7 +336,7 @@ def _mark_special(
 ) -> list[dict[str, Any]]:
     """The added tokens with `special` set for all that the config declares special."""
     extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
-    names = [_content(t) for t in (extra.values() if isinstance(extra, dict) else extra)]
+    names = [_content(t, "extra_special_tokens") for t in (extra.values() if isinstance(extra, dict) else extra)]
     if missing := [name for name in names if name and name not in ids]:
         notify(f"tokenizer_config.json: {', '.join(missing)} among the special tokens without an id; not used")
     special = {*special_tokens_map.values(), *names}
@@ -330,7 +361,7 @@ def _stops(configs: dict[str, dict[str, Any]], vocab: int) -> list[int]:
     return []
 
 
-def _template(files: dict[str, Path], configs: dict[str, dict[str, Any]], ids: dict[str, int]) -> str:
+def _template(files: dict[str, Path], configs: dict[str, dict[str, Any]], ids: dict[str, int], notify: Notify) -> str:
     """The directory's chat template, or "". The exported template of `turns` is read back as `turns`."""
     source: Any = None
     if "chat_template.jinja" in files:
@@ -338,7 +369,12 @@ def _template(files: dict[str, Path], configs: dict[str, dict[str, Any]], ids: d
     for file in ("chat_template.json", "tokenizer_config.json"):
         source = source or configs.get(file, {}).get("chat_template")
     if isinstance(source, list):
-        source = next((t["template"] for t in source if t["name"] == "default"), None)
+        by_name = {template["name"]: template["template"] for template in source}
+        source = by_name.pop("default", None)
+        if by_name:
+            notify(f"chat_template: not used: {', '.join(by_name)}; only the template named default is")
+    if source is not None and not isinstance(source, str):
+        raise UserError(f"chat_template: found {type(source).__name__}, expected the text of a template; correct it")
     if source == TURNS_JINJA and "<|end|>" in ids:
         return TURNS
     return source or ""
@@ -348,7 +384,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     text = read_text(path)
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error}); copy the file again") from None
     if not isinstance(data, dict):
         raise UserError(f"{path}: found a {type(data).__name__}, expected a JSON object; use the original file")

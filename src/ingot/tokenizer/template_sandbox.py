@@ -34,6 +34,25 @@ _CONSTANT_TIME = frozenset({"attr", "count", "d", "default", "first", "last", "l
 """Filters that do not read all of their input."""
 _MULTIPLYING = frozenset({"%", "expandtabs", "format", "format_map", "indent", "join", "replace", "translate"})
 """Functions whose result can be much longer than their arguments and the widths among them."""
+_COMPARISONS = (
+    "in",
+    "eq",
+    "==",
+    "equalto",
+    "ne",
+    "!=",
+    "lt",
+    "<",
+    "lessthan",
+    "le",
+    "<=",
+    "gt",
+    ">",
+    "greaterthan",
+    "ge",
+    ">=",
+)
+"""Tests that compare values."""
 _NUMBER = re.compile(r"\d+")
 
 
@@ -123,8 +142,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], finalize=_checked_output
         )
         self.block = block
-        own = {"tojson": _tojson, "iterated": _iterated, "read": _read, "concatenated": _concatenated}
+        own = {"tojson": _tojson, "iterated": _iterated, "read": _read, "read_all": _read_all}
+        own["concatenated"] = _concatenated
         self.filters = {n: _metered(n, f) for n, f in (self.filters | own).items() if n != "random"}
+        self.tests |= {name: _metered(name, self.tests[name]) for name in _COMPARISONS}
         del self.globals["lipsum"]
         self.globals |= {"raise_exception": _reject, "namespace": _Namespace, "dict": _dict}
 
@@ -135,15 +156,20 @@ class Sandbox(ImmutableSandboxedEnvironment):
             jinja2.TemplateSyntaxError: invalid Jinja.
         """
         tree = self.parse(source)
-        for node in list(tree.find_all((nodes.For, nodes.Concat, nodes.Getitem, nodes.Operand))):
+        kinds = (nodes.For, nodes.Concat, nodes.Getitem, nodes.Compare, nodes.Operand, nodes.Pair)
+        for node in list(tree.find_all(kinds)):
             if isinstance(node, nodes.For):
                 node.iter = _filter(node.iter, "iterated")
             elif isinstance(node, nodes.Concat):
                 node.nodes = [_filter(nodes.List(node.nodes, lineno=node.lineno), "concatenated")]
             elif isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
                 node.node = _filter(node.node, "read")
-            elif isinstance(node, nodes.Operand) and node.op in ("in", "notin"):
-                node.expr = _filter(node.expr, "read")
+            elif isinstance(node, nodes.Getitem):
+                node.arg = _compared(node.arg)
+            elif isinstance(node, nodes.Compare | nodes.Operand):
+                node.expr = _compared(node.expr)
+            elif isinstance(node, nodes.Pair):
+                node.key = _compared(node.key)
         tree.set_environment(self)
         token = _work.set(Work())  # Jinja evaluates constants when it compiles
         try:
@@ -209,9 +235,14 @@ def _filter(node: Any, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
+def _compared(node: Any) -> Any:
+    """A value that is compared or hashed: lists that repeat each other take time without end."""
+    return node if isinstance(node, nodes.Const) else _filter(node, "read_all")
+
+
 def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The filter with its work counted."""
-    if function in (_iterated, _read, _concatenated):
+    if function in (_iterated, _read, _read_all, _concatenated):
         return function
 
     @functools.wraps(function)  # also copies Jinja's marks of the first argument
@@ -236,9 +267,16 @@ def _iterated(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _read(value: Any) -> Any:
-    """A value that a slice or the operator `in` reads."""
+    """A value that a slice reads."""
     length = len(value) if isinstance(value, str | list | tuple | dict) else 0
     _work.get().spend(1 + (length // 256 if isinstance(value, str) else length))
+    return value
+
+
+def _read_all(value: Any) -> Any:
+    """A value that is read with all that is nested in it."""
+    if isinstance(value, str | list | tuple | dict):
+        _work.get().read([value])
     return value
 
 

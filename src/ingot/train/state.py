@@ -5,6 +5,7 @@ Everything else (learning rate, batches, random numbers) is a function of the st
 
 import copy
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -141,11 +142,11 @@ class TrainingState:
 
 
 def _is_alike(found: Any, now: Any) -> bool:
-    """Whether a number is of the type of the current one and not negative; None stands for a number."""
+    """Whether a value is of the type of the current one, finite, and no negative count; None stands for a number."""
     if isinstance(now, dict):
-        return isinstance(found, dict)
+        return isinstance(found, dict) and all(_is_alike(found[name], now[name]) for name in found.keys() & now.keys())
     if now is None:
         return found is None or type(found) in (int, float)
     if isinstance(now, float):
-        return type(found) in (int, float)
-    return type(found) is type(now) and found >= 0
+        return type(found) in (int, float) and math.isfinite(found)
+    return type(found) is type(now) and (type(found) is not int or found >= 0)

@@ -7,6 +7,7 @@ in silence.
 
 import codecs
 import contextlib
+import dataclasses
 import json
 import re
 import tarfile
@@ -26,6 +27,11 @@ MAX_CONTROL_FRACTION = 0.01
 _UNPACK = "unpack it and name its files or its directory"
 _EXPORT = "save its text as plain text or as rows"
 _MAGIC: dict[str, tuple[str, bytes]] = {
+    "a pointer of Git LFS": (
+        "fetch the file itself with `git lfs pull`",
+        rb"version https://(?:git-lfs\.github\.com|hawser\.github\.com)/spec/v",
+    ),
+    "a pointer of git-annex": ("fetch the file itself with `git annex get`", rb"/annex/objects/\S+\n?\Z"),
     "an Office, EPUB or OpenDocument file": (
         _EXPORT,
         rb"PK\x03\x04.{26}(?:\[Content_Types\]|_rels/|word/|xl/|ppt/|mimetype)",
@@ -115,23 +121,32 @@ def identify(file: Path, encoding: str | None, max_bytes: int) -> tuple[TextFile
     if not mark and encoding and encoding != UTF8 and _is_utf8(head):
         raise Damaged(f'is UTF-8, but its source has encoding = "{encoding}"; name this file as a source of its own')
     text = TextFile(file, packing, _MARKS[mark] if mark else encoding or UTF8, max_bytes)
-    return text, (head if text.encoding == UTF8 else _head(text)).removeprefix(codecs.BOM_UTF8)
+    head = head if text.encoding == UTF8 else _head(text)
+    newline = b"\r" if b"\r" in head and b"\n" not in head else b"\n"
+    return dataclasses.replace(text, newline=newline), head.removeprefix(codecs.BOM_UTF8)
 
 
-def content_kind(head: bytes, kind: Kind) -> Kind:
-    """The reader for a file that begins with `head` and whose suffix says `kind`."""
+def content_kind(head: bytes, kind: Kind, is_source: bool = False) -> Kind:
+    """The reader for a file that begins with `head`.
+
+    Args:
+        head: the beginning of the file, as `identify` returns it.
+        kind: what the suffix says.
+        is_source: the suffix says source code or markup, which may begin like JSON.
+    """
     if head.startswith(b"PAR1"):
         return "parquet"
-    first, _, rest = head.lstrip().partition(b"\n")
+    first, _, rest = head.replace(b"\r", b"\n").lstrip().partition(b"\n")
     second = rest.lstrip().partition(b"\n")[0]
     if not first.startswith((b"{", b"[")):
-        return kind
+        return _separated_kind(first, second, kind) if kind in ("csv", "tsv") else kind
     if _are_objects(first, second, one_suffices=kind == "text"):
         return "jsonl"
     if kind == "jsonl":  # an array, or objects over several lines
-        is_array = first.startswith(b"[") and _parsed(first) is None
+        is_array = first.startswith(b"[") and ((array := _parsed(first)) is None or (not second and _are_rows(array)))
         return "json" if is_array or first.rstrip() in (b"{", b"[", b"[{") else kind
-    return "json" if kind == "text" and _JSON.match(first + b"\n" + rest) else kind
+    is_json = kind == "text" and _JSON.match(first + b"\n" + rest) and not (is_source and _parsed(head) is None)
+    return "json" if is_json else kind
 
 
 _JSON = re.compile(rb'\[\s*(?:\{\s*["}]|\[\s*["\d{\[])|\{\s*"(?:[^"\\\n]|\\.)*"\s*:')
@@ -142,6 +157,23 @@ def _are_objects(first: bytes, second: bytes, one_suffices: bool) -> bool:
     """Whether two lines are JSON objects; one valid line of two is enough, since the other may be malformed."""
     lines = [first, second] if second else [first] if one_suffices else []
     return all(line.startswith(b"{") for line in lines) and any(isinstance(_parsed(line), dict) for line in lines)
+
+
+def _are_rows(array: Any) -> bool:
+    """Whether a JSON array is a table of rows, and not the messages of one conversation."""
+    return (
+        isinstance(array, list)
+        and bool(array)
+        and all(isinstance(row, dict) and not ({"role", "from"} & {*row}) for row in array)
+    )
+
+
+def _separated_kind(header: bytes, second: bytes, kind: Kind) -> Kind:
+    """CSV or TSV, by the separator in the header; the suffix decides if both or neither are in it."""
+    own, other = (b",", b"\t") if kind == "csv" else (b"\t", b",")
+    separators = header.count(other)
+    is_other = own not in header and separators and (not second or second.count(other) >= separators)
+    return ("tsv" if kind == "csv" else "csv") if is_other else kind
 
 
 def _parsed(line: bytes) -> Any:

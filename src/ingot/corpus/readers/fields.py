@@ -58,17 +58,20 @@ MEANINGS: dict[str, Meaning] = {
     "completion": Meaning("an answer", "completion response answer output", ("text", "pairs", "prompts")),
     "reasoning": Meaning(
         "reasoning",
-        "reasoning_content reasoning thinking thought thoughts cot chain_of_thought rationale",
+        "reasoning_content reasoning thinking think thought thoughts cot chain_of_thought rationale scratchpad "
+        "inner_monologue",
         ("text", "prompts"),
     ),
     "chosen": Meaning("a better answer", "chosen", ("text", "prompts")),
     "rejected": Meaning("a worse answer", "rejected", ("text", "chat", "prompts")),
     "loss": Meaning(
         "a loss flag",
-        "train loss weight trainable training learn train_on loss_mask loss_weight loss_scale",
+        "train loss weight trainable trained training learn learnable supervised train_on loss_mask loss_weight "
+        "loss_scale",
         (),
     ),
-    "mask": Meaning("a mask", "mask masked ignore label_mask train_detail training_detail", ()),
+    "mask": Meaning("a mask", "mask masking label_mask train_detail training_detail", ()),
+    "exclusion": Meaning("a flag that excludes it", "masked ignore ignored skip skipped exclude excluded", ()),
     "tools": Meaning(
         "tools or their calls",
         "tools functions tool_calls function_call tool_call_id tool_choice tool_results plugins",
@@ -82,8 +85,8 @@ MEANINGS: dict[str, Meaning] = {
     ),
     "part": Meaning(
         "a part of the prompt",
-        "text content body prefix suffix hint example demonstration schema table fact premise hypothesis sentence "
-        "constraint requirement persona",
+        "text content value body prefix suffix hint example demonstration schema table fact premise hypothesis "
+        "sentence constraint requirement persona doc chunk snippet excerpt starter_code grounding",
     ),
     "template": Meaning("an argument of the chat template", "chat_template_kwargs template_kwargs enable_thinking"),
     "label": Meaning("a label", "label preference preferred winner better", ("text", "prompts")),
@@ -98,8 +101,9 @@ MEANINGS: dict[str, Meaning] = {
         "metadata",
         "attention_mask id ids uuid idx index row url uri link source src origin license licence lang language "
         "locale date time timestamp created updated added at year version type kind category categories topic "
-        "subject tag domain task dataset split subset config model generator provider author title count length "
-        "len tokens size hash md5 sha checksum file filename path repo repository commit dump score rating quality "
+        "subject tag domain task dataset split subset config model generator provider author title header signature "
+        "extra_info language_code lang_code country_code finish_reason stop_reason count length len tokens size hash "
+        "md5 sha checksum file filename path repo repository commit dump score rating quality "
         "difficulty level grade confidence probability perplexity toxicity meta metadata attributes status",
         (*_ROWS, "message"),
     ),
@@ -118,7 +122,7 @@ ROLES: dict[Format, tuple[Role, ...]] = {
 _INDEX = {name: meaning for meaning, entry in reversed(MEANINGS.items()) for name in entry.names}
 _LOCATIONS = frozenset({"url", "uri", "link", "file", "filename", "path"})
 """Metadata of a text, but a reference to the content of an image."""
-_NUMBERS_MEAN = frozenset({"loss", "mask", "label", "template"})
+_NUMBERS_MEAN = frozenset({"loss", "mask", "exclusion", "label", "template"})
 
 
 @functools.lru_cache(maxsize=4096)
@@ -128,7 +132,7 @@ def meaning(name: str) -> str | None:
     `toolCalls` is `tool_calls`, `option_a` and `choice2` are choices, `supporting_context` is an input, `prompt_id` is
     metadata. Images, reasoning and tools count anywhere in the name, except before metadata such as `image_id`.
     """
-    words = re.findall(r"[a-z]+|\d+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())
+    words = _words(name)
     if found := _lookup("_".join(words)):
         return found
     while len(words) > 1 and (words[-1].isdigit() or len(words[-1]) == 1):
@@ -139,7 +143,13 @@ def meaning(name: str) -> str | None:
     within = {_lookup(word) for word in words}
     if "media" in within and (found != "metadata" or words[-1] in _LOCATIONS):
         return "media"
-    return found or next((strong for strong in ("reasoning", "tools") if strong in within), None)
+    strong = next((strong for strong in ("reasoning", "tools") if strong in within), None)
+    return strong if strong and found in (None, "part") else found
+
+
+def _words(name: str) -> list[str]:
+    """`toolCalls_2` as `tool`, `calls`, `2`."""
+    return re.findall(r"[a-z]+|\d+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())
 
 
 def _lookup(name: str) -> str | None:
@@ -202,6 +212,7 @@ class FieldUses:
         """
         prefix = f"{where}." if where else ""
         path = re.sub(r"\[\d+\]", "[]", prefix)
+        lost: dict[str, str] = {}
         self.by_name |= {path + name: role for name, role in used.items()}
         for name, value in table.items():
             if name in used:
@@ -209,16 +220,24 @@ class FieldUses:
             empty = is_empty(value)
             if not empty:
                 known = name in self.metadata or name in replaced
-                use = "metadata" if known else self._use_of(name, value, place, where)
-                self.by_name[path + name] = use
+                try:
+                    self.by_name[path + name] = "metadata" if known else self._use_of(name, value, place, where)
+                except BadRow as error:
+                    lost[name] = str(error)
             if not empty or (value is not None and not where):  # a message in a table has a null for each missing field
                 self._extra[prefix + name] = value
+        if lost:
+            (_, reason), *others = lost.items()
+            raise BadRow(reason + (f"; likewise {', '.join(quoted(name) for name, _ in others)}" if others else ""))
 
     def _use_of(self, name: str, value: Any, place: Place, where: str) -> str:
         means = meaning(name)
+        if means is None and isinstance(value, bool) and "loss" in map(_lookup, _words(name)):  # `train_on_turn`
+            means = "loss"
         if means == "metadata":
             return "metadata"
-        if means and place in MEANINGS[means].kept:
+        is_included = means == "exclusion" and str(value).lower() in ("false", "0")
+        if is_included or (means and place in MEANINGS[means].kept):
             return "kept"
         texts = [leaf for leaf in _leaves(value) if isinstance(leaf, str | bytes)]
         length = sum(len(text) for text in texts if means == "tools" or not _is_number(text))  # an id may be a number

@@ -65,6 +65,8 @@ class TextFile:
     """A Python codec."""
     max_bytes: int = 16_000_000
     """Maximum size of a row, which bounds the memory of every reader."""
+    newline: bytes = b"\n"
+    """What ends a line; `\\r` in files of old Macintosh programs."""
 
     def blocks(self) -> Iterator[bytes]:
         """The unpacked content as UTF-8; what claims to be UTF-8 is not checked. Raises Damaged and UserError."""
@@ -91,7 +93,7 @@ class TextFile:
         number, offset, size = 1, 0, 0
         pieces: list[bytes] = []  # joining at every block would be quadratic in the length of a line
         for block in self.blocks():
-            first, *others = block.split(b"\n")
+            first, *others = block.split(self.newline)
             if size <= self.max_bytes:
                 pieces.append(first)
             size += len(first)
@@ -112,6 +114,15 @@ class TextFile:
             f"{what} is longer than the {self.max_bytes / 1e6:g} MB of max_document_mb; check for a missing line "
             "end or quote, or raise it"
         )
+
+
+def not_utf8(place: str, error: UnicodeDecodeError) -> str:
+    """The reason to reject text that is not UTF-8, with the place of its first bad byte."""
+    byte = error.object[error.start]
+    return (
+        f'{place} (0x{byte:02x}) is not UTF-8; set the encoding of the source, such as "cp1252", or save the file as '
+        "UTF-8"
+    )
 
 
 def unreadable(file: Path, error: OSError) -> UserError:

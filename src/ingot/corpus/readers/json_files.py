@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from typing import Any, Literal, NamedTuple
 
 from ingot.core.errors import shortened
-from ingot.corpus.readers.files import BadRow, Row, TextFile
+from ingot.corpus.readers.files import BadRow, Row, TextFile, not_utf8
 from ingot.corpus.readers.packing import Damaged
 
 _BLANKS = re.compile(r"[ \t\n\r]*")
@@ -87,9 +87,9 @@ def json_rows(file: TextFile, layout: Layout) -> Iterator[Row]:
 def parse(data: bytes, offset: int) -> Any:
     """The value of a JSON line, or a `BadRow`. `offset` is the byte of the line in its file."""
     try:
-        value = json.loads(data.decode("utf-8-sig" if offset == 0 else "utf-8"))
+        value = json.loads(data.removeprefix(codecs.BOM_UTF8).decode())  # joined files have one in each part
     except UnicodeDecodeError as error:
-        return BadRow(f"byte {offset + error.start} (0x{data[error.start]:02x}) is not UTF-8")
+        return BadRow(not_utf8(f"byte {offset + error.start}", error))
     except json.JSONDecodeError as error:
         return BadRow(f"malformed JSON: {error.msg} at character {error.pos + 1}")
     except RecursionError:
@@ -123,13 +123,16 @@ class _Shape:
         self._members = 0
         self._nested = ""
         self._pandas = False
-        self._objects: set[int] = set()
+        self._objects = 0
+        self._common: set[str] = set()  # names that all objects share
         self._lists: set[int] = set()
         self._others = self._numbered = False
+        self._numbers = True  # whether all members have numbers as names
 
     def add(self, name: str, stream: "_JSONStream") -> None:
         """Read the value of a member."""
         self._members += 1
+        self._numbers &= name.isdigit()
         self._names += [name] if len(self._names) < 8 else []
         if stream.peek() != "[":
             self._add_value(name, stream.value())
@@ -144,7 +147,8 @@ class _Shape:
 
     def _add_value(self, name: str, value: Any) -> None:
         if isinstance(value, dict):
-            self._objects |= {hash(frozenset(value))} if len(self._objects) < 2 else set()
+            self._common = self._common & {*value} if self._objects else {*value}
+            self._objects += 1
             self._numbered = all(key.isdigit() for key in value)
             self._nested = self._nested or (name if _has_rows(value) else "")
         else:
@@ -160,8 +164,9 @@ class _Shape:
             raise Damaged(f"a JSON object with rows inside '{self._nested}', {_EXPECTED}")
         if self._members == 1 and self._objects and not self._numbered:
             return Layout("configuration")  # with one section
-        same = self._objects or {length for length in self._lists if length > 1}
-        if len(same) == 1 and not self._others and not (self._objects and self._lists):
+        alike = bool(self._common) if self._objects else len({length for length in self._lists if length > 1}) == 1
+        by_column = alike and not self._others and not (self._objects and self._lists)
+        if by_column or (self._numbers and self._members > 1):
             raise Damaged(f"a JSON object that looks like a table by columns or index ({self.names()}), {_EXPECTED}")
         return Layout("configuration")
 
@@ -308,7 +313,7 @@ class _JSONStream:
             return text
         except UnicodeDecodeError as error:
             position = self._read - undecoded + error.start
-            self._damage = Damaged(f"byte {position:,} (0x{error.object[error.start]:02x}) is not UTF-8")
+            self._damage = Damaged(not_utf8(f"byte {position:,}", error))
             self._ended = True
             return error.object[: error.start].decode("utf-8-sig" if position == error.start else "utf-8")
         except Damaged as error:

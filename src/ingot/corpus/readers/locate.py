@@ -55,6 +55,11 @@ class InputFile:
         """What the suffix says."""
         return ROWS.get(_inner_suffix(self.file.name), "text")
 
+    @property
+    def is_source(self) -> bool:
+        """Whether the suffix says source code or markup."""
+        return _inner_suffix(self.file.name) in SUFFIXES - {".txt", ".text"}
+
 
 def _inner_suffix(name: str) -> str:
     """The suffix below a compression suffix: `.jsonl` of `a.jsonl.zst`."""

@@ -84,7 +84,7 @@ def read_message(message: Any, number: int, field: str, uses: FieldUses) -> dict
     if role is None:
         found = "null" if name is None else repr(name)
         raise BadRow(f"{where} has {role_key} {found}, expected one of {', '.join(MESSAGE_ROLES)}")
-    content, thoughts = _content(message.get(text_key), where)
+    content, thoughts = _content(message.get(text_key), where, f"{field}[{number}].{text_key}", uses)
     if not isinstance(content, str):
         if calls := [n for n in message if meaning(n) == "tools" and not is_empty(message[n])]:
             raise BadRow(f"{where} calls a tool ('{calls[0]}'), expected text; write the call as text, or remove it")
@@ -160,12 +160,12 @@ def loss_flags(table: Mapping[str, Any], where: str, uses: FieldUses) -> dict[st
     return flags
 
 
-def _content(content: Any, where: str) -> tuple[Any, str]:
+def _content(content: Any, where: str, path: str, uses: FieldUses) -> tuple[Any, str]:
     """The text of a message and the reasoning in it. A content may be a list of parts, as in multimodal data sets."""
     if not isinstance(content, list):
         return content, ""
     texts: dict[str, list[str]] = {"text": [], "thinking": []}
-    for part in content:
+    for number, part in enumerate(content, 1):
         kind = part.get("type") if isinstance(part, dict) else json_type(part)
         key = {"reasoning": "thinking"}.get(str(kind), str(kind))
         text = None
@@ -173,9 +173,8 @@ def _content(content: Any, where: str) -> tuple[Any, str]:
             text = part.get(kind) if isinstance(part.get(kind), str) else part.get("text")
         if not isinstance(text, str):
             raise BadRow(f"{where} has a part of type {kind!r}, expected only 'text' parts")
-        others = [name for name in part if name not in ("type", "text", kind) and not is_empty(part[name])]
-        if others:
-            raise BadRow(f"{where} has a part with the field {quoted(others[0])}, expected type and text; remove it")
+        others = {name: value for name, value in part.items() if name not in ("type", "text", kind)}
+        uses.keep_rest(others, {}, "message", where=f"{path}[{number}]")
         if key == "thinking" and texts["text"]:
             raise BadRow(f"{where} has a thinking part after the text, expected it before the answer")
         texts[key].append(text)

@@ -20,7 +20,7 @@ from ingot.corpus.documents import SCHEMA
 from ingot.corpus.funnel import Quarantined
 from ingot.corpus.readers import json_files, row_formats, tables
 from ingot.corpus.readers.content import Kind, content_kind, identify, not_text
-from ingot.corpus.readers.files import UTF8, BadRow, Row, TextFile
+from ingot.corpus.readers.files import UTF8, BadRow, Row, TextFile, not_utf8
 from ingot.corpus.readers.locate import ROWS, InputFile, locate
 from ingot.corpus.readers.packing import Damaged
 from ingot.corpus.readers.python_library import docs_chats, docs_preferences, docs_prompts, docs_texts
@@ -158,7 +158,7 @@ class _FileReader:
             self._reject(str(error), bytes=path.stat().st_size)
             return
         try:
-            kind = self._source.kind or content_kind(head, self._file.kind)
+            kind = self._source.kind or content_kind(head, self._file.kind, self._file.is_source)
             self._remark(file, kind)
             if kind == "text":
                 yield from self._text(file)
@@ -229,8 +229,7 @@ class _FileReader:
             yield self._raw(data.decode(), offset)
         except UnicodeDecodeError as error:
             place, line = offset + error.start, line + data.count(b"\n", 0, error.start)
-            reason = f"byte {place} (0x{data[error.start]:02x}) is not UTF-8; set the encoding of the source, such as "
-            self._reject(f'{reason}"cp1252", or save the file as UTF-8', line=line, offset=place, bytes=len(data))
+            self._reject(not_utf8(f"byte {place}", error), line=line, offset=place, bytes=len(data))
 
     def _rows(self, rows: Iterator[Row | LostRows]) -> Iterator[Raw]:
         readable, last = 0, Row(None, 0)

@@ -9,7 +9,9 @@ memory does not depend on the file's size; an undecodable row group loses only i
 # (pyarrow.compute creates its functions at import time)
 
 import codecs
+import contextlib
 import csv
+import re
 from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,11 +23,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ingot.core.errors import shortened
-from ingot.corpus.readers.files import BadRow, Line, Row, TextFile, unreadable
+from ingot.corpus.readers.files import BadRow, Line, Row, TextFile, not_utf8, unreadable
 from ingot.corpus.readers.packing import Damaged
 
 MAX_REWINDS = 1000
 """Maximum number of rewinds per file after rows with a stray quote."""
+SAMPLE_BYTES = 1 << 20
+"""Size of the lines from which quoting in a TSV is told."""
 
 
 _Record = tuple[int, list[str] | BadRow, int]
@@ -37,11 +41,18 @@ def csv_rows(file: TextFile, tabs: bool) -> Iterator[Row]:
 
     Args:
         file: the file.
-        tabs: read TSV, where a quotation mark is a character like any other, unless all cells of the header are quoted.
-            Otherwise CSV, whose quoted cells may contain line ends.
+        tabs: read TSV, where a quotation mark is a character like any other, unless `_is_quoted` says otherwise.
+            Otherwise CSV with commas, or semicolons if the header has no comma; quoted cells may contain line ends.
     """
-    unquoted = tabs and not _header_is_quoted(file)
-    records = _tab_records(file) if unquoted else _records(file, "\t" if tabs else ",")
+    first_line = next(file.lines(), None)
+    header = first_line.data.removeprefix(codecs.BOM_UTF8) if first_line else b""
+    hint = _HINT.fullmatch(header)
+    semicolons = b";" in header and b"," not in header
+    delimiter = hint[1].decode("latin-1") if hint else "\t" if tabs else ";" if semicolons else ","
+    unquoted = delimiter == "\t" and not _is_quoted(file)
+    records = _tab_records(file) if unquoted else _records(file, delimiter)
+    if hint:
+        next(records)
     if (first := next(records, None)) is None:
         return
     header = _header(first[1])
@@ -50,10 +61,35 @@ def csv_rows(file: TextFile, tabs: bool) -> Iterator[Row]:
         yield Row(value, number, line, bytes=size)
 
 
-def _header_is_quoted(file: TextFile) -> bool:
-    header = next(file.lines(), None)
-    cells = header.data.removeprefix(codecs.BOM_UTF8).strip(b"\r").split(b"\t") if header else []
-    return all(len(cell) > 1 and cell[:1] == cell[-1:] == b'"' for cell in cells)
+_HINT = re.compile(rb'"?sep=([,;|\t])"?\r?')
+"""The first line with which Excel is told the separator."""
+_DOUBLED = re.compile(r'"(?:[^"]|"")*""(?:[^"]|"")*"')
+"""A quoted cell with a quotation mark in it."""
+
+
+def _is_quoted(file: TextFile) -> bool:
+    """Whether the cells of a TSV are quoted: all of the header, or those that need it, as pandas and Excel write them.
+
+    The latter is so if the first lines are rows of equal length with quoting, and either are not without it, or have
+    cells in which quotation marks are doubled.
+    """
+    lines, size = list[str](), 0
+    with contextlib.suppress(Damaged):  # the reader comes to the same place
+        for line in file.lines():
+            lines.append(_decode(line)[0].strip("\r") + "\n")
+            size += line.size
+            if size > SAMPLE_BYTES or line.too_long:
+                break
+    rows = [line[:-1].split("\t") for line in lines if line != "\n"]
+    if not rows or all(len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in rows[0]):
+        return bool(rows)
+    width = len(rows[0])
+    if all(len(row) == width for row in rows) and not any(_DOUBLED.fullmatch(c) for row in rows for c in row):
+        return False
+    try:
+        return all(len(row) in (0, width) for row in csv.reader(lines, delimiter="\t", strict=True))
+    except csv.Error as error:
+        return size > SAMPLE_BYTES and "unexpected end" in str(error)  # the last row of the sample is cut
 
 
 def _tab_records(file: TextFile) -> Iterator[_Record]:
@@ -95,13 +131,13 @@ def _records(file: TextFile, delimiter: str) -> Iterator[_Record]:
 def _decode(line: Line) -> tuple[str, UnicodeDecodeError | None]:
     """The text of a line, and the error if it is not UTF-8."""
     try:
-        return line.data.decode("utf-8-sig" if line.offset == 0 else "utf-8"), None
+        return line.data.removeprefix(codecs.BOM_UTF8).decode(), None
     except UnicodeDecodeError as error:
         return line.data.decode(errors="replace"), error
 
 
 def _not_utf8(error: UnicodeDecodeError) -> BadRow:
-    return BadRow(f"byte {error.start} of the line (0x{error.object[error.start]:02x}) is not UTF-8")
+    return BadRow(not_utf8(f"byte {error.start} of the line", error))
 
 
 class _Line(NamedTuple):
@@ -168,8 +204,9 @@ def _named(header: list[str], fields: list[str]) -> dict[str, str] | BadRow:
 
 def _header(fields: list[str] | BadRow) -> list[str]:
     if isinstance(fields, BadRow):
-        raise Damaged(f"the header cannot be read: {fields}; save the file as UTF-8 with a line of column names")
-    return _check_unique(fields, "the header")
+        raise Damaged(f"the header cannot be read: {fields}; expected a line of column names")
+    names = [name if name.strip() else f"column {number}" for number, name in enumerate(fields, 1)]
+    return _check_unique(names, "the header")
 
 
 def _check_unique(names: list[str], where: str) -> list[str]:

@@ -151,4 +151,7 @@ def _is_linked(match: Path, root: Path) -> bool:
 
 
 def _is_below(path: Path, root: Path) -> bool:
-    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
+    """Whether a file is in `root`; the files of a snapshot in the Hugging Face cache are links to `blobs` beside it."""
+    real = Path(os.path.realpath(root))
+    roots = [real, *(top.parent / "blobs" for top in (real, *real.parents) if top.name == "snapshots")]
+    return any(Path(os.path.realpath(path)).is_relative_to(top) for top in roots)

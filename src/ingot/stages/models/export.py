@@ -34,7 +34,9 @@ def import_model(job: Job) -> dict[str, Any]:
         model = load_model(directory, job.display.notify, device="cpu", exact=True).model
     if settings.adapter:
         vocab, model = model.config.vocab, peft.merge(Path(settings.adapter), model)
-        job.display.notify(f"merged with the adapter in {settings.adapter}")
+        base = peft.base_of(Path(settings.adapter))
+        trained = f", which was trained on {base}" if base else ""
+        job.display.notify(f"merged with the adapter in {settings.adapter}{trained}")
         if model.config.vocab != vocab:
             job.display.notify(f"embeddings of {vocab:,} ids became {model.config.vocab:,}, those of the adapter")
     if unused := unused_files(settings):

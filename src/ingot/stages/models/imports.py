@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ingot.convert import hf_config
 from ingot.convert.directories import adapter_files, listed, model_weights, not_used, own_tokenizer
-from ingot.core.artifact import DONE, FileHashes, StageDir, digest_json
+from ingot.core.artifact import DONE, FileHashes, StageDir, digest_json, regular
 from ingot.core.errors import MissingFile, UserError
 from ingot.core.settings import Settings
 from ingot.model.adapter_config import PEFT_FILES
@@ -53,7 +53,7 @@ def model_files(path: str) -> list[Path]:
             f"path: {directory} contains an adapter and no model, expected a model; add a stage with "
             f'kind = "import", path = "hf:MODEL", adapter = "{directory}"'
         )
-    if not any(directory.glob("*.safetensors")) or not (directory / "config.json").exists():
+    if not any(directory.glob("*.safetensors")) or not regular(directory / hf_config.CONFIG).exists():
         names = listed(sorted(f.name for f in directory.iterdir()))
         raise UserError(
             f"path: {directory} contains {names}, expected config.json and weights as .safetensors; "

@@ -12,12 +12,14 @@ from torch import nn
 
 from ingot.core.artifact import (
     CHECKPOINTS,
+    RESULT,
     STATE,
     StageDir,
     atomic_write,
     checkpoint_path,
     checkpoint_problem,
     checkpoint_steps,
+    damaged,
     read_json,
 )
 from ingot.core.errors import UserError
@@ -129,7 +131,9 @@ def _of_step(stage: Path, step: int | None, exact: bool) -> Path:
     steps = checkpoint_steps(root)
     if not steps:
         raise UserError(f"{stage}: no checkpoint yet; `ingot run` trains it")
-    last = read_result(stage)["steps"] if exact or StageDir(stage).is_done() else steps[0]
+    last = read_result(stage).get("steps") if exact or StageDir(stage).is_done() else steps[0]
+    if type(last) is not int:
+        raise damaged(stage / RESULT, "number of steps")
     wanted = last if step is None else step
     path = checkpoint_path(root, wanted)
     problem = checkpoint_problem(path) if path.exists() else f"{path}: missing"
