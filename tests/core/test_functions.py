@@ -139,6 +139,18 @@ READS = {
         "from pathlib import Path\ndef f(): return Path(__file__).with_name('near.txt').read_text()",
         ["own/near.txt"],
     ),
+    "in parts": (
+        "from pathlib import Path\ndef f(): return (Path(__file__).parent / 'lists' / 'c.txt').read_text()",
+        ["own/lists/c.txt"],
+    ),
+    "a path of parts": (
+        "from pathlib import Path\ndef f(): return (Path('own') / 'lists' / 'c.txt').read_text()",
+        ["own/lists/c.txt"],
+    ),
+    "joined": (
+        "import os\ndef f(): return open(os.path.join(os.path.dirname(__file__), 'lists', 'c.txt')).read()",
+        ["own/lists/c.txt"],
+    ),
     "listed": (
         "FILES = ['data/a.txt']\nN = 'a'\ndef f(): return open(f'data/{N}.txt').read()",
         ["data/a.txt"],
@@ -154,7 +166,7 @@ READS = {
 def test_the_data_files_that_a_function_names_count(project: Path, case: str) -> None:
     text, expected = READS[case]
     _write({"own/my.py": text, "banned.json": "x", "own/near.txt": "x", "other.txt": "x"})
-    _write({"data/a.txt": "x", "data/b.txt": "y"})
+    _write({"data/a.txt": "x", "data/b.txt": "y", "own/lists/c.txt": "x"})
     assert function_files("own/my.py:f", "by") == [Path("own/my.py"), *map(Path, expected)]
     assert load_function("own/my.py:f", "by")() == "x"
 

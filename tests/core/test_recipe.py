@@ -1,12 +1,12 @@
 """The recipe's strictness, beyond what the command line's tests show."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 
 from ingot.core.errors import UserError
-from ingot.core.recipe import dump_toml, load_recipe
+from ingot.core.recipe import _apply_override, dump_toml, load_recipe
 from ingot.core.settings import EXECUTION, Settings, canonical, settings_tree
 
 
@@ -126,3 +126,18 @@ def test_an_override_of_a_stage_that_is_not_there_is_refused(tmp_path: Path) -> 
 def test_wrong_overrides(tmp_path: Path, override: str) -> None:
     with pytest.raises(UserError, match="--set"):
         _load(tmp_path, '[stage.a]\nkind = "thing"\ndepth = 1\n', override)
+
+
+@pytest.mark.parametrize("text", ["1 # a note", '"a" # a note', "1\nother = 2", "{ a = 1 } # a note", "1\n[stage.c]"])
+def test_an_override_is_one_value_and_nothing_behind_it(text: str) -> None:
+    with pytest.raises(UserError, match="found more than one setting, or a comment, expected one value"):
+        _apply_override({"stage": {"b": {}}}, f"stage.b.seed={text}")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", 1), (" 1\n", 1), ('"a # b"', "a # b"), ("a # b", "a # b"), ("[1, # one\n2]", [1, 2])]
+)
+def test_an_override_may_contain_what_a_comment_looks_like(text: str, value: object) -> None:
+    table: dict[str, Any] = {"stage": {"b": {}}}
+    _apply_override(table, f"stage.b.seed={text}")
+    assert table["stage"]["b"]["seed"] == value

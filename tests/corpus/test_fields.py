@@ -465,3 +465,84 @@ def _texts(value: Any) -> list[str]:
     if isinstance(value, dict | list):
         return [text for one in (value.values() if isinstance(value, dict) else value) for text in _texts(one)]
     return [value] if isinstance(value, str) else []
+
+
+@pytest.mark.parametrize("name", ["trained", "learnable", "supervised", "trainable"])
+def test_more_names_of_loss_flags(name):
+    row = {"messages": [*talk((U, "q"), (A, "a"), **{name: False}), *QA]}
+    assert [m.get("train") for m in document("chat", row)] == [None, False, None, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("skip", True),
+        ("exclude", True),
+        ("ignored", 1),
+        ("train_on_turn", False),
+        ("loss_here", True),
+        ("masking", 1),
+    ],
+)
+def test_flags_of_a_message_that_are_not_read_are_named(name, value):
+    assert f"field '{name}' of messages[2]" in reason("chat", {"messages": talk((U, "q"), (A, "a"), **{name: value})})
+
+
+@pytest.mark.parametrize("flag", [{"skip": False}, {"masked": 0}, {"excluded": "false"}, {"redacted": True}])
+def test_flags_that_exclude_nothing_are_kept(flag):
+    found = parse("chat", {"messages": talk((U, "q"), (A, "a"), **flag)})
+    assert list(json.loads(found.extra or "")) == [f"messages[2].{name}" for name in flag]
+
+
+@pytest.mark.parametrize("name", ["think", "scratchpad", "inner_monologue"])
+def test_more_names_of_reasoning(name):
+    messages = document("chat", {"messages": talk((U, "q"), (A, "a"), **{name: "hm"})})
+    assert messages[1] == {"role": A, "content": "a", "reasoning_content": "hm"}
+
+
+@pytest.mark.parametrize("name", ["thinking_content", "reasoning_text", "thinkingText"])
+def test_reasoning_is_named_as_such(name):
+    assert f"field '{name}' of messages[2] is reasoning" in reason(
+        "chat", {"messages": talk((U, "q"), (A, "a"), **{name: "hm"})}
+    )
+
+
+def test_all_fields_that_would_be_lost_are_named_at_once():
+    row = {"messages": QA, "context": "x", "hint": "y", "id": 1, "tools": CALL}
+    words = reason("chat", row)
+    assert words.startswith("field 'context' is the input of a prompt")
+    assert words.endswith("; likewise 'hint', 'tools'")
+    parse("chat", row, "context", "hint", "tools")
+
+
+def test_fields_of_parts_are_kept_or_named_as_those_of_messages():
+    part = {"type": "text", "text": "a"}
+    signed = [{"type": "thinking", "thinking": "hm", "signature": "f00"}, {**part, "id": 3}]
+    found = parse("chat", {"messages": talk((U, "q"), (A, signed))})  # type: ignore[arg-type]
+    assert json.loads(found.text)[1] == {"role": A, "content": "a", "reasoning_content": "hm"}
+    assert json.loads(found.extra or "") == {
+        "messages[2].content[1].signature": "f00",
+        "messages[2].content[2].id": 3,
+    }
+    for name, value in (("image_url", "x.png"), ("context", "y"), ("tool_calls", CALL)):
+        lost = {"messages": talk((U, [{**part, name: value}]), (A, "a"))}  # type: ignore[list-item]
+        assert f"field '{name}' of messages[1].content[1] is" in reason("chat", lost)
+
+
+@pytest.mark.parametrize("row", [{"doc": "y"}, {"value": "y"}, {"grounding": "y"}, {"code_snippet": "y"}])
+def test_more_parts_of_a_prompt(row):
+    assert "is a part of the prompt" in reason("chat", {"question": "q", "answer": "a", **row})
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"finish_reason": "stop", "language_code": "en"},
+        {"extra_info": {"question": LONG, "index": 1}},
+        {"header": {"user-agent": LONG}},
+    ],
+)
+def test_more_metadata(row):
+    found = parse("chat", {"messages": [QA[0], {**QA[1], **row}]})
+    assert json.loads(found.text) == QA
+    assert set(found.uses.values()) == {"messages", "metadata"}

@@ -79,6 +79,14 @@ def test_B1_personal(text: str, masked: str):
         "1.0.0.0 is 1.0.0.1-final; take 1.4.1.2-rc1 or 1.4.1.2+build9, not 250.0.0.0",
         "tool-1.2.3.4-py3-none-any.whl",
         "Abschnitt 4.1.2.3, версия 1.2.3.4, versión 1.2.3.4",
+        "版本 1.2.3.4, 版本：1.2.3.4, 这个版本1.2.3.4, バージョン 1.2.3.4, 第 4.1.2.3 节, 第4.1.2.3节",
+        "'fern': '^1.2.3.4', gem 'jar', '~> 1.2.3.4', jar (>= 1.2.3.4), jar (= 1.2.3.5), __version__ = '1.2.3.4'",
+        "org.fern:jar:1.2.3.4 owner/image:1.2.3.4 https://fern.org/jar/1.2.3.4/jar.zip",
+        "4.1.2.3 Results\n4.1.2.4. Discussion\n  1.1.1.2\tSummary\n| 1.2.1.1 Terms",
+        "upgraded from 1.2.3.3 to 1.2.3.4 and updating to 1.2.3.5",
+        "Chrome 99.0.1.2, .NET Framework 4.8.1.2, Java 1.8.0.1 and OpenSSL 1.0.2.1",
+        "EC 3.4.21.4 (EC 2.7.11.1), OID 1.3.6.1, Art. 1.2.3.4 and step 1.2.3.4",
+        "127.0.0.1:8080 is this computer, 255.255.255.0 a mask",
     ],
 )
 def test_versions_and_sections_are_no_addresses(text: str):
@@ -95,6 +103,19 @@ def test_versions_and_sections_are_no_addresses(text: str):
         ("192.168.1.1-192.168.1.9 and 10.0.0.0/8", "[IP]-[IP] and [IP]/8"),
         ("version 2 of the tool at 10.1.2.3", "version 2 of the tool at [IP]"),
         ("# hosts\n10.1.2.3 # 10.1.2.4", "# hosts\n[IP] # [IP]"),
+        (
+            "10.1.2.3 Ada\n1.2.3.4 lamp\n8.8.4.44 Lamp\n1.2.3.4 - - [10/Oct]",
+            "[IP] Ada\n[IP] lamp\n[IP] Lamp\n[IP] - - [10/Oct]",
+        ),
+        (
+            "Firefox from 10.1.2.3, nginx: 10.1.2.4 - -, moved to 10.1.2.5",
+            "Firefox from [IP], nginx: [IP] - -, moved to [IP]",
+        ),
+        (
+            "ip-10.1.2.3 host-10.1.2.4 http://a.org/ip/10.1.2.3/x ftp://10.1.2.4/x/",
+            "ip-[IP] host-[IP] http://a.org/ip/[IP]/x ftp://[IP]/x/",
+        ),
+        ("peer:10.1.2.3 Remote:10.1.2.4, addr >= 10.1.2.5, '10.1.2.6'", "peer:[IP] Remote:[IP], addr >= [IP], '[IP]'"),
         ("<10.1.2.3> [10.1.2.3] (10.1.2.3) 10.1.2.3 > 10.1.2.4", "<[IP]> [[IP]] ([IP]) [IP] > [IP]"),
     ],
 )

@@ -244,6 +244,23 @@ n = Node(1, Node(2))
 assert f(n) == 6 and n.next.value == 3
 """,
     ),
+    "the same object": (
+        """
+import enum
+class Colour(enum.Enum):
+    RED = 1
+class One:
+    only = None
+    def __new__(cls):
+        cls.only = cls.only or super().__new__(cls)
+        return cls.only
+def f(): return Colour.RED
+""",
+        """
+assert f() is Colour.RED is Colour(1) and f() == Colour.RED
+assert One() is One() and One is not Colour and object() is not One()
+""",
+    ),
     "data classes": (
         """
 from dataclasses import dataclass

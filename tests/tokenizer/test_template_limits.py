@@ -12,6 +12,7 @@ from ingot.tokenizer.template_sandbox import TemplateLimit
 TALK = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "the end"}]
 LONG = "{% set x = 'ab' * 400000 %}"
 LISTS = "{% set n = namespace(x=['a']) %}{% for a in range(99) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
+PAIR = LISTS + "{% set n.y = ['a'] %}{% for a in range(99) %}{% set n.y = [n.y, n.y] %}{% endfor %}"
 LOOPS = {
     "loops in loops": "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
     "a macro that calls itself twice": (
@@ -34,12 +35,21 @@ SIZES = {
         "{% set n.x = y %}{% endfor %}"
     ),
     "doubled lists": LISTS + "{{ n.x }}",
+    "doubled lists compared": PAIR + "{{ n.x == n.y }}",
+    "doubled lists ordered": PAIR + "{{ n.x < n.y }}",
+    "doubled lists searched": PAIR + "{{ n.x in [n.y] }}",
+    "doubled lists compared by a test": PAIR + "{{ n.x is eq n.y }}",
+    "doubled lists selected": PAIR + "{{ [n.x] | select('equalto', n.y) | list }}",
+    "doubled tuples as a key": (
+        "{% set n = namespace(x=(1,)) %}{% for a in range(99) %}{% set n.x = (n.x, n.x) %}{% endfor %}{{ {n.x: 1} }}"
+    ),
     "doubled lists as JSON": LISTS + "{{ n.x | tojson }}",
     "doubled lists joined to a text": LISTS + "{{ 'x' ~ n.x }}",
     "*": "{{ 'x' * 99999999999 }}",
     "* of a list": "{{ ([1] * 99999999) | length }}",
     "**": "{{ 9 ** (9 ** 9) }}",
     "%": "{{ '%99999999999d' % 1 }}",
+    "% of a huge width": "{{ '%*d' % (9999999999, 1) }}",
     "% of a width": "{{ '%*d' % (99999999, 1) }}",
     "format": "{{ '{:99999999d}'.format(1) }}",
     "format of a width": "{{ '{:{}d}'.format(1, 99999999) }}",
@@ -77,6 +87,14 @@ def test_a_template_that_makes_long_texts_is_refused(bpe, monkeypatch, name):
     with pytest.raises(TemplateLimit, match=r"(a value|an integer) of more than") as caught:
         render(TALK, using(bpe, SIZES[name]))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "{% if 1 %}" * 5000 + "{% endif %}" * 5000]
+)
+def test_a_template_that_is_nested_too_deeply_is_one_sentence(bpe, source):
+    with pytest.raises(UserError, match="chat template: it is nested too deeply to compile; fix the template"):
+        render(TALK, using(bpe, source))
 
 
 def test_the_limit_is_counted_and_not_timed(bpe, few_steps):

@@ -17,6 +17,7 @@ from ingot.tokenizer.base import Tokenizer
 from ingot.tokenizer.byte_bpe import ByteBPE, load_tokenizer
 from ingot.tokenizer.chat import check_template, masked_runs, render, render_batch, stop_ids
 from ingot.tokenizer.hf_files import TURNS_JINJA, export_tokenizer, import_tokenizer
+from ingot.tokenizer.template_sandbox import ConversationRefused
 from ingot.tokenizer.train import train
 from ingot.tokenizer.train import with_template as with_any_template
 from tests.tokenizer.hf_helpers import BRACKETS, CHATML, MARKED_CHATML, STOCK, like_bert, like_llama, like_qwen, stock
@@ -227,6 +228,45 @@ def test_bad_templates_are_one_sentence(bpe, source, sentence):
     with pytest.raises(UserError, match=sentence) as caught:
         render(TALK[:2], with_template(bpe, source))
     assert "\n" not in str(caught.value)
+
+
+ENDED = "{{ '<|' + m.role + '|>' + m.content }}{% if m.role == 'assistant' %}<|end|>{% endif %}{% endfor %}"
+HEADER = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "role", "number"),
+    [
+        ("{% for m in messages if m.role != 'system' %}" + ENDED + HEADER, "system", 1),
+        ("{% for m in messages if m.role in ('system', 'user', 'assistant') %}" + ENDED + HEADER, "tool", 3),
+        ("{{ messages[0].content }}{% for m in messages if m.role == 'assistant' %}" + ENDED + HEADER, "user", 2),
+    ],
+)
+def test_a_message_that_the_template_leaves_out_is_named(bpe, source, role, number):
+    tokenizer = with_template(bpe, source)
+    contents = {"system": "Be brief.", "user": "Why?", "tool": "42"}
+    around = [{"role": "user", "content": "Hi."}] * (number - 1)
+    answer = {"role": "assistant", "content": "So."}
+    for generation_prompt in (False, True):
+        messages = [*around, {"role": role, "content": contents[role]}, *([] if generation_prompt else [answer])]
+        with pytest.raises(ConversationRefused, match=f"does not contain message {number} of the {role}, which would"):
+            render(messages, tokenizer, generation_prompt=generation_prompt)
+    render([*around[:1], answer], tokenizer)
+    render([*around[:1], {"role": "system", "content": " "}, answer], tokenizer)
+
+
+def test_what_a_template_does_with_contents_does_not_hide_them(bpe):
+    loop = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content CHANGE }}{{ '<|end|>' }}{% endfor %}" + HEADER
+    for change in ("| trim", "| upper", "| replace('.', '!')", "| tojson", ".split('</think>')[-1]"):
+        render(TALK[:2], with_template(bpe, loop.replace("CHANGE", change.replace("| tojson", "| tojson | string"))))
+
+
+def test_a_conversation_that_begins_with_an_answer_is_refused_in_plain_words(bpe):
+    """Many templates read the first message, and before the first answer there is none."""
+    tokenizer = with_template(bpe, "{{ messages[0].role }}{% for m in messages %}" + ENDED + HEADER)
+    with pytest.raises(ConversationRefused, match="begins with an answer, and the template cannot render what comes"):
+        render([TALK[1], *TALK], tokenizer)
+    assert learned([{**TALK[1], "train": False}, *TALK[:2]], tokenizer) == [TALK[1]["content"] + "<|end|>"]
 
 
 def test_blocks_that_do_not_match_the_answers(bpe):

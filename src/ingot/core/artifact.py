@@ -285,7 +285,7 @@ class StageDir:
     def is_locked(self) -> bool:
         """Whether another process holds the directory's lock."""
         try:
-            with self._open_lock("r") as file:
+            with self._open_lock("r") as file, name_file(self.path / LOCK):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
@@ -306,7 +306,8 @@ class StageDir:
         self.path.mkdir(parents=True, exist_ok=True)
         with self._open_lock("a+") as file:
             try:
-                _flock_with_retries(file)
+                with name_file(self.path / LOCK):
+                    _flock_with_retries(file)
             except BlockingIOError:
                 file.seek(0)
                 owner = file.read().strip() or "unknown"

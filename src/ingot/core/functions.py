@@ -86,7 +86,7 @@ def function_files(name: str, where: str) -> list[Path]:
 
     Modules count if they are beside the file or on PYTHONPATH, and not installed. Data files are those in the list
     `FILES` of a module, relative to the working directory or to the module; a module without that list counts every
-    string in it that is the name of an existing file.
+    string in it that is the name of an existing file, also one that is written in parts.
 
     Raises:
         UserError: as `require_file`, and for a module that is not Python or an entry of `FILES` that does not exist.
@@ -174,8 +174,21 @@ def _data_files(source: Path, tree: ast.AST, where: str) -> Iterator[Path]:
                 yield from _named_files(name, source, where)
             return
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from (path for path in _candidates(node.value, source) if _is_regular(path))
+        if name := "/".join(_parts(node)):
+            yield from (path for path in _candidates(name, source) if _is_regular(path))
+
+
+def _parts(node: ast.AST) -> list[str]:
+    """The strings that an expression makes a path of: one string, or those after the directory of the module, as in
+    `Path(__file__).parent / "lists" / "banned.json"` and `os.path.join(here, "lists", "banned.json")`."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return [text]
+        case ast.BinOp(op=ast.Div(), left=left, right=ast.Constant(value=str(text))):
+            return [*_parts(left), text]
+        case ast.Call(func=ast.Name(id="Path") | ast.Attribute(attr="Path" | "join" | "joinpath"), args=arguments):
+            return [text for argument in arguments for text in _parts(argument)]
+    return []
 
 
 def _list_of_files(value: ast.AST, source: Path, where: str) -> list[str]:

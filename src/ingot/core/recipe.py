@@ -169,16 +169,28 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: found tables or lists nested hundreds deep, expected a recipe; fix it") from None
 
 
+def _is_one_value(text: str) -> bool:
+    """Whether text that is valid behind `value =` is a value and nothing else: in braces no line and comment follow."""
+    try:
+        return tomllib.loads(f"table = {{ value = {text.strip()} }}").keys() == {"table"}
+    except tomllib.TOMLDecodeError:
+        return False
+
+
 def _apply_override(table: dict[str, Any], override: str) -> None:
     name, sign, text = override.partition("=")
     if not sign or not name.strip():
         raise UserError(f"--set {override}: expected NAME=VALUE, for example stage.base.seed=2")
     try:
-        parsed = tomllib.loads(f"value = {text}")
+        parsed = tomllib.loads(f"value = {text.strip()}")
     except (tomllib.TOMLDecodeError, RecursionError):
         parsed = {"value": text}
-    if len(parsed) > 1:
-        raise UserError(f"--set {override!r}: found more than one setting, expected one; give each its own --set")
+    else:
+        if not _is_one_value(text):
+            raise UserError(
+                f"--set {override!r}: found more than one setting, or a comment, expected one value; give each setting "
+                "its own --set"
+            )
     value = parsed["value"]
     *parents, leaf = _key_path(name.strip())
     stages = table.get("stage", {})

@@ -223,6 +223,8 @@ def _is_version(match: re.Match[str]) -> bool:
         return len(words) > 1 and _REQUIREMENT.fullmatch(words[-2].strip("\"',:;")) is not None
     if words and words[-1] == "(=":  # of a package of Debian
         return True
+    if _UPDATE.fullmatch(" ".join(words[-2:])):
+        return True
     while words and (_LIST_WORDS.fullmatch(words[-1]) or _MEMBER.fullmatch(words[-1].strip(",;()"))):
         words.pop()
     if len(words) > 1 and _FILLERS.fullmatch(words[-1].lower()):

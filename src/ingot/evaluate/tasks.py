@@ -90,6 +90,8 @@ class Item(Settings):
                 raise ValueError(f"found answer {self.answer}, expected the number of a choice from 0")
             if not all(map(str.strip, self.choices)):
                 raise ValueError("found an empty choice, expected text")
+            if joined := next((c for c in self.choices if _is_word(self.prompt[-1:], ".,:;?!") and _is_word(c[0])), ""):
+                raise ValueError(f"found the choice {joined!r} after {self.prompt[-10:]!r}, expected its leading space")
             return self
         if not all(map(str.strip, self.targets)):
             raise ValueError("found an empty target, expected text")
@@ -120,6 +122,11 @@ class Item(Settings):
         if not names:
             raise ValueError("found an empty check, expected at least one rule")
         return self
+
+
+def _is_word(character: str, more: str = "") -> bool:
+    """Whether a character is a digit, of an alphabet with cases, whose words have spaces between them, or in `more`."""
+    return character.islower() or character.isupper() or character.isdigit() or (character != "" and character in more)
 
 
 class Task(Settings):

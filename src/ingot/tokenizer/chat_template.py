@@ -84,6 +84,8 @@ class Template:
             self._template = self._sandbox.compile_template(source)
         except jinja2.TemplateSyntaxError as error:
             raise UserError(f"chat template, line {error.lineno}: {error.message}; fix the template") from None
+        except RecursionError:
+            raise UserError("chat template: it is nested too deeply to compile; fix the template") from None
         self.has_generation_blocks = self._sandbox.has_generation_blocks
 
     def render(

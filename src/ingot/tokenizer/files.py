@@ -103,4 +103,4 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: byte {error.start} is not UTF-8; copy the file again") from None
+        raise UserError(f"{path}: byte {error.start} is not UTF-8; save it as UTF-8, or copy it again") from None

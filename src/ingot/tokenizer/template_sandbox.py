@@ -224,7 +224,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 if isinstance(value, sized) and isinstance(times, int):
                     work.check(len(value) * times)
         elif operator == "%" and isinstance(left, str):
-            _check_growth(work, "%", [left, right])
+            _check_growth(work, "%", [left, *(right if isinstance(right, tuple) else [right])])
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             work.made(1 << min(_MAX_BITS, max(0, left.bit_length() * right)))
         work.spend(1)

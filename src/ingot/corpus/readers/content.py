@@ -41,6 +41,7 @@ _MAGIC: dict[str, tuple[str, bytes]] = {
     "a RAR archive": (_UNPACK, rb"Rar!\x1a\x07"),
     "a cpio archive": (_UNPACK, rb"0707(?:0[127])[0-9A-Fa-f]{8}|\xc7\x71|\x71\xc7"),
     "an ar archive": (_UNPACK, rb"!<(?:arch|thin)>\n"),
+    "a WARC archive": ("write the texts of its pages as rows", rb"WARC/[01]\.[0-9]+\r?\n|filedesc://"),
     "a cabinet archive": (_UNPACK, rb"MSCF\x00{4}"),
     "a xar archive": (_UNPACK, rb"xar!\x00"),
     "an ARJ or LHA archive": (_UNPACK, rb"\x60\xea.|.{2}-l[hz][0-9ds]-"),
@@ -235,9 +236,9 @@ _WIDE = {
 
 
 def _is_utf8(head: bytes) -> bool:
-    """Whether bytes with characters beyond ASCII are UTF-8; a character at the end may be cut."""
+    """Whether bytes with characters beyond ASCII are UTF-8; the last one may be cut if the file goes on."""
     try:
-        codecs.getincrementaldecoder(UTF8)().decode(head)
+        codecs.getincrementaldecoder(UTF8)().decode(head, final=len(head) < SNIFF_BYTES)
     except UnicodeDecodeError:
         return False
     return not head.isascii()

@@ -71,6 +71,7 @@ class Peer:
         self._trusted = operations is None
         self._exported: list[Any] = []  # objects that the other process knows by their index
         self._numbers: dict[int, int] = {}  # id of an object -> its index
+        self._remotes: dict[int, Remote] = {}  # objects of the other process by their number
         self._exceptions: dict[int, type] = {}  # classes of the other process by their number
 
     def request(self, operation: str, *arguments: Any) -> Any:
@@ -191,7 +192,7 @@ class Peer:
         if kind in VALUES and all(type(part) in SCALARS for part in parts):
             return getattr(self._class(kind), "fromhex", self._class(kind))(*parts)
         if kind == "mine":
-            return Remote(self, *parts)
+            return self._remotes.setdefault(parts[0], Remote(self, *parts))  # one for each object, so that `is` works
         if kind == "yours":
             return self._exported[parts[0]]
         if kind == "exception":
