@@ -95,7 +95,10 @@ def test_a_prompt_may_end_in_a_line_end_and_a_file_begin_with_a_byte_order_mark(
         ([{**GOOD, "stop": "end"}, ITEM], "line 1: stop: found 'end', expected a list of texts"),
         ([GOOD, {**ITEM, "answer": 2}], "line 2: found answer 2, expected the number of a choice from 0"),
         ([GOOD, ITEM, {"prompt": "p", "choices": [" a", " a"], "answer": 0}], "line 3: found choices"),
-        ([GOOD, {**ITEM, "choices": ["a", " b"]}], "line 2: found the choice 'a' after 'p', expected its leading space"),
+        (
+            [GOOD, {**ITEM, "choices": ["a", " b"]}],
+            "line 2: found the choice 'a' after 'p', expected its leading space",
+        ),
         ([GOOD, {**ITEM, "prompt": "Answer:", "choices": [" A", "B"]}], "found the choice 'B' after 'Answer:'"),
         ([GOOD, {**ITEM, "prompt": "in 19", "choices": ["1", "2"]}], "found the choice '1' after 'in 19'"),
         ([GOOD, {**ITEM, "choices": ["a", " "]}], "line 2: found an empty choice"),
