@@ -174,7 +174,7 @@ def test_chat_refuses_a_stage_that_never_saw_a_conversation(ingot_here, stage, m
 
     def record(directory, **inputs):
         directory.mkdir(exist_ok=True)
-        (directory / "inputs.json").write_text(json.dumps({"kind": "train", "inputs": inputs}))
+        (directory / "inputs.json").write_text(json.dumps({"kind": "train", "settings": {}, "inputs": inputs}))
         return {"name": directory.name, "key": "", "dir": f"{root.name}/{directory.name}"}
 
     text, talk = data(text), data(talk)

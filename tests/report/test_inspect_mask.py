@@ -92,7 +92,7 @@ def test_other_stages_and_what_was_not_encoded_are_one_sentence(finished, empty)
         mask(finished.dir("card").path, 1)
     lonely = empty.root / "small" / "clean"
     lonely.mkdir(parents=True)
-    atomic_json(lonely / "inputs.json", {"name": "clean", "kind": "corpus", "key": "x", "inputs": {}})
+    atomic_json(lonely / "inputs.json", {"name": "clean", "kind": "corpus", "key": "x", "settings": {}, "inputs": {}})
     with pytest.raises(UserError, match="no tokens stage of it in this run"):
         mask(lonely, 1)
     with pytest.raises(UserError, match=r"no inputs\.json"):
