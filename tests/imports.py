@@ -2,10 +2,9 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 
 def assert_not_imported(code: str, *modules: str, argument: str = "") -> None:
     """Run the code by itself (`sys.argv[1]` is the argument): none of these modules may be there at its end."""
     after = f"import sys\n{code}\nassert not {set(modules)} & sys.modules.keys(), sys.modules.keys() & {set(modules)}"
-    subprocess.run([sys.executable, "-c", after, argument], check=True, cwd=Path(__file__).parent.parent)
+    subprocess.run([sys.executable, "-c", after, argument], check=True)

@@ -368,10 +368,10 @@ def test_a_walk_names_what_it_does_not_read(tmp_path, monkeypatch):
     assert names(Source(path=str(top))) == ["a.txt", "f.txt"]
 
 
-def test_a_pipe_or_socket_is_never_opened(tmp_path):
+def test_a_pipe_or_socket_is_never_opened(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "a.txt")
     with socket.socket(socket.AF_UNIX) as server:
-        os.chdir(tmp_path)
+        monkeypatch.chdir(tmp_path)
         server.bind("b.txt")
         for path in (tmp_path / "a.txt", tmp_path / "b.txt", Path("/dev/null")):
             with pytest.raises(UserError, match="is a pipe, socket or device, expected a regular file"):

@@ -77,8 +77,7 @@ def adapter_files(directory: Path) -> list[Path]:
 
 def own_tokenizer(directory: Path) -> bool:
     """Whether there is a complete tokenizer."""
-    names = set(_names(directory))
-    return any(set(files) <= names for files in (("tokenizer.json",), *GPT2_FILES))
+    return bool(_vocabulary(directory))
 
 
 def not_used(directory: Path, used: Iterable[Path]) -> list[str]:
@@ -88,12 +87,16 @@ def not_used(directory: Path, used: Iterable[Path]) -> list[str]:
         directory: a model's or an adapter's directory.
         used: the files that are read, besides those of a tokenizer.
     """
-    vocabulary = ("tokenizer.json",)
-    if not (directory / "tokenizer.json").is_file():
-        vocabulary = next((f for f in GPT2_FILES if all((directory / name).is_file() for name in f)), ())
+    vocabulary = _vocabulary(directory)
     tokenizer = (*vocabulary, *COMPANION_FILES) if vocabulary else ()
     read = {INDEX, *tokenizer, *(file.name for file in used)}
     return [f"{name}/" if (directory / name).is_dir() else name for name in _names(directory) if name not in read]
+
+
+def _vocabulary(directory: Path) -> tuple[str, ...]:
+    """The files of the vocabulary that an import reads; none without a complete tokenizer."""
+    names = set(_names(directory))
+    return next((files for files in (("tokenizer.json",), *GPT2_FILES) if set(files) <= names), ())
 
 
 def listed(names: list[str]) -> str:

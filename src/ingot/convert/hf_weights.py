@@ -25,7 +25,7 @@ from torch import Tensor
 from ingot.convert.directories import INDEX, SINGLE, model_weights
 from ingot.convert.hf_config import CONFIG, Dtype, config_to_hf, read_config
 from ingot.core.artifact import atomic_json
-from ingot.core.errors import UserError, name_file, system_error
+from ingot.core.errors import UserError, name_file
 from ingot.model.adapter_config import linear_layers
 from ingot.model.config import ModelConfig
 from ingot.model.transformer import Transformer, empty
@@ -246,11 +246,9 @@ def _is_tied_head(name: str, config: ModelConfig) -> bool:
 def open_safetensors(file: Path) -> Iterator[safe_open]:
     """Open a safetensors file; raises UserError if it is invalid."""
     try:
-        with safe_open(file, framework="pt") as tensors:
+        with name_file(file), safe_open(file, framework="pt") as tensors:
             yield tensors
     except SafetensorError as error:
-        if (number := system_error(error)) is not None:
-            raise OSError(number, os.strerror(number), str(file)) from None
         raise UserError(f"{file}: not a readable safetensors file ({error}); download it again") from None
 
 

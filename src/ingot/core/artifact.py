@@ -59,7 +59,7 @@ def regular(path: Path) -> Path:
         UserError: a pipe, a directory, a link to nothing, or the stand-in of a file that Git LFS has not fetched.
     """
     if os.path.lexists(path) and not path.is_file():
-        raise UserError(f"{path}: not a regular file, expected one; copy the file again")
+        raise UserError(f"{path}: not a regular file, expected one; copy the file again, or name another")
     if path.exists():
         with path.open("rb") as file:
             if file.read(len(_LFS)) == _LFS:
@@ -373,9 +373,7 @@ class FileHashes:
         """The digests that `digest` has returned, by path; a caller may clear it."""
 
     def digest(self, path: Path) -> str:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
-            raise UserError(f"{path}: not a regular file, expected one; copy the file again, or name another")
+        status = regular(path).stat()
         stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
         known = self._known.get(str(path))
         if known is None or known[:4] != stamp:

@@ -107,13 +107,14 @@ class TextFile:
     def _joined(self, pieces: list[bytes], size: int) -> bytes:
         return b"".join(pieces)[: size if size <= self.max_bytes else 80]
 
-    def too_long(self, size: int | None = None) -> str:
-        """The reason to reject a row of more than `max_bytes`."""
-        what = f"{size:,} bytes" if size else "its row"
-        return (
-            f"{what} is longer than the {self.max_bytes / 1e6:g} MB of max_document_mb; check for a missing line "
-            "end or quote, or raise it"
-        )
+
+def row_too_long(max_bytes: int, size: int | None = None) -> str:
+    """The reason to reject a row of more than `max_bytes`."""
+    what = f"{size:,} bytes" if size else "its row"
+    return (
+        f"{what} is longer than the {max_bytes / 1e6:g} MB of max_document_mb; check for a missing line end or quote, "
+        "or raise it"
+    )
 
 
 def not_utf8(place: str, error: UnicodeDecodeError) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from typing import Any, Literal, NamedTuple
 
 from ingot.core.errors import shortened
-from ingot.corpus.readers.files import BadRow, Row, TextFile, not_utf8
+from ingot.corpus.readers.files import BadRow, Row, TextFile, not_utf8, row_too_long
 from ingot.corpus.readers.packing import Damaged
 
 _BLANKS = re.compile(r"[ \t\n\r]*")
@@ -33,7 +33,7 @@ def jsonl_rows(file: TextFile) -> Iterator[Row]:
     """One row per non-blank line. Raises Damaged."""
     for line in file.lines():
         if line.too_long:
-            yield Row(BadRow(file.too_long(line.size)), line.offset, line.number, bytes=line.size)
+            yield Row(BadRow(row_too_long(file.max_bytes, line.size)), line.offset, line.number, bytes=line.size)
         elif line.data.strip():
             yield Row(parse(line.data, line.offset), line.offset, line.number, bytes=line.size)
 
@@ -291,7 +291,7 @@ class _JSONStream:
         """Double the buffered text, so that a long value is not parsed again for every block. False at the end."""
         buffered = self._text[self._at :]
         if len(buffered) > self._file.max_bytes:
-            raise Damaged(f"a row at character {self._position(self._at)}: {self._file.too_long()}")
+            raise Damaged(f"a row at character {self._position(self._at)}: {row_too_long(self._file.max_bytes)}")
         if self._damage:
             raise self._damage
         texts, missing = [buffered], len(buffered) + 1

@@ -20,7 +20,7 @@ from ingot.corpus.documents import SCHEMA
 from ingot.corpus.funnel import Quarantined
 from ingot.corpus.readers import json_files, row_formats, tables
 from ingot.corpus.readers.content import Kind, content_kind, identify, not_text
-from ingot.corpus.readers.files import UTF8, BadRow, Row, TextFile, not_utf8
+from ingot.corpus.readers.files import UTF8, BadRow, Row, TextFile, not_utf8, row_too_long
 from ingot.corpus.readers.locate import ROWS, InputFile, locate
 from ingot.corpus.readers.packing import Damaged
 from ingot.corpus.readers.python_library import docs_chats, docs_preferences, docs_prompts, docs_texts
@@ -143,7 +143,7 @@ class _FileReader:
         self.remarks: list[str] = []
         """How the file was read, where it is not what its name says."""
         self._max_bytes = settings.max_bytes
-        self._too_long = TextFile(file.file, max_bytes=settings.max_bytes).too_long()
+        self._too_long = row_too_long(settings.max_bytes)
         field, fields = settings.names(source)
         self._field = field or ""
         self._parse = row_formats.row_parser(settings.format, field, fields, self._metadata)

@@ -61,8 +61,7 @@ class RowFields:
         if field is None:
             return None
         name, value = field
-        if isinstance(value, str) and value.lstrip().startswith("["):  # tables store a list as a JSON string
-            value = _parse_list(value, name, or_text=role != "messages")
+        value = _parse_list(value, name, or_text=role != "messages")
         if isinstance(value, str) and role != "messages":
             self.uses.texts.append(value)
             if role == "prompt":
@@ -189,8 +188,7 @@ class RowFields:
         if field is None or is_empty(field[1]):
             return []
         name, turns = field
-        if isinstance(turns, str) and turns.lstrip().startswith("["):  # tables store a list as a JSON string
-            turns = _parse_list(turns, name, or_text=False)
+        turns = _parse_list(turns, name, or_text=False)
         if isinstance(turns, list) and all(isinstance(turn, dict) for turn in turns):
             return [read_message(turn, number, name, self.uses) for number, turn in enumerate(turns, 1)]
         if not isinstance(turns, list) or not all(isinstance(t, list) and [*map(type, t)] == [str, str] for t in turns):
@@ -214,8 +212,19 @@ def row_flags(row: Mapping[str, Any], uses: FieldUses, format: Format) -> dict[s
     return dict.fromkeys(flags, "loss")
 
 
-def _parse_list(value: str, name: str, or_text: bool) -> Any:
-    """The list of messages in a JSON string. With `or_text`, any other string is returned unchanged."""
+def _parse_list(value: Any, name: str, or_text: bool) -> Any:
+    """The list in a JSON string, as tables store one; any other value is returned unchanged.
+
+    Args:
+        value: the value of a field.
+        name: the field.
+        or_text: return the string unchanged too, unless it is a list of messages.
+
+    Raises:
+        BadRow: a string that begins like a list is not valid JSON, without `or_text`.
+    """
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return value
     parsed = parse(value.encode(), 1)
     if not or_text:
         if isinstance(parsed, BadRow):

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ingot.core.errors import shortened
-from ingot.corpus.readers.files import BadRow, Line, Row, TextFile, not_utf8, unreadable
+from ingot.corpus.readers.files import BadRow, Line, Row, TextFile, not_utf8, row_too_long, unreadable
 from ingot.corpus.readers.packing import Damaged
 
 MAX_REWINDS = 1000
@@ -96,7 +96,7 @@ def _tab_records(file: TextFile) -> Iterator[_Record]:
     """As `_records`, without quoting: a line is a row and a tab separates its fields."""
     for line in file.lines():
         if line.too_long:
-            yield line.number, BadRow(file.too_long(line.size)), line.size
+            yield line.number, BadRow(row_too_long(file.max_bytes, line.size)), line.size
         elif line.data.strip(b"\r"):
             text, error = _decode(line)
             yield line.number, _not_utf8(error) if error else text.removesuffix("\r").split("\t"), line.size
@@ -169,7 +169,7 @@ class _Lines(Iterator[str]):
         self._size += line.size
         self.number += 1
         if self._size > self._file.max_bytes:
-            raise csv.Error(self._file.too_long())
+            raise csv.Error(row_too_long(self._file.max_bytes))
         return line.text
 
     def _read(self) -> _Line:
