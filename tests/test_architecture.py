@@ -87,6 +87,7 @@ def test_without_fast_backends_the_core_tests_pass(without: Path) -> None:
     _run(without, "pytest", "-m", "not slow and not long", *(f"tests/{name}" for name in CORE))
 
 
+@pytest.mark.slow
 def test_without_fast_backends_the_demo_trains(without: Path) -> None:
     """The first steps of the demo's base stage."""
     small = ("sources=['src']", "holdout={fraction=0.05,by='tail'}")

@@ -105,6 +105,7 @@ def test_an_objective_is_one_file_and_one_line(work: Path) -> None:
     assert {step["tokens"] for step in events(stage, "step")} == {8}, "one target a row"
 
 
+@pytest.mark.slow
 def test_an_objective_with_a_mentor_a_token_column_and_a_head(work: Path) -> None:
     """One file and one line bring a companion of a new role, a column per token and a trained module."""
     add_file(work, "# src/ingot/objectives/mentored.py")

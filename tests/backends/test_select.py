@@ -174,6 +174,7 @@ def fresh_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 def test_a_compiler_that_fails_leaves_the_base_backend(fresh_compiler: None) -> None:
     messages: list[str] = []
     model = make("gpt2")

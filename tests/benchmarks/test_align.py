@@ -84,6 +84,7 @@ def test_command_prints_one_document(bench: Callable) -> None:
     assert list(found["methods"]["grpo"]) == ["ingot", "ingot fp32"]
 
 
+@pytest.mark.slow
 def test_command_refuses_what_it_does_not_know(bench: Callable) -> None:
     for arguments, words in (
         (("--shape", "S1"), "--shape: found 'S1', expected A1 or tiny"),

@@ -171,6 +171,7 @@ def test_repeat_writes_training_documents_again_at_the_end(tmp_path):
     assert (result["documents"], result["train_documents"]) == (43, len(texts))
 
 
+@pytest.mark.slow
 def test_the_library_as_code_prose_and_conversations_shares_its_holdout(tmp_path, monkeypatch):
     some = [pair for n, pair in enumerate(library_files()) if n % 3 == 0 or pair[0].startswith(("json/", "argparse"))]
     monkeypatch.setattr(locate, "library_files", lambda: some)

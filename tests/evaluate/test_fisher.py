@@ -82,6 +82,7 @@ def test_2_7_exact_fisher_is_the_jacobians() -> None:
     assert fisher.tokens == sum(int((r.labels_BT != IGNORE).sum()) for r in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", ["sampled", "mixed"])
 def test_2_7_monte_carlo_fisher_is_within_three_standard_errors(labels: Labels) -> None:
     """Of 400 estimates from different seeds: their mean, weight by weight, and above all their sum."""

@@ -75,6 +75,7 @@ def test_distinct_pairs():
     assert distinct([[1, 2, 3, 1, 2, 3]], n=3) == 0.75
 
 
+@pytest.mark.slow
 def test_noise_alone_is_no_fall_however_often_one_looks():
     """60 healthy runs of 240 steps, each asked at twelve steps on the way; gold rises early and stays."""
     cries = 0

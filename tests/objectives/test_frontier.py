@@ -85,12 +85,14 @@ def test_E3_P1_ppo_reaches_the_frontier_and_with_a_flipped_reward_leaves_it(tmp_
     assert flipped < 0.7  # uniform has 1
 
 
+@pytest.mark.slow
 def test_P2_k2_in_the_loss_reaches_it_too(tmp_path):
     reward, kl = reached(trained(tmp_path, 40, ppo("k2-loss")))
     assert reward - BETA * kl >= 0.97 * closed_form(BETA)[2]
     assert kl == pytest.approx(closed_form(BETA)[1], rel=0.2)
 
 
+@pytest.mark.slow
 def test_P2_control_k3_in_the_loss_ends_elsewhere(tmp_path):
     """At the optimum of the forward KL: a^2 - a / 2 - 1 / 16 = 0, a = 0.604, which is 5.09 nats of the reverse one."""
     reward, kl = reached(trained(tmp_path, 40, ppo("k3-loss")))
@@ -98,12 +100,14 @@ def test_P2_control_k3_in_the_loss_ends_elsewhere(tmp_path):
     assert reward == pytest.approx(8 * 0.6036, rel=0.1)
 
 
+@pytest.mark.slow
 def test_P2_control_k3_in_the_reward_holds_nothing(tmp_path):
     """Near the reference it has no gradient."""
     reward, kl = reached(trained(tmp_path, 25, ppo("k3-reward")))
     assert reward - BETA * kl < 0.9 * closed_form(BETA)[2]
 
 
+@pytest.mark.slow
 def test_P1_a_group_as_its_own_baseline_reaches_it_too(tmp_path):
     objective = GRPO(
         GRPOSettings(

@@ -109,11 +109,13 @@ def test_a_file_with_no_good_line_names_file_and_line(work: Path, ingot) -> None
     _refused(ingot("run", "tiny.toml", cwd=work), "talk.jsonl", "line 1")
 
 
+@pytest.mark.slow
 def test_a_missing_text_field_names_those_found(work: Path, ingot) -> None:
     (work / "talk.jsonl").write_text('{"body": "x", "title": "y"}\n')
     _refused(ingot("run", "tiny.toml", cwd=work), "talk.jsonl", "messages", "body", "title")
 
 
+@pytest.mark.slow
 def test_context_longer_than_the_data(work: Path, ingot) -> None:
     _recipe(work, ("context = 32", "context = 100000"))
     _refused(
@@ -145,6 +147,7 @@ def trained(run_once: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(run_once, tmp_path / "copy", symlinks=True))
 
 
+@pytest.mark.slow
 def test_a_damaged_store(trained: Path, ingot) -> None:
     """A flipped byte and a truncated file in a store: the next stage that reads it says which file, and ends."""
     ids = (trained / "runs" / "tiny" / "clean@bpe" / "train" / "ids.bin").resolve()
@@ -158,6 +161,7 @@ def test_a_damaged_store(trained: Path, ingot) -> None:
     _refused(ingot(*again, cwd=trained), "ids.bin", f"{len(data) - 2:,}", f"{len(data):,}")
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_refused_and_an_older_one_has_to_be_named(trained: Path, ingot) -> None:
     root = (trained / "runs" / "tiny" / "base" / "checkpoints").resolve()
     (newest,) = (root / "00000060").glob("*.safetensors")
@@ -171,6 +175,7 @@ def test_a_damaged_checkpoint_is_refused_and_an_older_one_has_to_be_named(traine
     _refused(ingot("verify", "tiny.toml", cwd=trained), "00000060")
 
 
+@pytest.mark.slow
 def test_another_tokenizer_is_refused(trained: Path, ingot) -> None:
     """A store whose manifest names another tokenizer than the model's."""
     stage = trained / "runs" / "tiny" / "clean@bpe"
@@ -184,6 +189,7 @@ def test_another_tokenizer_is_refused(trained: Path, ingot) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_second_run_on_a_locked_directory(work: Path, ingot) -> None:
     assert ingot("run", "tiny.toml", "--only", "clean", cwd=work).returncode == 0
     stage = StageDir((work / "runs" / "tiny" / "clean").resolve())
@@ -194,6 +200,7 @@ def test_a_second_run_on_a_locked_directory(work: Path, ingot) -> None:
     assert ingot("run", "tiny.toml", "--only", "clean", cwd=work).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_full_disk(work: Path, ingot) -> None:
     """A file system of 1 MB; the run ends with one sentence, and goes on where there is room."""
     small = work / "small"
@@ -213,6 +220,7 @@ def test_a_full_disk(work: Path, ingot) -> None:
         subprocess.run(["umount", "-l", str(small)], check=True)
 
 
+@pytest.mark.slow
 def test_what_the_machine_refuses_is_a_sentence(work: Path, ingot) -> None:
     """A file where a directory is to be, a directory where a file is to be."""
     (work / "note.txt").write_text("here before")
@@ -224,6 +232,7 @@ def test_what_the_machine_refuses_is_a_sentence(work: Path, ingot) -> None:
     _refused(ingot("report", "tiny.toml", "--to", "runs", cwd=work), "runs", "found a directory")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["DONE", "result.json"])
 def test_a_damaged_file_of_a_stage_is_named(work: Path, ingot, name: str) -> None:
     assert ingot("run", "tiny.toml", "--only", "clean", cwd=work).returncode == 0
@@ -234,6 +243,7 @@ def test_a_damaged_file_of_a_stage_is_named(work: Path, ingot, name: str) -> Non
     _refused(ingot("report", "tiny.toml", cwd=work), f"{stage.name}/{name}", "not readable", "delete that stage's")
 
 
+@pytest.mark.slow
 def test_no_memory_is_a_sentence(work: Path, ingot) -> None:
     huge = ingot("run", "tiny.toml", "--only", "base", "--set", "stage.base.model.width=100000000", cwd=work)
     _refused(huge, "base: there is not enough memory", "`ingot plan` shows how much")
@@ -253,6 +263,7 @@ def _steps(stage: Path) -> int:
     return len(read_events(stage / "metrics.jsonl", "step"))
 
 
+@pytest.mark.slow
 def test_a_run_that_ignores_interruptions_goes_on(work: Path) -> None:
     """As one that a script has sent to the background does."""
     began = _training(work, start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
@@ -269,7 +280,12 @@ def test_a_run_that_ignores_interruptions_goes_on(work: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "everybody"),
-    [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGUSR1, True)],
+    [
+        (signal.SIGINT, True),
+        pytest.param(signal.SIGINT, False, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR1, True, marks=pytest.mark.slow),
+    ],
 )
 def test_who_asks_a_run_to_end_finds_it_saved(work: Path, number: int, everybody: bool) -> None:
     """The parent alone, as `kill` asks, or its process group, as a terminal and Slurm do."""
@@ -288,6 +304,7 @@ SLOW = ('batch = 8\nduration = "60 steps"', 'batch = 3000\nduration = "60 steps"
 """The recipe with steps of more than a second."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", [(signal.SIGTERM, signal.SIGTERM), (signal.SIGUSR1, signal.SIGTERM)])
 def test_who_asks_again_does_not_cost_what_was_learned(work: Path, numbers: tuple[int, int]) -> None:
     """As Slurm does, whose SIGTERM follows where the step takes long; Ctrl-C alone ends a run at once."""
@@ -303,6 +320,7 @@ def test_who_asks_again_does_not_cost_what_was_learned(work: Path, numbers: tupl
     assert "saved after step" in rest
 
 
+@pytest.mark.slow
 def test_a_terminal_that_closes_does_not_cost_what_was_learned(work: Path) -> None:
     """Both processes lose their standard error with it, and get SIGHUP from the system and from the shell."""
     _recipe(work, SLOW)

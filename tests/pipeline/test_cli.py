@@ -188,6 +188,7 @@ def test_trace_is_what_was_trained_on(finished: Path, monkeypatch: pytest.Monkey
     assert build.run  # the builder that the child ran
 
 
+@pytest.mark.slow
 def test_trace_of_a_document_is_the_steps_that_hold_it(finished: Path, ingot) -> None:
     from ingot.stages.training.trace import trace, trace_document
 
@@ -210,6 +211,7 @@ def test_trace_of_a_document_is_the_steps_that_hold_it(finished: Path, ingot) ->
     assert "nothing.txt: no document of clean, talk is from this file, expected one such as" in absent.stderr
 
 
+@pytest.mark.slow
 def test_gc_lists_and_deletes_only_orphans(finished: Path, ingot) -> None:
     arguments = ("run", "tiny.toml", "--only", "bpe", "--set", "stage.bpe.vocab=290")
     assert ingot(*arguments, cwd=finished).returncode == 0
@@ -236,6 +238,7 @@ def test_gc_spares_what_an_unfinished_stage_reads(finished: Path, tmp_path: Path
     assert not left & tokens
 
 
+@pytest.mark.slow
 def test_directories_may_be_links_to_other_places(finished: Path, tmp_path: Path, ingot) -> None:
     work = shutil.copytree(finished, tmp_path / "work", symlinks=True)
     shutil.move(work / "runs" / "stages", tmp_path / "elsewhere")
@@ -268,6 +271,7 @@ def test_json_has_no_word_for_what_is_no_number(capsys: pytest.CaptureFixture[st
     }
 
 
+@pytest.mark.slow
 def test_damaged_and_missing_files_are_named(finished: Path, tmp_path: Path, ingot) -> None:
     work = shutil.copytree(finished, tmp_path / "work", symlinks=True)
     base, clean = (work / "runs" / "tiny" / name for name in ("base", "clean"))

@@ -64,6 +64,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_pairs_and_prompts_from_files_to_stores(work, ingot, capsys):
     done = ingot("run", "recipe.toml", "--json", cwd=work)
     assert done.returncode == 0, done.stderr

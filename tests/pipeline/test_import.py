@@ -70,6 +70,7 @@ def start(work: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return work / "start"
 
 
+@pytest.mark.slow
 def test_a_recipe_starts_from_a_directory_and_judges_it(start: Path) -> None:
     done = ingot.run("tune.toml")
     assert {"hf:start", "hf:start.tokenizer", "talk@hf:start.tokenizer", "tuned", "card"} <= set(done)
@@ -81,6 +82,7 @@ def test_a_recipe_starts_from_a_directory_and_judges_it(start: Path) -> None:
     assert judged["tuned"] < judged["hf:start"]
 
 
+@pytest.mark.slow
 def test_models_of_two_tokenizers_are_judged_beside_what_each_has_to_beat(start: Path, work: Path) -> None:
     """Bits per byte of models made elsewhere: gzip and xz once, a uniform guess over each vocabulary."""
     words = ByteBPE([*(bytes([b]) for b in range(256)), b"th"], r"\s+|\S+")
@@ -135,6 +137,7 @@ def test_the_python_door_says_what_it_expects(start: Path) -> None:
         next(model.complete("hello"))
 
 
+@pytest.mark.slow
 def test_import_then_export_is_the_same_to_the_bit(start: Path, ingot: Callable[..., Any], work: Path) -> None:
     brought = ingot("import", "hf:start", "--json", cwd=work)
     assert brought.returncode == 0, brought.stderr
@@ -154,6 +157,7 @@ def test_import_then_export_is_the_same_to_the_bit(start: Path, ingot: Callable[
         export_hf(work / directory, work / "again", "float32", False, print)
 
 
+@pytest.mark.slow
 def test_another_runs_stage_is_a_start(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(work)
     short = "stage.base.duration='4 steps'"
@@ -204,6 +208,7 @@ def test_what_was_made_from_files_that_are_gone_still_holds(start: Path, ingot: 
     assert (states["talk"], states["hf:start"]) == ("RUN", "HIT")
 
 
+@pytest.mark.slow
 def test_another_path_that_is_not_there_is_a_mistake(start: Path, ingot: Callable[..., Any]) -> None:
     """Paths of models and vocabularies are part of no key, only their content is."""
     begin = '\n[stage.begin]\nkind = "import"\npath = "hf:start"\n'
@@ -245,6 +250,7 @@ def test_weights_that_are_no_numbers_are_refused(start: Path) -> None:
     assert not (Path(jobs["dir"]) / "DONE").exists()
 
 
+@pytest.mark.slow
 def test_a_larger_tokenizer_makes_the_embeddings_grow(start: Path) -> None:
     text = TUNE.replace('init = "hf:start"', 'init = "grown"').replace('"hf:start", "tuned"', '"grown"')
     extra = '\n[stage.bpe]\nkind = "tokenizer"\nfrom = "talk"\nvocab = 300\n'

@@ -45,6 +45,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "tiny.toml"
 
 
+@pytest.mark.slow
 def test_the_winner_is_what_run_begins_with(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,6 +71,7 @@ def test_the_winner_is_what_run_begins_with(
         tune(recipe, [], "base", tmp_path / "runs", 5, said.append)
 
 
+@pytest.mark.slow
 def test_a_stage_of_too_few_steps_says_so(recipe: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="base: found 2 steps, expected 3 or more"):
         tune(recipe, ['stage.base.duration="2 steps"'], "base", tmp_path / "runs", 5, lambda _: None)

@@ -236,6 +236,7 @@ def test_an_export_is_the_merged_model(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_adapter_goes_out_and_comes_back_upon_its_model(tmp_path: Path, ingot: Callable[..., Any]) -> None:
     """Over the command line: the model under it and the adapter apart, then both imported as one."""
     export_hf(_at("base"), tmp_path / "base", "float32", False, print)

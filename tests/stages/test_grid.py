@@ -229,6 +229,7 @@ def test_every_method_goes_on_to_the_bit(method: str, column: str, monkeypatch: 
     assert method != "ppo" or '"beta": 0.05' not in (straight / "checkpoints" / "00000002" / "state.json").read_text()
 
 
+@pytest.mark.slow
 def test_a_child_killed_in_the_middle_of_a_rollout_goes_on_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """`kill -9` while a reward function is asked about the completions of step 3, adaptive KL, adapter and all."""
     own = METHODS["ppo"][1].replace('"rm"', '"check.py:slow"')

@@ -159,6 +159,7 @@ print(int(torch.full((1 << 20,), 1e-42).mul_(0.9).count_nonzero()))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("prepare", "left"), [("execution.prepare()", 0), ("torch.set_num_threads(2)", 1 << 20)])
 def test_moments_do_not_stay_denormal_on_any_thread(prepare: str, left: int) -> None:
     code = _DENORMAL.format(prepare=prepare)
