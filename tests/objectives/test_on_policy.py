@@ -488,6 +488,7 @@ def _raises(given, completions):
         (lambda p, c: [1.0, 0.0, 10**400], r"returned 10+ at prompt .*, expected a finite"),
         (lambda p, c: [1.0, 1e39, 0.0], r"returned 1e\+39 at prompt 'two' with completion 'bb', expected a finite"),
         (lambda p, c: [1.0, 0.0, math.inf], r"returned inf at prompt 'three'"),
+        (lambda p, c: 0.5, r"returned 0\.5 for 3 completions, expected a list with a score for each"),
         (lambda p, c: [1.0, "good", 0.0], r"returned 'good' at prompt 'two'"),
         (lambda p, c: [1.0], r"returned 1 scores for 3 completions, expected one for each"),
     ],

@@ -102,7 +102,7 @@ def test_2_5_canary_step_0_loss_is_ln_2_and_the_margin_0(precision: str, tmp_pat
     first = engine(
         tmp_path, Preference(PreferenceSettings()), precision, companions={"reference": model(1, precision).eval()}
     )
-    loss, _, measured = first.evaluate([pairs(8)])
+    loss, _, measured = first.evaluate([pairs(8)])[:3]
     assert loss == pytest.approx(math.log(2), abs=1e-7)
     assert measured["rewards/margin"] == 0.0  # to the bit: the reference is read by the same passes
     assert measured["rewards/accuracy"] == 0.5
@@ -133,7 +133,7 @@ def test_2_5_canary_swapping_the_sides_gives_the_loss_of_minus_h(name: str, tmp_
     batch = pairs(1, column=True)
     swapped = rows(batch, np.array([1, 0]))
     made = engine(tmp_path, Preference(PreferenceSettings(loss=name, beta=0.3, length_norm=False)))
-    _, _, measured = made.evaluate([batch])
+    _, _, measured = made.evaluate([batch])[:3]
     h = torch.tensor(measured["rewards/margin"] / 0.3, dtype=torch.float64)
     assert made.evaluate([batch])[0] == pytest.approx(float(LOSSES[name](h, Options(0.3))), rel=1e-12)
     assert made.evaluate([swapped])[0] == pytest.approx(float(LOSSES[name](-h, Options(0.3))), rel=1e-12)
@@ -356,7 +356,7 @@ def test_E8_replayed_rows_weigh_by_their_tokens_whatever_the_objective(tmp_path:
     loss, _, others = made.gradients(mixed)
     assert float(loss) == pytest.approx(float(made.gradients(own)[0]), rel=1e-12)  # no part of the reported loss
     assert float(others["replay_nats"]) == pytest.approx(nll.item() / n_again, rel=1e-12)
-    _, _, measured = made.evaluate([again])
+    _, _, measured = made.evaluate([again])[:3]
     assert measured == {"replay_nats": pytest.approx(nll.item() / n_again, rel=1e-12)}
     step = made.step(mixed)
     assert float(step.others["replay"]) == pytest.approx(nll.item() / (n_own + n_again), rel=1e-12)
@@ -388,7 +388,7 @@ def test_2_2_2_5_it_learns_who_wins_and_nothing_from_a_coin(kind: str, honest: b
     made = engine(tmp_path, objective, "fp32", 64, companions, lr=3e-3)
     for step in range(40):
         made.step(_ranked(32, 100 + step, honest))
-    loss, _, found = made.evaluate([_ranked(200, 7, True)])
+    loss, _, found = made.evaluate([_ranked(200, 7, True)])[:3]
     accuracy = found["accuracy" if kind == "reward" else "rewards/accuracy"]
     if honest:
         assert accuracy > (0.9 if kind == "reward" else 0.75)

@@ -15,12 +15,15 @@ def test_stage_lines_go_to_standard_error(finished, capsys):
     node = finished.graph.nodes["chat"]
     now = status(finished.graph, node)
     terminal.stage_line(node, now, None)
-    terminal.stage_line(node, now, 81.24)
+    terminal.stage_line(node, now, {"seconds": 81.24})
+    worse = {"verdict": "worse", "verdict_sentence": "reward 0.33 → 0.04 in 200 updates: worse than the start"}
+    terminal.stage_line(node, now, {"seconds": 81.24, **worse})
     out, err = capsys.readouterr()
     assert out == ""
-    first, second = err.splitlines()
+    first, second, third = err.splitlines()
     assert first.split()[:2] == ["chat", "RESUME"]
     assert second.split(maxsplit=1) == ["chat", "done in 81.2 s"]
+    assert third.split(maxsplit=1) == ["chat", f"done in 81.2 s; {worse['verdict_sentence']}"]
 
 
 def test_status_of_a_stage_under_way(finished, capsys):

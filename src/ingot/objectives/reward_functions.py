@@ -14,7 +14,7 @@ Shapes: B completions.
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -111,7 +111,8 @@ def call_reward_function(
         UserError: the function raised, or did not return a finite number or None for each completion.
     """
     try:
-        scores = list(function(prompts, completions))
+        returned = function(prompts, completions)
+        scores = list(returned) if isinstance(returned, Iterable) else None
     except UserError:
         raise
     except (Exception, SystemExit) as error:
@@ -120,6 +121,11 @@ def call_reward_function(
             f"{where}: '{name}' raised {type(error).__name__}: {error} {_at(prompts, completions, failed)}; "
             "fix it, or return None for a completion that cannot be scored"
         ) from error
+    if scores is None:
+        raise UserError(
+            f"{where}: '{name}' returned {returned!r} for {len(prompts)} completions, expected a list with a score for "
+            "each; it is called once for all of them, with a list of prompts and a list of completions"
+        )
     if len(scores) != len(prompts):
         raise UserError(
             f"{where}: '{name}' returned {len(scores)} scores for {len(prompts)} completions, expected one "

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ingot.core.process import machine_is_busy, shorten_spin
 from ingot.core.settings import settings_tree
 from ingot.pipeline.graph import Graph
 from ingot.pipeline.status import Status, status
+from ingot.stages.job import read_result
 from ingot.stages.kind import Node
 from ingot.stages.kinds import KINDS
 
@@ -30,8 +31,8 @@ QUIET = {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "
 MAX_RECORDED_FILES = 1000
 """Most raw files whose digests a stage records one by one, to name the changed ones later."""
 
-Report = Callable[[Node, Status, float | None], None]
-"""report(node, status, seconds): called before a stage with seconds = None, and after it if it ran."""
+Report = Callable[[Node, Status, Mapping[str, Any] | None], None]
+"""report(node, status, result): called before a stage with result = None, and after it with its numbers if it ran."""
 
 
 def run(graph: Graph, only: list[str], report: Report, quiet: bool = False) -> dict[str, Path]:
@@ -53,7 +54,7 @@ def run(graph: Graph, only: list[str], report: Report, quiet: bool = False) -> d
         if state.state != "HIT":
             link(graph, node)
             _run_child(graph, node, quiet)
-            report(node, state, graph.stage(node).read_done()["seconds"])
+            report(node, state, read_result(graph.stage(node).path))
         link(graph, node)
         done[node.name] = graph.stage(node).path
     return done

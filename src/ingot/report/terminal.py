@@ -32,6 +32,7 @@ COLOURS = {
     "MISSING": "red",
     "WAIT": "magenta",
 }
+VERDICT_COLOURS = {"nothing learned": "yellow", "worse": "red"}
 PIPE_WIDTH = 160
 """Width of files and pipes in characters; rich's default of 80 would wrap log lines."""
 RIGHT_ALIGNED = frozenset({"step", "loss", "validation", "tok/s", "ETA", "time"})
@@ -62,17 +63,19 @@ def print_rows(rows: Sequence[Mapping[str, str]]) -> None:
     console().print(filled)
 
 
-def stage_line(node: Node, now: Status, seconds: float | None) -> None:
+def stage_line(node: Node, now: Status, result: Mapping[str, Any] | None) -> None:
     """Print a line about a stage.
 
     Args:
-        seconds: duration of the stage after it ran; None before it runs.
+        result: its final numbers, with the verdict of a training; None before it runs.
     """
     line = Text(f"{node.name:<16}  ")
-    if seconds is None:
+    if result is None:
         line.append_text(state_text(now.state)).append(f"  {now.why}")
     else:
-        line.append("done", "green").append(f" in {figures.duration(seconds)}")
+        line.append("done", "green").append(f" in {figures.duration(result['seconds'])}")
+        if "verdict" in result:
+            line.append(f"; {result['verdict_sentence']}", VERDICT_COLOURS.get(result["verdict"], ""))
     console(error=True).print(line, soft_wrap=True)
 
 
@@ -140,7 +143,7 @@ def status_rows(graph: Graph) -> list[dict[str, Any]]:
 
     Returns:
         {name, kind, state, why, seconds}; for train stages also {step, phase, steps, loss_nats, val_loss_nats,
-        val_reward, tok_s, eta_s, health}.
+        val_reward, tok_s, eta_s, health, verdict, verdict_sentence}.
     """
     rows = []
     for node in graph.nodes.values():
@@ -171,6 +174,8 @@ def _train_progress(stage: Path, state: str) -> dict[str, Any]:
         "tok_s": last.get("tok_s"),
         "eta_s": eta,
         "health": _health(stage) if steps else None,
+        "verdict": validation.get("verdict"),
+        "verdict_sentence": validation.get("verdict_sentence"),
     }
 
 
@@ -211,8 +216,10 @@ def print_status(rows: list[dict[str, Any]]) -> None:
             figures.duration(row["seconds"]) if row.get("seconds") is not None else "",
         ]
         health = row["health"] if row.get("health") not in (None, "healthy") else ""
-        why = "; ".join(filter(None, ("" if row["state"] == "HIT" else row["why"], health)))
-        stages.add_row(row["name"], row["kind"], state_text(row["state"]), step, *cells, why)
+        colour = VERDICT_COLOURS.get(row.get("verdict") or "", "")
+        sentence = row["verdict_sentence"] if colour else ""
+        why = "; ".join(filter(None, ("" if row["state"] == "HIT" else row["why"], health, sentence)))
+        stages.add_row(row["name"], row["kind"], state_text(row["state"]), step, *cells, Text(why, colour))
     console().print(stages)
 
 
@@ -285,8 +292,8 @@ class Progress:
             line += f"  about {figures.duration(left)} left" if left else ""
             console(error=True).print(line, style="bold", soft_wrap=True)
 
-    def stage(self, node: Node, now: Status, seconds: float | None) -> None:
+    def stage(self, node: Node, now: Status, result: Mapping[str, Any] | None) -> None:
         """Print a line before and after a stage (a callback of `pipeline.run`); the arguments are `stage_line`'s."""
         if not self._quiet and (now.state != "HIT" or node.key not in self._printed):
-            stage_line(node, now, seconds)
+            stage_line(node, now, result)
         self._printed.add(node.key)

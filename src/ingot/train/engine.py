@@ -7,6 +7,7 @@ step clips by the global norm and updates the weights with the learning rate of 
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,7 @@ from ingot.optim.settings import OptimSettings
 from ingot.tokenizer.byte_bpe import Tokenizer
 from ingot.train import loss_scaling
 from ingot.train.execution import Execution
-from ingot.train.metrics import StepMetrics, TermSums, evaluation_means, merge_updates
+from ingot.train.metrics import Evaluated, StepMetrics, TermSums, evaluation_means, merge_updates
 from ingot.train.objective import Context, Objective, Term, no_grad_batches
 from ingot.train.penalties import Penalties
 from ingot.train.runner import Runner
@@ -248,21 +249,22 @@ class Engine:
     # -- evaluation ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def evaluate(self, batches: Iterable[Batch]) -> tuple[float, dict[str, int], dict[str, float]]:
-        """Loss over all batches, counts of units, and metrics by name.
+    def evaluate(self, batches: Iterable[Batch]) -> Evaluated:
+        """The loss and the metrics of all batches.
 
         Penalties are excluded. `Context.metrics` are weighted by the rows of their batch, a `Mean` by its own rows.
         """
         terms: dict[str, Term] = {}
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         batch_metrics: list[tuple[int, Mapping[str, Any]]] = []
+        parts: list[float] = []
         with self.eval_mode():
             for raw in batches:
                 self.signals.check()
                 context = self.context(0)
                 for batch in self._expand(raw, context):
-                    for unit, n in self._global_counts(batch).items():
-                        counts[unit] = counts.get(unit, 0) + n
+                    batch_counts = self._global_counts(batch)
+                    counts.update(batch_counts)
                     rows = batch.to(self.execution.device)
                     with self.execution.forward():
                         out = self.runner.forward(self.model, rows, self._taps(rows))
@@ -270,9 +272,10 @@ class Engine:
                     for name, term in batch_terms.items():
                         before = terms[name].sum if name in terms else 0
                         terms[name] = replace(term, sum=before + term.sum.double())
+                    parts.append(evaluation_means(batch_terms, batch_counts, (), self.mesh.sum)[0])
                 batch_metrics.append((len(raw), context.metrics))
         loss, metrics = evaluation_means(terms, counts, batch_metrics, self.mesh.sum)
-        return loss, counts, metrics
+        return Evaluated(loss, dict(counts), metrics, parts, sum(n for n, _ in batch_metrics))
 
     @torch.no_grad()
     def annotate(self, batch: Batch) -> dict[str, Tensor]:

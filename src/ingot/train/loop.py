@@ -45,7 +45,7 @@ def train(
         UserError: the loss or a gradient became NaN or infinite. No checkpoint contains its effect.
     """
     if engine.state["step"] == 0:
-        log.write("evaluation", step=0, **evaluation(0, False))
+        update_best(engine, evaluation(0, False), log)  # a run that gets worse keeps its start
     run = _Run(engine, evaluation, log, progress, notify)
     with engine.signals:
         run.run(batches)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,18 @@ class StepMetrics:
     """Predicted tokens of all steps up to this one, for comparing runs of different batch sizes."""
     skipped: bool = False
     """Whether the update was skipped because the gradient overflowed in fp16."""
+
+
+class Evaluated(NamedTuple):
+    """An evaluation of some rows."""
+
+    loss: float
+    counts: dict[str, int]
+    """Units of all batches."""
+    metrics: dict[str, float]
+    parts: list[float]
+    """The loss of each batch."""
+    rows: int
 
 
 class TermSums:

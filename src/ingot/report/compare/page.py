@@ -56,6 +56,7 @@ def _section(comparison: Comparison) -> dict[str, Any]:
         "per_run": narrow([headings, *table.rows(comparison, per_run=True)]) if several else [],
         "differing": narrow([["setting", *names], *differing]) if differing else [],
         "paired": table.paired(comparison),
+        "verdicts": table.bad_verdicts(comparison),
         "warnings": comparison.warnings,
         "seeds": any(len(g.finished) > 1 for g in comparison.groups),
         "charts": _charts(comparison),

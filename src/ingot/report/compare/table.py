@@ -10,7 +10,7 @@ from ingot.core.errors import shortened
 from ingot.core.statistics import Interval
 from ingot.report import figures
 from ingot.report.compare.compare import BITS, LOSS, Comparison, Group
-from ingot.report.terminal import table
+from ingot.report.terminal import VERDICT_COLOURS, table
 
 COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     LOSS: ("validation loss, nats", figures.nats),
@@ -67,6 +67,15 @@ def paired(comparison: Comparison) -> list[str]:
     ]
 
 
+def bad_verdicts(comparison: Comparison) -> list[tuple[str, str]]:
+    """(verdict, sentence) of each run that got worse or learned nothing."""
+    return [
+        (e.result["verdict"], f"{e.label}: {e.result['verdict_sentence']}")
+        for e in comparison.entries
+        if e.result.get("verdict") in VERDICT_COLOURS
+    ]
+
+
 def _signed(value: float) -> str:
     return f"{value:+.4f}" if abs(value) < 100 else f"{value:+,.0f}"
 
@@ -112,6 +121,8 @@ def data(comparison: Comparison) -> dict[str, Any]:
                 "finished": e.finished,
                 "step": e.step,
                 "steps": e.facts.get("steps"),
+                "verdict": e.result.get("verdict"),
+                "verdict_sentence": e.result.get("verdict_sentence"),
                 "numbers": e.numbers,
                 "intervals": {n: [r["low"], r["high"]] for n, r in e.evaluated.items()},
             }
@@ -149,6 +160,8 @@ def print_comparison(comparison: Comparison, out: Console) -> None:
         out.print(_filled(["setting", *names], *differing(comparison)))
     for line in paired(comparison):
         out.print(f"{comparison.metric}: {line}", soft_wrap=True)
+    for verdict, sentence in bad_verdicts(comparison):
+        out.print(sentence, soft_wrap=True, style=VERDICT_COLOURS[verdict])
     for warning in comparison.warnings:
         out.print(f"note: {warning}", soft_wrap=True, style="yellow")
 

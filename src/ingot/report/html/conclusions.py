@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from ingot.report import figures, reading
 from ingot.report.html.panels_forgetting import chains
 from ingot.report.html.panels_judge import alarms
+from ingot.train.verdict import change
 
-LOSS, REWARD = "validation loss in nats", "reward of fresh samples"
-MIN_CHANGE = 0.005
-"""Fraction of the starting value by which the metric of a training has to improve to count as learned."""
+TONES = {"learned": "good", "nothing learned": "warn", "worse": "bad"}
+"""Verdict of a training -> tone."""
 MIN_KEPT = 0.5
 """Fraction of the documents of a corpus below which its conclusion is a warning."""
 
@@ -37,9 +37,8 @@ def unfinished(name: str, state: str, why: str, stage: Path) -> Conclusion:
     steps, planned = reading.events(stage, "step"), reading.facts(stage).get("steps", 0)
     done = f"{100 * steps[-1]['step'] / planned:.0f} %" if steps and planned else "–"
     reasons = [why] if state != "running" else []
-    if change := _change(reading.evaluations(stage)):
-        label, first, last, _ = change
-        reasons.append(f"{label} {figures.nats(first)} at the start, {figures.nats(last)} so far")
+    if found := change(reading.evaluations(stage)):
+        reasons.append(f"{found.label} {figures.nats(found.start)} at the start, {figures.nats(found.end)} so far")
     return Conclusion(name, tone, state, done, "; ".join(reasons))
 
 
@@ -75,48 +74,21 @@ def _tokenizer(name: str, stage: Path) -> Iterator[Conclusion]:
         yield Conclusion(name, "", "", f"{report['bytes_per_token']:.2f}", sentence)
 
 
-Change = tuple[str, float, float, bool]
-"""(metric, value at the start, value at the end, whether more is better)"""
-
-
-def _change(evaluations: list[dict[str, Any]]) -> Change | None:
-    """The metric that decides whether a training stage learned, on the same rows at its start and at its end."""
-    for field, label, more_is_better in (
-        ("val_reward", REWARD, True),
-        ("val_loss_nats", LOSS, False),
-    ):
-        values = [e[field] for e in evaluations if e.get(field) is not None]
-        if len(values) > 1:
-            return label, values[0], values[-1], more_is_better
-    return None
-
-
-def learned(change: Change) -> tuple[str, str]:
-    """Tone and verdict of a training stage."""
-    _, first, last, more_is_better = change
-    gain = (last - first if more_is_better else first - last) / (abs(first) or 1.0)
-    if gain >= MIN_CHANGE:
-        return "good", "learned"
-    return ("warn", "not learned") if gain > -MIN_CHANGE else ("bad", "worse")
-
-
 def _train(name: str, stage: Path) -> Iterator[Conclusion]:
-    result, evaluations = reading.result(stage), reading.evaluations(stage)
+    result = reading.result(stage)
     if not result:
         return
-    size = f"{figures.short(result['parameters'])} parameters, " if "parameters" in result else ""
-    made = f"{size}{figures.short(result.get('tokens', 0))} tokens trained on"
     final = result.get("val_reward", result.get("val_loss_nats"))
-    change = _change(evaluations)
-    if change is None:
-        yield Conclusion(name, "", "", figures.nats(final), made)
-    else:
-        label, first, last, _ = change
-        tone, verdict = learned(change)
-        of = f" ({figures.describe_loss(result)})" if label == LOSS else ""
-        curve = f"{figures.nats(first)} → {figures.nats(last)} on the sample of the curves"
-        sentence = f"{label} on all held-out rows{of}; {curve}; {made}"
-        yield Conclusion(name, tone, verdict, figures.nats(final), sentence)
+    size = f"{figures.short(result['parameters'])} parameters, " if "parameters" in result else ""
+    sentence = f"{size}{figures.short(result.get('tokens', 0))} tokens trained on"
+    if "val_reward" in result:
+        sentence = f"reward of fresh samples on all held-out prompts; {sentence}"
+    elif final is not None:
+        sentence = f"validation loss in nats on all held-out rows ({figures.describe_loss(result)}); {sentence}"
+    verdict = result.get("verdict", "")
+    if verdict:
+        sentence = f"{result['verdict_sentence']}; {sentence}"
+    yield Conclusion(name, TONES.get(verdict, ""), verdict, figures.nats(final), sentence)
     for alarm in alarms(reading.events(stage, "step")):
         yield Conclusion(name, "warn", "check", f"step {alarm.step:,.0f}", alarm.sentence)
 

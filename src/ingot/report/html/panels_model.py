@@ -8,6 +8,7 @@ from markupsafe import Markup
 
 from ingot.report import figures, reading
 from ingot.report.html.charts import Series, line_chart
+from ingot.report.html.conclusions import TONES
 from ingot.report.html.measures import measures
 from ingot.report.html.panels_forgetting import chains, is_summary
 from ingot.report.html.panels_judge import alarms
@@ -34,6 +35,7 @@ def train(stage: Path) -> Markup:
         drawn=drawn,
         shown=min(MAX_CHARTS, len(drawn) - FOLDED_CHARTS),
         alarms=[f"{alarm.sentence} (from step {alarm.step:,.0f})" for alarm in alarms(steps)],
+        verdict=_verdict(reading.result(stage)),
         health=_health(steps, reading.events(stage, "health"), clip) if steps else None,
         rows=_loss_rows(evaluations),
         sources=[f"{name}, nats" for name in _sources(evaluations)],
@@ -87,8 +89,16 @@ def _charts(
     ]
 
 
+def _verdict(result: dict[str, Any]) -> dict[str, str] | None:
+    """Whether the training learned; None before its end."""
+    if "verdict" not in result:
+        return None
+    name = result["verdict"]
+    return {"verdict": name, "css": TONES.get(name, ""), "sentence": result["verdict_sentence"]}
+
+
 def _health(steps: list[dict[str, Any]], changes: list[dict[str, Any]], clip: float) -> dict[str, str]:
-    """The health of all logged gradient norms together, and its changes during training."""
+    """The state of all logged gradient norms together, and its changes during training."""
     norms = [s["grad_norm"] for s in steps]
     health = verdict(norms, clip)
     above = figures.percentage(sum(n > clip for n in norms), len(norms))

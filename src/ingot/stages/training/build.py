@@ -2,7 +2,9 @@
 
 import math
 import resource
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 from torch import nn
 
 from ingot.core.errors import UserError
+from ingot.core.events import METRICS, read_events
 from ingot.data.batches import Loader
 from ingot.data.packing import BestFit, OnePerRow
 from ingot.data.sampler import key_of
@@ -36,6 +39,7 @@ from ingot.train.engine import Engine, Plan
 from ingot.train.execution import Execution, choose, resumed, write
 from ingot.train.loop import train
 from ingot.train.metrics import StepMetrics
+from ingot.train.verdict import Training, mean_reward, parts_by_corpus, verdict
 
 _SCAN_TOKENS = 1 << 18
 """Tokens that are searched at once for the begin of text."""
@@ -287,10 +291,31 @@ def _loop(
     state = {name: engine.state[name] for name in ("best_step", "skipped_steps")}
     if engine.state["best_val"] is not None:
         state[f"best_val_{engine.objective.needs.best_metric}"] = engine.state["best_val"]
+    epochs = {name: round(value, 4) for name, value in timeline.epochs(data.source_size).items()}
+    job.log.flush()
+    learned, sentence = verdict(_training(job.out / METRICS, timeline, epochs, fractions))
     return {
+        "verdict": learned,
+        "verdict_sentence": sentence,
         **final,
         **state,
         "tokens": engine.state["tokens"],
-        **{f"epochs/{name}": round(value, 4) for name, value in timeline.epochs(data.source_size).items()},
+        **{f"epochs/{name}": value for name, value in epochs.items()},
         "peak_bytes": peak,
     }
+
+
+def _training(
+    metrics: Path, timeline: Timeline, epochs: Mapping[str, float], fractions: Mapping[str, float]
+) -> Training:
+    """What the verdict follows from, from the log of all attempts."""
+    parts = [e["loss_nats"] for e in read_events(metrics, "parts")]
+    return Training(
+        evaluations=sorted(read_events(metrics, "evaluation"), key=lambda e: e["step"]),
+        updates=timeline.steps,
+        parts=parts_by_corpus(parts[0], parts[-1]) if parts else {},
+        fractions=fractions,
+        batch_rows=timeline.rows(timeline.steps),
+        epochs=epochs,
+        rewards=mean_reward(read_events(metrics, "step")),
+    )

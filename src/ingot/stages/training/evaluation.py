@@ -2,10 +2,11 @@
 
 import itertools
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
-from ingot.data.batches import Source, all_rows
+from ingot.data.batches import Batch, Source, all_rows
 from ingot.infer.generate import generate
 from ingot.infer.streaming import sampling_for
 from ingot.stages.job import Job
@@ -14,6 +15,7 @@ from ingot.stages.training.settings import TrainSettings
 from ingot.tokenizer.byte_bpe import Tokenizer
 from ingot.train.engine import Engine
 from ingot.train.settings import rows_per_pass
+from ingot.train.verdict import PARTS, mean_error
 
 
 class Evaluation:
@@ -51,23 +53,33 @@ class Evaluation:
             final: whether training has ended. All held-out rows are used then, otherwise about `evaluate.tokens` of
                 each source.
         """
-        metrics, bits_per_byte = self._measure(self.data.held_out, "val", final)
+        metrics, bits_per_byte, parts = self._measure(self.data.held_out, "val", final)
         if final:
             return metrics | bits_per_byte | self._final_metrics()
+        if parts and step in (0, self.engine.plan.steps):
+            self.job.log.write("parts", step=step, loss_nats=parts)
         if not self.sampled:  # on policy, every step logs the reward of new samples already
             metrics |= self._measure(self.data.train_sources, "train", final=False)[0]
         if self.settings.evaluate.sample is not False and self.engine.objective.needs.generates_text:
             self.job.log.write("sample", step=step, **self._sample(step))
         return metrics
 
-    def _measure(self, sources: list[Source], prefix: str, final: bool) -> tuple[dict[str, float], dict[str, float]]:
-        """Metrics of each source and their weighted means; and bits per byte where every token is a target."""
+    def _measure(
+        self, sources: list[Source], prefix: str, final: bool
+    ) -> tuple[dict[str, float], dict[str, float], dict[str, list[float]]]:
+        """Metrics of each source and their weighted means; bits per byte where every token is a target; and the losses
+        of the parts of each source's rows."""
         values: dict[str, dict[str, float]] = {}  # metric -> source -> value
         bits, nll = {}, self.engine.objective.needs.loss_is_nll
+        parts: dict[str, list[float]] = {}
         for source in sources:
-            batches = all_rows(source, rows_per_pass(source.plan.context), limit=None if final else self._rows(source))
-            loss, counts, others = self.engine.evaluate(batches)
+            limit = None if final else self._rows(source)
+            loss, counts, others, losses, rows = self.engine.evaluate(self._batches(source, prefix, limit))
             without_loss = self.sampled or source.replay
+            if not without_loss:
+                parts[source.name] = losses
+            if "reward_std" in others:
+                others["reward_se"] = mean_error(others["reward_std"], rows)
             for name, value in (others if without_loss else {"loss_nats": loss, **others}).items():
                 values.setdefault(f"{prefix}_{name}", {})[source.name] = value
             if nll and final and not without_loss and counts["token"] == source.store.tokens - 1:  # all but the first
@@ -80,7 +92,15 @@ class Evaluation:
         }
         several = {name: by for name, by in values.items() if len(by) > 1}
         by_source = {f"{name}/{source}": value for name, by in several.items() for source, value in by.items()}
-        return means | by_source, bits
+        return means | by_source, bits, parts
+
+    def _batches(self, source: Source, prefix: str, limit: int | None) -> Iterator[Batch]:
+        """All rows of a source, or `limit` of them. A sample of held-out rows comes in `PARTS` parts if it can, which
+        the verdict of the run compares in pairs; sampling is faster in few batches."""
+        rows = rows_per_pass(source.plan.context)
+        if limit is not None and prefix == "val" and not self.sampled:
+            rows = min(rows, math.ceil(min(limit, source.plan.rows) / PARTS) * source.plan.group)
+        return all_rows(source, rows, limit)
 
     def _final_metrics(self) -> dict[str, float]:
         """Metrics of the objective that need all held-out rows."""

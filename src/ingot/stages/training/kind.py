@@ -173,7 +173,7 @@ def _short_spin(settings: TrainSettings) -> bool:
 
 TRAIN = Kind(
     TrainSettings,
-    17,
+    18,
     "ingot.stages.training.build:run",
     (
         *MODEL_SOURCES,
