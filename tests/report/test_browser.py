@@ -6,6 +6,7 @@ import shutil
 import struct
 import subprocess
 from html import unescape
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,11 @@ figure.querySelector("[name=logX]").click(); found.log = ticks();
 svg.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight" })); found.key = output.textContent;
 return found;
 """
-
-
+AXE = """
+document.querySelectorAll("details").forEach((details) => { details.open = true; });
+const { violations } = await axe.run();
+return { violations: violations.map((violation) => violation.id) };
+"""
 REFRESH = """
 const source = "<!doctype html>" + document.documentElement.outerHTML;
 const more = [...document.querySelectorAll("#base details")].find((d) => d.textContent.includes("more charts"));
@@ -123,6 +127,18 @@ def test_light_and_dark(pages: dict[str, Path], options: tuple[str, ...], bright
         size = f"--window-size={width},2400"
         browser(*options, size, f"--screenshot={picture}", pages["report"].as_uri(), directory=tmp_path)
         assert struct.unpack(">I", picture.read_bytes()[16:20]) == (width,)
+
+
+@pytest.mark.parametrize("options", [(), (DARK,)])
+@pytest.mark.parametrize("name", ["report", "comparison"])
+def test_nobody_is_shut_out(pages: dict[str, Path], name: str, options: tuple[str, ...], tmp_path: Path) -> None:
+    """axe-core's rules on contrast, names, order and roles, with everything unfolded; an image without a name fails."""
+    script = (files("axe_core_python") / "axe.min.js").read_text() + AXE
+    page = tmp_path / "page.html"
+    page.write_text(pages[name].read_text())
+    assert ask(page, script, tmp_path, *options)["violations"] == []
+    page.write_text(page.read_text().replace("</main>", "<img src='data:,'></main>"))
+    assert "image-alt" in ask(page, script, tmp_path, *options)["violations"]
 
 
 def test_a_chart_answers_to_mouse_and_keyboard(pages: dict[str, Path], tmp_path: Path) -> None:
