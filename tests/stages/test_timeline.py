@@ -178,12 +178,13 @@ def test_B9_a_model_is_as_long_as_its_longest_phase():
     assert trained_config(short, config).context == 32
     tuned = {"init": "base", "tokenizer": None, "model": None}
     assert trained_config(_stage(**tuned, phases=[{"name": "x", "fraction": 1.0, "context": 32}]), config).context == 64
-    assert (
-        trained_config(_stage(**tuned, phases=[{"name": "x", "fraction": 1.0, "context": 128}]), config).context == 128
-    )
-    learned = ModelSettings(depth=2, context=64, family="gpt2").resolve(300)
-    with pytest.raises(UserError, match="found a context of 128, expected at most 64"):
-        trained_config(_stage(**tuned, phases=[{"name": "x", "fraction": 1.0, "context": 128}]), learned)
+    longer = _stage(**tuned, phases=[{"name": "x", "fraction": 1.0, "context": 128}])
+    scaling = {"factor": 2, "low_freq_factor": 1, "high_freq_factor": 4, "original_context": 64}
+    scaled = ModelSettings.model_validate({"depth": 2, "context": 64, "rope_scaling": scaling}).resolve(300)
+    assert trained_config(longer, scaled).context == 128
+    for model in (config, ModelSettings(depth=2, context=64, family="gpt2").resolve(300)):
+        with pytest.raises(UserError, match="context: found 128, expected at most 64, which 'base' was made for"):
+            trained_config(longer, model)
 
 
 def test_B9_C8_the_example_of_the_page():

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ingot.core.errors import UserError
 from ingot.data.batch_size import BatchSizes, constant, ramp
 from ingot.data.sampler import Order
-from ingot.model.config import ModelConfig
+from ingot.model.config import ModelConfig, max_context
 from ingot.objectives.settings import OBJECTIVES
 from ingot.optim.schedule import schedule
 from ingot.stages.training.settings import PhaseSettings, RampSettings, TrainSettings
@@ -32,14 +32,9 @@ def trained_config(settings: TrainSettings, config: ModelConfig) -> ModelConfig:
         config: the initial model.
 
     Raises:
-        UserError: the model has fewer learned positions.
+        UserError: the context is longer than the model of `init` was made for.
     """
-    context = settings.trained_context(config.context)
-    if settings.init and context > config.context and config.positions == "learned":
-        raise UserError(
-            f"phases: found a context of {context:,}, expected at most {config.context:,}, the number of learned "
-            f"positions of '{settings.init}'; shorten the context, or start from a model with positions = \"rope\""
-        )
+    context = settings.trained_context(config.context, max_context(config.context, config.rope_scaling))
     return config.model_copy(update={"context": context})
 
 
