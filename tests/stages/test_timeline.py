@@ -187,6 +187,27 @@ def test_B9_a_model_is_as_long_as_its_longest_phase():
             trained_config(longer, model)
 
 
+@pytest.mark.parametrize(
+    ("duration", "rows", "batch"),
+    [
+        ("3 epochs", 61, 1),  # a thousand short conversations: 183 updates, not 6 of 32 rows
+        ("3 epochs", 300, 8),  # 900 rows: 8 make 112 updates, 16 would make 56
+        ("1 epoch", 10**6, 32),  # long enough for 512 x depth^2 tokens
+        ("0.4M tokens", 61, 2),
+        ("6 steps", 61, 32),  # as the recipe says
+        ("1 epoch", 20, 1),
+    ],
+)
+def test_a_default_batch_leaves_a_short_duration_its_updates(duration: str, rows: int, batch: int) -> None:
+    config = ModelSettings(depth=8, context=1024).resolve(300)
+    settings = _stage(init="base", tokenizer=None, model=None, duration=duration, batch=None)
+    line = build_timeline(settings, config, _sizes(a=rows), seed=1)
+    assert line.rows(1) == batch
+    unpaired = _stage(init="base", tokenizer=None, model=None, duration=duration, batch=None, objective="kto")
+    assert build_timeline(unpaired, config, _sizes(a=rows), seed=1).rows(1) == max(2, batch)
+    assert settings.evaluate.interval(line.steps) <= max(1, line.steps / 10)
+
+
 def test_B9_C8_the_example_of_the_page():
     page = (Path(__file__).parents[2] / "docs" / "stages" / "train.md").read_text()
     block = page.split("## Phases and ramps")[1].split("```toml")[1].split("```")[0]

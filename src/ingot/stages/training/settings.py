@@ -158,7 +158,7 @@ class TrainSettings(Settings):
     """Tokens of a row, for a model of `init`; default: the model's context."""
     batch: RowsPerUpdate | None = None
     """Rows of `context` tokens in an optimizer step: a number, or a ramp { from = 16, to = 1600, over = "12B tokens" }.
-    Default: 512 x depth^2 tokens."""
+    Default: 512 x depth^2 tokens, or fewer if a duration in tokens or epochs would make fewer than 100 updates."""
     adapter: Annotated[AdapterSettings | None, ADAPTER] = None
     """Train an adapter and freeze the model of `init`: { kind = "lora", rank = 16 }, or "lora" for short. Stages that
     use this one get the merged model."""
