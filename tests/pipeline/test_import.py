@@ -182,7 +182,7 @@ def test_the_plan_knows_the_shape_before_the_import_has_run(start: Path) -> None
 
 def test_rows_longer_than_the_imported_model_are_refused_unless_its_scaling_reaches_them(start: Path) -> None:
     longer = ["stage.tuned.context=128"]
-    with pytest.raises(UserError, match="stage.tuned.context: found 128, expected at most 64, which 'hf:start' was"):
+    with pytest.raises(UserError, match="found 128, expected at most 64, which 'hf:start' was"):
         load_graph(Path("tune.toml"), longer, Path("runs"))
     config = json.loads((start / "config.json").read_text())
     scaling = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

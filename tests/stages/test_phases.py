@@ -244,10 +244,10 @@ def test_C7_the_micro_batch_does_not_change_a_ramp(base, graph: Graph) -> None:
 
 def test_B9_rows_longer_than_the_model_of_init_are_refused_before_anything_runs(tmp_path: Path) -> None:
     """`base` has a context of 32, its longest phase's; RoPE scaling by two reaches twice its original context."""
-    longer = '[stage.longer]\nkind = "train"\ninit = "base"\nduration = "2 steps"\ndata = { code = 1.0 }\ncontext = 48\n'
+    longer = '[stage.longer]\nkind = "train"\ninit = "base"\nduration = "2 steps"\ndata = { code = 1 }\ncontext = 48\n'
     recipe = tmp_path / "longer.toml"
     recipe.write_text(RECIPE + longer)
-    with pytest.raises(UserError, match="stage.longer.context: found 48, expected at most 32, which 'base' was made"):
+    with pytest.raises(UserError, match="found 48, expected at most 32, which 'base' was made"):
         load_graph(recipe, [], tmp_path)
     scaling = "{ factor = 2.0, low_freq_factor = 1.0, high_freq_factor = 4.0, original_context = 24 }"
     assert load_graph(recipe, [f"stage.base.model.rope_scaling={scaling}"], tmp_path).nodes["longer"]

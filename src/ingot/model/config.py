@@ -60,7 +60,7 @@ class RopeScaling(Settings):
 
 
 def max_context(context: int, scaling: RopeScaling | None) -> int:
-    """Longest context that training may extend a model of `context` to: what its RoPE scaling reaches, if it has one."""
+    """Longest context that training may extend a model of `context` to: its own, or what its RoPE scaling reaches."""
     return max(context, int(scaling.original_context * scaling.factor)) if scaling else context
 
 

@@ -8,7 +8,6 @@ phase's settings begins and ends with the phase.
 import math
 from dataclasses import replace
 
-from ingot.core.errors import UserError
 from ingot.data.batch_size import BatchSizes, constant, ramp
 from ingot.data.sampler import Order
 from ingot.model.config import ModelConfig, max_context
@@ -112,7 +111,8 @@ class _PhaseBuilder:
         """`default_rows`, for the rows of the duration that the phase has or is a fraction of."""
         length = Duration.parse(settings.duration or self.settings.duration or "")
         duration = None if length.unit == "steps" else length.tokens(epoch, self.parameters) / row_targets
-        return max(default_rows(self.config, context, duration), OBJECTIVES[self.settings.objective.kind].smallest_batch)
+        smallest = OBJECTIVES[self.settings.objective.kind].smallest_batch
+        return max(default_rows(self.config, context, duration), smallest)
 
     def _steps(self, settings: PhaseSettings, sizes: BatchSizes, row_targets: float, epoch: float | None) -> int:
         """Steps of the phase; at least one."""
