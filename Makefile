@@ -57,11 +57,11 @@ bench-full: $(VENV)/.base
 proofs: $(VENV)/.base
 	@OMP_NUM_THREADS=1 $(BIN)/python -m proofs --results $(OUT)/proofs --to docs/PROOFS.md
 
-# The claims of the shipped recipes, three seeds each, and docs/RECIPES.md from them. Recipes that need data take it from
+# The claims of the shipped recipes, three seeds each, and docs/CLAIMS.md from them. Recipes that need data take it from
 # DATA. It resumes; from nothing it takes hours.
 DATA ?= ../shared/data
 recipes: $(VENV)/.base
-	@$(BIN)/python -m proofs.recipes --data $(DATA) --results $(OUT)/recipes --to docs/RECIPES.md
+	@$(BIN)/python -m proofs.recipes --data $(DATA) --results $(OUT)/recipes --to docs/CLAIMS.md
 
 # Fifty kills of a pipeline at random moments (CI does six), and the tests that train for minutes.
 soak: $(VENV)/.dev

@@ -298,7 +298,7 @@ def main(words: Iterable[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=3, help="run each with seeds 1 to this (default 3)")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of data")
     parser.add_argument("--results", type=Path, default=Path("runs/recipes"), help="directory of results and runs")
-    parser.add_argument("--to", type=Path, default=None, help="the page to write (docs/RECIPES.md)")
+    parser.add_argument("--to", type=Path, default=None, help="the page to write (docs/CLAIMS.md)")
     parser.add_argument("--list", action="store_true", help="run nothing")
     options = parser.parse_args(None if words is None else list(words))
     all_checks = checks(Workplace(options.results / "work", options.data))

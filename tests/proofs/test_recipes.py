@@ -19,12 +19,12 @@ def test_a_check_resumes_and_one_without_its_data_is_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["llama-7b", "finetune-hf", "--seeds", "2", "--data", str(tmp_path / "none")]
-    words += ["--results", str(tmp_path / "results"), "--to", str(tmp_path / "RECIPES.md")]
+    words += ["--results", str(tmp_path / "results"), "--to", str(tmp_path / "CLAIMS.md")]
     assert main(words) == 0
     monkeypatch.setattr(recipes, "plan_rows", None)  # nothing is planned again
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert printed.count("skipped, no") == 2
-    page = (tmp_path / "RECIPES.md").read_text()
+    page = (tmp_path / "CLAIMS.md").read_text()
     assert "plan: 7.5e+09" in page
     assert "trained: not run" in page
