@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 OUT    ?= runs
 
-.PHONY: demo test test-full check tune bench bench-full proofs soak sanitize setup setup-dev clean
+.PHONY: demo test test-full check tune bench bench-full proofs recipes soak sanitize setup setup-dev clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.base: pyproject.toml constraints.txt
@@ -56,6 +56,12 @@ bench-full: $(VENV)/.base
 # Experiments with known answers, three seeds each, and docs/PROOFS.md from them. It resumes.
 proofs: $(VENV)/.base
 	@OMP_NUM_THREADS=1 $(BIN)/python -m proofs --results $(OUT)/proofs --to docs/PROOFS.md
+
+# The claims of the shipped recipes, three seeds each, and docs/CLAIMS.md from them. Recipes that need data take it from
+# DATA. It resumes; from nothing it takes hours.
+DATA ?= ../shared/data
+recipes: $(VENV)/.base
+	@$(BIN)/python -m proofs.recipes --data $(DATA) --results $(OUT)/recipes --to docs/CLAIMS.md
 
 # Fifty kills of a pipeline at random moments (CI does six), and the tests that train for minutes.
 soak: $(VENV)/.dev

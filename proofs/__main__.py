@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import groupby
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 
 from proofs.page import page
-from proofs.proof import Arm, Proof, Results
+from proofs.proof import Proof, Results, run_arm
 
 FILES = (
     "g2_groups",
@@ -102,22 +101,7 @@ def _run(ids: Sequence[str], seed: int, directory: Path, names: Sequence[str] | 
     """Run all arms of some proofs with one seed; whether all gave the expected outcome."""
     all_arms = [(proof, arm) for proof in proofs() if proof.id in ids for arm in proof.arms]
     selected = [(proof, arm) for proof, arm in all_arms if not names or arm.name in names]
-    return all([_run_arm(proof, arm, seed, Results(directory)) for proof, arm in selected])  # noqa: C419 - run them all
-
-
-def _run_arm(proof: Proof, arm: Arm, seed: int, results: Results) -> bool:
-    """Run an arm unless it has a result, and print the outcome; whether it is the expected one."""
-    result = results.read(proof, arm, seed)
-    if result is None:
-        start = time.perf_counter()
-        numbers = proof.run(seed, arm.name)
-        result = results.write(proof, arm, seed, numbers, time.perf_counter() - start)
-    passed = arm.passes(result["numbers"])
-    numbers = ", ".join(f"{n} {v:.5g}" for n, v in result["numbers"].items() if isinstance(v, int | float))
-    kind = "control" if arm.control else "arm"
-    outcome = "as expected" if passed else "NOT AS EXPECTED"
-    print(f"{proof.id} {kind} '{arm.name}' seed {seed}: {outcome} ({result['seconds']:.0f} s): {numbers}", flush=True)
-    return passed
+    return all([run_arm(proof, arm, seed, Results(directory)) for proof, arm in selected])  # noqa: C419 - run them all
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ an interruption) and writes this page. "not run" means that there is no result f
 """
 
 
-def page(proofs: Sequence[Proof], results: Results, seeds: Sequence[int], to: Path) -> None:
+def page(proofs: Sequence[Proof], results: Results, seeds: Sequence[int], to: Path, head: str = HEAD) -> None:
     """Write the table, and below it notes and figures; figures are files in `proofs/` beside the page."""
     table, sections = [], []
     for proof in proofs:
@@ -37,7 +37,7 @@ def page(proofs: Sequence[Proof], results: Results, seeds: Sequence[int], to: Pa
             picture = to.parent / "proofs" / f"{proof.id}.svg"
             atomic_write(picture, proof.figure(by_arm))
             sections.append(f"![{proof.claim}](proofs/{proof.id}.svg)")
-    atomic_write(to, HEAD + "\n".join(table) + "\n" + "".join(f"\n{section}\n" for section in sections))
+    atomic_write(to, head + "\n".join(table) + "\n" + "".join(f"\n{section}\n" for section in sections))
 
 
 def _reason(gate: Gate) -> str:

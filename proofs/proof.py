@@ -10,6 +10,7 @@ import functools
 import inspect
 import json
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +104,21 @@ class Results:
         result = {"proof": proof.id, "arm": arm.name, "seed": seed, "seconds": round(seconds, 1), "numbers": numbers}
         atomic_json(self.path(proof, arm, seed), result)
         return result
+
+
+def run_arm(proof: Proof, arm: Arm, seed: int, results: Results) -> bool:
+    """Run an arm unless it has a result, and print the outcome; whether it is the expected one."""
+    result = results.read(proof, arm, seed)
+    if result is None:
+        start = time.perf_counter()
+        numbers = proof.run(seed, arm.name)
+        result = results.write(proof, arm, seed, numbers, time.perf_counter() - start)
+    passed = arm.passes(result["numbers"])
+    numbers = ", ".join(f"{n} {v:.5g}" for n, v in result["numbers"].items() if isinstance(v, int | float))
+    kind = "control" if arm.control else "arm"
+    outcome = "as expected" if passed else "NOT AS EXPECTED"
+    print(f"{proof.id} {kind} '{arm.name}' seed {seed}: {outcome} ({result['seconds']:.0f} s): {numbers}", flush=True)
+    return passed
 
 
 def _imported(file: Path) -> dict[str, str]:

@@ -180,6 +180,17 @@ def test_the_plan_knows_the_shape_before_the_import_has_run(start: Path) -> None
     assert rows["tuned"]["forecast"]["parameters"]["total"] == hf_weights.read_config(start).parameters
 
 
+def test_rows_longer_than_the_imported_model_are_refused_unless_its_scaling_reaches_them(start: Path) -> None:
+    longer = ["stage.tuned.context=128"]
+    with pytest.raises(UserError, match="found 128, expected at most 64, which 'hf:start' was"):
+        load_graph(Path("tune.toml"), longer, Path("runs"))
+    config = json.loads((start / "config.json").read_text())
+    scaling = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling["original_max_position_embeddings"] = 64
+    (start / "config.json").write_text(json.dumps(config | {"rope_scaling": scaling}))
+    assert load_graph(Path("tune.toml"), longer, Path("runs")).nodes["tuned"]
+
+
 @pytest.mark.slow
 def test_what_was_made_from_files_that_are_gone_still_holds(start: Path, ingot: Callable[..., Any]) -> None:
     """The model imported and the conversations: nothing is needed but what is to be made anew."""

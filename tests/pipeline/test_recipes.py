@@ -30,6 +30,8 @@ USERS_FILES = {"text", "talk", "start", "start.tokenizer", "base", "base.tokeniz
 USERS_FILES |= {"shown", "problems", "test"}
 """Stages that read what the user brings."""
 SHAPES = [
+    ("gpt2-45m.toml", 50_257, 44_777_984),
+    ("gpt2-110m.toml", 32_000, 110_025_216),
     ("gpt2-124m.toml", 50_257, 124_439_808),
     ("llama-7b.toml", 128_000, 7_499_681_792),
     ("shakespeare-char.toml", 65, 664_832),

@@ -75,21 +75,6 @@ context = 32
 batch = 5
 schedule = "linear"
 min_ratio = 0
-
-[stage.longer]
-kind = "train"
-init = "base"
-batch = 2
-duration = "2 steps"
-data = { code = 1.0 }
-precision = "fp32"
-evaluate = { every = 7, tokens = 64, sample = false }
-loop = { threads = 1 }
-
-[[stage.longer.phases]]
-name = "all"
-fraction = 1.0
-context = 48
 """
 NAMES = ["foundation"] * 11 + ["mix"] * 7 + ["long"] * 4
 
@@ -257,11 +242,15 @@ def test_C7_the_micro_batch_does_not_change_a_ramp(base, graph: Graph) -> None:
     assert [e["loss_nats"] for e in a] == pytest.approx([e["loss_nats"] for e in b], rel=1e-4)
 
 
-def test_B9_a_model_learns_a_longer_context_after_init(base, graph: Graph) -> None:
-    stage = _run(graph, "longer")
-    assert json.loads((stage / "model.json").read_text())["context"] == 48
-    (row, *_) = trace(stage, 1)
-    assert len(row.ids) == 49
+def test_B9_rows_longer_than_the_model_of_init_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    """`base` has a context of 32, its longest phase's; RoPE scaling by two reaches twice its original context."""
+    longer = '[stage.longer]\nkind = "train"\ninit = "base"\nduration = "2 steps"\ndata = { code = 1 }\ncontext = 48\n'
+    recipe = tmp_path / "longer.toml"
+    recipe.write_text(RECIPE + longer)
+    with pytest.raises(UserError, match="found 48, expected at most 32, which 'base' was made"):
+        load_graph(recipe, [], tmp_path)
+    scaling = "{ factor = 2.0, low_freq_factor = 1.0, high_freq_factor = 4.0, original_context = 24 }"
+    assert load_graph(recipe, [f"stage.base.model.rope_scaling={scaling}"], tmp_path).nodes["longer"]
 
 
 def test_C5_a_pad_outside_the_vocabulary_is_refused(graph: Graph) -> None:

@@ -178,12 +178,34 @@ def test_B9_a_model_is_as_long_as_its_longest_phase():
     assert trained_config(short, config).context == 32
     tuned = {"init": "base", "tokenizer": None, "model": None}
     assert trained_config(_stage(**tuned, phases=[{"name": "x", "fraction": 1.0, "context": 32}]), config).context == 64
-    assert (
-        trained_config(_stage(**tuned, phases=[{"name": "x", "fraction": 1.0, "context": 128}]), config).context == 128
-    )
-    learned = ModelSettings(depth=2, context=64, family="gpt2").resolve(300)
-    with pytest.raises(UserError, match="found a context of 128, expected at most 64"):
-        trained_config(_stage(**tuned, phases=[{"name": "x", "fraction": 1.0, "context": 128}]), learned)
+    longer = _stage(**tuned, phases=[{"name": "x", "fraction": 1.0, "context": 128}])
+    scaling = {"factor": 2, "low_freq_factor": 1, "high_freq_factor": 4, "original_context": 64}
+    scaled = ModelSettings.model_validate({"depth": 2, "context": 64, "rope_scaling": scaling}).resolve(300)
+    assert trained_config(longer, scaled).context == 128
+    for model in (config, ModelSettings(depth=2, context=64, family="gpt2").resolve(300)):
+        with pytest.raises(UserError, match="context: found 128, expected at most 64, which 'base' was made for"):
+            trained_config(longer, model)
+
+
+@pytest.mark.parametrize(
+    ("duration", "rows", "batch"),
+    [
+        ("3 epochs", 61, 1),  # a thousand short conversations: 183 updates, not 6 of 32 rows
+        ("3 epochs", 300, 8),  # 900 rows: 8 make 112 updates, 16 would make 56
+        ("1 epoch", 10**6, 32),  # long enough for 512 x depth^2 tokens
+        ("0.4M tokens", 61, 2),
+        ("6 steps", 61, 32),  # as the recipe says
+        ("1 epoch", 20, 1),
+    ],
+)
+def test_a_default_batch_leaves_a_short_duration_its_updates(duration: str, rows: int, batch: int) -> None:
+    config = ModelSettings(depth=8, context=1024).resolve(300)
+    settings = _stage(init="base", tokenizer=None, model=None, duration=duration, batch=None)
+    line = build_timeline(settings, config, _sizes(a=rows), seed=1)
+    assert line.rows(1) == batch
+    unpaired = _stage(init="base", tokenizer=None, model=None, duration=duration, batch=None, objective="kto")
+    assert build_timeline(unpaired, config, _sizes(a=rows), seed=1).rows(1) == max(2, batch)
+    assert settings.evaluate.interval(line.steps) <= max(1, line.steps / 10)
 
 
 def test_B9_C8_the_example_of_the_page():

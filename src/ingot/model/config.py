@@ -59,6 +59,11 @@ class RopeScaling(Settings):
         return self
 
 
+def max_context(context: int, scaling: RopeScaling | None) -> int:
+    """Longest context that training may extend a model of `context` to: its own, or what its RoPE scaling reaches."""
+    return max(context, int(scaling.original_context * scaling.factor)) if scaling else context
+
+
 class ModelConfig(Settings):
     """A model's fully resolved shape; saved in checkpoints."""
 

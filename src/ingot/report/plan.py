@@ -136,7 +136,8 @@ def _length_lines(forecast: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "overshoot", problem
     split = f"micro-batch {batch['micro_batch']} x accumulation {batch['accumulation']} x {batch['ranks']} rank(s)"
     exact = batch["rows"] == batch["micro_batch"] * batch["accumulation"] * batch["ranks"]
-    yield "batch", f"{batch['rows']:,} rows of {batch['context']:,} {'=' if exact else 'in at most'} {split}"
+    why = f"; {batch['why']}" if "why" in batch else ""
+    yield "batch", f"{batch['rows']:,} rows of {batch['context']:,} {'=' if exact else 'in at most'} {split}{why}"
 
 
 def _schedule_lines(forecast: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -22,14 +22,19 @@ def rows_per_pass(context: int) -> int:
 class EvaluateSettings(Settings):
     """Evaluation during training, with the same loss as training."""
 
-    every: int = Field(default=250, ge=1)
-    """Steps between evaluations; the model is also evaluated at the start and the end."""
+    every: int | None = Field(default=None, ge=1)
+    """Steps between evaluations; the model is also evaluated at the start and the end. Default: a tenth of all steps,
+    at most 250."""
     tokens: int = Field(default=65536, ge=1)
     """Validation tokens per source of an evaluation during training; the last evaluation uses all of them."""
     sample: str | Literal[False] = ""
     """Prompt of the text that is sampled at each evaluation; false: no sample."""
     sample_tokens: int = Field(default=100, ge=1)
     """Length of the sample in tokens."""
+
+    def interval(self, steps: int) -> int:
+        """Steps between evaluations of a run of `steps`."""
+        return self.every or min(250, max(1, steps // 10))
 
 
 class LoopSettings(Settings):

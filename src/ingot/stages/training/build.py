@@ -67,7 +67,7 @@ def run(job: Job) -> dict[str, Any]:
         schedule=timeline,
         optim=settings.optim,
         loop=settings.loop,
-        evaluate_every=settings.evaluate.every,
+        evaluate_every=settings.evaluate.interval(timeline.steps),
         config={"model": config.model_dump(), "tokenizer": tokenizer.fingerprint},
         label=lambda step: {"phase": timeline.phase(step).name} if settings.phases else {},
     )

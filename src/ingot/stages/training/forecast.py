@@ -32,7 +32,7 @@ from ingot.plan.memory import (
     engine_activations,
     state_bytes,
 )
-from ingot.stages.training.phases import build_timeline, rows_per_draw, trained_config
+from ingot.stages.training.phases import build_timeline, default_batch_reason, rows_per_draw, trained_config
 from ingot.stages.training.settings import TrainSettings
 from ingot.stages.training.timeline import Phase, SourceSizes, Timeline, assumed_size
 
@@ -81,7 +81,7 @@ def forecast(settings: TrainSettings, inputs: ForecastInputs) -> dict[str, Any]:
         "phases": timeline.summary(),
         "curve": _curve(timeline),
     }
-    figures["batch"] = _batch(settings, timeline, inputs.ranks)
+    figures["batch"] = _batch(settings, timeline, inputs)
     return figures | _execution(settings, config, timeline, inputs)
 
 
@@ -155,12 +155,15 @@ def _micro_batch(settings: TrainSettings, timeline: Timeline, phase: Phase, rank
     return min(math.ceil(timeline.rows(phase.last) * each / ranks), rows * (longest_rows // phase.context))
 
 
-def _batch(settings: TrainSettings, timeline: Timeline, ranks: int) -> dict[str, Any]:
-    """How the largest step (by tokens) is split into micro-batches."""
+def _batch(settings: TrainSettings, timeline: Timeline, inputs: ForecastInputs) -> dict[str, Any]:
+    """How the largest step (by tokens) is split into micro-batches, and `why` it has a default's rows."""
+    ranks = inputs.ranks
     phase = max(timeline.phases, key=lambda p: timeline.rows(p.last) * p.context)
     rows, micro = timeline.rows(phase.last) * rows_per_draw(settings), _micro_batch(settings, timeline, phase, ranks)
     passes = accumulation(rows, micro, ranks)
-    return {"rows": rows, "context": phase.context, "micro_batch": micro, "accumulation": passes, "ranks": ranks}
+    split = {"rows": rows, "context": phase.context, "micro_batch": micro, "accumulation": passes, "ranks": ranks}
+    why = default_batch_reason(settings, inputs.config, phase)
+    return split | ({"why": why} if why else {})
 
 
 def _execution(

@@ -5,9 +5,12 @@ from typing import Any
 
 from ingot.core.artifact import FileHashes, digest_json
 from ingot.core.errors import UserError
+from ingot.model.config import RopeScaling, max_context
 from ingot.objectives.settings import OBJECTIVES, scores_rows
 from ingot.stages.kind import Kind, Node, Resolve
+from ingot.stages.models.imports import read_model_config
 from ingot.stages.models.kind import LOADING_SOURCES, MODEL_SOURCES
+from ingot.stages.models.settings import ImportSettings
 from ingot.stages.training.settings import TrainSettings
 
 LIKELIHOOD_FORMATS = ("text", "chat")
@@ -136,23 +139,31 @@ def _check_data(settings: TrainSettings, resolve: Resolve) -> None:
 
 
 def _check_room(settings: TrainSettings, init: Node | None, resolve: Resolve) -> None:
-    """Check that the context has room for completions. For an imported model, the stage itself checks it."""
-    initial = init and _context(init)
+    """Check that rows are not longer than the model of `init` was made for, and have room for completions."""
+    initial = _context(init) if init else None
     try:
+        if initial:
+            settings.trained_context(initial[0], max_context(*initial))
         for phase in settings.phases_or_default:
-            if context := settings.context_of(phase, initial or 0):
+            if context := settings.context_of(phase, initial[0] if initial else 0):
                 settings.objective.max_prompt_tokens(context)
     except UserError as error:
         raise UserError(f"{resolve.where}.{error}") from None
 
 
-def _context(node: Node) -> int | None:
-    """The context of a model's stage; None where the recipe does not determine it."""
+def _context(node: Node) -> tuple[int, RopeScaling | None] | None:
+    """The context and RoPE scaling of a model's stage; None where its files are missing or not readable."""
     settings = node.settings
+    if isinstance(settings, ImportSettings):
+        try:
+            config = read_model_config(settings.path)
+        except UserError:
+            return None  # the import stage reports it
+        return config.context, config.rope_scaling
     if not isinstance(settings, TrainSettings):
         return None
-    initial = settings.model.context if settings.model else _context(node.inputs["init"])
-    return initial and settings.trained_context(initial)
+    initial = (settings.model.context, settings.model.rope_scaling) if settings.model else _context(node.inputs["init"])
+    return initial and (settings.trained_context(initial[0], max_context(*initial)), initial[1])
 
 
 def _facts(settings: TrainSettings) -> dict[str, Any]:

@@ -8,15 +8,17 @@ phase's settings begins and ends with the phase.
 import math
 from dataclasses import replace
 
-from ingot.core.errors import UserError
 from ingot.data.batch_size import BatchSizes, constant, ramp
 from ingot.data.sampler import Order
-from ingot.model.config import ModelConfig
+from ingot.model.config import ModelConfig, max_context
 from ingot.objectives.settings import OBJECTIVES
 from ingot.optim.schedule import schedule
 from ingot.stages.training.settings import PhaseSettings, RampSettings, TrainSettings
 from ingot.stages.training.timeline import AssumedSize, Curve, Phase, SourceSize, SourceSizes, Timeline
 from ingot.train.duration import Duration
+
+MIN_UPDATES = 100
+"""Updates that a default batch leaves a duration in tokens or epochs; a short one learns little in fewer."""
 
 
 def rows_per_draw(settings: TrainSettings) -> int:
@@ -32,14 +34,9 @@ def trained_config(settings: TrainSettings, config: ModelConfig) -> ModelConfig:
         config: the initial model.
 
     Raises:
-        UserError: the model has fewer learned positions.
+        UserError: the context is longer than the model of `init` was made for.
     """
-    context = settings.trained_context(config.context)
-    if settings.init and context > config.context and config.positions == "learned":
-        raise UserError(
-            f"phases: found a context of {context:,}, expected at most {config.context:,}, the number of learned "
-            f"positions of '{settings.init}'; shorten the context, or start from a model with positions = \"rope\""
-        )
+    context = settings.trained_context(config.context, max_context(config.context, config.rope_scaling))
     return config.model_copy(update={"context": context})
 
 
@@ -100,7 +97,7 @@ class _PhaseBuilder:
         self, settings: PhaseSettings, context: int, row_targets: float, epoch: float | None
     ) -> BatchSizes:
         """Batch sizes of a phase. Its own ramp begins with it; a ramp of the stage continues from earlier phases."""
-        batch = settings.batch or self.settings.batch or default_rows(self.config, context)
+        batch = settings.batch or self.settings.batch or self._default_rows(settings, context, row_targets, epoch)
         if not isinstance(batch, RampSettings):
             return constant(batch)
         own, over = settings.batch is not None, Duration.parse(batch.over)
@@ -109,6 +106,13 @@ class _PhaseBuilder:
         rows = over.tokens(epoch, self.parameters) / row_targets
         done = 0 if own else round(self.tokens / row_targets)
         return ramp(batch.start, batch.to, max(1, round(rows)), False, done)
+
+    def _default_rows(self, settings: PhaseSettings, context: int, row_targets: float, epoch: float | None) -> int:
+        """`default_rows`, for the rows of the duration that the phase has or is a fraction of."""
+        length = Duration.parse(settings.duration or self.settings.duration or "")
+        duration = None if length.unit == "steps" else length.tokens(epoch, self.parameters) / row_targets
+        smallest = OBJECTIVES[self.settings.objective.kind].smallest_batch
+        return max(default_rows(self.config, context, duration), smallest)
 
     def _steps(self, settings: PhaseSettings, sizes: BatchSizes, row_targets: float, epoch: float | None) -> int:
         """Steps of the phase; at least one."""
@@ -127,9 +131,31 @@ class _PhaseBuilder:
         return steps
 
 
-def default_rows(config: ModelConfig, context: int) -> int:
-    """Default batch size in rows: 512 x depth^2 tokens, because larger models benefit from less noisy gradients."""
-    return max(1, 512 * config.depth**2 // context)
+def default_rows(config: ModelConfig, context: int, duration: float | None = None) -> int:
+    """Default batch size in rows.
+
+    512 x depth^2 tokens, because larger models benefit from less noisy gradients; less where the duration would make
+    fewer than `MIN_UPDATES` updates: then the largest power of two that makes so many, or 1.
+
+    Args:
+        config: the initial model.
+        context: tokens of a row.
+        duration: rows of the duration; None if it is given in steps.
+    """
+    rows = max(1, 512 * config.depth**2 // context)
+    if duration is None or rows <= duration / MIN_UPDATES:
+        return rows
+    return 2 ** math.floor(math.log2(max(1.0, duration / MIN_UPDATES)))
+
+
+def default_batch_reason(settings: TrainSettings, config: ModelConfig, phase: Phase) -> str:
+    """Why a phase has its default batch; "" if the recipe sets the batch."""
+    own = next(p for p in settings.phases_or_default if p.name == phase.name)
+    if own.batch or settings.batch:
+        return ""
+    if phase.sizes.rows(1) == default_rows(config, phase.context):
+        return "512 x depth^2 tokens by default"
+    return f"by default so few that the duration makes {MIN_UPDATES} updates or more, if it can"
 
 
 def _epoch_targets(fractions: tuple[float, ...], sizes: list[SourceSize]) -> float | None:

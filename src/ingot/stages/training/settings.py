@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, PositiveInt, Tag, model_validator
 
+from ingot.core.errors import UserError
 from ingot.core.settings import EXECUTION, STAGE, Seed, Settings, Stage
 from ingot.data.settings import PackingSettings
 from ingot.model.adapter_config import ADAPTER, AdapterSettings
@@ -157,7 +158,7 @@ class TrainSettings(Settings):
     """Tokens of a row, for a model of `init`; default: the model's context."""
     batch: RowsPerUpdate | None = None
     """Rows of `context` tokens in an optimizer step: a number, or a ramp { from = 16, to = 1600, over = "12B tokens" }.
-    Default: 512 x depth^2 tokens."""
+    Default: 512 x depth^2 tokens, or fewer if a duration in tokens or epochs would make fewer than 100 updates."""
     adapter: Annotated[AdapterSettings | None, ADAPTER] = None
     """Train an adapter and freeze the model of `init`: { kind = "lora", rank = 16 }, or "lora" for short. Stages that
     use this one get the merged model."""
@@ -198,13 +199,22 @@ class TrainSettings(Settings):
         """Tokens of a phase's rows: its own setting, the stage's, or the context of the initial model."""
         return phase.context or self.context or initial
 
-    def trained_context(self, initial: int) -> int:
+    def trained_context(self, initial: int, limit: int) -> int:
         """Context of the trained model: the longest rows, and at least the context of `init`.
 
         Args:
             initial: context of the initial model.
+            limit: longest context that it may be extended to, if it is trained already (`max_context`).
+
+        Raises:
+            UserError: rows are longer than the model of `init` was made for.
         """
         longest = max(self.context_of(phase, initial) for phase in self.phases_or_default)
+        if self.init and longest > limit:
+            raise UserError(
+                f"context: found {longest:,}, expected at most {limit:,}, which '{self.init}' was made for; lower it, "
+                "or start from a model with a longer context or with rope_scaling"
+            )
         return max(longest, initial) if self.init else longest
 
     def companions(self) -> dict[str, str]:
