@@ -225,7 +225,9 @@ def print_document_steps(data: list[dict[str, Any]]) -> None:
         steps = row["steps"]
         more = f" and {len(steps) - MAX_STEPS:,} more" if len(steps) > MAX_STEPS else ""
         first = ", ".join(f"{step:,}" for step in steps[:MAX_STEPS])
-        out.print(f"  in {figures.count(len(steps))} steps: {first}{more}" if steps else "  in no step", soft_wrap=True)
+        out.print(
+            f"  in {figures.count(len(steps))} step{'s' if len(steps) != 1 else ''}: {first}{more}", soft_wrap=True
+        )
 
 
 def table(*columns: str, right: Iterable[str] = RIGHT_ALIGNED) -> Table:

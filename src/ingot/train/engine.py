@@ -63,7 +63,7 @@ class Plan:
     label: Callable[[int], Mapping[str, str]] = lambda step: {}
     """step -> additional fields of its log line, such as its phase."""
     work: Callable[[int], float] = float
-    """step -> the work of all steps up to it, in a unit that takes equally long in every step, such as rows x context."""
+    """step -> the work of all steps up to it, in a unit that takes equally long in every step, as rows x context do."""
 
 
 class Engine:
