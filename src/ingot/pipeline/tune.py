@@ -1,8 +1,9 @@
 """`ingot tune`: finds the fastest execution settings of a train stage on this machine, within a minute.
 
 Each measurement runs the stage itself with other execution settings, in a process of its own and a temporary directory,
-and is stopped after some steps. First every candidate is measured once, then the fastest and the default in turns. Only if the fastest wins by more than the repetitions differ, its `execution.json` is copied to the stage's
-directory, so that the next `ingot run` starts with it. Settings in the recipe take precedence.
+and is stopped after some steps. First every candidate is measured once, then the fastest and the default in turns. Only
+if the fastest wins by more than the repetitions differ, its `execution.json` is copied to the stage's directory, where
+the next `ingot run` finds it. Settings in the recipe take precedence.
 
 Not every combination is tried, because each costs the start of a process, and the best micro-batch hardly depends on
 the backend.

@@ -88,9 +88,10 @@ def run(job: Job) -> dict[str, Any]:
     facts = _facts(settings, engine, config, data, timeline)
     job.display.notify(f"{facts['parameters']:,} parameters, {timeline.steps:,} steps; {execution.summary()}")
     line = "{name}: " if settings.phases else ""
-    line += "steps {first_step:,} to {last_step:,}, {rows} rows of {context:,} tokens"
+    line += "steps {first_step:,} to {last_step:,}: {rows}{growth} rows of {context:,} tokens each"
     for phase in timeline.summary():
-        job.display.notify(line.format(**phase))
+        growth = f" to {phase['last_rows']}" if phase["last_rows"] != phase["rows"] else ""
+        job.display.notify(line.format(**phase, growth=growth))
         if problem := overshoot(phase, timeline.epochs(data.source_size)):
             job.display.notify(problem)
     if data.without_validation:
