@@ -1,7 +1,8 @@
-"""`ingot tune` on a tiny stage: `run` begins with what was fastest, and plain torch was among what was tried."""
+"""`ingot tune`: turns, a budget, no choice on a busy machine, by a clock that the tests move; and on a real stage."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from ingot.core.errors import UserError
 from ingot.pipeline.gc import orphans
 from ingot.pipeline.graph import load_graph
 from ingot.pipeline.run import run
-from ingot.pipeline.tune import Trial, _candidates, tune
+from ingot.pipeline.tune import Candidate, Decision, Trial, _candidates, decide, tune
 from ingot.stages.training.settings import TrainSettings
 
 RECIPE = """
@@ -45,20 +46,75 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "tiny.toml"
 
 
+class Machine:
+    """A machine with a clock of its own: `step_s` by backend, a start of 2 s, and noise that the test sets."""
+
+    def __init__(self, step_s: dict[str, float], noise: list[float] | None = None, start_s: float = 2.0):
+        self.now, self.step_s, self.noise, self.start_s = 100.0, step_s, iter(noise or []), start_s
+        self.measured: list[str] = []
+
+    def measure(self, candidate: Candidate, seconds: float) -> Trial | None:
+        step_s = self.step_s[candidate["backend"]] * next(self.noise, 1.0)
+        needed = self.start_s + 30 * step_s
+        self.now += min(needed, seconds)
+        self.measured.append(candidate["backend"])
+        total_s = self.start_s + 1000 * step_s
+        return Trial(candidate, step_s, self.start_s, total_s, {}) if needed <= seconds else None
+
+    def decide(self, *candidates: str) -> Decision:
+        rows = ({"backend": name} for name in candidates)
+        return decide("base", rows, [], self.measure, lambda _: None, lambda: self.now)
+
+
+def test_candidates_are_compared_in_turns_within_a_minute() -> None:
+    machine = Machine({"auto": 0.1, "torch": 0.12, "compiled": 0.08})
+    decision = machine.decide("auto", "torch", "compiled")
+    assert machine.measured == ["auto", "torch", "compiled", *["auto", "compiled"] * 3]
+    assert machine.now - 100 <= 60
+    assert decision.winner is not None
+    assert decision.winner.candidate == {"backend": "compiled"}
+    assert decision.reason == "backend compiled takes 20 % less time than the default"
+
+
+def test_nothing_is_chosen_on_a_busy_machine() -> None:
+    """The same speeds as above, and a neighbour that slows some measurements down by 40 %."""
+    machine = Machine({"auto": 0.1, "torch": 0.12, "compiled": 0.08}, [1, 1, 1, 1.4, 1, 1, 1.4, 1, 1])
+    decision = machine.decide("auto", "torch", "compiled")
+    assert decision.winner is None
+    assert "repetitions of one setting differ by" in decision.reason
+    assert "too busy to tell; the default stays" in decision.reason
+
+
+def test_the_budget_holds_whatever_the_stage_costs() -> None:
+    slow = Machine({"auto": 0.5, "torch": 0.4, "compiled": 0.3})
+    decision = slow.decide("auto", "torch", "compiled")
+    assert slow.now - 100 <= 60
+    assert decision.winner is None
+    assert decision.reason.startswith("the default is the fastest of 1 candidates") or "twice" in decision.reason
+    fast = Machine({"auto": 0.1, "torch": 0.12})
+    assert fast.decide("auto", "torch").reason == "the default is the fastest of 2 candidates and stays"
+    assert fast.measured == ["auto", "torch"], "nothing is left to decide"
+    with pytest.raises(UserError, match="base: found fewer than 3 steps in 30 s with the default settings"):
+        Machine({"auto": 10.0}).decide("auto")
+
+
 @pytest.mark.slow
-def test_the_winner_is_what_run_begins_with(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    tried = [{"precision": "fp32", "backend": "torch"}, {"backend": "torch", "micro_batch": 2}]
-    monkeypatch.setattr("ingot.pipeline.tune._candidates", lambda settings, trials: iter(tried))
-    said: list[str] = []
-    trials, path = tune(recipe, [], "base", tmp_path / "runs", 5, said.append)
-    assert [t.total_s for t in trials] == sorted(t.total_s for t in trials)
-    assert sorted(str(t.candidate) for t in trials) == sorted(map(str, tried))
-    assert all(0 < t.step_s < t.start_s < t.total_s for t in trials)
+def test_run_begins_with_the_winner(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are measured for real; the decision is fixed, so that the machine's load does not matter."""
+    candidates = [{"backend": "torch"}, {"backend": "torch", "micro_batch": 2}]
+    monkeypatch.setattr("ingot.pipeline.tune._candidates", lambda settings, trials: iter(candidates))
+
+    def second_wins(stage: str, candidates: Any, trials: list[Trial], measure: Any, notify: Any) -> Decision:
+        trials += filter(None, (measure(candidate, 300.0) for candidate in candidates))
+        return Decision(trials, trials[1], "fixed")
+
+    monkeypatch.setattr("ingot.pipeline.tune.decide", second_wins)
+    decision, path = tune(recipe, [], "base", tmp_path / "runs", 5, print)
+    assert [t.candidate for t in decision.trials] == candidates
+    assert all(0 < t.step_s < t.start_s < t.total_s for t in decision.trials)
+    assert path is not None
     chosen = json.loads(path.read_text())
-    assert chosen == trials[0].execution
-    assert said[0] == "trying precision fp32, backend torch"
+    assert chosen["micro_batch"] == 2
     assert path.parent not in {o.path for o in orphans(tmp_path / "runs")}, "it waits for the run"
 
     graph = load_graph(recipe, [], tmp_path / "runs")
@@ -68,7 +124,7 @@ def test_the_winner_is_what_run_begins_with(
     with pytest.raises(
         UserError, match=r"base: found a stage that has run already .*, expected one that has not started"
     ):
-        tune(recipe, [], "base", tmp_path / "runs", 5, said.append)
+        tune(recipe, [], "base", tmp_path / "runs", 5, print)
 
 
 @pytest.mark.slow
@@ -82,30 +138,34 @@ def test_only_a_train_stage_is_tuned(recipe: Path, tmp_path: Path) -> None:
         tune(recipe, [], "chars", tmp_path / "runs", 5, print)
 
 
-def test_candidates_begin_with_plain_torch_and_vary_the_best(recipe: Path, tmp_path: Path) -> None:
+def test_candidates_begin_with_the_default_and_vary_the_best(recipe: Path, tmp_path: Path) -> None:
     settings = load_graph(recipe, [], tmp_path / "runs").nodes["base"].settings
     assert isinstance(settings, TrainSettings)
-    execution = {"micro_batch": 8, "threads": 2, "backend": "cpu"}
+    execution = {"micro_batch": 8, "threads": 2, "backend": "cpu", "precision": "bf16"}
     trials = [
-        Trial({"backend": "compiled"}, 1.0, 9.0, 90.0, execution),
+        Trial({"backend": "auto"}, 1.0, 9.0, 90.0, execution),
         Trial({"backend": "torch"}, 2.0, 3.0, 80.0, execution),
     ]
-    found = list(_candidates(settings, trials))
-    assert found[:2] == [{"precision": "fp32", "backend": "torch"}, {"backend": "auto"}]
-    assert found[2:4] == [{"backend": "torch"}, {"backend": "compiled"}]
-    assert found[4:] == [
-        {"backend": "torch", **more} for more in ({"micro_batch": 4}, {"micro_batch": 2}, {"threads": 1})
+    assert list(_candidates(settings, trials)) == [
+        {"backend": "auto"},
+        {"backend": "torch"},
+        {"backend": "compiled"},
+        {"precision": "fp32", "backend": "torch"},
+        *({"backend": "torch", **more} for more in ({"micro_batch": 4}, {"micro_batch": 2}, {"threads": 1})),
     ]
-    exact = settings.model_copy(update={"precision": "fp32"})
-    assert list(_candidates(exact, [])) == [{"backend": "auto"}, {"backend": "torch"}, {"backend": "compiled"}]
-    for taken, left in (("torch", "compiled"), ("compiled", "torch"), ("cpu", "torch")):
-        trials = [Trial({"backend": "auto"}, 1.0, 1.0, 1.0, {**execution, "backend": taken})]
-        assert list(_candidates(exact, trials))[:2] == [{"backend": "auto"}, {"backend": left}]
+    assert list(_candidates(settings, [])) == [{"backend": "auto"}], "nothing to vary if the default fails"
+    for chosen, other in (("torch", "compiled"), ("compiled", "torch")):
+        trials = [Trial({"backend": "auto"}, 1.0, 1.0, 1.0, {**execution, "backend": chosen, "precision": "fp32"})]
+        varied = {"backend": "auto", "micro_batch": 4}
+        assert list(_candidates(settings, trials))[:3] == [{"backend": "auto"}, {"backend": other}, varied]
 
 
 def test_what_the_recipe_sets_is_not_varied(recipe: Path, tmp_path: Path) -> None:
     fixed = ['stage.base.loop={ backend = "compiled", threads = 2, micro_batch = 8 }']
     settings = load_graph(recipe, fixed, tmp_path / "runs").nodes["base"].settings
-    trials = [Trial({"backend": "compiled"}, 1.0, 9.0, 90.0, {"micro_batch": 8, "threads": 2})]
-    expected = [{"precision": "fp32", "backend": "compiled"}, {"backend": "compiled"}]
-    assert list(_candidates(settings, trials)) == expected
+    execution = {"micro_batch": 8, "threads": 2, "backend": "compiled", "precision": "bf16"}
+    trials = [Trial({"backend": "compiled"}, 1.0, 9.0, 90.0, execution)]
+    assert list(_candidates(settings, trials)) == [
+        {"backend": "compiled"},
+        {"precision": "fp32", "backend": "compiled"},
+    ]

@@ -129,6 +129,7 @@ def train_events(log: EventLog, steps: int, until: int, start: float) -> None:
                 "tokens": 16384,
                 "tokens_seen": step * 16384,
                 "tok_s": 20000 + step,
+                "eta_s": steps - step,
             }
             log.write("step", step=step, **numbers)
         if step % 20 == 0:

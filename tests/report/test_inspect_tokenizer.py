@@ -42,6 +42,21 @@ def test_A3_merges_are_told_step_by_step(capsys):
     assert "lo w e s t _" in out
 
 
+def test_steps_of_a_stage_are_those_of_its_own_tokenizer(finished, capsys):
+    """The text alone would merge x and q first, its most frequent pair; the stage's tokenizer has never seen them."""
+    data = tokenizer(finished.dir("bpe").path, text="xqxqxq water", steps=True)
+    assert "steps" not in data
+    pairs = [merge["pair"] for merge in data["applied"]["merges"]]
+    assert pairs
+    assert ["x", "q"] not in pairs
+    assert merges("xqxqxq water")["merges"][0]["pair"] == ["x", "q"]
+    tokens = data["applied"]["merges"][-1]["tokens"]
+    shown = tokenizer(finished.dir("bpe").path, text="xqxqxq water")["pieces"]
+    assert ["".join(token) for token in tokens] == [piece["text"] for piece in shown]
+    print_tokenizer(data)
+    assert f"by {len(pairs)} of the tokenizer's merges" in capsys.readouterr().out
+
+
 def test_A5_a_wordpiece_merges_by_score():
     told = merges(
         " ".join(["er"] * 100 + ["e"] * 400 + ["r"] * 100 + ["qu"] * 50 + ["q"] * 10 + ["u"] * 250), "wordpiece"

@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from ingot.pipeline.status import status
 from ingot.report import figures, terminal
 from ingot.report.html import panels_forgetting
@@ -35,7 +33,7 @@ def test_status_of_a_stage_under_way(finished, capsys):
     with finished.dir("chat").lock():
         running = {row["name"]: row for row in terminal.status_rows(finished.graph)}["chat"]
     assert running["state"] == "RUNNING"
-    assert abs(running["eta_s"] - 15 * 16384 / 20025) < 1e-9
+    assert running["eta_s"] == 15  # as the newest step logged it
     terminal.print_status(list(rows.values()))
     assert "25 / 40" in capsys.readouterr().out
 
@@ -81,26 +79,6 @@ def test_d6_status_and_page_tell_a_changed_verdict(tmp_path):
     assert "While training: always clipped at step 100, healthy at step 300, always clipped at step 900." in panel(
         "train", tmp_path
     )
-
-
-def test_the_time_left_goes_by_rows_whatever_of_them_is_learned(tmp_path):
-    """A mask leaves a fifth of the planned tokens, the batch grows, and the second phase has longer rows."""
-    from ingot.report.terminal import _train_progress
-
-    phases = [
-        {"name": "a", "first_step": 1, "last_step": 10, "rows": 4, "last_rows": 4, "context": 100},
-        {"name": "b", "first_step": 11, "last_step": 20, "rows": 4, "last_rows": 8, "context": 200},
-    ]
-    head = {"time": 0, "attempt": 1}
-    with (tmp_path / "metrics.jsonl").open("w") as log:
-        for phase in phases:
-            log.write(json.dumps({**head, "event": "phase", **phase}) + "\n")
-        log.write(json.dumps({**head, "event": "plan", "planned_tokens": 16_000, "steps": 20}) + "\n")
-        log.write(json.dumps({**head, "event": "step", "step": 10, "tokens_seen": 800, "tok_s": 100}) + "\n")
-    assert _train_progress(tmp_path, "RUNNING")["eta_s"] == pytest.approx(800 * 3 / 100)
-    with (tmp_path / "metrics.jsonl").open("a") as log:
-        log.write(json.dumps({**head, "event": "step", "step": 20, "tokens_seen": 3200, "tok_s": 100}) + "\n")
-    assert _train_progress(tmp_path, "RUNNING")["eta_s"] == 0
 
 
 CHANGES = ((100, "always clipped"), (300, "healthy"), (900, "always clipped"))

@@ -19,7 +19,8 @@ from ingot.pipeline.run import job_of, link
 from ingot.report import terminal
 from ingot.report.html import panels_model
 from ingot.stages import child
-from ingot.stages.training.trace import trace
+from ingot.stages.training.timeline import Timeline
+from ingot.stages.training.trace import trace, trace_document
 from ingot.train.engine import Engine
 
 RECIPE = """
@@ -142,8 +143,17 @@ def test_B9_C8_trace_is_what_was_trained_on_across_phases_and_ramps(base) -> Non
     assert sources == {"foundation": {"prose"}, "mix": {"prose", "code"}, "long": {"prose", "code"}}
     assert [len(rows) for rows in seen.values()] == [*_ramp(18), 5, 5, 5, 5]
     assert {len(rows[0]) for rows in list(seen.values())[18:]} == {32}
-    after = list(trace(stage, 1000))  # beyond the end the last phase goes on
-    assert {len(t.ids) for t in after} == {33}
+    with pytest.raises(UserError, match=r"--step: found 23, expected at most 22, the last step of"):
+        next(trace(stage, 23))
+
+
+def test_a_document_that_no_step_trains_on_is_refused(base, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, _ = base
+    (document,) = trace_document(stage, "code.txt")
+    assert set(document["steps"]) == set(range(12, 23))
+    monkeypatch.setattr(Timeline, "steps_of", lambda *_: [])
+    with pytest.raises(UserError, match=r"code.txt: found in no batch up to the last step, 22, of"):
+        next(trace_document(stage, "code.txt"))
 
 
 def _ramp(steps: int) -> list[int]:

@@ -403,3 +403,12 @@ def test_the_summary_is_flat_and_says_what_a_phase_is():
     assert (first["name"], first["first_step"], first["last_step"], first["rows"]) == ("x", 1, 50, 4)
     assert (last["first_step"], last["last_step"], last["rows"], last["tokens"]) == (51, 100, 2, 50 * 2 * 256)
     assert last["data"] == {"a": 1.0}
+
+
+def test_work_is_rows_times_context() -> None:
+    phases = [
+        {"name": "a", "duration": "10 steps", "batch": 4, "context": 128},
+        {"name": "b", "duration": "10 steps", "batch": 8, "context": 256},
+    ]
+    line = _line(duration=None, phases=phases, optim=CONSTANT)
+    assert [line.work(step) for step in (0, 10, 15, 20)] == [0, 5_120, 15_360, 25_600]

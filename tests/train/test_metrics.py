@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +14,10 @@ from ingot.core.events import EventLog, read_events
 from ingot.data.batches import Batch, all_rows
 from ingot.objectives.lm import LanguageModel
 from ingot.train.engine import Engine
-from ingot.train.loop import Throughput, train
+from ingot.train.loop import train
 from ingot.train.metrics import StepMetrics, merge_updates
 from ingot.train.objective import Needs, Objective, Term
+from ingot.train.throughput import Throughput
 from tests.train.test_engine import _engine, _gradient, _ragged, _run, _text
 
 
@@ -122,32 +123,37 @@ def test_an_update_that_overflowed_does_not_break_the_step_of_the_others() -> No
     assert merge_updates([update(math.nan, True), update(math.inf, True)], {}).skipped
 
 
-def test_the_rate_is_recent_and_the_first_step_is_no_part_of_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_is_recent_and_the_first_step_is_no_part_of_the_mean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A first step of 10 s, which compiles; then a step a second; and an evaluation, which counts for nothing."""
     now = [100.0]
-    monkeypatch.setattr("ingot.train.loop.time.monotonic", lambda: now[0])
-    throughput = Throughput()
+    monkeypatch.setattr("ingot.train.throughput.time.monotonic", lambda: now[0])
+    throughput = Throughput(_engine(tmp_path, "fp32", micro=8).plan)
     assert throughput.mean() == {}
     now[0] += 10
     throughput.add(1000)
     assert throughput.recent() == 100
     assert throughput.mean() == {}, "the first step alone gives no rate"
+    now[0] += 0.1
+    throughput.add(100)
+    assert throughput.recent() == pytest.approx(1000), "the rate of the first step is replaced at once"
     for _ in range(2):
         now[0] += 1
         throughput.add(1000)
-    with throughput.paused():
+    with throughput.paused("evaluation"):
         now[0] += 50
     assert throughput.recent() == 1000
     now[0] += 0.1
     throughput.add(1000)
     assert throughput.recent() == 1000, "a moment is too short to measure"
-    assert throughput.mean() == {"tok_s": round(3000 / 2.1)}
+    assert throughput.mean() == {"tok_s": round(3100 / 2.2)}
 
 
 def test_evaluations_are_no_part_of_the_rate(tmp_path: Path, make_store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second a step and 50 s an evaluation, by a clock that the test moves."""
     now, tokens = [100.0], []
-    monkeypatch.setattr("ingot.train.loop.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ingot.train.throughput.time.monotonic", lambda: now[0])
     engine = _engine(tmp_path, "fp32", micro=8)
 
     def batches() -> Iterator[Batch]:
@@ -163,3 +169,44 @@ def test_evaluations_are_no_part_of_the_rate(tmp_path: Path, make_store, monkeyp
     with contextlib.closing(EventLog(tmp_path / "metrics.jsonl")) as log:
         final = train(engine, batches(), evaluation, log, lambda metrics, rate: None)
     assert final["tok_s"] == round(sum(tokens[1:]) / (engine.plan.steps - 1))
+
+
+def test_the_time_left_is_known_after_twenty_steps(tmp_path: Path, make_store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that the test moves: 30 s of compilation, 0.1 s a row, evaluations of 5 s, and the batch grows."""
+    now, shown = [100.0], {}
+    monkeypatch.setattr("ingot.train.throughput.time.monotonic", lambda: now[0])
+    engine = _engine(tmp_path, "fp32", micro=8)
+    steps = 400
+    work = [0, *itertools.accumulate(8 if step <= 200 else 24 for step in range(1, steps + 1))]
+    engine.plan = replace(engine.plan, steps=steps, evaluate_every=15, work=work.__getitem__)
+    monkeypatch.setattr(engine, "step", _instant_step(engine))
+    monkeypatch.setattr(engine.training_state, "save", lambda: None)
+
+    def batches() -> Iterator[int]:
+        for step in range(1, steps + 1):
+            now[0] += 0.1 * (work[step] - work[step - 1]) + (30 if step == 1 else 0)
+            yield step
+
+    def evaluation(step: int, complete: bool) -> dict[str, float]:
+        now[0] += 5
+        return {}
+
+    def progress(m: StepMetrics, throughput: Throughput) -> None:
+        shown[m.step] = now[0], throughput.seconds_left(m.step)
+
+    with contextlib.closing(EventLog(tmp_path / "metrics.jsonl")) as log:
+        train(engine, batches(), evaluation, log, progress)
+    assert shown[1][1] is None, "the first step alone gives no estimate"
+    for step in (2, 20, 200, 399):
+        at, left = shown[step]
+        assert left == pytest.approx(now[0] - at, rel=0.01, abs=0.1)
+    logged = {e["step"]: e.get("eta_s") for e in read_events(tmp_path / "metrics.jsonl", "step")}
+    assert (logged[1], logged[20]) == (None, round(shown[20][1], 1)), "`status` shows the same"
+
+
+def _instant_step(engine: Engine) -> Callable[[int], StepMetrics]:
+    def step(number: int) -> StepMetrics:
+        engine.state["step"] = number
+        return StepMetrics(number, torch.tensor(2.0), {}, torch.tensor(0.5), 1e-3, 10, 10 * number)
+
+    return step

@@ -367,7 +367,7 @@ def test_cuda_graphs_are_a_choice_for_a_gpu_that_can_be_refused(monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     chosen = {p: choose(LoopSettings(backend="torch"), p, 64, 8) for p in ("bf16", "fp16")}
     assert chosen["bf16"].cuda_graphs
-    details = f"{torch.get_num_threads()} threads, micro-batch 8, backend torch, CUDA graphs"
+    details = f"threads {torch.get_num_threads()}, micro-batch 8, backend torch, CUDA graphs"
     assert chosen["bf16"].summary() == f"cuda, bf16 (as set), {details}"
     assert not chosen["fp16"].cuda_graphs, "its loss scale is a number of the device"
     assert not choose(LoopSettings(cuda_graphs=False), "bf16", 64, 8).cuda_graphs

@@ -249,17 +249,17 @@ def tune(
     stage: Annotated[str, typer.Option(help="The train stage.")],
     set: SetOption = [],  # noqa: B006
     out: OutOption = Path("runs"),
-    steps: Annotated[int, typer.Option(help="Timed steps for each candidate.", min=3)] = 30,
+    steps: Annotated[int, typer.Option(help="Most timed steps of a measurement.", min=3)] = 30,
     as_json: JsonOption = False,
 ) -> None:
-    """Time execution settings of a train stage on this machine, some steps each; `run` then uses the fastest."""
+    """Measure execution settings of a train stage in a minute; `run` then uses the fastest if it clearly wins."""
     from dataclasses import asdict
 
     from ingot.pipeline.tune import describe
     from ingot.pipeline.tune import tune as tuned
     from ingot.report.terminal import print_rows
 
-    trials, path = tuned(recipe, set, stage, out, steps, print_message)
+    decision, path = tuned(recipe, set, stage, out, steps, print_message)
     rows = [
         {
             "candidate": describe(trial.candidate),
@@ -267,14 +267,16 @@ def tune(
             "first step after": f"{trial.start_s:.1f} s",
             "complete run": f"{trial.total_s:,.0f} s",
         }
-        for trial in trials
+        for trial in decision.trials
     ]
 
     def show() -> None:
         print_rows(rows)
-        print(f"wrote {path}; next: ingot run {recipe}")
+        print(decision.reason)
+        print(f"wrote {path}; next: ingot run {recipe}" if path else f"next: ingot run {recipe}")
 
-    emit({"trials": [asdict(t) for t in trials], "execution": str(path)}, as_json, show)
+    execution = str(path) if path else None
+    emit({**asdict(decision), "execution": execution}, as_json, show)
 
 
 app.command()(generate)

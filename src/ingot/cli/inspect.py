@@ -52,8 +52,16 @@ def inspect_tokenizer(
     stage: Annotated[
         Path | None, typer.Argument(help="A stage with a tokenizer, such as runs/stdlib/bpe.", show_default=False)
     ] = None,
-    text: Annotated[str, typer.Option(help="Show the tokens of this text; with --steps, every merge.")] = "",
-    steps: Annotated[bool, typer.Option("--steps", help="Show every merge, with its reason.")] = False,
+    text: Annotated[
+        str, typer.Option(help="Show the tokens of this text; with --steps, the merges that lead to them.")
+    ] = "",
+    steps: Annotated[
+        bool,
+        typer.Option(
+            "--steps",
+            help="Show the merges of the stage's tokenizer on a text; without a stage, how a BPE learns them.",
+        ),
+    ] = False,
     tradeoff: Annotated[bool, typer.Option("--tradeoff", help="Show cost and benefit by vocabulary size.")] = False,
     width: Annotated[int, typer.Option(help="Model width for --tradeoff.", min=1)] = 4096,
     layers: Annotated[int, typer.Option(help="Model layers for --tradeoff.", min=1)] = 32,

@@ -5,6 +5,7 @@ writes some steps twice; the last attempt of a step counts.
 """
 
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,13 +13,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from ingot.core.errors import name_file, notify
 from ingot.core.terminal import error_console
 
 METRICS = "metrics.jsonl"
-VOLATILE = frozenset({"time", "attempt", "seconds", "tok_s", "peak_bytes"})
+VOLATILE = frozenset({"time", "attempt", "seconds", "tok_s", "eta_s", "peak_bytes"})
 """Fields that differ between two runs of one recipe; all others are bitwise equal on one CPU process."""
 
 
@@ -139,50 +140,70 @@ def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any] | None:
 
 
 class Bar:
-    """A progress display with a count, a rate, an ETA and further fields: a bar on a terminal, else plain lines."""
+    """A progress display: a bar on a terminal, else a plain line every ten seconds.
+
+    Both show the count, the total if it is known, the time left, and further fields. `total` may be set later.
+    """
 
     def __init__(self, description: str, total: int | None, unit: str, console: Console, done: int = 0):
         self.description, self.total, self.unit, self.done = description, total, unit, done
+        self.fields: Mapping[str, str] = {}
         self._console = console
-        self._initial, self._start, self._printed = done, time.monotonic(), time.monotonic()
-        self._note = ""
+        self._start = self._printed = time.monotonic()
+        self._measured_from: tuple[float, int] | None = None
+        self._seconds_left: float | None = None
         self._rich: Progress | None = None
         if console.is_terminal:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(24),
-                TaskProgressColumn(),
-                TextColumn("{task.fields[note]}"),
-            )
-            self._rich = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
-            self._task = self._rich.add_task(description, total=total, completed=done, note="")
+            name, status = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[status]}"))
+            self._rich = Progress(name, BarColumn(24), status, console=console)
+            self._task = self._rich.add_task(description, total=total, completed=done, status=self._status())
             self._rich.start()
 
     def advance(self, amount: int = 1, **fields: str) -> None:
-        """Add `amount` to the count; `fields` are shown as `name value`."""
-        self.done += amount
-        if fields:
-            self._note = "  ".join(f"{name} {value}" for name, value in fields.items())
+        """Add `amount` to the count; `fields` are shown as `name value` until others replace them.
+
+        The time left is measured from the end of the first piece of work, which may have compiled.
+        """
+        now, done = time.monotonic(), self.done + amount
+        if self._measured_from is None:
+            self._measured_from = now, done
+        start, first = self._measured_from
+        left = None
+        if self.total is not None and done > first:
+            left = max(0, self.total - done) * (now - start) / (done - first)
+        self.show(done, left, **fields)
+
+    def show(self, done: int, seconds_left: float | None, **fields: str) -> None:
+        """Set the count and the time left, for work whose pieces don't take equally long; `fields` as in `advance`."""
+        self.done, self._seconds_left = done, seconds_left
+        self.fields = fields or self.fields
         if self._rich:
-            self._rich.update(self._task, completed=self.done, note=self._note)
-        elif time.monotonic() - self._printed > 10:
-            self._print_line()
+            self._rich.update(self._task, total=self.total, completed=done, status=self._status())
+        elif done != self.total and time.monotonic() - self._printed > 10:  # `close` prints the last line
+            self._print_line(self._status())
 
     def close(self) -> None:
+        """Print the count and the time that it took, if that was more than a second."""
+        self._seconds_left = None
         if self._rich:
+            self._rich.update(self._task, status=self._status())
             self._rich.stop()
         elif time.monotonic() - self._start > 1:
-            self._print_line()
+            self._print_line(self._status())
 
-    def _print_line(self) -> None:
+    def _status(self) -> str:
+        """ "1,344 of 1,517 rows, 3 s left  loss 2.5730"; without an estimate the time so far."""
+        count = size if self.unit == "bytes" else "{:,}".format
+        total = "" if self.total is None else f" of {count(self.total)}"
+        unit = "" if self.unit == "bytes" else f" {self.unit}"
+        left, elapsed = self._seconds_left, time.monotonic() - self._start
+        when = f" in {_whole(elapsed)}" if left is None else f", {_whole(left)} left"
+        note = "".join(f"  {name} {value}" for name, value in self.fields.items())
+        return f"{count(self.done)}{total}{unit}{when}{note}"
+
+    def _print_line(self, status: str) -> None:
         self._printed = time.monotonic()
-        elapsed = self._printed - self._start
-        rate = (self.done - self._initial) / max(elapsed, 1e-9)
-        percent = f"{100 * self.done / self.total:.0f} %  " if self.total else ""
-        eta = f"  ETA {duration((self.total - self.done) / rate)}" if self.total and rate > 0 else ""
-        speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
-        text = f"  {self.description}: {percent}{self.done:,} {self.unit}  {speed} {self.unit}/s{eta}  {self._note}"
-        self._console.print(text.rstrip(), highlight=False, soft_wrap=True)
+        self._console.print(f"  {self.description}: {status}", highlight=False, markup=False, soft_wrap=True)
 
 
 class Display:
@@ -211,3 +232,17 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def size(value: float) -> str:
+    """Bytes in decimal units: 3200000 -> "3.2 MB"."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(value) >= scale:
+            return f"{value / scale:.1f} {unit}"
+    return f"{value:,.0f} bytes"
+
+
+def _whole(seconds: float) -> str:
+    """A duration in whole seconds, rounded up, so that work that is not over never has 0 s left."""
+    seconds = math.ceil(seconds)
+    return f"{seconds} s" if seconds < 100 else duration(seconds)

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingot.core.errors import UserError, shortened
-from ingot.core.events import Display, EventLog
+from ingot.core.events import Display, EventLog, size
 from ingot.corpus import contents, dedup, filters, holdout
 from ingot.corpus.documents import SCHEMA, DocumentWriter, document_parts, read_documents
 from ingot.corpus.funnel import Funnel
@@ -319,7 +319,7 @@ def _listed(names: list[str], limit: int = 20) -> str:
 def _quality_warning(funnel: Funnel) -> str | None:
     """A warning if the quality bounds dropped more than half of the bytes, which may be unintended."""
     dropped = {r: funnel.total.dropped[r][1] for r in filters.QUALITY_REASONS if r in funnel.total.dropped}
-    total = sum(size for _, size in (funnel.total.kept, *funnel.total.dropped.values()))
+    total = sum(count for _, count in (funnel.total.kept, *funnel.total.dropped.values()))
     if 2 * sum(dropped.values()) <= total:
         return None
     main_reason = max(dropped, key=dropped.__getitem__)
@@ -330,10 +330,10 @@ def _quality_warning(funnel: Funnel) -> str | None:
 
 
 def _show_summary(display: Display, funnel: Funnel, result: dict[str, int]) -> None:
-    reasons = (
-        ", ".join(f"{reason} {counts[0]:,}" for reason, counts in funnel.total.dropped.items()) or "nothing dropped"
-    )
+    removed = {reason: documents for reason, (documents, _) in funnel.total.dropped.items()}
+    removed |= {"quarantined": result["quarantined_documents"]} if result["quarantined_documents"] else {}
+    reasons = ", ".join(f"{reason} {documents:,}" for reason, documents in removed.items())
     display.notify(
-        f"{result['documents']:,} of {result['input_documents']:,} documents kept, {result['bytes'] / 1e6:.1f} MB "
-        f"({reasons}; quarantined {result['quarantined_documents']:,}); held out {result['val_documents']:,}"
+        f"{result['documents']:,} of {result['input_documents']:,} documents kept ({size(result['bytes'])}), "
+        f"{result['val_documents']:,} held out for validation" + (f"; removed: {reasons}" if reasons else "")
     )

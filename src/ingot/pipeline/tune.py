@@ -1,8 +1,9 @@
-"""`ingot tune`: finds the fastest execution settings of a train stage on this machine.
+"""`ingot tune`: finds the fastest execution settings of a train stage on this machine, within a minute.
 
-Each candidate runs the stage itself with other execution settings, in a process of its own and a temporary directory,
-and is stopped after some steps. The best candidate's `execution.json` is copied to the stage's directory, so the next
-`ingot run` starts with it. Settings in the recipe take precedence.
+Each measurement runs the stage itself with other execution settings, in a process of its own and a temporary directory,
+and is stopped after some steps. First every candidate is measured once, then the fastest and the default in turns. Only
+if the fastest wins by more than the repetitions differ, its `execution.json` is copied to the stage's directory, where
+the next `ingot run` finds it. Settings in the recipe take precedence.
 
 Not every combination is tried, because each costs the start of a process, and the best micro-batch hardly depends on
 the backend.
@@ -26,8 +27,12 @@ from ingot.stages.job import EXECUTION_FILE
 from ingot.stages.kind import Node
 from ingot.stages.training.settings import TrainSettings
 
-TIMEOUT_S = 300.0
-"""Seconds after which a candidate is stopped before it has finished its steps."""
+BUDGET_S = 60.0
+"""Seconds of all measurements: at most half of them until every candidate was measured once, the rest for turns."""
+MAX_REPETITIONS = 4
+"""Measurements of the default and of the fastest candidate that are enough to decide."""
+MIN_STEPS = 3
+"""Steps that a measurement needs: the first may compile."""
 Candidate = dict[str, Any]
 """Values of `precision` and of settings of `loop`; the others are those of the recipe."""
 
@@ -47,24 +52,39 @@ class Trial:
     """Content of its `execution.json`."""
 
 
+@dataclass(frozen=True)
+class Decision:
+    """The outcome of all measurements."""
+
+    trials: list[Trial]
+    """In the order in which they ran; the first is the default."""
+    winner: Trial | None
+    """None: the default stays."""
+    reason: str
+
+
+Measure = Callable[[Candidate, float], Trial | None]
+"""(candidate, most seconds) -> its measurement; None if it failed or took longer."""
+
+
 def tune(
     recipe: Path, overrides: list[str], stage: str, root: Path, steps: int, notify: Callable[[str], None]
-) -> tuple[list[Trial], Path]:
-    """Time candidates on a train stage and write the settings of the fastest.
+) -> tuple[Decision, Path | None]:
+    """Measure candidates on a train stage, and write the settings of the fastest if it beats the default.
 
     Args:
         recipe: the recipe.
         overrides: `--set` strings.
         stage: name of the train stage.
         root: output root.
-        steps: steps of each candidate.
+        steps: most steps of a measurement.
         notify: receives progress lines.
 
     Returns:
-        The trials, shortest run first, and the file that was written.
+        The decision, and the file that was written; None if the default stays.
 
     Raises:
-        UserError: the stage is not a train stage, has started already, or no candidate could run it.
+        UserError: the stage is not a train stage, has started already, or the default could not be measured.
     """
     graph = load_graph(recipe, overrides, root)
     node = _train_stage(graph, stage)
@@ -75,19 +95,101 @@ def tune(
             "loop settings in the recipe instead"
         )
     run(graph, [n.name for n in node.inputs.values()], lambda *_: None)
+
+    def measure(candidate: Candidate, seconds: float) -> Trial | None:
+        return _run_candidate(job_of(graph, node, quiet=True), candidate, steps, seconds)
+
     trials: list[Trial] = []
-    for candidate in _candidates(node.settings, trials):
-        notify(f"trying {describe(candidate)}")
-        if trial := _run_candidate(job_of(graph, node, quiet=True), candidate, steps):
-            step_ms = trial.step_s * 1e3
-            notify(f"  {step_ms:,.0f} ms a step, first step after {trial.start_s:.0f} s, run {trial.total_s:,.0f} s")
-            trials.append(trial)
-    if not trials:
-        raise UserError(f"{stage}: found no candidate that ran; run the stage by itself to see why")
-    trials.sort(key=lambda t: t.total_s)
+    decision = decide(stage, _candidates(node.settings, trials), trials, measure, notify)
+    if decision.winner is None:
+        return decision, None
     directory.path.mkdir(parents=True, exist_ok=True)
-    atomic_json(directory / EXECUTION_FILE, trials[0].execution)
-    return trials, directory / EXECUTION_FILE
+    atomic_json(directory / EXECUTION_FILE, decision.winner.execution)
+    return decision, directory / EXECUTION_FILE
+
+
+def decide(
+    stage: str,
+    candidates: Iterator[Candidate],
+    trials: list[Trial],
+    measure: Measure,
+    notify: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> Decision:
+    """Measure every candidate once, then the default and the fastest in turns, and compare them.
+
+    Args:
+        stage: name of the stage, for messages.
+        candidates: the default first.
+        trials: receives the measurements.
+        measure: measures a candidate.
+        notify: receives progress lines.
+        clock: seconds.
+
+    Raises:
+        UserError: the default could not be measured in half of the budget.
+    """
+    start, costs = clock(), dict[str, float]()
+
+    def run_once(candidate: Candidate, until: float) -> Trial | None:
+        name, began = describe(candidate), clock()
+        notify(f"measuring {name}")
+        trial = measure(candidate, until - began)
+        costs[name] = clock() - began
+        if trial is None:
+            notify(f"  failed, or fewer than {MIN_STEPS} steps in {costs[name]:.0f} s")
+        else:
+            notify(f"  {trial.step_s * 1e3:,.0f} ms a step, first step after {trial.start_s:.1f} s")
+            trials.append(trial)
+        return trial
+
+    middle, end = start + BUDGET_S / 2, start + BUDGET_S
+    for candidate in candidates:
+        if clock() >= middle:
+            break
+        if run_once(candidate, middle) is None and not trials:
+            raise UserError(
+                f"{stage}: found fewer than {MIN_STEPS} steps in {clock() - start:.0f} s with the default settings, so "
+                "there is nothing to compare; run the stage without tuning"
+            )
+    default, fastest = trials[0].candidate, min(trials, key=lambda t: t.total_s).candidate
+    if fastest == default:
+        return Decision(trials, None, f"the default is the fastest of {len(trials)} candidates and stays")
+    while sum(t.candidate == fastest for t in trials) < MAX_REPETITIONS:
+        if clock() + costs[describe(default)] + costs[describe(fastest)] > end:
+            break
+        for candidate in (default, fastest):
+            run_once(candidate, end)
+    return _compare(trials, default, fastest)
+
+
+def _compare(trials: list[Trial], default: Candidate, fastest: Candidate) -> Decision:
+    """Whether the fastest candidate beats the default by more than repetitions of one of them differ."""
+    seconds = {
+        name: _run_seconds([t for t in trials if t.candidate == c]) for name, c in (("a", default), ("b", fastest))
+    }
+    a, b = seconds["a"], seconds["b"]
+    name = describe(fastest)
+    if min(len(a), len(b)) < 2:
+        return Decision(trials, None, f"{name} could not be measured twice in {BUDGET_S:.0f} s; the default stays")
+    gain = statistics.mean(a) - statistics.mean(b)
+    spread = max(max(a) - min(a), max(b) - min(b))
+    percent = f"{100 * gain / statistics.mean(a):.0f} %"
+    if gain <= spread:
+        return Decision(
+            trials,
+            None,
+            f"{name} takes {percent} less time than the default, but repetitions of one setting differ by "
+            f"{100 * spread / statistics.mean(a):.0f} %, so the machine is too busy to tell; the default stays",
+        )
+    winner = min((t for t in trials if t.candidate == fastest), key=lambda t: t.total_s)
+    return Decision(trials, winner, f"{name} takes {percent} less time than the default")
+
+
+def _run_seconds(repetitions: list[Trial]) -> list[float]:
+    """Seconds of the complete run by each measurement. Later starts find compiled code, as the run itself will."""
+    start_s = min(t.start_s for t in repetitions)
+    return [t.total_s - t.start_s + start_s for t in repetitions]
 
 
 def describe(candidate: Candidate) -> str:
@@ -103,7 +205,7 @@ def _train_stage(graph: Graph, stage: str) -> Node:
 
 
 def _candidates(settings: Any, trials: list[Trial]) -> Iterator[Candidate]:
-    """PyTorch in fp32, the choice of `auto`, the other backends, then smaller micro-batches and fewer threads.
+    """The default, the other backends, PyTorch in fp32, then smaller micro-batches and fewer threads.
 
     A setting of the recipe is never varied, because it takes precedence over `execution.json`.
 
@@ -113,14 +215,14 @@ def _candidates(settings: Any, trials: list[Trial]) -> Iterator[Candidate]:
     """
     assert isinstance(settings, TrainSettings)
     backend = settings.loop.backend
-    if settings.precision == "auto":
-        yield {"precision": "fp32", "backend": "torch" if backend == "auto" else backend}
     yield {"backend": backend}
-    if backend == "auto":
-        chosen = trials[-1].execution["backend"] if trials and trials[-1].candidate == {"backend": "auto"} else None
-        yield from ({"backend": name} for name in ("torch", "compiled") if name != chosen)
     if not trials:
         return
+    default = trials[0].execution
+    if backend == "auto":
+        yield from ({"backend": name} for name in ("torch", "compiled") if name != default["backend"])
+    if settings.precision == "auto" and default["precision"] != "fp32":
+        yield {"precision": "fp32", "backend": "torch" if backend == "auto" else backend}
     best = min(trials, key=lambda t: t.total_s)
     rows = int(best.execution["micro_batch"])
     if settings.loop.micro_batch is None:
@@ -132,8 +234,8 @@ def _candidates(settings: Any, trials: list[Trial]) -> Iterator[Candidate]:
         yield {**best.candidate, "threads": threads // 2}
 
 
-def _run_candidate(job: dict[str, Any], candidate: Candidate, steps: int) -> Trial | None:
-    """Run the stage with the candidate's settings for `steps` steps; None where it fails."""
+def _run_candidate(job: dict[str, Any], candidate: Candidate, steps: int, seconds: float) -> Trial | None:
+    """Run the stage with the candidate's settings for `steps` steps; None if it fails or takes too many seconds."""
     loop = {n: v for n, v in candidate.items() if n != "precision"}
     settings = job["settings"]
     precision = candidate.get("precision", settings["precision"])
@@ -143,7 +245,7 @@ def _run_candidate(job: dict[str, Any], candidate: Candidate, steps: int) -> Tri
         start, start_wall = time.monotonic(), time.time()
         child = start_child({**job, "settings": settings, "dir": str(path), "sinks": []})
         try:
-            while child.poll() is None and time.monotonic() - start < TIMEOUT_S:
+            while child.poll() is None and time.monotonic() - start < seconds:
                 if len(_step_events(path)) > steps:
                     break
                 time.sleep(0.1)
@@ -151,9 +253,11 @@ def _run_candidate(job: dict[str, Any], candidate: Candidate, steps: int) -> Tri
             child.kill()
             child.wait()
         events = _step_events(path)
-        if len(events) < 3:
+        if len(events) < MIN_STEPS:
             if child.returncode == 0:
-                raise UserError(f"{job['name']}: found {len(events)} steps, expected 3 or more; run it without tuning")
+                raise UserError(
+                    f"{job['name']}: found {len(events)} steps, expected {MIN_STEPS} or more; run it without tuning"
+                )
             return None
         planned = read_events(path / METRICS, "plan")[-1]["steps"]
         step_s = statistics.median(e["tokens"] / e["tok_s"] for e in events[1:])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ingot.core.events import duration as duration
+from ingot.core.events import size as size
 
 T = TypeVar("T")
 
@@ -21,18 +22,10 @@ def count(value: float) -> str:
 
 def short(value: float) -> str:
     """A count with one decimal and a unit: 4213 -> "4.2k", 1115394 -> "1.1M"."""
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= size:
-            return f"{value / size:.1f}".removesuffix(".0") + unit
-    return f"{value:g}"
-
-
-def size(value: float) -> str:
-    """Bytes in decimal units: 3200000 -> "3.2 MB"."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= scale:
-            return f"{value / scale:.1f} {unit}"
-    return f"{value:,.0f} bytes"
+            return f"{value / scale:.1f}".removesuffix(".0") + unit
+    return f"{value:g}"
 
 
 def nats(value: float | None) -> str:

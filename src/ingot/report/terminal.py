@@ -161,9 +161,6 @@ def _train_progress(stage: Path, state: str) -> dict[str, Any]:
     # The result replaces the last evaluation, since it is computed on all held-out rows.
     validation = {**(reading.evaluations(stage) or [{}])[-1], **reading.result(stage)}
     last = steps[-1] if steps else {}
-    rate, done = last.get("tok_s") or 0, _fraction_done(stage, last.get("step", 0), facts.get("steps", 0))
-    left = last.get("tokens_seen", 0) * (1 / done - 1) if done else 0.0
-    eta = left / rate if state == "RUNNING" and rate and done else None
     return {
         "step": last.get("step", 0),
         "phase": last.get("phase"),
@@ -172,29 +169,11 @@ def _train_progress(stage: Path, state: str) -> dict[str, Any]:
         "val_loss_nats": validation.get("val_loss_nats"),
         "val_reward": validation.get("val_reward"),
         "tok_s": last.get("tok_s"),
-        "eta_s": eta,
+        "eta_s": last.get("eta_s") if state == "RUNNING" else None,
         "health": _health(stage) if steps else None,
         "verdict": validation.get("verdict"),
         "verdict_sentence": validation.get("verdict_sentence"),
     }
-
-
-def _fraction_done(stage: Path, step: int, steps: int) -> float:
-    """Fraction of the run's rows, weighted by context, that the steps so far have used; approximate for growing
-    batches."""
-    phases = {e["name"]: e for e in reading.events(stage, "phase")}.values()  # the newest attempt's
-    total = sum(_row_tokens(phase, phase["last_step"]) for phase in phases)
-    if not total:
-        return step / steps if steps else 0.0
-    return sum(_row_tokens(phase, step) for phase in phases) / total
-
-
-def _row_tokens(phase: Mapping[str, Any], step: int) -> float:
-    """Rows x context of a phase up to a step."""
-    steps = phase["last_step"] - phase["first_step"] + 1
-    done = min(max(0, step - phase["first_step"] + 1), steps)
-    growth = (phase["last_rows"] - phase["rows"]) / steps
-    return done * (phase["rows"] + growth * done / 2) * phase["context"]
 
 
 def _health(stage: Path) -> str:
@@ -253,7 +232,9 @@ def print_document_steps(data: list[dict[str, Any]]) -> None:
         steps = row["steps"]
         more = f" and {len(steps) - MAX_STEPS:,} more" if len(steps) > MAX_STEPS else ""
         first = ", ".join(f"{step:,}" for step in steps[:MAX_STEPS])
-        out.print(f"  in {figures.count(len(steps))} steps: {first}{more}" if steps else "  in no step", soft_wrap=True)
+        out.print(
+            f"  in {figures.count(len(steps))} step{'s' if len(steps) != 1 else ''}: {first}{more}", soft_wrap=True
+        )
 
 
 def table(*columns: str, right: Iterable[str] = RIGHT_ALIGNED) -> Table:

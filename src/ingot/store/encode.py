@@ -14,7 +14,7 @@ on the number of threads: threads encode one slice of documents together before 
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,6 +60,7 @@ def build_tokens(
     workers: int | None,
     display: Display,
     log: EventLog,
+    totals: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """Write the stores `out/train` and `out/val`.
 
@@ -71,6 +72,7 @@ def build_tokens(
         workers: encoding threads; None: all usable cores.
         display: shows progress.
         log: receives one event per split.
+        totals: split -> bytes of its documents, for the progress display.
 
     Returns:
         `{train,val}_tokens`, `{train,val}_documents` and `{train,val}_bytes` (UTF-8 bytes of targets). For pairs also
@@ -99,7 +101,7 @@ def build_tokens(
     with Refused(out) as refused:
         for split in SPLITS:
             with (
-                display.bar(f"encoding {split}", unit="bytes") as bar,
+                display.bar(f"encoding {split}", (totals or {}).get(split), "bytes") as bar,
                 StoreWriter(
                     out / split,
                     tokenizer=tokenizer.fingerprint,

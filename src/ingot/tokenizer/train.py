@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.core.errors import UserError
-from ingot.core.events import Display, EventLog
+from ingot.core.events import Display, EventLog, size
 from ingot.corpus.documents import messages_of, read_documents, text_fields_of
 from ingot.tokenizer import trainers
 from ingot.tokenizer.base import Tokenizer
@@ -62,9 +62,9 @@ def train(
         sample = sample_texts(texts, settings.sample_bytes)
         if not sample:
             raise UserError("tokenizer: the train split contains no text; check its corpus")
-        size = sum(len(text.encode()) for _, text in sample)
+        total = sum(len(text.encode()) for _, text in sample)
         unit = "words" if settings.vocab is None else f"{settings.vocab:,} tokens"
-        display.notify(f"learning {unit} from {size:,} bytes of text")
+        display.notify(f"learning {unit} from {size(total)} of text")
         tokenizer = TRAINERS[settings.type](settings, [text for _, text in sample], display)
         for _, text in sample[:100]:
             counted_bytes(tokenizer, text, tokenizer.encode(text))  # refuses a pattern that skips text

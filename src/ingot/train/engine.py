@@ -63,6 +63,8 @@ class Plan:
     """Metadata of checkpoints: the model's shape, the tokenizer."""
     label: Callable[[int], Mapping[str, str]] = lambda step: {}
     """step -> additional fields of its log line, such as its phase."""
+    work: Callable[[int], float] = float
+    """step -> the work of all steps up to it, in a unit that takes equally long in every step, as rows x context do."""
 
 
 class Engine:

@@ -91,7 +91,7 @@ class Execution:
     def summary(self) -> str:
         """One line for logs."""
         graphs = ", CUDA graphs" if self.cuda_graphs else ""
-        details = f"{self.threads} threads, micro-batch {self.micro_batch}, backend {self.backend}{graphs}"
+        details = f"threads {self.threads}, micro-batch {self.micro_batch}, backend {self.backend}{graphs}"
         return f"{self.device}, {self.precision} ({self.reason}), {details}"
 
 

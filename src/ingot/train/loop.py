@@ -5,7 +5,6 @@ each evaluation and checkpoint. Then all pending steps are read in order, every 
 that are due are logged. So the log depends on the steps alone, not on the times of synchronisation.
 """
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +15,7 @@ from ingot.data.batches import Batch
 from ingot.train import health
 from ingot.train.engine import Engine
 from ingot.train.metrics import StepMetrics
-
-_READ_EVERY_S = 0.5
-"""Seconds between two synchronisations."""
+from ingot.train.throughput import Throughput
 
 Evaluation = Callable[[int, bool], dict[str, float]]
 """(step, whether to use all validation rows) -> metrics by name, among them val_ + the objective's best metric."""
@@ -29,13 +26,13 @@ def train(
     batches: Iterator[Batch],
     evaluation: Evaluation,
     log: EventLog,
-    progress: Callable[[StepMetrics, float], None],
+    progress: Callable[[StepMetrics, Throughput], None],
     notify: Callable[[str], None] = lambda message: None,
 ) -> dict[str, float]:
     """Run the engine to the end of its plan.
 
     Args:
-        progress: receives a step's metrics and the tokens per second.
+        progress: receives a step's metrics, and the run's speed and time left.
         notify: receives messages for the user.
 
     Returns:
@@ -44,9 +41,10 @@ def train(
     Raises:
         UserError: the loss or a gradient became NaN or infinite. No checkpoint contains its effect.
     """
-    if engine.state["step"] == 0:
-        update_best(engine, evaluation(0, False), log)  # a run that gets worse keeps its start
     run = _Run(engine, evaluation, log, progress, notify)
+    if engine.state["step"] == 0:
+        with run.throughput.paused("evaluation"):
+            update_best(engine, evaluation(0, False), log)  # a run that gets worse keeps its start
     with engine.signals:
         run.run(batches)
     rate = run.throughput.mean()
@@ -62,11 +60,12 @@ class _Run:
         engine: Engine,
         evaluation: Evaluation,
         log: EventLog,
-        progress: Callable[[StepMetrics, float], None],
+        progress: Callable[[StepMetrics, Throughput], None],
         notify: Callable[[str], None],
     ):
         self.engine, self.evaluation, self.log, self.progress, self.notify = engine, evaluation, log, progress, notify
-        self.metrics, self.throughput = MetricsBuffer(engine, log, notify), Throughput()
+        self.throughput = Throughput(engine.plan)
+        self.metrics = MetricsBuffer(engine, log, notify, self.throughput)
         self._saved_at = time.monotonic()
 
     def run(self, batches: Iterator[Batch]) -> None:
@@ -74,7 +73,8 @@ class _Run:
         state = self.engine.training_state
         try:
             if self._evaluation_due():  # the interrupted run did not finish it
-                self.evaluate()
+                with self.throughput.paused("evaluation"):
+                    self.evaluate()
             for raw in batches:
                 self.engine.signals.check()
                 self.step(raw)
@@ -90,17 +90,17 @@ class _Run:
         try:
             step = self.engine.step(raw)
         except UserError:
-            self.metrics.write(self.throughput.recent)  # log the steps before the failing one
+            self.metrics.write()  # log the steps before the failing one
             raise
         self.metrics.add(step)
         self.throughput.add(step.tokens)
         minutes_passed = time.monotonic() - self._saved_at > 60 * loop.save_minutes
         save_due = minutes_passed or step.step == plan.steps or step.step % loop.save_every == 0
         if self.throughput.due() or self._evaluation_due() or save_due:
-            self.metrics.write(self.throughput.recent)
-            self.progress(step, self.throughput.recent())
+            self.metrics.write()
+            self.progress(step, self.throughput)
         if self._evaluation_due():
-            with self.throughput.paused():
+            with self.throughput.paused("evaluation"):
                 self.evaluate()
         if save_due:
             self.save()
@@ -116,8 +116,8 @@ class _Run:
 
     def save(self) -> None:
         """Check and log all pending metrics, then write a checkpoint."""
-        self.metrics.write(self.throughput.recent)
-        with self.throughput.paused():
+        self.metrics.write()
+        with self.throughput.paused("save"):
             self.log.flush()
             self.engine.training_state.save()
         self._saved_at = time.monotonic()
@@ -139,24 +139,23 @@ def update_best(engine: Engine, numbers: dict[str, float], log: EventLog) -> Non
 class MetricsBuffer:
     """Metrics of steps that are still on the device. `write` reads, checks and logs them."""
 
-    def __init__(self, engine: Engine, log: EventLog, notify: Callable[[str], None]):
-        self._engine, self._log, self._notify = engine, log, notify
+    def __init__(self, engine: Engine, log: EventLog, notify: Callable[[str], None], throughput: Throughput):
+        self._engine, self._log, self._notify, self._throughput = engine, log, notify, throughput
         self._pending: list[StepMetrics] = []
 
     def add(self, step: StepMetrics) -> None:
         self._pending.append(step)
 
-    def write(self, rate: Callable[[], float]) -> None:
+    def write(self) -> None:
         """Read, check and log all pending steps. Only this method waits for the device.
-
-        Args:
-            rate: returns tokens per second; called after the synchronisation.
 
         Raises:
             UserError: a loss or a gradient norm is not finite.
         """
         values = [(m, float(m.loss), float(m.grad_norm)) for m in self._pending]
-        tok_s = round(rate())
+        speed = {"tok_s": round(self._throughput.recent())}  # measured after the synchronisation
+        left = self._throughput.seconds_left(self._engine.state["step"])
+        speed |= {} if left is None else {"eta_s": round(left, 1)}
         for m, loss, norm in values:
             if m.skipped:
                 self._log.write("skipped", step=m.step, loss_nats=loss, why="gradient overflow in fp16")
@@ -166,7 +165,7 @@ class MetricsBuffer:
             diverged = not (math.isfinite(loss) and math.isfinite(norm))
             if diverged or m.step in (1, plan.steps) or m.step % plan.loop.log_every == 0:
                 others = {name: float(value) for name, value in m.others.items()}
-                tokens = {"tokens": m.tokens, "tokens_seen": m.tokens_seen, "tok_s": tok_s}
+                tokens = {"tokens": m.tokens, "tokens_seen": m.tokens_seen, **speed}
                 name = "loss_nats" if self._engine.objective.needs.best_metric == "loss_nats" else "loss"
                 numbers = {name: loss, **others, "grad_norm": norm, "lr": m.lr, **tokens}
                 self._log.write("step", step=m.step, **numbers, **plan.label(m.step))
@@ -191,54 +190,3 @@ class MetricsBuffer:
             f"step {step}: loss {loss}, gradient norm {norm}, expected finite numbers; "
             "lower optim.lr, or look at that batch with `ingot trace`"
         )
-
-
-class Throughput:
-    """Tokens per second of training, without evaluations and checkpoints, and when the next report is due."""
-
-    def __init__(self) -> None:
-        self._read_at = self._reported_at = time.monotonic()
-        self._first: float | None = None  # end of the first step, which may have compiled
-        self._since_read = self._since_first = 0
-        self._rate = 0.0
-
-    def add(self, tokens: int) -> None:
-        """Count a step."""
-        self._since_read += tokens
-        if self._first is None:
-            self._first = time.monotonic()
-        else:
-            self._since_first += tokens
-
-    def recent(self) -> float:
-        """Tokens per second since the last call, if at least `_READ_EVERY_S` ago; else the last value."""
-        now = time.monotonic()
-        if now - self._read_at >= _READ_EVERY_S or not self._rate:
-            self._rate = self._since_read / max(1e-9, now - self._read_at)
-            self._read_at, self._since_read = now, 0
-        return self._rate
-
-    def mean(self) -> dict[str, int]:
-        """Tokens per second since the end of the first step; empty if there was only one."""
-        if self._first is None or not self._since_first:
-            return {}
-        return {"tok_s": round(self._since_first / max(1e-9, time.monotonic() - self._first))}
-
-    def due(self) -> bool:
-        """Whether the next report is due; if so, restarts its interval."""
-        now = time.monotonic()
-        if now - self._reported_at < _READ_EVERY_S:
-            return False
-        self._reported_at = now
-        return True
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Exclude the time inside the context."""
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            elapsed = time.monotonic() - start
-            self._read_at += elapsed
-            self._first = self._first and self._first + elapsed

@@ -101,7 +101,7 @@ def _charts(comparison: Comparison) -> list[Markup]:
         line_chart("Training loss, running mean", curves(steps("loss_nats"), smooth=True), "step", "nats per token"),
         line_chart("Gradient norm, running mean", curves(steps("grad_norm"), smooth=True), "step", "norm"),
         line_chart("Learning rate", curves(steps("lr")), "step", "rate", from_zero=True),
-        line_chart("Throughput", curves(steps("tok_s")), "step", "tokens per second", from_zero=True),
+        line_chart("Throughput", curves(steps("tok_s")), "step", "tok/s", from_zero=True),
     ]
 
 

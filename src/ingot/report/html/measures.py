@@ -12,7 +12,20 @@ from ingot.report import figures
 from ingot.report.html.charts import Series, line_chart
 
 COMMON = frozenset(
-    {"step", "time", "attempt", "event", "loss_nats", "loss", "grad_norm", "lr", "tokens", "tokens_seen", "tok_s"}
+    {
+        "step",
+        "time",
+        "attempt",
+        "event",
+        "loss_nats",
+        "loss",
+        "grad_norm",
+        "lr",
+        "tokens",
+        "tokens_seen",
+        "tok_s",
+        "eta_s",
+    }
 )
 """Fields of every step's event; the panel of train stages charts them or needs no chart."""
 SIDES = ("chosen", "rejected")

@@ -85,7 +85,7 @@ def _charts(
             from_zero=True,
         ),
         line_chart("Learning rate", [curve("learning rate", "lr")], "step", "rate", from_zero=True),
-        line_chart("Throughput", [curve("training", "tok_s")], "step", "tokens per second", from_zero=True),
+        line_chart("Throughput", [curve("training", "tok_s")], "step", "tok/s", from_zero=True),
     ]
 
 

@@ -39,8 +39,8 @@ def mask(stage: Path, rows: int) -> dict[str, Any]:
         {stage, stores: [{name, content, documents: [{side, path, offset ..., tokens, trained, cut, shown, pieces:
         [[text, trained?], ...]}]}]}. `side` is chosen or rejected in a store of pairs, else null; `cut` is the number
         of tokens that are in no row of a train stage; `shown` is the number of tokens in `pieces`. In a store without
-        a mask every token is trained on. The text of a token that ends within a character comes with the token that
-        completes it.
+        a mask every token is trained on; such stores come last. The text of a token that ends within a character comes
+        with the token that completes it.
 
     Raises:
         UserError: the stage is of another kind, is a corpus that is not encoded yet, or its store is damaged.
@@ -53,7 +53,8 @@ def mask(stage: Path, rows: int) -> dict[str, Any]:
             stores = [_tokens(link, read_record(link), rows) for link in _encoded(stage, record)]
         case "train":
             data, _, tokenizer = open_training_data(stage)
-            stores = [_store(source.name, source.store, tokenizer, rows, source.plan) for source in data.train_sources]
+            sources = sorted(data.train_sources, key=lambda source: "mask" not in source.store.columns)
+            stores = [_store(source.name, source.store, tokenizer, rows, source.plan) for source in sources]
         case kind:
             raise UserError(
                 f"{stage}: is of kind {kind}, expected a tokens, corpus or train stage, such as runs/NAME/questions@bpe"

@@ -1,5 +1,6 @@
 """`ingot inspect tokenizer`: facts of a vocabulary, the tokens of a text, merges step by step, the cost of sizes."""
 
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,15 @@ from ingot.stages.job import TOKENIZER, read_record
 from ingot.tokenizer import reference, vocab_size
 from ingot.tokenizer.base import Tokenizer
 from ingot.tokenizer.byte_bpe import load_tokenizer
+from ingot.tokenizer.merges import applied_merges, symbol_text
 from ingot.tokenizer.settings import TURNS
 
 EXAMPLE_CORPUS = "low low low low low lowest lowest newer newer newer wider wider wider wider"
 """The usual example of BPE merges."""
 SENTENCE = "The quick brown fox jumps over the lazy dog"
 """43 characters, 9 words."""
-MAX_MERGES, MAX_PAIRS, MAX_WORDS = 20, 6, 12
-"""Merges printed, and pairs and words printed of each."""
+MAX_MERGES, MAX_PAIRS, MAX_WORDS, MAX_TOKENS = 20, 6, 12, 24
+"""Merges printed, and pairs, words and tokens printed of each."""
 TIE_BREAKS = {
     "bpe": "its symbols occur less often apart, else first in alphabetical order",
     "wordpiece": "more frequent, else older symbols",
@@ -36,16 +38,18 @@ def tokenizer(
 
     Args:
         stage: a stage with a tokenizer; required unless `steps` or `sizes` is set.
-        text: the text to encode; with `steps` the corpus of the merges; with `sizes` the sentence to count.
-        steps: show merges on `text` (default: `EXAMPLE_CORPUS`).
+        text: the text to encode; with `steps` the text to merge; with `sizes` the sentence to count.
+        steps: show the merges with which the stage's tokenizer encodes `text` (default: `SENTENCE`), or without a stage
+            how a BPE learns merges from `text` (default: `EXAMPLE_CORPUS`).
         sizes: show what vocabularies cost a model of `width` and `layers`.
 
     Returns:
-        `stage` with `type`, `vocab`, `specials`, `template`, `report`; `pieces` [{id, text}]; `steps` {merges, ...};
-        `tradeoff` {sentence, rows, ...}; only those that were requested.
+        `stage` with `type`, `vocab`, `specials`, `template`, `report`; `pieces` [{id, text}]; `applied` {text, tokens,
+        merges} (of the stage's tokenizer) or `steps` {merges, ...} (learned from the text); `tradeoff` {sentence, rows,
+        ...}; only those that were requested.
 
     Raises:
-        UserError: a stage is required, or the stage has no tokenizer.
+        UserError: a stage is required, or the stage has no tokenizer, or with `steps` one without merges.
     """
     if stage is None and not (steps or sizes):
         raise UserError("inspect tokenizer: no stage, expected one such as runs/NAME/bpe, or --steps, or --tradeoff")
@@ -56,14 +60,14 @@ def tokenizer(
     if text and loaded and not steps:
         data["pieces"] = [{"id": id, "text": _token_text(loaded, id)} for id in loaded.encode(text).tolist()]
     if steps:
-        data["steps"] = merges(text or EXAMPLE_CORPUS, "wordpiece" if loaded and loaded.kind == "wordpiece" else "bpe")
+        data |= {"applied": _applied(loaded, text or SENTENCE)} if loaded else {"steps": merges(text or EXAMPLE_CORPUS)}
     if sizes:
         report = reading.read_json(stage / "report.json") if stage else {}
         data["tradeoff"] = _sizes(loaded, report, text, width, layers)
     return data
 
 
-def merges(text: str, rule: str) -> dict[str, Any]:
+def merges(text: str, rule: str = "bpe") -> dict[str, Any]:
     """The words and symbols of a text, and every merge with its counts.
 
     Args:
@@ -90,6 +94,26 @@ def merges(text: str, rule: str) -> dict[str, Any]:
         "symbols": reference.symbols_of(words),
         "merges": steps,
     }
+
+
+def _applied(tokenizer: Tokenizer, text: str) -> dict[str, Any]:
+    """The symbols of each token of a text, and every merge of the tokenizer that leads to them."""
+    start, applied = applied_merges(tokenizer, text)
+
+    def texts(symbols: Iterable[str]) -> list[str]:
+        return [symbol_text(tokenizer, symbol) for symbol in symbols]
+
+    rows = [
+        {
+            "number": merge.number,
+            "pair": texts(merge.pair),
+            "symbol": symbol_text(tokenizer, "".join(merge.pair)),
+            "count": merge.count,
+            "tokens": [texts(token) for token in merge.tokens],
+        }
+        for merge in applied
+    ]
+    return {"text": text, "tokens": [texts(token) for token in start], "merges": rows}
 
 
 def _load(stage: Path) -> Tokenizer:
@@ -144,6 +168,8 @@ def print_tokenizer(data: dict[str, Any]) -> None:
         _print_facts(data)
     if "pieces" in data:
         _print_pieces(data["pieces"])
+    if "applied" in data:
+        _print_applied(data["applied"])
     if "steps" in data:
         _print_steps(data["steps"])
     if "tradeoff" in data:
@@ -181,6 +207,33 @@ def _print_pieces(pieces: list[dict[str, Any]]) -> None:
         text.append(f"{piece['id']} ", "dim")
     out.print(text, soft_wrap=True)
     out.print(f"{len(pieces):,} tokens")
+
+
+def _print_applied(applied: dict[str, Any]) -> None:
+    out, rows = console(), applied["merges"]
+    symbols = sum(map(len, applied["tokens"]))
+    line = f"{symbols:,} symbols become {len(applied['tokens']):,} tokens by {len(rows):,} of the tokenizer's merges"
+    out.print(Text(f"{_visible(applied['text'])}: {line}", "bold"), soft_wrap=True)
+    out.print(f"     {_split(applied['tokens'])}", soft_wrap=True)
+    for row in rows[:MAX_MERGES]:
+        left, right, symbol = map(_visible, (*row["pair"], row["symbol"]))
+        times = f"{row['count']:,} time{'s' if row['count'] != 1 else ''}"
+        line = Text(f"  merge {row['number']:,}: {left} + {right} -> ").append(symbol, "green").append(f"  {times}")
+        out.print(line, soft_wrap=True)
+        out.print(f"     {_split(row['tokens'])}", soft_wrap=True)
+    if len(rows) > MAX_MERGES:
+        out.print(f"... {len(rows) - MAX_MERGES} more merges, which end in")
+        out.print(f"     {_split(rows[-1]['tokens'])}", soft_wrap=True)
+
+
+def _split(tokens: list[list[str]]) -> str:
+    """The symbols of the first tokens: blanks between symbols, bars between tokens."""
+    shown = " | ".join(" ".join(map(_visible, symbols)) for symbols in tokens[:MAX_TOKENS])
+    return shown + (" ..." if len(tokens) > MAX_TOKENS else "")
+
+
+def _visible(text: str) -> str:
+    return text.replace(" ", "·").replace("\n", "⏎")
 
 
 def _print_steps(steps: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from ingot.core.artifact import atomic_json
 from ingot.stages.job import TOKENIZER, Job
-from ingot.store.encode import build_tokens
+from ingot.store.encode import SPLITS, build_tokens
 from ingot.tokenizer.byte_bpe import load_tokenizer
 from ingot.tokenizer.settings import TokenizerSettings, TokensSettings
 from ingot.tokenizer.train import train, training_texts
@@ -36,4 +36,9 @@ def tokens(job: Job) -> dict[str, Any]:
     source = job.inputs["corpus"]
     encoder = load_tokenizer(job.inputs["tokenizer"].path / TOKENIZER)
     form = source.settings()["format"]
-    return build_tokens(source.path, encoder, form, job.out.path, job.settings.workers, job.display, job.log)
+    workers, totals = job.settings.workers, {split: source.result()[f"{split}_bytes"] for split in SPLITS}
+    result = build_tokens(source.path, encoder, form, job.out.path, workers, job.display, job.log, totals)
+    job.display.notify(
+        f"{result['train_tokens']:,} tokens to train on, {result['val_tokens']:,} held out for validation"
+    )
+    return result

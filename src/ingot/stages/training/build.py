@@ -39,6 +39,7 @@ from ingot.train.engine import Engine, Plan
 from ingot.train.execution import Execution, choose, resumed, write
 from ingot.train.loop import train
 from ingot.train.metrics import StepMetrics
+from ingot.train.throughput import Throughput
 from ingot.train.verdict import Training, mean_reward, parts_by_corpus, verdict
 
 _SCAN_TOKENS = 1 << 18
@@ -70,6 +71,7 @@ def run(job: Job) -> dict[str, Any]:
         evaluate_every=settings.evaluate.interval(timeline.steps),
         config={"model": config.model_dump(), "tokenizer": tokenizer.fingerprint},
         label=lambda step: {"phase": timeline.phase(step).name} if settings.phases else {},
+        work=timeline.work,
     )
     companions = _companions(job, settings, model, execution, timeline.context)
     penalties = build_penalties(job, settings, model, companions)
@@ -90,9 +92,10 @@ def run(job: Job) -> dict[str, Any]:
     facts = _facts(settings, engine, config, data, timeline)
     job.display.notify(f"{facts['parameters']:,} parameters, {timeline.steps:,} steps; {execution.summary()}")
     line = "{name}: " if settings.phases else ""
-    line += "steps {first_step:,} to {last_step:,}, {rows} rows of {context:,} tokens"
+    line += "steps {first_step:,} to {last_step:,}: {rows}{growth} rows of {context:,} tokens each"
     for phase in timeline.summary():
-        job.display.notify(line.format(**phase))
+        growth = f" to {phase['last_rows']}" if phase["last_rows"] != phase["rows"] else ""
+        job.display.notify(line.format(**phase, growth=growth))
         if problem := overshoot(phase, timeline.epochs(data.source_size)):
             job.display.notify(problem)
     if data.without_validation:
@@ -275,15 +278,25 @@ def _loop(
     loader = Loader(lambda step: data.batch(timeline, step), first, timeline.steps)
     fractions = dict(zip(timeline.sources, timeline.fractions, strict=True))
     evaluation = Evaluation(job, settings, engine, data, fractions, tokenizer)
+    best_metric = engine.objective.needs.best_metric
     try:
         with job.display.bar(f"train {job.name}", timeline.steps, "steps", done=first - 1) as bar:
+            newest: dict[str, str] = {}
 
-            def progress(m: StepMetrics, rate: float) -> None:
+            def evaluate(step: int, final: bool) -> dict[str, float]:
+                numbers = evaluation(step, final)
+                if (metric := f"val_{best_metric}") in numbers:
+                    newest[f"validation {best_metric.removesuffix('_nats')}"] = f"{numbers[metric]:.4f}"
+                    bar.fields = {**bar.fields, **newest}
+                return numbers
+
+            def progress(m: StepMetrics, throughput: Throughput) -> None:
                 reward = {"reward": f"{m.others['reward']:.3f}"} if "reward" in m.others else {}
-                shown = reward | {"loss": f"{float(m.loss):.4f}", "lr": f"{m.lr:.2e}", "tok_s": f"{rate:,.0f}"}
-                bar.advance(m.step - bar.done, **shown, **engine.plan.label(m.step))
+                shown = {**reward, "loss": f"{float(m.loss):.4f}", **newest, "lr": f"{m.lr:.2e}"}
+                shown["tok/s"] = f"{throughput.recent():,.0f}"
+                bar.show(m.step, throughput.seconds_left(m.step), **shown, **engine.plan.label(m.step))
 
-            final = train(engine, iter(loader), evaluation, job.log, progress, job.display.notify)
+            final = train(engine, iter(loader), evaluate, job.log, progress, job.display.notify)
     finally:
         loader.close()
     on_gpu = engine.execution.device == "cuda"

@@ -200,6 +200,11 @@ class Timeline:
         phase = self.phase(step)
         return phase.tokens_before + phase.rows_after(step) * phase.row_targets
 
+    def work(self, step: int) -> float:
+        """Rows x context up to and including a step, which is what training time is proportional to."""
+        phases = (p for p in self.phases if p.first <= step)
+        return float(sum(p.rows_after(min(step, p.last)) * p.context for p in phases))
+
     def lr(self, step: int) -> float:
         """Learning rate of a step."""
         return self.curves[self._phase_index(step)].lr(step)

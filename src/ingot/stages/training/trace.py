@@ -35,9 +35,14 @@ def trace(stage: Path, step: int) -> Iterator[TracedRow]:
 
     Args:
         stage: directory of a train stage.
-        step: 1-based; may be beyond the end of training.
+        step: 1-based; may be one that is not trained yet.
+
+    Raises:
+        UserError: the run has fewer steps.
     """
     data, timeline, tokenizer = open_training_data(stage)
+    if step > timeline.steps:
+        raise UserError(f"--step: found {step:,}, expected at most {timeline.steps:,}, the last step of {stage}")
     phase, source_B, row_B = timeline.at(step)
     for s, row in zip(source_B.tolist(), row_B.tolist(), strict=True):
         source = data.train[phase.context][s]
@@ -53,7 +58,7 @@ def trace(stage: Path, step: int) -> Iterator[TracedRow]:
 
 
 def trace_document(stage: Path, path: str) -> Iterator[dict[str, Any]]:
-    """The documents of a file, each with the steps whose batch contains part of it.
+    """The documents of a file that are trained on, each with the steps whose batch contains part of it.
 
     Args:
         stage: directory of a train stage.
@@ -63,10 +68,10 @@ def trace_document(stage: Path, path: str) -> Iterator[dict[str, Any]]:
         {corpus, tokens, steps, identity ...} for each document.
 
     Raises:
-        UserError: no training document is from that file.
+        UserError: no training document is from that file, or no step trains on it.
     """
     data, timeline, _ = open_training_data(stage)
-    documents = 0
+    documents, traced = 0, False
     for s, source in enumerate(data.train_sources):
         for document in source.store.find(path):
             documents += 1
@@ -77,13 +82,20 @@ def trace_document(stage: Path, path: str) -> Iterator[dict[str, Any]]:
                 for row in sources[s].plan.rows_of(document)
                 for step in timeline.steps_of(s, context, row)
             }
-            first, last = source.store.span(document)
+            if not steps:
+                continue
+            traced, (first, last) = True, source.store.span(document)
             yield {
                 "corpus": source.name,
                 **source.store.identity(document),
                 "tokens": last - first,
                 "steps": sorted(steps),
             }
+    if documents and not traced:
+        raise UserError(
+            f"{path}: found in no batch up to the last step, {timeline.steps:,}, of {stage}, expected a document that "
+            "is trained on; name one that `ingot trace --step` shows"
+        )
     if not documents:
         held_out = [source.name for source in data.held_out if source.store.find(path)]
         if held_out:

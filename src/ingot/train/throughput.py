@@ -1,0 +1,86 @@
+"""The speed of training steps, and the time until the end of a run."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Literal
+
+from ingot.train.engine import Plan
+
+_READ_EVERY_S = 0.5
+"""Seconds between two synchronisations."""
+
+
+class Throughput:
+    """Speed of the training steps, without evaluations and saves; and when the next report is due.
+
+    The first step may compile, so it counts only until there are others.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._read_at = self._reported_at = time.monotonic()
+        self._first: float | None = None  # end of the first step
+        self._since_read = self._since_first = 0
+        self._steps = 0  # number of steps so far
+        self._rate, self._rate_of_first = 0.0, True
+        self._pause_s = {"evaluation": 0.0, "save": 0.0}
+
+    def add(self, tokens: int) -> None:
+        """Count a step."""
+        now = time.monotonic()
+        self._steps += 1
+        if self._first is None:
+            self._rate = tokens / max(1e-9, now - self._read_at)
+            self._read_at = self._first = now
+        else:
+            self._since_read += tokens
+            self._since_first += tokens
+
+    def recent(self) -> float:
+        """Tokens per second since the last call, if at least `_READ_EVERY_S` ago; else the last value."""
+        now = time.monotonic()
+        if self._since_read and (self._rate_of_first or now - self._read_at >= _READ_EVERY_S):
+            self._rate, self._rate_of_first = self._since_read / max(1e-9, now - self._read_at), False
+            self._read_at, self._since_read = now, 0
+        return self._rate
+
+    def mean(self) -> dict[str, int]:
+        """Tokens per second since the end of the first step; empty if there was only one."""
+        if self._first is None or not self._since_first:
+            return {}
+        return {"tok_s": round(self._since_first / max(1e-9, time.monotonic() - self._first))}
+
+    def seconds_left(self, step: int) -> float | None:
+        """Estimated seconds from the end of `step`, the newest one, to the end of the run; None after one step.
+
+        Each remaining evaluation and save is expected to take as long as the last one.
+        """
+        if self._first is None or self._steps < 2:
+            return None
+        plan = self._plan
+        done = plan.work(step) - plan.work(step - self._steps + 1)
+        steps_s = (plan.work(plan.steps) - plan.work(step)) * (time.monotonic() - self._first) / done
+        every, save_every = plan.evaluate_every, plan.loop.save_every
+        evaluations = (plan.steps - 1) // every - (step - 1) // every + 2  # two after the last step
+        saves = (plan.steps - 1) // save_every - (step - 1) // save_every + 1
+        return steps_s + evaluations * self._pause_s["evaluation"] + saves * self._pause_s["save"]
+
+    def due(self) -> bool:
+        """Whether the next report is due; if so, restarts its interval."""
+        now = time.monotonic()
+        if now - self._reported_at < _READ_EVERY_S:
+            return False
+        self._reported_at = now
+        return True
+
+    @contextlib.contextmanager
+    def paused(self, work: Literal["evaluation", "save"]) -> Iterator[None]:
+        """Exclude the time inside the context, which does other work."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._pause_s[work] = elapsed = time.monotonic() - start
+            self._read_at += elapsed
+            self._first = self._first and self._first + elapsed
