@@ -1,10 +1,13 @@
 """What users install: the wheel has every file that the product reads, and works outside of the source tree."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -78,3 +81,25 @@ def test_an_installed_wheel_runs_a_recipe(wheel: Path, tmp_path: Path) -> None:
     )
     _run(command, "run", "notes.toml", cwd=tmp_path)
     assert (tmp_path / "runs/notes/report.html").exists()
+
+
+def test_the_dockerfile_copies_what_exists_and_installs_what_was_tested() -> None:
+    text = re.sub(r"\\\n\s*", "", (ROOT / "Dockerfile").read_text())
+    lines = [line.split(" ", 1) for line in text.splitlines() if line and not line.startswith("#")]
+    names = [name for name, _ in lines]
+    assert names[0] == "FROM"
+    copied = {word for name, words in lines if name == "COPY" for word in words.split()[:-1]}
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert ignored[0] == "*"
+    for source in copied:
+        assert (ROOT / source).exists(), source
+        assert f"!{source}" in ignored, source
+    assert {line[1:] for line in ignored if line.startswith("!")} == copied
+    (install,) = (words for name, words in lines if name == "RUN" and "pip install" in words)
+    assert "--constraint /opt/ingot/constraints.txt /opt/ingot " in install
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {project["readme"], *project["license-files"], "pyproject.toml", "constraints.txt", "src"} == copied
+    (user,) = (words for name, words in lines if name == "USER")
+    assert user != "root"
+    assert names.index("USER") > max(n for n, name in enumerate(names) if name == "RUN")
+    assert dict(map(tuple, lines))["ENTRYPOINT"] == json.dumps(list(project["scripts"]))
