@@ -2,6 +2,7 @@
 
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -125,3 +126,24 @@ def test_a_run_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     Path("keep.py").write_text("def none(text):\n    raise ValueError('no')\n")
     with pytest.raises(StageFailed, match=r"^clean: filters: 'none' raised ValueError: no"):
         ingot.run(recipe, set="stage.clean.filters=['keep.py:none']", quiet=True)
+
+
+NOTEBOOK = Path(__file__).parents[1] / "docs/notebook.ipynb"
+CHECKS = """
+losses = validation["val_loss_nats"].to_list()
+assert losses[-1] < 1.0 < 5.0 < losses[0], losses
+assert continued.startswith(" five, six"), continued
+assert in_order > shuffled + 5, (in_order, shuffled)
+assert results.report.exists()
+"""
+
+
+@pytest.mark.slow
+def test_the_notebook_does_what_it_says(tmp_path: Path) -> None:
+    """Its cells in order, in a process of their own; the model that they train has learned to count."""
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert not any(cell.get("outputs") for cell in cells)  # which would be of another version
+    program = "\n\n".join([*code, CHECKS])
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
