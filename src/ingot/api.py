@@ -1,18 +1,24 @@
-"""The Python API: `ingot.run("recipe.toml")`, `ingot.load("runs/x/base").generate("...")`."""
+"""The Python API: `ingot.run("recipe.toml")["base"].numbers`, `ingot.load("runs/x/base").generate("...")`."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from ingot.core.errors import UserError, notify, print_message
+from ingot.core.errors import StageFailed, UserError, notify, print_message
+from ingot.core.recipe import Recipe
 from ingot.pipeline.graph import load_graphs
 from ingot.pipeline.run import require_files
+from ingot.pipeline.status import status
 from ingot.pipeline.sweep import run_all
 from ingot.plan.memory import cache_bytes
+from ingot.report.sweep import write_any_report
+from ingot.results import ProgressLines, Results, StageResult
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ingot.infer.decoder import Decoder
     from ingot.infer.streaming import Answer, TextGeneration
     from ingot.stages.models.load import LoadedModel
@@ -24,23 +30,44 @@ MAX_ROWS, MAX_CACHE_BYTES = 64, 1 << 30
 
 
 def run(
-    recipe: str | Path, *, set: str | Iterable[str] = (), only: str | Iterable[str] = (), out: str | Path = "runs"
-) -> dict[str, Path]:
-    """Run a recipe's stages as `ingot run` does, without progress display. Finished stages are not repeated.
+    recipe: "str | os.PathLike[str] | Mapping[str, Any] | Recipe",
+    *,
+    set: str | Iterable[str] = (),
+    only: str | Iterable[str] = (),
+    out: str | os.PathLike[str] = "runs",
+    quiet: bool = False,
+) -> Results:
+    """Run a recipe's stages as `ingot run` does. Finished stages are not repeated. Progress goes to standard error; in
+    a notebook the line of a running stage is updated in place.
 
     Args:
-        recipe: the TOML file.
+        recipe: a TOML file, its content as a dict, or a `Recipe`. Paths in it are relative to the working directory.
         set: overrides such as "stage.base.seed=2", one or several.
         only: one stage or several, which are run with the stages that they need; all by default.
         out: output root.
+        quiet: print no progress.
 
     Returns:
-        Stage name -> its directory; with a `[sweep]`, POINT/STAGE -> directory, such as "lr=0.001,seed=1/base".
+        The stages by name, and the run's page; with a `[sweep]` the names are POINT/STAGE, such as
+        "lr=0.001,seed=1/base".
+
+    Raises:
+        UserError: the recipe is invalid, or files that it needs are missing.
+        StageFailed: a stage failed; the message names it and says why.
     """
     overrides, stages = _as_list(set), _as_list(only)
-    graphs = load_graphs(Path(recipe), overrides, Path(out))
+    source = recipe.table() if isinstance(recipe, Recipe) else recipe
+    graphs = load_graphs(source if isinstance(source, Mapping) else Path(source), overrides, Path(out))
     require_files(graphs, stages)
-    return run_all(graphs, stages, lambda *_: None, quiet=True)
+    try:
+        with ProgressLines(graphs, quiet) as progress:
+            done = run_all(graphs, stages, progress.stage, progress.point, quiet=True)
+    except StageFailed as error:
+        failed = {n.name: s.why for g in graphs for n in g.needed(stages) if (s := status(g, n)).state == "FAILED"}
+        raise StageFailed(error.code, "; ".join(f"{name}: {why}" for name, why in failed.items())) from None
+    finally:  # an unfinished run gets a page too
+        page = write_any_report(graphs)
+    return Results(page, {name: StageResult(directory) for name, directory in done.items()})
 
 
 def _as_list(names: str | Iterable[str]) -> list[str]:
@@ -48,7 +75,7 @@ def _as_list(names: str | Iterable[str]) -> list[str]:
 
 
 def load(
-    stage: str | Path,
+    stage: str | os.PathLike[str],
     *,
     device: str = "auto",
     best: bool = False,
@@ -58,7 +85,7 @@ def load(
     """Load a train stage's model and tokenizer.
 
     Args:
-        stage: its directory, such as "runs/stdlib/base".
+        stage: its directory, such as "runs/stdlib/base", or the stage in what `run` returned.
         device: where the weights go; "auto" takes a GPU if there is one.
         best: load the best checkpoint (lowest held-out loss) instead of the last one.
         precision: of matrix multiplications in generation, "fp32" or "bf16".
@@ -180,6 +207,64 @@ class LanguageModel:
             for sample in range(0, samples, rows):  # more than once where a single prompt has more samples than rows
                 keys = [(first + i, sample) for i in range(len(batch))]
                 yield from self._run(batch, options, min(rows, samples - sample), keys).answers()
+
+    def log_probs(self, text: str) -> "np.ndarray":
+        """ln p of each token of a text given the ones before it, [N] float64 in nats; the tokens are
+        `loaded.tokenizer.encode(text)`. NaN for the first one if the tokenizer has no token that begins a text.
+
+        Raises:
+            UserError: the text is longer than the model's context.
+        """
+        import numpy as np
+        import torch
+
+        from ingot.model.losses import token_logps
+
+        self._check_process()
+        start, tokens = self.loaded.tokenizer.start_ids, self.loaded.tokenizer.encode(text).tolist()
+        most = self.loaded.config.context + 1 - len(start)
+        if len(tokens) > most:
+            raise UserError(f"text: found {len(tokens):,} tokens, expected at most {most:,}; shorten it")
+        model, logps = self.loaded.model.eval(), np.full(len(tokens), np.nan)
+        ids_T = torch.tensor([*start, *tokens], device=model.embedding.weight.device)
+        if len(ids_T) > 1:
+            with torch.inference_mode():
+                out = model(ids_T[None, :-1])
+                predicted = token_logps(out.hidden, out.head, ids_T[None, 1:])[0].double().cpu().numpy()
+            known = min(len(tokens), len(predicted))
+            logps[len(tokens) - known :] = predicted[len(predicted) - known :]
+        return logps
+
+    @overload
+    def score(self, conversation: "Sequence[Message]") -> float: ...
+    @overload
+    def score(self, conversation: "Sequence[Sequence[Message]]") -> list[float]: ...
+    def score(self, conversation: "Sequence[Message] | Sequence[Sequence[Message]]") -> float | list[float]:
+        """The reward of a conversation that ends with the assistant's answer, or of several. It is in units of the
+        standard deviation of held-out answers, 0 for the mean of the preferred ones; NaN for a conversation that is
+        longer than the model's context.
+
+        Raises:
+            UserError: the stage is no reward model, or the chat format cannot render a conversation.
+        """
+        import numpy as np
+
+        from ingot.objectives.settings import scores_rows
+        from ingot.stages.job import read_record
+        from ingot.stages.models.load import companion
+        from ingot.stages.models.reward_scores import score_rows
+        from ingot.tokenizer.chat import length_to_last_target, render
+
+        self._check_process()
+        stage = self.loaded.checkpoint.parents[1]
+        if not scores_rows(read_record(stage)["settings"]):
+            raise UserError(f'{stage}: found no reward model, expected a train stage with objective = "reward"')
+        one = bool(conversation) and isinstance(conversation[0], Mapping)
+        conversations: Any = [conversation] if one else conversation
+        rendered = [render(messages, self.loaded.tokenizer) for messages in conversations]
+        rows = [ids[: length_to_last_target(mask)].astype(np.int64) for ids, mask in rendered]
+        scores = score_rows(companion(stage, self.loaded).eval(), rows).tolist()
+        return scores[0] if one else scores
 
     def lm_eval(self) -> Any:
         """An adapter for EleutherAI's lm-eval: `lm_eval.simple_evaluate(model=..., tasks=["arc_easy"])`."""

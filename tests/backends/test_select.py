@@ -178,13 +178,14 @@ def fresh_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 def test_a_compiler_that_fails_leaves_the_base_backend(fresh_compiler: None) -> None:
     messages: list[str] = []
     model = make("gpt2")
-    model.backend = CompiledBackend(TORCH, "cpu", 2, SHAPE, messages.append)
+    model.backend = select(model, "cpu", FP32, training=LONG, notify=messages.append)  # type: ignore[arg-type]
+    assert type(model.backend) is CompiledBackend
     rows = torch.arange(SHAPE[0] * SHAPE[1]).view(SHAPE) % 50
     with torch._inductor.config.patch("cpp.cxx", ("/bin/false",)):
         assert torch.equal(model(rows).hidden, reference_of(model)(rows).hidden)
     assert len(messages) == 1
     assert re.fullmatch(r"torch\.compile failed \(.+\); the run continues without it", messages[0])
-    model.backend = CompiledBackend(TORCH, "cpu", 2, SHAPE)
+    model.backend = select(model, "cpu", FP32, name="compiled", training=LONG)  # type: ignore[arg-type]
     with torch._inductor.config.patch("cpp.cxx", ("/bin/false",)), pytest.raises(RuntimeError, match="/bin/false"):
         model(rows)
 

@@ -1,5 +1,9 @@
 """What a process knows of the machine around it."""
 
+import os
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 from ingot.core import process
@@ -27,3 +31,13 @@ def test_what_all_cores_have_worked_grows() -> None:
     for _ in range(3_000_000):
         pass
     assert process._cpu_seconds() > before > 0
+
+
+def test_cores_and_memory_as_macos_tells_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert process.usable_cores() == len(os.sched_getaffinity(0))
+    monkeypatch.setattr(process.resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=3_000_000))
+    assert process.peak_memory_bytes() == 1024 * 3_000_000
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert process.peak_memory_bytes() == 3_000_000
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert process.usable_cores() == os.cpu_count()

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import pytest
 
 from ingot.core.errors import UserError
-from ingot.core.recipe import _apply_override, dump_toml, load_recipe
+from ingot.core.recipe import _apply_override, dump_toml, load_recipe, load_recipes
 from ingot.core.settings import EXECUTION, Settings, canonical, settings_tree
 
 
@@ -141,3 +141,18 @@ def test_an_override_may_contain_what_a_comment_looks_like(text: str, value: obj
     table: dict[str, Any] = {"stage": {"b": {}}}
     _apply_override(table, f"stage.b.seed={text}")
     assert table["stage"]["b"]["seed"] == value
+
+
+def test_a_recipe_may_be_a_table(tmp_path: Path) -> None:
+    """The same stages as the file's; the caller's table stays as it is."""
+    table = {"run": {"name": "x"}, "stage": {"a": {"kind": "thing", "depth": 3, "span": None, "inner": {"width": 5}}}}
+    before = repr(table)
+    (recipe,) = load_recipes(table, ["stage.a.inner.width=9"], {"thing": Thing})
+    assert recipe.stages == _load(tmp_path, '[stage.a]\nkind = "thing"\ndepth = 3\ninner.width = 9\n').stages
+    assert repr(table) == before
+    assert load_recipes(recipe.table(), [], {"thing": Thing}) == [recipe]
+    mistaken = {"run": {"name": "x"}, "stage": {"a": {"kind": "thing", "depth": 3, "dept": 3}}}
+    with pytest.raises(UserError, match=r"^stage\.a\.dept: unknown setting"):
+        load_recipes(mistaken, [], {"thing": Thing})
+    with pytest.raises(UserError, match=r"^recipe: no stages"):
+        load_recipes({"run": {"name": "x"}}, [], {"thing": Thing})

@@ -137,7 +137,7 @@ def test_python_door(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = package.load(finished / "runs" / "tiny" / "base")
     assert model.generate("the", max_new=4, seed=1) == model.generate("the", max_new=4, seed=1)
     done = package.run("tiny.toml", only=["clean"])
-    assert (done["clean"] / "DONE").exists()
+    assert (done["clean"].directory / "DONE").exists()
 
 
 def test_inspect(finished: Path, ingot) -> None:

@@ -74,9 +74,9 @@ def start(work: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_recipe_starts_from_a_directory_and_judges_it(start: Path) -> None:
     done = ingot.run("tune.toml")
     assert {"hf:start", "hf:start.tokenizer", "talk@hf:start.tokenizer", "tuned", "card"} <= set(done)
-    first, *_, last = _evaluations(done["tuned"])
+    first, *_, last = _evaluations(done["tuned"].directory)
     assert first["step"] == 0
-    judged = {r["model"]: r["value"] for r in _table(done["card"]) if r["metric"] == "response_loss_nats"}
+    judged = {r["model"]: r["value"] for r in _table(done["card"].directory) if r["metric"] == "response_loss_nats"}
     assert judged["hf:start"] == pytest.approx(first["val_loss_nats"], abs=0.5)
     assert last["val_loss_nats"] < first["val_loss_nats"]
     assert judged["tuned"] < judged["hf:start"]
@@ -108,7 +108,7 @@ data = ["plain"]
 sample_tokens = 2
 """
     )
-    card = ingot.run("judge.toml")["card"]
+    card = ingot.run("judge.toml")["card"].directory
     rows = reading.bits_per_byte(card)["plain"]
     guesses = {"uniform guess of hf:start.tokenizer", "uniform guess of hf:words.tokenizer"}
     assert {r["model"] for r in rows if r["reference"]} == {*guesses, "gzip -9", "xz -9"}
@@ -276,7 +276,7 @@ def test_a_larger_tokenizer_makes_the_embeddings_grow(start: Path) -> None:
     mean = old.embedding.weight.double().mean(0).float()
     assert torch.equal(model.embedding.weight[V:], mean.expand(300 - V, -1))
 
-    tuned = ingot.run("tune.toml", set="stage.tuned.adapter={rank=2}", only="tuned")["tuned"]
+    tuned = ingot.run("tune.toml", set="stage.tuned.adapter={rank=2}", only="tuned")["tuned"].directory
     said: list[str] = []
     export_peft(tuned, Path("adapter"), "float32", False, said.append)
     named = json.loads(Path("adapter/adapter_config.json").read_text())["base_model_name_or_path"]

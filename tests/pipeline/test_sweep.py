@@ -277,5 +277,5 @@ def test_a_sweep_killed_in_the_middle_goes_on_and_compare_prints_means_with_inte
     assert orphans(Path("runs")) == []
     Path("runs/lrs", LABELS[0], "base").unlink()
     assert [o.path.name for o in orphans(Path("runs"))] == [everything[LABELS[0]].path.name]
-    assert package.run("sweep.toml")[f"{LABELS[0]}/base"] == everything[LABELS[0]].path  # and links it again
+    assert package.run("sweep.toml")[f"{LABELS[0]}/base"].directory == everything[LABELS[0]].path  # and links it again
     assert orphans(Path("runs")) == []

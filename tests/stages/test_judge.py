@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from ingot import api
 from ingot.core.errors import UserError
 from ingot.pipeline.graph import Graph, load_graph
 from ingot.pipeline.run import job_of, link, require_files
@@ -235,6 +236,23 @@ def test_a_reward_model_scores_prompt_answer_and_end_in_its_own_units(graph: Gra
     assert checked >= 6
     assert table["tuned", "rewards", "score_difference"]["low"] > 0  # it was taught to like the word that was asked for
     assert table["tuned", "rewards", "win_rate"]["low"] > 0.5
+
+
+def test_a_loaded_reward_model_scores_conversations_as_the_judge_does(graph: Graph) -> None:
+    model = api.load(graph.stage(graph.nodes["rewards"]).path, device="cpu")
+    scored = [row for row in _answers(graph.stage(graph.nodes["verdict"]).path)["tuned"] if row["ended_by"] == "stop"]
+    scored = [row for row in scored if len(model.loaded.tokenizer.encode(row["answer"])) + 1 == row["tokens"]]
+    talks = [_talk(row["prompt"], row["answer"]) for row in scored]
+    assert len(talks) >= 4
+    assert model.score(talks) == pytest.approx([row["scores"]["rewards"] for row in scored], abs=1e-4)
+    assert model.score(talks[0]) == pytest.approx(scored[0]["scores"]["rewards"], abs=1e-4)
+    assert max(model.score(talks)) > model.score(_talk(scored[0]["prompt"], "xyz zyx"))
+    with pytest.raises(UserError, match="found no reward model, expected a train stage with objective"):
+        api.load(graph.stage(graph.nodes["tuned"]).path, device="cpu").score(talks)
+
+
+def _talk(prompt: str, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
 
 
 def test_what_a_reward_model_cannot_hold_has_no_score(graph: Graph) -> None:

@@ -54,7 +54,8 @@ def select(
         dtype: of matrix products.
         name: "torch", "compiled", "cpu", or "auto" for the fastest.
         training: the run; None if the model is not trained.
-        notify: receives a message when kernels are built, which takes seconds.
+        notify: receives a message when kernels are built, which takes seconds, and when torch.compile fails and PyTorch
+            computes instead; without it that is an error.
 
     Raises:
         UserError: the named backend does not support this model on this machine.
@@ -65,7 +66,7 @@ def select(
     if name == "torch":
         return base
     if name == "compiled":
-        return _compiled(base, model, device, training)
+        return _compiled(base, model, device, training, notify)
     on_cpu = _trains_on_cpu(model, device, dtype, notify) if training else device == "cpu"
     if name == "cpu" and not on_cpu and training:
         raise UserError(
@@ -75,7 +76,7 @@ def select(
     if on_cpu:
         return CPUBackend(notify)
     if training and dtype != torch.float64 and _repays_compiling(device, dtype, training["flops"]):
-        return _compiled(base, model, device, training)
+        return _compiled(base, model, device, training, notify)
     return base
 
 
@@ -88,7 +89,9 @@ def _base(device: str, notify: Callable[[str], None] | None) -> Backend:
     return CPUDecodeBackend(notify)
 
 
-def _compiled(base: Backend, model: Transformer, device: str, training: Training | None) -> Backend:
+def _compiled(
+    base: Backend, model: Transformer, device: str, training: Training | None, notify: Callable[[str], None] | None
+) -> Backend:
     if training is None:
         return base
     if not _has_compiler():
@@ -96,7 +99,7 @@ def _compiled(base: Backend, model: Transformer, device: str, training: Training
             'loop.backend: found "compiled" but no C++ compiler on the PATH, expected c++, g++ or clang++; install '
             'one, or use "auto"'
         )
-    return CompiledBackend(base, device.split(":")[0], model.config.depth, training["shape"])
+    return CompiledBackend(base, device.split(":")[0], model.config.depth, training["shape"], notify)
 
 
 def _trains_on_cpu(model: Any, device: str, dtype: torch.dtype, notify: Callable[[str], None] | None) -> bool:

@@ -36,10 +36,11 @@ class StageFailed(Exception):
 
     Args:
         code: exit code for the command line.
+        message: the stage and the reason.
     """
 
-    def __init__(self, code: int):
-        super().__init__(code)
+    def __init__(self, code: int, message: str = ""):
+        super().__init__(message or code)
         self.code = code
 
 

@@ -1,8 +1,10 @@
-"""Process-level settings: termination signals, the parent's death, and how long waiting OpenMP threads spin."""
+"""The process and its machine: termination signals, the parent's death, how long waiting OpenMP threads spin, cores and
+memory. Here is what differs between Linux and macOS."""
 
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import sys
 import time
@@ -53,6 +55,17 @@ def _cpu_seconds() -> float:
     """CPU seconds of all cores since the system started (Linux: proc_stat(5))."""
     user, nice, system = Path("/proc/stat").read_text().split(maxsplit=4)[1:4]
     return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def usable_cores() -> int:
+    """Cores that this process may use; on macOS, which does not restrict a process to some, all cores."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def peak_memory_bytes() -> int:
+    """Most main memory that this process has held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak  # kilobytes on Linux
 
 
 def die_with_parent(parent: int) -> None:

@@ -5,6 +5,7 @@ An unknown setting is an error that names the nearest known one. All errors of a
 (`core/settings.py`).
 """
 
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from ingot.core.errors import UserError, nearest
 from ingot.core.rounds import unroll
-from ingot.core.settings import EXECUTION, Seed, Settings
+from ingot.core.settings import EXECUTION, Seed, Settings, settings_tree
 from ingot.core.sweep import SEED, SWEEP, Point, points, with_values
 from ingot.core.validation import problems
 
@@ -24,6 +25,8 @@ RESERVED = ("stages", "tensorboard", "wandb")
 """Directories of the output root that are not runs."""
 REPORT = "report.html"
 """A run's report, beside the links to its stages."""
+TABLE = Path("recipe")
+"""Stands in messages for the file of a recipe that is a table."""
 _MAX_NAME_BYTES = 100
 """Longest stage name. File names are made of two stage names and more, and may have 255 bytes."""
 
@@ -61,6 +64,11 @@ class Recipe:
         """Directory of the links to its stages, below the output root: NAME, or NAME/POINT in a sweep."""
         return f"{self.run.name}/{self.point.label}" if self.point else self.run.name
 
+    def table(self) -> dict[str, Any]:
+        """The recipe as plain data that `load_recipes` reads, with all settings and without a sweep."""
+        stages = {name: {"kind": kind, **settings_tree(settings)} for name, (kind, settings) in self.stages.items()}
+        return {"run": settings_tree(self.run), "stage": stages}
+
 
 def name_problem(name: str) -> str:
     """Why a stage cannot have this name; empty if it can. The name is also that of a link in the run's directory."""
@@ -79,18 +87,20 @@ def load_recipe(path: Path, overrides: list[str], kinds: Mapping[str, type[Setti
     return first
 
 
-def load_recipes(path: Path, overrides: list[str], kinds: Mapping[str, type[Settings]]) -> list[Recipe]:
+def load_recipes(
+    source: Path | Mapping[str, Any], overrides: list[str], kinds: Mapping[str, type[Settings]]
+) -> list[Recipe]:
     """Read, override and validate a recipe. Returns one, or one for each point of its `[sweep]`.
 
     Args:
-        path: the TOML file.
+        source: the TOML file, or its content as a table, which is copied.
         overrides: `a.b=value` strings; a value that is not TOML is a string.
         kinds: stage kind -> its settings model.
 
     Raises:
         UserError: all problems, one a line.
     """
-    table = _read_toml(path)
+    path, table = (source, _read_toml(source)) if isinstance(source, Path) else (TABLE, _without_none(source))
     for override in overrides:
         _apply_override(table, override)
     if "sweep" not in table:
@@ -226,6 +236,9 @@ def _validate(model: type[Settings], body: Any, where: str, errors: list[str]) -
 
 
 def _without_none(value: Any) -> Any:
+    """A copy as TOML would hold it: without None, tuples as lists, paths as text."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     if isinstance(value, Mapping):
         return {str(k): _without_none(v) for k, v in value.items() if v is not None}
     if isinstance(value, list | tuple):

@@ -1,7 +1,9 @@
 """The graph of a recipe's stages, and checks across stages. `resolve.py` creates the nodes and their keys."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ingot.core import dashboards
 from ingot.core.artifact import STAGES, FileHashes, StageDir
@@ -62,18 +64,18 @@ def load_graph(path: Path, overrides: list[str], root: Path) -> Graph:
     return _graphs([recipe], root)[0]
 
 
-def load_graphs(path: Path, overrides: list[str], root: Path) -> list[Graph]:
+def load_graphs(source: Path | Mapping[str, Any], overrides: list[str], root: Path) -> list[Graph]:
     """Read a recipe and resolve its stages. Returns one graph, or one for each point of a `[sweep]`.
 
     Args:
-        path: the recipe.
+        source: the recipe: a TOML file, or its content as a table.
         overrides: `--set` strings.
         root: output root; digests of raw files are cached below it.
 
     Raises:
         UserError: an error in the recipe. Files that cannot be read are recorded in `Node.missing` instead.
     """
-    graphs = _graphs(load_recipes(path, overrides, RECIPE_KINDS), root)
+    graphs = _graphs(load_recipes(source, overrides, RECIPE_KINDS), root)
     _check_distinct_points(graphs)
     _check_distinct_label_files(graphs)
     return graphs

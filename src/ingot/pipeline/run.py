@@ -28,6 +28,7 @@ from ingot.stages.kinds import KINDS
 QUIET = {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true"}
 """Environment variables of stages: no telemetry, no network, no warning about threads of tokenizers."""
 
+_STANDARD_ERROR = 2
 MAX_RECORDED_FILES = 1000
 """Most raw files whose digests a stage records one by one, to name the changed ones later."""
 
@@ -115,8 +116,8 @@ def start_child(job: dict[str, Any]) -> subprocess.Popen[bytes]:
     child = subprocess.Popen(
         [sys.executable, "-m", "ingot.stages.child"],
         stdin=subprocess.PIPE,
-        stdout=sys.stderr or subprocess.DEVNULL,
-        stderr=None if sys.stderr else subprocess.DEVNULL,
+        stdout=_messages(),
+        stderr=_messages(),
         env=child_environment(threads, short_spin=job["short_spin"] or machine_is_busy()),
     )
     assert child.stdin
@@ -124,6 +125,14 @@ def start_child(job: dict[str, Any]) -> subprocess.Popen[bytes]:
         child.stdin.write(json.dumps(job).encode())
         child.stdin.close()
     return child
+
+
+def _messages() -> int:
+    """The descriptor that a stage prints to: standard error, also where Python's own is a notebook's or is closed."""
+    try:
+        return sys.stderr.fileno() if sys.stderr else subprocess.DEVNULL
+    except OSError:  # a stream without a descriptor
+        return _STANDARD_ERROR
 
 
 def _run_child(graph: Graph, node: Node, quiet: bool) -> None:

@@ -13,7 +13,6 @@ on the number of threads: threads encode one slice of documents together before 
 
 import itertools
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +22,7 @@ import pyarrow as pa
 
 from ingot.core.errors import UserError
 from ingot.core.events import Display, EventLog
+from ingot.core.process import usable_cores
 from ingot.corpus.documents import messages_of, read_documents
 from ingot.corpus.readers.fields import Format
 from ingot.corpus.readers.messages import exclude_from_loss
@@ -95,7 +95,7 @@ def build_tokens(
             f"the chat template ends the prompt of an answer in {thought!r}, which answers without reasoning do not "
             "follow in training; a model generates after it"
         )
-    threads = workers or len(os.sched_getaffinity(0))
+    threads = workers or usable_cores()
     round_trip = RoundTrip(tokenizer)
     result: dict[str, Any] = {}
     with Refused(out) as refused:

@@ -3,7 +3,6 @@
 `ingot run` writes it at its end, and `ingot report` at any time; it shows the results that exist by then.
 """
 
-import os
 import platform
 from collections.abc import Mapping
 from datetime import datetime
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.core.artifact import DONE, atomic_write
+from ingot.core.process import usable_cores
 from ingot.core.recipe import REPORT, dump_toml
 from ingot.core.settings import settings_tree
 from ingot.pipeline.graph import Graph
@@ -116,13 +116,12 @@ def _box(stage: Mapping[str, Any]) -> Box:
 
 def _environment(graph: Graph) -> list[tuple[str, str]]:
     """(label, text) of the software, this machine, and how each train stage was executed."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     lines = [
         ("ingot", _version("ingot")),
         ("python", platform.python_version()),
         *((name, _version(name)) for name in ("torch", "numpy", "polars", "pyarrow", "tiktoken")),
         ("platform", platform.platform()),
-        ("cores", f"{cores} usable"),
+        ("cores", f"{usable_cores()} usable"),
     ]
     for node in graph.nodes.values():
         execution = reading.read_json(graph.stage(node) / EXECUTION_FILE)

@@ -183,15 +183,19 @@ def load_frozen(
         UserError: as `load_model`.
     """
     loaded = load_model(stage, notify, device, exact=True, backend=backend)
-    frozen: nn.Module = loaded.model
-    record = read_record(stage)
-    if record["kind"] == "train":
-        objective = _objective_of(record)
-        extra = nn.ModuleDict(objective.modules(loaded.model)).to(device)
-        if tensors := {f"model.extra.{n}": p.detach() for n, p in extra.named_parameters()}:
-            checkpoint.load(loaded.checkpoint, tensors)
-        frozen = objective.companion(loaded.model, extra, read_result(stage))
-    return frozen.to(dtype).eval().requires_grad_(False)
+    return companion(stage, loaded).to(dtype).eval().requires_grad_(False)
+
+
+def companion(stage: Path, loaded: LoadedModel) -> nn.Module:
+    """What a stage's model is to other stages (`Objective.companion`), such as a reward model with its head."""
+    record, model = read_record(stage), loaded.model
+    if record["kind"] != "train":
+        return model
+    objective = _objective_of(record)
+    extra = nn.ModuleDict(objective.modules(model)).to(model.embedding.weight.device)
+    if tensors := {f"model.extra.{n}": p.detach() for n, p in extra.named_parameters()}:
+        checkpoint.load(loaded.checkpoint, tensors)
+    return objective.companion(model, extra, read_result(stage))
 
 
 def companion_is_model(stage: Path) -> bool:

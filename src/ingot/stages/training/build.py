@@ -1,7 +1,6 @@
 """Builder of the kind `train`: creates the engine from settings and inputs, and trains."""
 
 import math
-import resource
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import nn
 
 from ingot.core.errors import UserError
 from ingot.core.events import METRICS, read_events
+from ingot.core.process import peak_memory_bytes
 from ingot.data.batches import Loader
 from ingot.data.packing import BestFit, OnePerRow
 from ingot.data.sampler import key_of
@@ -300,7 +300,7 @@ def _loop(
     finally:
         loader.close()
     on_gpu = engine.execution.device == "cuda"
-    peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = torch.cuda.max_memory_allocated() if on_gpu else peak_memory_bytes()
     state = {name: engine.state[name] for name in ("best_step", "skipped_steps")}
     if engine.state["best_val"] is not None:
         state[f"best_val_{engine.objective.needs.best_metric}"] = engine.state["best_val"]
