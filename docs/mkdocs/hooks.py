@@ -46,6 +46,8 @@ def on_page_markdown(markdown: str, page, config, files: Files) -> str:
 
     def replaced(match: re.Match) -> str:
         source = _linked_source(here, match[2])
-        return match[0] if source is None else match[1] + posixpath.relpath(_source_page(source), posixpath.dirname(here))
+        return (
+            match[0] if source is None else match[1] + posixpath.relpath(_source_page(source), posixpath.dirname(here))
+        )
 
     return markdown if here.startswith("source/") else LINK.sub(replaced, markdown)
