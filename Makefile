@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 OUT    ?= runs
 
-.PHONY: demo test test-full check tune bench bench-full proofs recipes soak sanitize setup setup-dev clean
+.PHONY: demo test test-full check docs tune bench bench-full proofs recipes soak sanitize setup setup-dev clean
 .DEFAULT_GOAL := demo
 
 $(VENV)/.base: pyproject.toml constraints.txt
@@ -38,6 +38,16 @@ check: $(VENV)/.dev
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports
 	@$(MAKE) --no-print-directory test
+
+# The documents as a site with search, site/index.html, from an environment of its own that needs no torch.
+docs: .venv-docs/.installed
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
+	@echo "wrote site/index.html"
+
+.venv-docs/.installed: pyproject.toml
+	@test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/pip install --quiet --disable-pip-version-check "$$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')"
+	@touch $@
 
 # Measure the fastest way to compute a train stage here; the next run of it uses that.
 RECIPE ?= src/ingot/recipes/stdlib.toml
@@ -77,4 +87,4 @@ sanitize: $(VENV)/.dev
 	@$(SANITIZED) -m pytest -s -m "not long" -o timeout=0 tests/kernels tests/backends tests/infer
 
 clean:
-	@rm -rf $(VENV) build dist .pytest_cache .ruff_cache
+	@rm -rf $(VENV) .venv-docs site build dist .pytest_cache .ruff_cache

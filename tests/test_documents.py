@@ -4,12 +4,15 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from ingot.core.settings import models_in
+from ingot.model.adapter_config import AdapterSettings
+from ingot.objectives.settings import OBJECTIVES
 from ingot.pipeline.graph import load_graphs
+from ingot.report.html.page import STATES
 from ingot.stages.kinds import RECIPE_KINDS
 
 ROOT = Path(__file__).parents[1]
@@ -67,6 +70,45 @@ def test_a_page_of_a_kind_begins_with_a_complete_recipe(page: Path, tmp_path: Pa
     (tmp_path / "recipe.toml").write_text(first)
     (graph,) = load_graphs(tmp_path / "recipe.toml", [], tmp_path / "runs")
     assert graph.nodes
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "howto").glob("*.md")), ids=lambda page: page.stem)
+def test_a_how_to_is_a_page_whose_recipe_is_legal(page: Path, tmp_path: Path) -> None:
+    assert len(page.read_text().splitlines()) <= 75
+    for recipe in re.findall(r"```toml\n(\[run\].*?)```", page.read_text(), re.S):
+        (tmp_path / "recipe.toml").write_text(recipe)
+        assert all(graph.nodes for graph in load_graphs(tmp_path / "recipe.toml", [], tmp_path / "runs"))
+
+
+def test_index_and_site_have_every_page() -> None:
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    pages = {page for page in pages if not page.startswith("archive/")} - {"index.md"}
+    assert {link for link in _links(DOCS / "index.md") if link.endswith(".md")} == pages
+    assert set(re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)) == pages | {"index.md"}
+
+
+def test_the_glossary_has_what_recipes_and_terminal_name() -> None:
+    """Kinds, objectives, adapters and states from the code, and words that a newcomer may not know."""
+    glossary = (DOCS / "glossary.md").read_text().lower()
+    names = {*RECIPE_KINDS, *OBJECTIVES, *get_args(AdapterSettings.model_fields["kind"].annotation), *STATES}
+    assert [word for word in sorted(names) + NEWCOMER if not re.search(rf"\b{re.escape(word.lower())}", glossary)] == []
+
+
+NEWCOMER = (
+    """
+adapter, advantage, attention, backend, base model, batch, beta, bits per byte, BPE, calibration, checkpoint,
+chosen, clip fraction, column, companion, context, corpus, dropout, EMA, embedding, entropy, epoch, ETA,
+explained variance, fine-tuning, FLOPs, forgetting, funnel, gold reward, gradient norm, group, held-out,
+holdout, interval, judge, key, KL, KV cache, learning rate, lineage, LM head, logits, loss, margin, mask,
+merge, micro-batch, mixture, nat, objective, optimizer, orphan, overfitting, overshoot, packing, parameters,
+penalty, perplexity, phase, PII, policy, precision, prompt, quarantined, rank, recipe, reference, rejected,
+replay, reward hacking, reward model, rollout, RoPE, row, safetensors, schedule, seed, sink, stage, step, stop
+string, store, sweep, task, temperature, tok/s, token, tokenizer, top-k, top-p, min-p, validation, verdict,
+vocabulary, warmup, weight decay, win rate, yardstick
+""".replace("\n", " ")
+    .strip()
+    .split(", ")
+)
 
 
 def _setting_names(model: Any) -> Iterator[str]:

@@ -171,6 +171,7 @@ def test_d13_source_error_the_loss_is_2_after_500_steps_and_no_1_4_by_2000(
 
 def _documented_commands() -> list[str]:
     texts = [(ROOT / page).read_text() for page in ("README.md", "docs/commands.md", "docs/recipes.md")]
+    texts += [page.read_text() for page in (ROOT / "docs" / "howto").glob("*.md")]
     fenced = [block for text in texts for block in text.split("```")[1::2]]
     lines = [line.split("  #")[0].strip() for block in fenced for line in block.splitlines()]
     return sorted({line for line in lines if line.startswith("ingot ")})
