@@ -1,0 +1,129 @@
+"""`python:docs` as conversations, pairs and prompts: questions about definitions in the interpreter's standard library.
+
+Every answer follows from the text of its question (a name or a signature), so that a small model can learn to answer
+about modules that it has never seen, and an answer is checked by comparison. What a function does is not asked: that
+takes knowledge, which a model of a few million parameters does not have.
+"""
+
+import ast
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingot.corpus.readers.python_library import Function, is_static, module_name, parsed, public, signature
+from ingot.corpus.readers.row_formats import dump_document
+
+MAX_SIGNATURE_CHARACTERS = 120
+NONE = "none"
+"""The answer if no argument is required, or optional."""
+NONE_EVERY = 4
+"""One in so many of the questions whose answer is `NONE` is asked; else most answers about arguments would be it."""
+
+_NO_QUESTIONS = frozenset(
+    {"idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data", "ensurepip", "distutils", "msilib"}
+)
+_PHRASINGS = {
+    "import": ("How do I import {0}?", "Import {0}.", "Write the import of {0}."),
+    "module": ("Which module defines {0}?", "What is the module of {0}?", "Where is {0} defined?"),
+    "class": ("Which class has the method {0}?", "What is the class of the method {0}?"),
+    "required": ("Which arguments does {0} require?", "What are the required arguments of {0}?"),
+    "optional": ("Which arguments of {0} are optional?", "What are the optional arguments of {0}?"),
+    "default": ("What is the default of {1} in {0}?", "Which value has {1} by default in {0}?"),
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    kind: str
+    text: str
+    answer: str
+
+
+def docs_chats(file: Path, group: str) -> Iterator[tuple[str, str | None]]:
+    """Conversations about a module: a question and its answer."""
+    for question in questions(file, group):
+        yield dump_document([_message("user", question.text), _message("assistant", question.answer)]), None
+
+
+def docs_preferences(file: Path, group: str) -> Iterator[tuple[str, str | None]]:
+    """Pairs: the right answer (chosen), and the answer to the next question of the same kind (rejected).
+
+    Both have the same form, so only the question distinguishes them. Both are about the same module, because an answer
+    from another one would leak held-out modules into training.
+    """
+    asked = list(questions(file, group))
+    for number, question in enumerate(asked):
+        others = (q.answer for q in asked[number + 1 :] + asked[:number] if q.kind == question.kind)
+        wrong = next((answer for answer in others if answer != question.answer), None)
+        if wrong is not None:
+            answers = {"chosen": question.answer, "rejected": wrong}
+            messages = {name: [_message("assistant", answer)] for name, answer in answers.items()}
+            yield dump_document({"prompt": [_message("user", question.text)], **messages}), None
+
+
+def docs_prompts(file: Path, group: str) -> Iterator[tuple[str, str | None]]:
+    """The questions of `docs_chats`, each with its answer as the extra field `answer`."""
+    for question in questions(file, group):
+        yield dump_document([_message("user", question.text)]), dump_document({"answer": question.answer})
+
+
+def questions(file: Path, group: str) -> Iterator[Question]:
+    """The questions about a module's public definitions; none about modules that are not public."""
+    module = module_name(group)
+    names = module.split(".")
+    tree = None if names[0] in _NO_QUESTIONS or any(name.startswith("_") for name in names) else parsed(file)
+    if tree is None:
+        return
+    for name, node, in_class in public(tree, module):
+        owner, _, own_name = name.rpartition(".")
+        if in_class:
+            yield _question("class", owner, name)
+        else:
+            yield _question("import", f"from {module} import {own_name}", name)
+            yield _question("module", module, name)
+        if isinstance(node, Function):
+            yield from _about_arguments(name, node, in_class)
+
+
+def _about_arguments(name: str, node: Function, in_class: bool) -> Iterator[Question]:
+    """Questions that quote the signature, which is short enough to be read at a glance."""
+    call = signature(name, node, in_class)
+    required, defaults = _arguments(node, skip_first=in_class and not is_static(node))
+    if len(call) > MAX_SIGNATURE_CHARACTERS or not (required or defaults):
+        return
+    for kind, arguments in (("required", required), ("optional", list(defaults))):
+        if arguments or _hash(f"{kind} {name}") % NONE_EVERY == 0:
+            yield _question(kind, ", ".join(arguments) or NONE, call)
+    if defaults:
+        argument = list(defaults)[_hash(name) % len(defaults)]
+        yield _question("default", defaults[argument], call, argument)
+
+
+def _arguments(node: Function, skip_first: bool) -> tuple[list[str], dict[str, str]]:
+    """The required arguments, and the optional ones with their defaults; `*args` and `**kwargs` are neither.
+
+    Args:
+        skip_first: leave out the first argument, which a method call does not write.
+    """
+    given = node.args
+    positional = [*given.posonlyargs, *given.args]
+    without = len(positional) - len(given.defaults)
+    pairs = [*zip(positional, [None] * without + given.defaults, strict=True)]
+    pairs = [*pairs[skip_first and bool(positional) :], *zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+    required = [argument.arg for argument, default in pairs if default is None]
+    return required, {argument.arg: ast.unparse(default) for argument, default in pairs if default is not None}
+
+
+def _question(kind: str, answer: str, *subject: str) -> Question:
+    """A question about a name or signature. Its hash chooses the phrasing, which so depends on no other module."""
+    phrasings = _PHRASINGS[kind]
+    return Question(kind, phrasings[_hash(f"{kind} {subject}") % len(phrasings)].format(*subject), answer)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
