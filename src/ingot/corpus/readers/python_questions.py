@@ -16,7 +16,7 @@ from ingot.corpus.readers.row_formats import dump_document
 
 MAX_SIGNATURE_CHARACTERS = 120
 NONE = "none"
-"""The answer if no argument is required, or optional."""
+"""The answer if no argument is optional."""
 NONE_EVERY = 4
 """One in so many of the questions whose answer is `NONE` is asked; else most answers about arguments would be it."""
 
@@ -24,13 +24,20 @@ _NO_QUESTIONS = frozenset(
     {"idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data", "ensurepip", "distutils", "msilib"}
 )
 _PHRASINGS = {
-    "import": ("How do I import {0}?", "Import {0}.", "Write the import of {0}."),
-    "module": ("Which module defines {0}?", "What is the module of {0}?", "Where is {0} defined?"),
-    "class": ("Which class has the method {0}?", "What is the class of the method {0}?"),
-    "required": ("Which arguments does {0} require?", "What are the required arguments of {0}?"),
-    "optional": ("Which arguments of {0} are optional?", "What are the optional arguments of {0}?"),
+    "import": ("What do I import for {0}?", "Which module defines {0}?", "How do I import {0}?"),
+    "class": ("Which class has the method {0}?", "What is the class of {0}?"),
+    "call": ("How do I call {0}?", "Which arguments does {0} require?"),
+    "optional": ("Which arguments of {0} are optional?", "What can I leave out of {0}?"),
     "default": ("What is the default of {1} in {0}?", "Which value has {1} by default in {0}?"),
 }
+_ANSWERS = {
+    "import": "import {0}",
+    "class": "class {0}",
+    "call": "call {0}",
+    "optional": "only {0}",
+    "default": "by default {0}",
+}
+"""A word before the answer, because a tokenizer encodes a name after a space as in the question."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +83,7 @@ def questions(file: Path, group: str) -> Iterator[Question]:
     if tree is None:
         return
     for name, node, in_class in public(tree, module):
-        owner, _, own_name = name.rpartition(".")
-        if in_class:
-            yield _question("class", owner, name)
-        else:
-            yield _question("import", f"from {module} import {own_name}", name)
-            yield _question("module", module, name)
+        yield _question("class" if in_class else "import", name.rpartition(".")[0], name)
         if isinstance(node, Function):
             yield from _about_arguments(name, node, in_class)
 
@@ -92,33 +94,41 @@ def _about_arguments(name: str, node: Function, in_class: bool) -> Iterator[Ques
     required, defaults = _arguments(node, skip_first=in_class and not is_static(node))
     if len(call) > MAX_SIGNATURE_CHARACTERS or not (required or defaults):
         return
-    for kind, arguments in (("required", required), ("optional", list(defaults))):
-        if arguments or _hash(f"{kind} {name}") % NONE_EVERY == 0:
-            yield _question(kind, ", ".join(arguments) or NONE, call)
+    yield _question("call", f"{name}({', '.join(required)})", call)
+    if defaults or _hash(name) % NONE_EVERY == 0:
+        yield _question("optional", ", ".join(defaults) or NONE, call)
     if defaults:
         argument = list(defaults)[_hash(name) % len(defaults)]
-        yield _question("default", defaults[argument], call, argument)
+        yield _question("default", f"{argument}={defaults[argument]}", call, argument)
 
 
 def _arguments(node: Function, skip_first: bool) -> tuple[list[str], dict[str, str]]:
-    """The required arguments, and the optional ones with their defaults; `*args` and `**kwargs` are neither.
+    """The required arguments as a call writes them, and the optional ones with their defaults.
+
+    `*args` and `**kwargs` are neither.
 
     Args:
         skip_first: leave out the first argument, which a method call does not write.
     """
     given = node.args
     positional = [*given.posonlyargs, *given.args]
-    without = len(positional) - len(given.defaults)
-    pairs = [*zip(positional, [None] * without + given.defaults, strict=True)]
-    pairs = [*pairs[skip_first and bool(positional) :], *zip(given.kwonlyargs, given.kw_defaults, strict=True)]
-    required = [argument.arg for argument, default in pairs if default is None]
-    return required, {argument.arg: ast.unparse(default) for argument, default in pairs if default is not None}
+    optional = positional[len(positional) - len(given.defaults) :]
+    required = [argument.arg for argument in positional[skip_first : len(positional) - len(optional)]]
+    defaults = dict(zip(optional, given.defaults, strict=True))
+    for argument, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
+        if default is None:
+            required.append(f"{argument.arg}={argument.arg}")
+        else:
+            defaults[argument] = default
+    return required, {argument.arg: ast.unparse(default) for argument, default in defaults.items()}
 
 
 def _question(kind: str, answer: str, *subject: str) -> Question:
     """A question about a name or signature. Its hash chooses the phrasing, which so depends on no other module."""
     phrasings = _PHRASINGS[kind]
-    return Question(kind, phrasings[_hash(f"{kind} {subject}") % len(phrasings)].format(*subject), answer)
+    return Question(
+        kind, phrasings[_hash(f"{kind} {subject}") % len(phrasings)].format(*subject), _ANSWERS[kind].format(answer)
+    )
 
 
 def _hash(text: str) -> int:
