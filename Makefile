@@ -11,11 +11,11 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ingot needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "setting up $(VENV) (once; torch is large)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	@$(BIN)/pip install --disable-pip-version-check --constraint constraints.txt --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 setup: $(VENV)/.base

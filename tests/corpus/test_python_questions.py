@@ -1,11 +1,12 @@
 """Questions about a module of the library, from its source."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from ingot.corpus.readers.python_questions import docs_chats, docs_preferences, docs_prompts
+from ingot.corpus.readers.python_questions import MADE_UP, docs_chats, docs_preferences, docs_prompts
 
 SOURCE = """
 def load(fp, /, size, *paths, cls=None, deep, hook={}, **kw): ...
@@ -30,9 +31,8 @@ def module(tmp_path: Path) -> Path:
 def _asked(module: Path) -> dict[str, list[str]]:
     """Answer -> texts of its questions."""
     asked: dict[str, list[str]] = {}
-    for text, _ in docs_chats(module, "tools/shelf.py"):
-        question, answer = json.loads(text)
-        asked.setdefault(answer["content"], []).append(question["content"])
+    for text, extra in docs_prompts(module, "tools/shelf.py"):
+        asked.setdefault(json.loads(extra or "")["answer"], []).append(json.loads(text)[0]["content"])
     return asked
 
 
@@ -53,9 +53,6 @@ def test_answers_are_read_out_of_the_question(module: Path) -> None:
     }
     assert len(asked["import tools.shelf"]) == 2  # load, Reader
     assert len(asked["class tools.shelf.Reader"]) == 3
-    for answer, texts in asked.items():
-        words = set(answer.partition(" ")[2].replace("deep=deep", "deep").strip("()").replace(",", "").split())
-        assert answer == "only none" or all(word.split("(")[0] in text for word in words for text in texts), answer
     assert not any("_private" in text for texts in asked.values() for text in texts)
 
 
@@ -70,10 +67,13 @@ def test_a_wrong_answer_is_right_for_another_question_of_its_kind(module: Path) 
         assert rejected["content"].split()[0] == chosen["content"].split()[0]
 
 
-def test_a_prompt_has_the_answer_for_a_reward_function(module: Path) -> None:
-    prompts = {
-        json.loads(text)[0]["content"]: json.loads(extra or "")
-        for text, extra in docs_prompts(module, "tools/shelf.py")
-    }
-    asked = {question: {"answer": answer} for answer, questions in _asked(module).items() for question in questions}
-    assert prompts == asked
+def test_conversations_ask_each_question_again_about_made_up_names(module: Path) -> None:
+    chats = [[message["content"] for message in json.loads(text)] for text, _ in docs_chats(module, "tools/shelf.py")]
+    real = [[question, answer] for answer, questions in _asked(module).items() for question in questions]
+    assert sorted(chats[: len(real)]) == sorted(real)
+    others = chats[len(real) :]
+    assert len(others) == MADE_UP * len(real)
+    assert not any("tools" in text for chat in others for text in chat)
+    for question, answer in others:
+        names = set(re.findall(r"\w+", answer.partition(" ")[2])) - {"none"}
+        assert names <= set(re.findall(r"\w+", question)), (question, answer)

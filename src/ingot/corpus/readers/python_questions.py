@@ -2,11 +2,13 @@
 
 Every answer follows from the text of its question (a name or a signature), so that a small model can learn to answer
 about modules that it has never seen, and an answer is checked by comparison. What a function does is not asked: that
-takes knowledge, which a model of a few million parameters does not have.
+takes knowledge, which a model of a few million parameters does not have. Conversations ask each question again about
+made-up names, because a model would rather remember the few thousand names of the library than learn to read.
 """
 
 import ast
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ NONE = "none"
 """The answer if no argument is optional."""
 NONE_EVERY = 4
 """One in so many of the questions whose answer is `NONE` is asked; else most answers about arguments would be it."""
+MADE_UP = 2
+"""Questions about made-up names for each one about a real name."""
 
 _NO_QUESTIONS = frozenset(
     {"idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data", "ensurepip", "distutils", "msilib"}
@@ -38,18 +42,34 @@ _ANSWERS = {
     "default": "by default {0}",
 }
 """A word before the answer, because a tokenizer encodes a name after a space as in the question."""
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_CONSTANTS = frozenset({"None", "True", "False", NONE})
+_SYLLABLES = tuple(f"{c}{v}{e}" for c in "bcdfghjklmnprstvwz" for v in "aeiou" for e in ("", "n", "r", "_"))
 
 
 @dataclass(frozen=True)
 class Question:
     kind: str
-    text: str
-    answer: str
+    subject: tuple[str, ...]
+    """The name or signature that it is about, and further names."""
+    reply: str
+    """The part of the answer that is read out of the subject."""
+
+    @property
+    def text(self) -> str:
+        """The question. A hash of the subject chooses the phrasing, which so depends on no other module."""
+        phrasings = _PHRASINGS[self.kind]
+        return phrasings[_hash(f"{self.kind} {self.subject}") % len(phrasings)].format(*self.subject)
+
+    @property
+    def answer(self) -> str:
+        return _ANSWERS[self.kind].format(self.reply)
 
 
 def docs_chats(file: Path, group: str) -> Iterator[tuple[str, str | None]]:
-    """Conversations about a module: a question and its answer."""
-    for question in questions(file, group):
+    """Conversations about a module: a question and its answer, then the same with made-up names."""
+    asked = list(questions(file, group))
+    for question in [*asked, *(made_up(q, n) for n in range(MADE_UP) for q in asked)]:
         yield dump_document([_message("user", question.text), _message("assistant", question.answer)]), None
 
 
@@ -70,7 +90,7 @@ def docs_preferences(file: Path, group: str) -> Iterator[tuple[str, str | None]]
 
 
 def docs_prompts(file: Path, group: str) -> Iterator[tuple[str, str | None]]:
-    """The questions of `docs_chats`, each with its answer as the extra field `answer`."""
+    """The questions about real names, each with its answer as the extra field `answer`."""
     for question in questions(file, group):
         yield dump_document([_message("user", question.text)]), dump_document({"answer": question.answer})
 
@@ -83,7 +103,7 @@ def questions(file: Path, group: str) -> Iterator[Question]:
     if tree is None:
         return
     for name, node, in_class in public(tree, module):
-        yield _question("class" if in_class else "import", name.rpartition(".")[0], name)
+        yield Question("class" if in_class else "import", (name,), name.rpartition(".")[0])
         if isinstance(node, Function):
             yield from _about_arguments(name, node, in_class)
 
@@ -94,12 +114,12 @@ def _about_arguments(name: str, node: Function, in_class: bool) -> Iterator[Ques
     required, defaults = _arguments(node, skip_first=in_class and not is_static(node))
     if len(call) > MAX_SIGNATURE_CHARACTERS or not (required or defaults):
         return
-    yield _question("call", f"{name}({', '.join(required)})", call)
+    yield Question("call", (call,), f"{name}({', '.join(required)})")
     if defaults or _hash(name) % NONE_EVERY == 0:
-        yield _question("optional", ", ".join(defaults) or NONE, call)
+        yield Question("optional", (call,), ", ".join(defaults) or NONE)
     if defaults:
         argument = list(defaults)[_hash(name) % len(defaults)]
-        yield _question("default", f"{argument}={defaults[argument]}", call, argument)
+        yield Question("default", (call, argument), f"{argument}={defaults[argument]}")
 
 
 def _arguments(node: Function, skip_first: bool) -> tuple[list[str], dict[str, str]]:
@@ -123,12 +143,26 @@ def _arguments(node: Function, skip_first: bool) -> tuple[list[str], dict[str, s
     return required, {argument.arg: ast.unparse(default) for argument, default in defaults.items()}
 
 
-def _question(kind: str, answer: str, *subject: str) -> Question:
-    """A question about a name or signature. Its hash chooses the phrasing, which so depends on no other module."""
-    phrasings = _PHRASINGS[kind]
-    return Question(
-        kind, phrasings[_hash(f"{kind} {subject}") % len(phrasings)].format(*subject), _ANSWERS[kind].format(answer)
-    )
+def made_up(question: Question, number: int) -> Question:
+    """The question with every name replaced by a made-up one; `number` chooses among many such questions."""
+    seed = f"{number} {question.subject[0]}"
+
+    def rename(text: str) -> str:
+        return _NAME.sub(lambda name: _word(name[0], seed), text)
+
+    return Question(question.kind, tuple(map(rename, question.subject)), rename(question.reply))
+
+
+def _word(name: str, seed: str) -> str:
+    """A made-up name in the case of `name`; constants keep theirs."""
+    if name in _CONSTANTS:
+        return name
+    number = _hash(f"{seed} {name}")
+    word = ""
+    for _ in range(1 + number % 3):
+        number, syllable = divmod(number // 3, len(_SYLLABLES))
+        word += _SYLLABLES[syllable]
+    return word.upper() if name.isupper() else word.capitalize() if name[0].isupper() else word
 
 
 def _hash(text: str) -> int:

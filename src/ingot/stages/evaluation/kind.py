@@ -45,7 +45,7 @@ def _evaluate_reads(settings: EvaluateStageSettings, resolve: Resolve) -> dict[s
                 inputs[f"data:{tokens.name}"] = tokens
             encoded.add(keys)
     for corpus in settings.exact_match:
-        check_format(corpus, ("chat",), "exact_match", "questions and answers are taken from", resolve)
+        check_format(corpus, ("chat", "prompts"), "exact_match", "questions and answers are taken from", resolve)
         check_held_out([corpus], "exact_match", "questions are taken from", resolve)
         inputs[f"{QUESTIONS}:{corpus}"] = resolve.stage(corpus, "exact_match", "documents")
     return inputs

@@ -30,8 +30,8 @@ class EvaluateStageSettings(Settings):
     temperature: float = Field(default=0.8, ge=0)
     """Temperature of those samples."""
     exact_match: Annotated[list[str], STAGE] = Field(default_factory=list)
-    """Corpora of conversations whose held-out questions are answered greedily. An answer is right if it equals the
-    conversation's first answer."""
+    """Corpora of conversations, or of prompts with a field `answer`, whose held-out questions are answered greedily. An
+    answer is right if it equals the corpus's."""
     max_questions: int = Field(default=200, ge=1)
     """Most questions of each of them, evenly spaced."""
     limitations: Annotated[str, EXECUTION] = ""
