@@ -24,6 +24,7 @@ setup-dev: $(VENV)/.dev
 # The whole main job on text that is on every machine: clean, tokenize, pretrain, fine-tune, evaluate, report.
 demo: $(VENV)/.base
 	@$(BIN)/ingot run src/ingot/recipes/stdlib.toml --out $(OUT)
+	@echo "        . $(BIN)/activate puts ingot on your path; ingot init --text DIR mine.toml: your own text"
 
 test: $(VENV)/.dev
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not long" tests

@@ -13,6 +13,7 @@ import os
 import re
 import sysconfig
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from ingot.core.errors import UserError
@@ -113,6 +114,15 @@ def _definitions(body: list[ast.stmt]) -> Iterator[ast.ClassDef | Function]:
         elif isinstance(node, ast.If | ast.Try | ast.With):
             handlers = [s for h in getattr(node, "handlers", []) for s in h.body]
             yield from _definitions([*node.body, *handlers, *getattr(node, "orelse", [])])
+
+
+@cache
+def topic_words() -> list[str]:
+    """The distinct words of the language reference in lower case, sorted."""
+    files = dict(library_files())
+    tree = parsed(files[TOPICS]) if TOPICS in files else None
+    text = " ".join(_topics(tree)) if tree else ""
+    return sorted(set(re.findall(r"[a-z]{2,10}", text.lower()))) or ["name"]
 
 
 def _topics(tree: ast.Module) -> Iterator[str]:

@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingot.corpus.readers.python_library import Function, is_static, module_name, parsed, public, signature
+from ingot.corpus.readers.python_library import Function, is_static, module_name, parsed, public, signature, topic_words
 from ingot.corpus.readers.row_formats import dump_document
 
-MAX_SIGNATURE_CHARACTERS = 120
+MAX_SIGNATURE_CHARACTERS = 100
 NONE = "none"
-"""The answer if no argument is optional."""
+"""The answer if no argument is required, or optional."""
 NONE_EVERY = 4
 """One in so many of the questions whose answer is `NONE` is asked; else most answers about arguments would be it."""
-MADE_UP = 2
+MADE_UP = 3
 """Questions about made-up names for each one about a real name."""
 
 _NO_QUESTIONS = frozenset(
@@ -30,21 +30,20 @@ _NO_QUESTIONS = frozenset(
 _PHRASINGS = {
     "import": ("What do I import for {0}?", "Which module defines {0}?", "How do I import {0}?"),
     "class": ("Which class has the method {0}?", "What is the class of {0}?"),
-    "call": ("How do I call {0}?", "Which arguments does {0} require?"),
+    "required": ("What does {0} need?", "Which arguments does {0} require?"),
     "optional": ("Which arguments of {0} are optional?", "What can I leave out of {0}?"),
     "default": ("What is the default of {1} in {0}?", "Which value has {1} by default in {0}?"),
 }
 _ANSWERS = {
     "import": "import {0}",
     "class": "class {0}",
-    "call": "call {0}",
+    "required": "needs {0}",
     "optional": "only {0}",
     "default": "by default {0}",
 }
 """A word before the answer, because a tokenizer encodes a name after a space as in the question."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _CONSTANTS = frozenset({"None", "True", "False", NONE})
-_SYLLABLES = tuple(f"{c}{v}{e}" for c in "bcdfghjklmnprstvwz" for v in "aeiou" for e in ("", "n", "r", "_"))
 
 
 @dataclass(frozen=True)
@@ -114,18 +113,16 @@ def _about_arguments(name: str, node: Function, in_class: bool) -> Iterator[Ques
     required, defaults = _arguments(node, skip_first=in_class and not is_static(node))
     if len(call) > MAX_SIGNATURE_CHARACTERS or not (required or defaults):
         return
-    yield Question("call", (call,), f"{name}({', '.join(required)})")
-    if defaults or _hash(name) % NONE_EVERY == 0:
-        yield Question("optional", (call,), ", ".join(defaults) or NONE)
+    for kind, names in (("required", required), ("optional", list(defaults))):
+        if names or _hash(f"{kind} {name}") % NONE_EVERY == 0:
+            yield Question(kind, (call,), ", ".join(names) or NONE)
     if defaults:
         argument = list(defaults)[_hash(name) % len(defaults)]
         yield Question("default", (call, argument), f"{argument}={defaults[argument]}")
 
 
 def _arguments(node: Function, skip_first: bool) -> tuple[list[str], dict[str, str]]:
-    """The required arguments as a call writes them, and the optional ones with their defaults.
-
-    `*args` and `**kwargs` are neither.
+    """The required arguments, and the optional ones with their defaults; `*args` and `**kwargs` are neither.
 
     Args:
         skip_first: leave out the first argument, which a method call does not write.
@@ -137,7 +134,7 @@ def _arguments(node: Function, skip_first: bool) -> tuple[list[str], dict[str, s
     defaults = dict(zip(optional, given.defaults, strict=True))
     for argument, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
         if default is None:
-            required.append(f"{argument.arg}={argument.arg}")
+            required.append(argument.arg)
         else:
             defaults[argument] = default
     return required, {argument.arg: ast.unparse(default) for argument, default in defaults.items()}
@@ -157,12 +154,11 @@ def _word(name: str, seed: str) -> str:
     """A made-up name in the case of `name`; constants keep theirs."""
     if name in _CONSTANTS:
         return name
-    number = _hash(f"{seed} {name}")
-    word = ""
-    for _ in range(1 + number % 3):
-        number, syllable = divmod(number // 3, len(_SYLLABLES))
-        word += _SYLLABLES[syllable]
-    return word.upper() if name.isupper() else word.capitalize() if name[0].isupper() else word
+    number, words = _hash(f"{seed} {name}"), topic_words()
+    first, second = words[number % len(words)], words[number // len(words) % len(words)]
+    if name[0].isupper():
+        return first.capitalize() + second.capitalize()
+    return f"{first}_{second}" if "_" in name else first
 
 
 def _hash(text: str) -> int:
