@@ -11,11 +11,11 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "ingot needs Python 3.11 or newer; set PYTHON=..."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "setting up $(VENV) (once; torch is large)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	@$(BIN)/pip install --disable-pip-version-check --constraint constraints.txt --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 setup: $(VENV)/.base
@@ -24,6 +24,7 @@ setup-dev: $(VENV)/.dev
 # The whole main job on text that is on every machine: clean, tokenize, pretrain, fine-tune, evaluate, report.
 demo: $(VENV)/.base
 	@$(BIN)/ingot run src/ingot/recipes/stdlib.toml --out $(OUT)
+	@echo "        . $(BIN)/activate puts ingot on your path; ingot init --text DIR mine.toml: your own text"
 
 test: $(VENV)/.dev
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not long" tests

@@ -55,6 +55,9 @@ models = ["base", "chat"]
 prompts = ["the "]
 sample_tokens = 5
 tasks = ["icl-copy", "echo.jsonl"]
+exact_match = ["talk"]
+max_questions = 4
+limitations = "They know 14 words."
 """
 ECHO = """{"task": "echo", "kind": "generate", "form": "question", "max_new": 4}
 {"prompt": "say cat mat 3", "targets": ["cat mat"]}

@@ -12,6 +12,7 @@ import pytest
 
 import ingot as package
 from ingot.cli.options import emit
+from ingot.corpus.documents import iter_texts
 from ingot.pipeline.gc import orphans
 from tests.imports import assert_not_imported
 
@@ -114,10 +115,26 @@ def test_F4_tasks_are_sat_by_every_model_and_their_answers_are_kept(finished: Pa
         assert rows[model, "icl-copy", "accuracy"]["n"] == 40
         assert rows[model, "echo", "target_nats_per_byte"]["value"] > 0
     answers = [json.loads(line) for line in (card / "answers.jsonl").open()]
-    assert len(answers) == 2 * 42
+    assert len(answers) == 2 * (4 + 42)
     assert all(a["right"] == (a["answer"].strip() == "cat mat") for a in answers if a["prompt"] == "say cat mat 3")
     page = (finished / "runs" / "tiny" / "report.html").read_text()
     assert "Task icl-copy" in page
+
+
+def test_held_out_questions_are_compared_with_their_answers(finished: Path) -> None:
+    """Questions that no model was trained on; the page shows some with the answer that was expected."""
+    run = finished / "runs" / "tiny"
+    answers = [a for a in map(json.loads, (run / "card" / "answers.jsonl").open()) if a["task"] == "talk"]
+    assert [a["model"] for a in answers] == ["base"] * 4 + ["chat"] * 4
+    assert all(a["prompt"].startswith(f"say {a['expected']} ") for a in answers)
+    assert all(a["right"] == (a["answer"].strip() == a["expected"]) for a in answers)
+    held_out = "".join(iter_texts(run / "talk", "val"))
+    assert all(json.dumps(a["prompt"]) in held_out for a in answers)
+    rows = {(r["model"], r["task"], r["metric"]): r for r in map(json.loads, (run / "card" / "table.jsonl").open())}
+    assert rows["chat", "talk", "accuracy"]["value"] == sum(a["right"] for a in answers[4:]) / 4
+    page = (run / "report.html").read_text()
+    assert "right and wrong answers of chat" in page
+    assert "They know 14 words." in page
 
 
 def test_generate_is_repeatable_and_chat_answers(finished: Path, ingot) -> None:

@@ -59,6 +59,17 @@ def test_an_accuracy_is_measured_against_guessing(tmp_path: Path, spread: float,
     assert "guessing gives 25.0 %" in line.sentence
 
 
+def test_an_accuracy_says_what_each_stage_of_training_added(tmp_path: Path) -> None:
+    rows = [_row(m, "sums", "accuracy", v) for m, v in (("dpo", 0.75), ("base", 0.0), ("ppo", 0.5), ("chat", 0.625))]
+    _table(tmp_path, ["base", "chat", "dpo", "ppo"], rows)
+    chains = [[{"name": name, "learned": []} for name in ("base", "chat", last)] for last in ("ppo", "dpo")]
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps({"event": "chain", "time": 0, "stages": stages}) + "\n" for stages in chains)
+    )
+    (line,) = conclusions("evaluate", "card", tmp_path)
+    assert line.sentence.endswith("base 0.0 %, chat 62.5 % (+62.5), ppo 50.0 % (-12.5), dpo 75.0 % (+12.5)")
+
+
 @pytest.mark.parametrize(
     ("rate", "tone", "verdict"), [(0.7, "good", "better"), (0.55, "", "no difference"), (0.2, "bad", "worse")]
 )

@@ -51,7 +51,9 @@ def test_end_names_the_numbers_and_the_report(finished, capsys):
     )
     assert "bits per byte on held-out clean: uniform guess 3.2000, gzip -9 1.9700, xz -9 1.6400, base 1.8421" in shown
     assert "base writes:\n  def main(" in shown
-    assert shown.splitlines()[-1] == f"report  {finished.root / 'small' / 'report.html'}"
+    *_, report, next_command = shown.splitlines()
+    assert report == f"report  {finished.root / 'small' / 'report.html'}"
+    assert next_command == f'next    ingot generate {finished.root / "small" / "base"} "TEXT"'  # chat has not finished
 
 
 def test_trace(capsys):

@@ -45,6 +45,8 @@ class ItemResult:
     """The probability of the correct choice, or the nats of the target; None if no target fits the context."""
     bytes: int
     """UTF-8 bytes of the target that `measure` refers to; 0 for choices."""
+    expected: str
+    """A correct answer; empty if the item has none."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def _run_choices(
         p_C = np.exp(nats_C.min() - nats_C)
         selected, answer = int(nats_C.argmin()), item.answer or 0
         p = float(p_C[answer] / p_C.sum())
-        results.append(ItemResult(prompt, item.choices[selected], selected == answer, "", p, 0))
+        results.append(ItemResult(prompt, item.choices[selected], selected == answer, "", p, 0, item.reference))
         advance(1)
     return results
 
@@ -158,9 +160,9 @@ def _run_generation(
     results = []
     with ThreadPoolExecutor(MAX_PROGRAMS) as pool:
         outcomes = pool.map(partial(_check, sandbox), (item for item, _ in items), texts)
-        for (_, prompt), target, text, (correct, error) in zip(items, targets, texts, outcomes, strict=True):
+        for (item, prompt), target, text, (correct, error) in zip(items, targets, texts, outcomes, strict=True):
             measure = next(nats) if target else None
-            results.append(ItemResult(prompt, text, correct, error, measure, len(target.encode())))
+            results.append(ItemResult(prompt, text, correct, error, measure, len(target.encode()), item.reference))
     return results
 
 

@@ -84,11 +84,12 @@ def divergence(
     rows_per_batch: int,
     advance: Callable[[int], None] = lambda n: None,
     context: int | None = None,
+    limit: int | None = None,
 ) -> dict[str, float]:
     """KL(old || new) of the next-token distributions, in nats per token, with its interval.
 
     The sum over the vocabulary, which both models share, is exact. Tokens and arguments are those of `likelihood`;
-    `context` defaults to the shorter of both contexts.
+    `context` defaults to the shorter of both contexts, and `limit` rows, evenly spaced, are read (default: all).
     """
     context = context or min(old.config.context, new.config.context)
     models = old.eval(), new.eval()
@@ -97,7 +98,22 @@ def divergence(
         before, after = (model(**batch.inputs) for model in models)
         return kl_divergence(after.hidden, after.head, before.hidden, before.head, batch.labels_BT)
 
-    return ratio(*_by_document(kl, new, store, overlap, rows_per_batch, advance, context))
+    nats, tokens = _by_document(kl, new, store, overlap, rows_per_batch, advance, context, limit)
+    return ratio(nats[tokens > 0], tokens[tokens > 0])
+
+
+def row_count(store: Store, overlap: float, context: int) -> int:
+    """Number of rows that `likelihood` reads."""
+    return _held_out(store, overlap, context)[0].plan.rows
+
+
+def _held_out(store: Store, overlap: float, context: int) -> tuple[Source, int]:
+    """All rows of a held-out split, and how many tokens of a text window repeat the window before it."""
+    ends = np.asarray(store.ends)
+    if "mask" in store.columns:
+        return Source("held out", store, BestFit(ends, context, store.columns["mask"].read), isolate=True), 0
+    stride = max(1, round(context * (1 - overlap)))
+    return Source("held out", store, Concatenated(ends, context, stride, tail=True), isolate=False), context - stride
 
 
 def _by_document(
@@ -108,27 +124,22 @@ def _by_document(
     rows_per_batch: int,
     advance: Callable[[int], None],
     context: int | None,
+    limit: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Sums of a measure per document, and the number of targets per document.
 
     Args:
         measure: a batch of tensors -> a value for each target, [B, T].
     """
-    context = context or int(model.config.context)
-    masked = "mask" in store.columns
-    ends = np.asarray(store.ends)
-    stride = max(1, round(context * (1 - overlap)))
-    mask = store.columns["mask"].read if masked else None
-    plan = BestFit(ends, context, mask) if mask else Concatenated(ends, context, stride, tail=True)
-    source = Source("held out", store, plan, isolate=masked)
+    source, repeated = _held_out(store, overlap, context or int(model.config.context))
     sums = np.zeros(store.documents)
     tokens = np.zeros(store.documents, np.int64)
     device = next(model.parameters()).device
     with torch.inference_mode():
-        for batch in all_rows(source, rows_per_batch):
-            if not masked:
-                batch = _without_overlap(batch, context - stride)
-            document_BT = plan.index(batch.row_B)[1][:, 1:]
+        for batch in all_rows(source, rows_per_batch, limit):
+            if repeated:
+                batch = _without_overlap(batch, repeated)
+            document_BT = source.plan.index(batch.row_B)[1][:, 1:]
             measured_BT = measure(batch.to(device)).double().cpu().numpy()
             counted = batch.labels_BT != IGNORE
             np.add.at(sums, document_BT[counted], measured_BT[counted])

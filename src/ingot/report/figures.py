@@ -89,6 +89,12 @@ def execution(choices: Mapping[str, Any]) -> str:
     )
 
 
+def accuracies(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Models with their accuracy and its change, such as "chat 84.0 % (+84.0)"; the rows are `reading.accuracies`'."""
+    changes = ["" if row["gain"] is None else f" ({100 * row['gain']:+.1f})" for row in rows]
+    return ", ".join(f"{row['model']} {100 * row['value']:.1f} %{c}" for row, c in zip(rows, changes, strict=True))
+
+
 def evenly_spaced(items: Sequence[T], max_items: int) -> Sequence[T]:
     """At most `max_items` items at even distances, including the first and the last."""
     if len(items) <= max_items:

@@ -14,10 +14,13 @@ import pyarrow.parquet as pq
 
 from ingot.core import artifact
 from ingot.core.events import METRICS, read_events
-from ingot.stages.job import TABLE, in_role
+from ingot.report import figures
+from ingot.stages.job import ANSWERS, TABLE, in_role
 
 MAX_DROPPED_SAMPLES = 2
 """Dropped documents shown per reason."""
+RIGHT_EXAMPLES, WRONG_EXAMPLES = 5, 2
+"""Right and wrong answers shown of a task."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -127,3 +130,51 @@ def bits_per_byte(stage: Path) -> dict[str, list[dict[str, Any]]]:
         if row["metric"] == "bits_per_byte":
             tasks.setdefault(row["task"], []).append({**row, "reference": row["model"] not in evaluated})
     return {task: sorted(rows, key=lambda r: (not r["reference"], -r["value"])) for task, rows in tasks.items()}
+
+
+def accuracies(stage: Path) -> dict[str, list[dict[str, Any]]]:
+    """Accuracy of an evaluate stage's models: task -> rows, in the order of training where one model began as another.
+
+    Rows have a further field `gain`, the difference to the model it began as; None if that was not evaluated.
+    """
+    chains = [[link["name"] for link in e["stages"]] for e in events(stage, "chain")]
+    before = {name: chain[n - 1] for chain in chains for n, name in enumerate(chain) if n}
+    order = [*dict.fromkeys(name for chain in chains for name in chain)]
+    tasks: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in table(stage):
+        if row["metric"] == "accuracy":
+            tasks.setdefault(row["task"], {})[row["model"]] = row
+    gains = {}
+    for task, rows in tasks.items():
+        names = sorted(rows, key=lambda name: order.index(name) if name in order else len(order))
+        values = {name: row["value"] for name, row in rows.items()}
+        gains[task] = [
+            {**rows[name], "gain": values[name] - values[before[name]] if before.get(name) in values else None}
+            for name in names
+        ]
+    return gains
+
+
+def examples(stage: Path) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Answers of an evaluate stage to items with a known answer, right ones first.
+
+    Returns:
+        (task, model) -> some rows {prompt, answer, expected, right}, evenly spaced over the task's items.
+    """
+    answers: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in read_lines(stage / ANSWERS):
+        if row.get("expected"):
+            answers.setdefault((row["task"], row["model"]), []).append(row)
+    return {
+        key: [
+            row
+            for right, most in ((True, RIGHT_EXAMPLES), (False, WRONG_EXAMPLES))
+            for row in figures.evenly_spaced([r for r in rows if r["right"] is right], most)
+        ]
+        for key, rows in answers.items()
+    }
+
+
+def limitations(stage: Path) -> str:
+    """What the models of an evaluate stage cannot do, as its recipe says."""
+    return record(stage).get("settings", {}).get("limitations", "")

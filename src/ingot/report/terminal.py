@@ -16,12 +16,14 @@ from rich.text import Text
 
 from ingot.core.errors import shortened
 from ingot.core.terminal import SafeConsole, error_console
+from ingot.objectives.settings import scores_rows
 from ingot.pipeline.graph import Graph
 from ingot.pipeline.status import Status, status
 from ingot.pipeline.sweep import label
 from ingot.report import figures, reading
 from ingot.report.html import panels_forgetting
 from ingot.stages.kind import Node
+from ingot.stages.models.lineage import trained_on_conversations
 
 COLOURS = {
     "HIT": "green",
@@ -86,6 +88,16 @@ def print_end(graph: Graph, page: Path) -> None:
         for line in RESULT_LINES.get(node.kind, _no_lines)(node.name, graph.stage(node).path):
             out.print(line, soft_wrap=True)
     out.print(f"report  {page}", soft_wrap=True)
+    if model := _newest_model(graph):
+        command = "chat" if trained_on_conversations(graph.stage(model).path) else "generate"
+        text = "" if command == "chat" else ' "TEXT"'
+        out.print(f"next    ingot {command} {graph.link(model)}{text}", soft_wrap=True)
+
+
+def _newest_model(graph: Graph) -> Node | None:
+    """The last finished train stage whose model generates text."""
+    trained = [node for node in graph.nodes.values() if node.kind == "train" and not scores_rows(node.settings)]
+    return next((node for node in reversed(trained) if graph.stage(node).is_done()), None)
 
 
 def _no_lines(name: str, stage: Path) -> Iterator[str | Text]:
@@ -113,12 +125,31 @@ def _evaluate_lines(name: str, stage: Path) -> Iterator[str | Text]:
     for task, rows in reading.bits_per_byte(stage).items():
         numbers = ", ".join(f"{row['model']} {figures.nats(row['value'])}" for row in rows)
         yield f"bits per byte on held-out {task}: {numbers}"
+    yield from _task_lines(stage)
     yield from panels_forgetting.lines(stage)
     first = {s["model"]: s for s in reversed(reading.samples(stage))}  # the sample of each model's first prompt
     for model, sample in reversed(first.items()):
         text = Text.assemble("  ", (sample["prompt"], "bold"), shortened(sample["text"], MAX_SAMPLE_CHARACTERS))
         yield f"{model} writes:"
         yield Text("\n  ").join(text.split("\n", allow_blank=True))
+
+
+def _task_lines(stage: Path) -> Iterator[str | Text]:
+    """The accuracy of every model on each task, answers of the best one, and what the models cannot do."""
+    examples = reading.examples(stage)
+    for task, rows in reading.accuracies(stage).items():
+        yield f"accuracy on {task}: {figures.accuracies(rows)}"
+        best = max(rows, key=lambda row: row["value"])["model"]
+        for row in examples.get((task, best), []):
+            prompt, answer, expected = (
+                shortened(row[k], MAX_SAMPLE_CHARACTERS) for k in ("prompt", "answer", "expected")
+            )
+            mark = ("right  ", "green") if row["right"] else ("wrong  ", "red")
+            yield Text.assemble(
+                "  ", mark, prompt, "  ", (answer, "bold"), "" if row["right"] else f"  expected {expected}"
+            )
+    if limitations := reading.limitations(stage):
+        yield f"limitations: {limitations}"
 
 
 def _judge_lines(name: str, stage: Path) -> Iterator[str | Text]:

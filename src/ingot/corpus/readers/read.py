@@ -23,7 +23,8 @@ from ingot.corpus.readers.content import Kind, content_kind, identify, not_text
 from ingot.corpus.readers.files import UTF8, BadRow, Row, TextFile, not_utf8, row_too_long
 from ingot.corpus.readers.locate import ROWS, InputFile, locate
 from ingot.corpus.readers.packing import Damaged
-from ingot.corpus.readers.python_library import docs_chats, docs_preferences, docs_prompts, docs_texts
+from ingot.corpus.readers.python_library import docs_texts
+from ingot.corpus.readers.python_questions import docs_chats, docs_preferences, docs_prompts
 from ingot.corpus.readers.tables import LostRows
 from ingot.corpus.settings import DOCS, STDLIB, CorpusSettings, Source
 

@@ -136,13 +136,10 @@ def position(value: float, yardsticks: Mapping[str, float]) -> str:
 
 def _tasks(name: str, stage: Path) -> Iterator[Conclusion]:
     """A line for each task with an accuracy: the best model against guessing, and all others."""
-    table, models = reading.table(stage), reading.models(stage)
-    chance = {r["task"]: r["value"] for r in table if r["metric"] == "chance"}
-    for task in dict.fromkeys(r["task"] for r in table if r["metric"] == "accuracy"):
-        rows = [r for r in table if (r["task"], r["metric"]) == (task, "accuracy") and r["model"] in models]
+    chance = {r["task"]: r["value"] for r in reading.table(stage) if r["metric"] == "chance"}
+    for task, rows in reading.accuracies(stage).items():
         ordered = sorted(rows, key=lambda r: -r["value"])
-        scores = ", ".join(f"{r['model']} {100 * r['value']:.1f} %" for r in ordered)
-        sentence = f"accuracy on {task}: {scores}"
+        sentence = f"accuracy on {task}: {figures.accuracies(rows)}"
         tone, verdict = "", ""
         if task in chance and ordered:
             sentence += f"; guessing gives {100 * chance[task]:.1f} %"

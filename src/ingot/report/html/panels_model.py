@@ -212,7 +212,15 @@ def evaluate(stage: Path) -> Markup:
     rows = [row for row in reading.table(stage) if row["model"] in models and not is_summary(row)]
     bars = {task: _bars(task_rows) for task, task_rows in reading.bits_per_byte(stage).items()}
     samples = [{**s, "quoted": repr(s["prompt"])} for s in reading.samples(stage)]
-    return render("evaluate.html", bits_per_byte=bars, groups=_groups(rows), chains=chains(stage), samples=samples)
+    return render(
+        "evaluate.html",
+        bits_per_byte=bars,
+        groups=_groups(rows),
+        chains=chains(stage),
+        samples=samples,
+        examples=reading.examples(stage),
+        limitations=reading.limitations(stage),
+    )
 
 
 def _bars(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Builder of the kind `evaluate`: loss on held-out corpora, baselines, samples and tasks of each model."""
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,11 +10,13 @@ import numpy as np
 from ingot.core.artifact import atomic_lines
 from ingot.evaluate.abilities import ItemResult, Subject, rows, run_task
 from ingot.evaluate.forgetting import Scores
-from ingot.evaluate.likelihood import Likelihood, compressors, likelihood
+from ingot.evaluate.likelihood import Likelihood, compressors, likelihood, row_count
 from ingot.evaluate.tasks import Task, load_task
 from ingot.infer.generate import generate
 from ingot.infer.streaming import sampling_for
+from ingot.stages.evaluation.exact_match import question_task
 from ingot.stages.evaluation.forgetting import forgetting_rows
+from ingot.stages.evaluation.kind import QUESTIONS
 from ingot.stages.evaluation.settings import EvaluateStageSettings
 from ingot.stages.job import ANSWERS, TABLE, Input, Job, corpus_of, read_config
 from ingot.stages.models.lineage import is_chat_model
@@ -33,6 +35,8 @@ def run(job: Job) -> dict[str, Any]:
     with_baselines: set[str] = set()  # stores and corpora whose baselines are in the table
     for stage in job.roles("model").values():
         evaluation_context(settings.context, read_config(stage.path))  # errors before hours of work
+    tasks = [question_task(corpus, settings.max_questions) for corpus in job.roles(QUESTIONS).values()]
+    tasks += [load_task(name) for name in settings.tasks]
     for name, stage in job.roles("model").items():
         loaded = load_model(stage.path, job.display.notify, settings.device, exact=True)
         for data, store in _stores(job, stage, loaded):
@@ -46,11 +50,11 @@ def run(job: Job) -> dict[str, Any]:
             scores[name, corpus] = Scores(result.nats, result.tokens, "_nats", chance)
         subject = Subject(loaded.model, loaded.tokenizer, is_chat_model(stage.path, loaded.tokenizer))
         _samples(job, settings, name, subject)
-        for task, results in _task_results(job, settings, name, subject):
+        for task, results in _task_results(job, settings, name, subject, tasks):
             table += [{"model": name, "task": task.head.task, **row} for row in rows(task, results)]
             answers += [{"model": name, "task": task.head.task, **asdict(result)} for result in results]
             right = np.array([result.right for result in results])
-            scores[name, task.head.task] = Scores(right, np.ones(len(right)), "")
+            scores.setdefault((name, task.head.task), Scores(right, np.ones(len(right)), ""))
     if answers:
         atomic_lines(job.out / ANSWERS, answers)
     table += forgetting_rows(job, settings, scores)
@@ -95,16 +99,16 @@ def _likelihood(
     job: Job, settings: EvaluateStageSettings, model: str, corpus: str, store: Store, loaded: LoadedModel
 ) -> Likelihood:
     context = evaluation_context(settings.context, loaded.config)
-    with job.display.bar(f"evaluate {model} on {corpus}", unit="rows") as bar:
+    rows = row_count(store, settings.overlap, context)
+    with job.display.bar(f"evaluate {model} on {corpus}", rows, "rows") as bar:
         return likelihood(loaded.model, store, settings.overlap, rows_per_pass(context), bar.advance, context)
 
 
 def _task_results(
-    job: Job, settings: EvaluateStageSettings, model: str, subject: Subject
+    job: Job, settings: EvaluateStageSettings, model: str, subject: Subject, tasks: Sequence[Task]
 ) -> Iterator[tuple[Task, list[ItemResult]]]:
     """Every task with the model's results."""
-    for name in settings.tasks:
-        task = load_task(name)
+    for task in tasks:
         with job.display.bar(f"{model}: {task.head.task}", len(task.items), "items") as bar:
             yield task, run_task(subject, task, settings.shots, bar.advance, settings.sandbox)
 

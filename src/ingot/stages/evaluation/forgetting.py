@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ingot.evaluate.forgetting import ChainStage, Scores, summary
-from ingot.evaluate.likelihood import divergence
+from ingot.evaluate.likelihood import divergence, row_count
 from ingot.stages.evaluation.settings import EvaluateStageSettings
 from ingot.stages.job import Input, Job, corpus_of, read_record
 from ingot.stages.models.lineage import lineage
@@ -12,6 +12,9 @@ from ingot.stages.models.load import evaluation_context, load_model
 from ingot.stages.training.settings import TrainSettings
 from ingot.store.reader import Store
 from ingot.train.settings import rows_per_pass
+
+MAX_KL_ROWS = 256
+"""Most rows on which a KL divergence is measured: both models read them, and few rows give a mean over many tokens."""
 
 
 def chains(models: Mapping[str, Input]) -> list[list[ChainStage]]:
@@ -69,7 +72,7 @@ def _divergence(job: Job, settings: EvaluateStageSettings, old: str, new: str, c
     tokens = next(t for t in encoded if corpus_of(t.name) == corpus)
     store = Store.open(tokens.path / "val", tokenizer=after.tokenizer.fingerprint)
     context = min(evaluation_context(settings.context, model.config) for model in (before, after))
-    rows = rows_per_pass(context)
-    with job.display.bar(f"KL of {new} from {old} on {corpus}", unit="rows") as bar:
-        kl = divergence(before.model, after.model, store, settings.overlap, rows, bar.advance, context)
+    size, rows = rows_per_pass(context), min(MAX_KL_ROWS, row_count(store, settings.overlap, context))
+    with job.display.bar(f"KL of {new} from {old} on {corpus}", rows, "rows") as bar:
+        kl = divergence(before.model, after.model, store, settings.overlap, size, bar.advance, context, rows)
     return {"model": new, "task": corpus, "metric": "kl_from_before_nats", **kl}

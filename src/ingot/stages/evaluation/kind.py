@@ -20,6 +20,8 @@ from ingot.stages.training.kind import (
     importance,
 )
 
+QUESTIONS = "questions"
+"""Role of the corpora of `exact_match`."""
 _PROMPT_FORMATS = ("chat", "prompts", "pairs")
 """Corpus formats that contain prompts."""
 
@@ -42,6 +44,10 @@ def _evaluate_reads(settings: EvaluateStageSettings, resolve: Resolve) -> dict[s
             if keys not in encoded:
                 inputs[f"data:{tokens.name}"] = tokens
             encoded.add(keys)
+    for corpus in settings.exact_match:
+        check_format(corpus, ("chat", "prompts"), "exact_match", "questions and answers are taken from", resolve)
+        check_held_out([corpus], "exact_match", "questions are taken from", resolve)
+        inputs[f"{QUESTIONS}:{corpus}"] = resolve.stage(corpus, "exact_match", "documents")
     return inputs
 
 
@@ -51,10 +57,10 @@ def _trained_on(settings: EvaluateStageSettings, resolve: Resolve) -> list[str]:
     for model in settings.models:
         corpora = getattr(resolve.settings_of(model), "corpora", [])
         names |= dict.fromkeys(name for name in corpora if resolve.format_of(name) in LIKELIHOOD_FORMATS)
-    if not settings.tasks:
+    if not (settings.tasks or settings.exact_match):
         check_held_out(names, "data", "likelihood is measured on", resolve)
     names = dict.fromkeys(name for name in names if holds_out(name, resolve))
-    if not names and not settings.tasks:
+    if not (names or settings.tasks or settings.exact_match):
         resolve.refuse(
             "data",
             "missing, and no model of this stage is trained on text or conversations in this recipe; name the corpora "
@@ -85,7 +91,7 @@ EVALUATE = Kind(
         *MODEL_SOURCES,
         *("data", "evaluate"),
         *LOADING_SOURCES,
-        *("stages/evaluation/evaluate.py", "stages/evaluation/forgetting.py"),
+        *("stages/evaluation/evaluate.py", "stages/evaluation/exact_match.py", "stages/evaluation/forgetting.py"),
     ),
     reads=_evaluate_reads,
     facts=lambda settings: {"models": settings.models},

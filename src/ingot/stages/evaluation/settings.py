@@ -29,6 +29,13 @@ class EvaluateStageSettings(Settings):
     """Length of those samples."""
     temperature: float = Field(default=0.8, ge=0)
     """Temperature of those samples."""
+    exact_match: Annotated[list[str], STAGE] = Field(default_factory=list)
+    """Corpora of conversations, or of prompts with a field `answer`, whose held-out questions are answered greedily. An
+    answer is right if it equals the corpus's."""
+    max_questions: int = Field(default=200, ge=1)
+    """Most questions of each of them, evenly spaced."""
+    limitations: Annotated[str, EXECUTION] = ""
+    """What the models cannot do, in one sentence; shown with the results."""
     tasks: tuple[str, ...] = ()
     """Names of tasks that come with ingot, such as "icl-copy", or task files, such as "mine.jsonl"."""
     shots: int | None = Field(default=None, ge=0)
