@@ -113,12 +113,13 @@ class ProgressLines:
         """The next point of a sweep begins (a callback of `pipeline.sweep.run_all`)."""
         self._graph = graph
 
-    def stage(self, node: Node, now: Status, seconds: float | None) -> None:
-        """A stage begins, or has ended after some seconds (a callback of `pipeline.run`)."""
+    def stage(self, node: Node, now: Status, result: Mapping[str, Any] | None) -> None:
+        """A stage begins, or has ended with these numbers (a callback of `pipeline.run`)."""
         self._stop()
         name = "/".join(filter(None, (label(self._graph), node.name)))
-        if seconds is not None:
-            self._write(f"{name}: done in {figures.duration(seconds)}", end=True)
+        if result is not None:
+            learned = f"; {result['verdict_sentence']}" if "verdict" in result else ""
+            self._write(f"{name}: done in {figures.duration(result['seconds'])}{learned}", end=True)
         elif now.state != "HIT":
             self._write(f"{name}: {now.state}, {now.why}", end=not self._in_place)
             if self._in_place and not self._quiet:
