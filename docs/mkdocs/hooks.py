@@ -41,8 +41,10 @@ def on_files(files: Files, config):
 
 
 def on_page_markdown(markdown: str, page, config, files: Files) -> str:
-    """Point the links at these pages."""
+    """Point the links at these pages, and let search find the log, its archive and sources last."""
     here = page.file.src_uri
+    if here.startswith(("archive/", "source/", "LOG")):
+        page.meta["search"] = {"boost": 0.1}
 
     def replaced(match: re.Match) -> str:
         source = _linked_source(here, match[2])
