@@ -132,7 +132,6 @@ def finetune_hf(place: Workplace, seed: int, arm: str) -> Numbers:
     talk = f"stage.talk.sources={place.source('instructions/instruction-data.json')}"
     sets = [talk, 'stage.start.path="hf:model"', "stage.chat.context=256", "stage.card.context=256"]
     sets += ["stage.chat.batch=32"] if arm == "32 rows an update" else []
-
     run = place.run("finetune-hf", seed, *sets, only="chat", name=f"finetune-hf-{arm.replace(' ', '-')}-{seed}")
     before, after = _ends(run / "chat", "val_loss_nats")
     return {"updates": _result(run / "chat")["steps"], "fall of the held-out loss": before - after}
