@@ -125,14 +125,13 @@ def shakespeare_char(place: Workplace, seed: int, arm: str) -> Numbers:
 
 
 def finetune_hf(place: Workplace, seed: int, arm: str) -> Numbers:
-    base = place.base()
+    place.base()
     model = place.work / "model"
     if not model.exists():
         place.ingot("export", BASE, model, "--to", "hf")
     talk = f"stage.talk.sources={place.source('instructions/instruction-data.json')}"
     sets = [talk, 'stage.start.path="hf:model"', "stage.chat.context=256", "stage.card.context=256"]
     sets += ["stage.chat.batch=32"] if arm == "32 rows an update" else []
-    assert base
     run = place.run("finetune-hf", seed, *sets, only="chat", name=f"finetune-hf-{arm.replace(' ', '-')}-{seed}")
     before, after = _ends(run / "chat", "val_loss_nats")
     return {"updates": _result(run / "chat")["steps"], "fall of the held-out loss": before - after}
@@ -301,7 +300,7 @@ def main(words: Iterable[str] | None = None) -> int:
     parser.add_argument("--to", type=Path, default=None, help="the page to write (docs/CLAIMS.md)")
     parser.add_argument("--list", action="store_true", help="run nothing")
     options = parser.parse_args(None if words is None else list(words))
-    all_checks = checks(Workplace(options.results / "work", options.data))
+    all_checks = checks(Workplace(options.results.resolve() / "work", options.data))
     if unknown := set(options.names) - {c.id for c in all_checks}:
         parser.error(f"found {', '.join(sorted(unknown))}, expected some of {', '.join(c.id for c in all_checks)}")
     results, seeds, passed = Results(options.results), range(1, options.seeds + 1), True

@@ -313,6 +313,20 @@ def test_epochs_are_known_with_the_data_and_not_before() -> None:
     assert told["length"]["tokens"] == 2 * 60 * 400
 
 
+def test_the_plan_says_why_a_default_batch_has_its_rows() -> None:
+    def told(**table: object) -> dict[str, Any]:
+        few = AssumedSize(row_targets=64.0, targets=64 * 250, rows=250)
+        settings = {name: value for name, value in (SMALL | table).items() if value is not None}
+        batch = _told(TrainSettings.model_validate(settings), sizes=lambda name, context: few)["batch"]
+        return {"rows": batch["rows"], "why": batch.get("why")}
+
+    assert told(batch=8)["why"] is None
+    short = told(batch=None, duration="1 epoch")
+    assert short["rows"] == 2
+    assert "100 updates" in str(short["why"])
+    assert told(batch=None, duration="10 steps")["why"] == "512 x depth^2 tokens by default"
+
+
 def test_rows_are_as_long_as_a_phase_has_them_whatever_the_model_can_do() -> None:
     tuned = {"data": {"text": 1.0}, "init": "base", "batch": 8, "duration": "10 steps", "loop": {"micro_batch": 2}}
     config = ModelSettings(family="gpt2", depth=2, width=64, context=4096).resolve(300)
