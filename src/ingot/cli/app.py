@@ -12,9 +12,20 @@ from typing import Annotated, Any
 
 import typer
 
+from ingot import __version__
 from ingot.cli.inspect import inspect_app
 from ingot.cli.models import chat, export, generate, import_
-from ingot.cli.options import JsonOption, OnlyOption, OutOption, RecipeArg, SetOption, StageArg, emit
+from ingot.cli.options import (
+    JsonOption,
+    OnlyOption,
+    OutOption,
+    RecipeArg,
+    RunArg,
+    SetOption,
+    StageArg,
+    emit,
+    last_run_of,
+)
 from ingot.core.artifact import atomic_write
 from ingot.core.errors import StageFailed, UserError, os_error_message, print_message, printable, show_warning
 from ingot.core.process import TERMINATION_SIGNALS, handle_termination, open_standard_streams
@@ -27,6 +38,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(inspect_app, name="inspect")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"ingot {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options before the command."""
+
 
 _SIGNAL_EXIT_CODES = [128 + number for number in TERMINATION_SIGNALS]
 
@@ -112,22 +139,22 @@ def init(
 def plan(
     recipe: RecipeArg,
     set: SetOption = [],  # noqa: B006
+    only: OnlyOption = [],  # noqa: B006
     out: OutOption = Path("runs"),
     nproc: Annotated[int, typer.Option("--nproc", help="Plan for this many ranks.", min=1)] = 1,
     gpu: Annotated[str | None, typer.Option("--gpu", help="Plan for this GPU, such as a100.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what `run` would do: the state of every stage, which setting changed, and the cost of training."""
-    from ingot.pipeline.graph import load_graphs
     from ingot.pipeline.run import require_files
     from ingot.report.plan import device_of, plan_rows
     from ingot.report.sweep import print_any_plan, sweep_rows
 
     device = device_of(gpu)
-    graphs = load_graphs(recipe, set, out)
-    rows = sweep_rows(graphs, lambda graph: plan_rows(graph, device, nproc))
+    graphs = _graphs(recipe, set, out)
+    rows = sweep_rows(graphs, lambda graph: plan_rows(graph, device, nproc, only), only)
     emit(rows, as_json, lambda: print_any_plan(graphs, rows))
-    require_files(graphs, only=[])
+    require_files(graphs, only)
 
 
 @app.command()
@@ -158,18 +185,23 @@ def run(
 
 
 @app.command()
-def status(recipe: RecipeArg, set: SetOption = [], out: OutOption = Path("runs"), as_json: JsonOption = False) -> None:  # noqa: B006
-    """Show the progress of a recipe: state, last step, loss, speed."""
+def status(
+    recipe: RunArg = None,
+    set: SetOption = [],  # noqa: B006
+    out: OutOption = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """Show the progress of a run: state, last step, loss, speed."""
     from ingot.report.sweep import sweep_rows
     from ingot.report.terminal import print_status, status_rows
 
-    rows = sweep_rows(_graphs(recipe, set, out), status_rows)
+    rows = sweep_rows(_run_graphs(recipe, set, out), status_rows)
     emit(rows, as_json, lambda: print_status(rows))
 
 
 @app.command()
 def report(
-    recipe: RecipeArg,
+    recipe: RunArg = None,
     set: SetOption = [],  # noqa: B006
     out: OutOption = Path("runs"),
     to: Annotated[Path | None, typer.Option("--to", help="File to write; default: runs/NAME/report.html.")] = None,
@@ -182,10 +214,11 @@ def report(
     """Write a self-contained HTML page about a run, or one that compares the points of a sweep."""
     from ingot.report.sweep import write_any_report
 
-    graphs = _graphs(recipe, set, out)
+    if live and (to or as_json):
+        raise UserError("--live serves the page instead of writing it; leave out --to and --json")
+    to = to and to.absolute()  # the run may have been started in another directory
+    graphs = _run_graphs(recipe, set, out)
     if live:
-        if to or as_json:
-            raise UserError("--live serves the page instead of writing it; leave out --to and --json")
         return _serve(graphs, port)
     page = str(write_any_report(graphs, to))
     emit({"report": page}, as_json, lambda: print(page))
@@ -195,12 +228,16 @@ def report(
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Stages, runs or sweeps: runs/a/base runs/b, or runs/SWEEP.", show_default=False),
-    ],
+        typer.Argument(
+            help="Stages, runs or sweeps: runs/a/base runs/b, or runs/SWEEP; default: the stages of the last run.",
+            show_default=False,
+        ),
+    ] = [],  # noqa: B006
     metric: Annotated[
         str | None, typer.Option(help="The metric to compute differences of, such as bits_per_byte.")
     ] = None,
     to: Annotated[Path | None, typer.Option("--to", help="Page to write; default: runs/compare.html.")] = None,
+    out: OutOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
     """Compare runs: final metrics with intervals over seeds, the settings that differ, the curves."""
@@ -209,6 +246,7 @@ def compare(
     from ingot.report.compare.table import data, print_comparison
     from ingot.report.terminal import console
 
+    runs = runs or [last_run_of(out)]
     comparisons = compared(runs, metric)
     page = write_comparison(comparisons, to or comparisons[0].root / "compare.html", " and ".join(map(str, runs)))
 
@@ -218,6 +256,15 @@ def compare(
         print(f"page  {page}")
 
     emit([data(c) for c in comparisons], as_json, show)
+
+
+@app.command("runs")
+def runs_(out: OutOption = Path("runs"), as_json: JsonOption = False) -> None:
+    """List the runs, the newest first: when, state, stages done, and the number that decides."""
+    from ingot.report.runs import print_runs, run_rows
+
+    rows = run_rows(out)
+    emit(rows, as_json, lambda: print_runs(rows, out))
 
 
 @app.command()
@@ -313,10 +360,15 @@ app.command()(export)
 
 
 @app.command()
-def verify(recipe: RecipeArg, set: SetOption = [], out: OutOption = Path("runs"), as_json: JsonOption = False) -> None:  # noqa: B006
+def verify(
+    recipe: RunArg = None,
+    set: SetOption = [],  # noqa: B006
+    out: OutOption = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
     """Check the files of every finished stage against their digests."""
     checked, problems = 0, []
-    graphs = _graphs(recipe, set, out)
+    graphs = _run_graphs(recipe, set, out)
     stages = {node.key: graph.stage(node) for graph in graphs for node in graph.nodes.values()}
     for directory in stages.values():
         if directory.is_done():
@@ -357,9 +409,18 @@ def gc(
 
 
 def _graphs(recipe: Path, overrides: list[str], out: Path) -> list[Any]:
+    """The graphs of a recipe as it stands, or of a run's directory as it was recorded."""
     from ingot.pipeline.graph import load_graphs
+    from ingot.pipeline.runs import is_run, run_graphs
 
-    return load_graphs(recipe, overrides, out)
+    return (run_graphs if is_run(recipe) else load_graphs)(recipe, overrides, out)
+
+
+def _run_graphs(recipe: Path | None, overrides: list[str], out: Path) -> list[Any]:
+    """The graphs of a run, by its directory or its recipe; by default of the last run."""
+    from ingot.pipeline.runs import run_graphs
+
+    return run_graphs(recipe or last_run_of(out), overrides, out)
 
 
 def _serve(graphs: list[Any], port: int) -> None:

@@ -6,14 +6,15 @@ An unknown setting is an error that names the nearest known one. All errors of a
 """
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import tomli_w
 from pydantic import Field, ValidationError, field_validator
 
+from ingot.core.artifact import read_json
 from ingot.core.errors import UserError, nearest
 from ingot.core.rounds import unroll
 from ingot.core.settings import EXECUTION, Seed, Settings
@@ -24,6 +25,8 @@ RESERVED = ("stages", "tensorboard", "wandb")
 """Directories of the output root that are not runs."""
 REPORT = "report.html"
 """A run's report, beside the links to its stages."""
+RUN_RECORD = "run.json"
+"""A run's record beside them: the recipe with all overrides (`pipeline/runs.py` writes it)."""
 _MAX_NAME_BYTES = 100
 """Longest stage name. File names are made of two stage names and more, and may have 255 bytes."""
 
@@ -55,6 +58,10 @@ class Recipe:
     stages: dict[str, tuple[str, Settings]]
     point: Point | None = None
     """The point of a `[sweep]`; None without one."""
+    overrides: tuple[str, ...] = ()
+    """The `--set` strings."""
+    table: Mapping[str, Any] = field(default_factory=dict)
+    """The file's content with the overrides, `[sweep]` included."""
 
     @property
     def home(self) -> str:
@@ -68,7 +75,7 @@ def name_problem(name: str) -> str:
         return f"the name has {len(name.encode())} bytes, expected 1 to {_MAX_NAME_BYTES}"
     if "@" in name or "/" in name or name.startswith(".") or not name.isprintable():
         return "the name may not contain '@', '/' or unprintable characters, nor start with '.'"
-    return f"every run's directory has a file named {name}" if name in (REPORT, SWEEP) else ""
+    return f"every run's directory has a file named {name}" if name in (REPORT, RUN_RECORD, SWEEP) else ""
 
 
 def load_recipe(path: Path, overrides: list[str], kinds: Mapping[str, type[Settings]]) -> Recipe:
@@ -83,18 +90,17 @@ def load_recipes(path: Path, overrides: list[str], kinds: Mapping[str, type[Sett
     """Read, override and validate a recipe. Returns one, or one for each point of its `[sweep]`.
 
     Args:
-        path: the TOML file.
+        path: the TOML file, or the directory of a run, whose recorded recipe is read.
         overrides: `a.b=value` strings; a value that is not TOML is a string.
         kinds: stage kind -> its settings model.
 
     Raises:
         UserError: all problems, one a line.
     """
-    table = _read_toml(path)
-    for override in overrides:
-        _apply_override(table, override)
+    path, applied, table = read_table(path, overrides)
+    source = tuple(applied), dict(table)
     if "sweep" not in table:
-        return [_recipe(path, table, kinds)]
+        return [_recipe(path, table, kinds, None, source)]
     swept = points(table.pop("sweep"), table)
     if both := [name for o in overrides if (name := o.partition("=")[0].strip()) in swept[0].values]:
         axis = "seeds" if both[0] == SEED else both[0]
@@ -102,7 +108,7 @@ def load_recipes(path: Path, overrides: list[str], kinds: Mapping[str, type[Sett
     recipes, errors = [], dict[str, None]()  # an ordered set: several points repeat the same error
     for point in swept:
         try:
-            recipes.append(_recipe(path, with_values(table, point.values), kinds, point))
+            recipes.append(_recipe(path, with_values(table, point.values), kinds, point, source))
         except UserError as error:
             errors |= dict.fromkeys(str(error).splitlines())
     if errors:
@@ -111,9 +117,17 @@ def load_recipes(path: Path, overrides: list[str], kinds: Mapping[str, type[Sett
 
 
 def _recipe(
-    path: Path, table: Mapping[str, Any], kinds: Mapping[str, type[Settings]], point: Point | None = None
+    path: Path,
+    table: Mapping[str, Any],
+    kinds: Mapping[str, type[Settings]],
+    point: Point | None,
+    source: tuple[tuple[str, ...], Mapping[str, Any]],
 ) -> Recipe:
-    """Validate a recipe's table, with its rounds unrolled."""
+    """Validate a recipe's table, with its rounds unrolled.
+
+    Args:
+        source: `Recipe.overrides` and `Recipe.table`.
+    """
     table = unroll(table, kinds)
     errors = [
         f"{path}: unknown table [{k}]; {nearest(k, ['run', 'stage', 'sweep', 'repeat'])}"
@@ -146,12 +160,33 @@ def _recipe(
     if errors:
         raise UserError("\n".join(errors))
     assert isinstance(run, RunSettings)
-    return Recipe(path, run, stages, point)
+    return Recipe(path, run, stages, point, *source)
 
 
 def dump_toml(table: Mapping[str, Any]) -> str:
     """TOML text of plain data. `None` values are omitted, because TOML has no null."""
     return tomli_w.dumps(_without_none(table))
+
+
+def read_table(path: Path, overrides: Sequence[str] = ()) -> tuple[Path, list[str], dict[str, Any]]:
+    """A recipe's file, all overrides of its table, and the table with them.
+
+    Args:
+        path: the TOML file, or the directory of a run, whose record has overrides of its own.
+        overrides: `--set` strings.
+
+    Raises:
+        UserError: the path is neither, its file is damaged, or an override does not fit.
+    """
+    file, recorded, table = path, [], {}
+    if (path / RUN_RECORD).exists():
+        record = read_json(path / RUN_RECORD)
+        file, recorded, table = Path(record["recipe"]), record["set"], record["table"]
+    else:
+        table = _read_toml(path)
+    for override in overrides:
+        _apply_override(table, override)
+    return file, [*recorded, *overrides], table
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -160,7 +195,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(f"{path}: no such recipe; `ingot init DIR` writes one to start from") from None
     except IsADirectoryError:
-        raise UserError(f"{path}: is a directory, expected a recipe file; name the .toml inside it") from None
+        raise UserError(f"{path}: is a directory, expected a recipe file or a run; name the .toml inside it") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: byte {error.start} is not UTF-8; save the recipe as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
