@@ -42,7 +42,7 @@ def _row(run: Run) -> dict[str, Any]:
 def _deciding(run: Run) -> Iterator[Conclusion]:
     """The conclusions of results, then those of trainings, each from the last stage on."""
     for heading in ("Results", "Training"):
-        for name, stage in reversed(run.stages.items()):
+        for name, stage in reversed([*run.stages.items()]):
             kind = reading.record(stage.path).get("kind", "")
             if stage.is_done() and group(kind) == heading:
                 yield from conclusions(kind, name, stage.path)
