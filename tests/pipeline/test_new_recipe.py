@@ -91,7 +91,9 @@ def test_comments_name_what_is_there(files: Path) -> None:
 
 def test_the_field_with_the_text_is_found_and_few_documents_are_cut(files: Path) -> None:
     """Random documents of a handful could be all or none of them."""
-    assert getattr(_written("--text", "table.csv").nodes["text"].settings, "field", None) == "body"
+    settings = _written("--text", "table.csv").nodes["text"].settings
+    assert isinstance(settings, CorpusSettings)
+    assert settings.field == "body"
     (files / "mine.toml").unlink()
     (files / "book.txt").write_text("A long story.\n" * 1000)
     assert _written("--text", "book.txt").nodes["text"].settings.holdout.by == "tail"

@@ -93,7 +93,7 @@ def test_plan_and_run_visit_the_same_stages(ran: Path) -> None:
     run = json.loads(_ingot("run", "tiny.toml", "--only", "bpe", "--json").stdout)
     assert list(run) == list(plan)
     for command in ("plan", "run"):
-        with pytest.raises(UserError, match="--only bqe: no such stage in tiny.toml; did you mean 'bpe'"):
+        with pytest.raises(UserError, match=r"--only bqe: no such stage in tiny\.toml; did you mean 'bpe'"):
             _ingot(command, "tiny.toml", "--only", "bqe")
 
 

@@ -1,6 +1,5 @@
 """The command line. Commands import what they need, so that `--help` is fast and never loads torch."""
 
-import contextlib
 import io
 import os
 import signal
@@ -13,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from ingot import __version__
+from ingot.cli.init import init
 from ingot.cli.inspect import inspect_app
 from ingot.cli.models import chat, export, generate, import_
 from ingot.cli.options import (
@@ -20,19 +20,17 @@ from ingot.cli.options import (
     OnlyOption,
     OutOption,
     RecipeArg,
-    RunArg,
     SetOption,
     StageArg,
     emit,
-    last_run_of,
 )
-from ingot.core.artifact import atomic_write
+from ingot.cli.runs import compare, list_runs, report, status, verify
 from ingot.core.errors import StageFailed, UserError, os_error_message, print_message, printable, show_warning
 from ingot.core.process import TERMINATION_SIGNALS, handle_termination, open_standard_streams
 
 app = typer.Typer(
     help="From raw text to a trained, aligned language model, from one recipe file.\n\n"
-    "Start with: ingot init DIR; cd DIR; ingot plan stdlib.toml; ingot run stdlib.toml",
+    "Start with: ingot init --text DIR mine.toml; ingot run mine.toml",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -116,52 +114,7 @@ def _discard_unwritten() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-@app.command()
-def init(
-    target: Annotated[
-        Path,
-        typer.Argument(
-            help="With --text, --chat or --pairs: the recipe to write, NAME.toml. Else the directory for the examples.",
-            show_default=False,
-        ),
-    ],
-    text: Annotated[
-        str | None, typer.Option("--text", help="Folder, file or glob of text to train on.", metavar="DIR")
-    ] = None,
-    chat: Annotated[str | None, typer.Option("--chat", help="Conversations to train on.", metavar="FILE")] = None,
-    pairs: Annotated[
-        str | None, typer.Option("--pairs", help="Pairs of a better and a worse answer, for DPO.", metavar="FILE")
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model", help="Start from this model, with LoRA: hf:DIR, or runs/NAME/STAGE; default: a new one."
-        ),
-    ] = None,
-) -> None:
-    """Write a recipe for files of your own, or the example recipes to a directory."""
-    if text or chat or pairs or model:
-        return _write_recipe(target, text, chat, pairs, model)
-    from importlib.resources import files
-
-    packaged = (f for f in files("ingot.recipes").iterdir() if f.name.endswith((".toml", ".py")))
-    sources = sorted((f for f in packaged if not f.name.startswith("_")), key=lambda f: f.name)
-    for source in sources:
-        if (path := target / source.name).exists():
-            raise UserError(f"{path}: exists already; choose another directory or move it away")
-    target.mkdir(parents=True, exist_ok=True)
-    for source in sources:
-        atomic_write(target / source.name, source.read_text())
-        print(f"wrote {target / source.name}")
-    print(f"next: ingot plan {target / 'stdlib.toml'}")
-
-
-def _write_recipe(path: Path, text: str | None, chat: str | None, pairs: str | None, model: str | None) -> None:
-    from ingot.pipeline.new_recipe import new_recipe
-    from ingot.plan.machine import this_machine
-
-    atomic_write(path, new_recipe(path, text, chat, pairs, model, this_machine()))
-    print(f"wrote {path}\nnext: ingot run {path}")
+app.command()(init)
 
 
 @app.command()
@@ -213,87 +166,11 @@ def run(
     emit(results, as_json, lambda: print_any_end(graphs, page))
 
 
-@app.command()
-def status(
-    recipe: RunArg = None,
-    set: SetOption = [],  # noqa: B006
-    out: OutOption = Path("runs"),
-    as_json: JsonOption = False,
-) -> None:
-    """Show the progress of a run: state, last step, loss, speed."""
-    from ingot.report.sweep import sweep_rows
-    from ingot.report.terminal import print_status, status_rows
-
-    rows = sweep_rows(_run_graphs(recipe, set, out), status_rows)
-    emit(rows, as_json, lambda: print_status(rows))
-
-
-@app.command()
-def report(
-    recipe: RunArg = None,
-    set: SetOption = [],  # noqa: B006
-    out: OutOption = Path("runs"),
-    to: Annotated[Path | None, typer.Option("--to", help="File to write; default: runs/NAME/report.html.")] = None,
-    live: Annotated[
-        bool, typer.Option("--live", help="Serve the page on this machine; it updates itself while a run goes on.")
-    ] = False,
-    port: Annotated[int, typer.Option("--port", help="Port of --live; 0: any free one.", min=0, max=65535)] = 8765,
-    as_json: JsonOption = False,
-) -> None:
-    """Write a self-contained HTML page about a run, or one that compares the points of a sweep."""
-    from ingot.report.sweep import write_any_report
-
-    if live and (to or as_json):
-        raise UserError("--live serves the page instead of writing it; leave out --to and --json")
-    to = to and to.absolute()  # the run may have been started in another directory
-    graphs = _run_graphs(recipe, set, out)
-    if live:
-        return _serve(graphs, port)
-    page = str(write_any_report(graphs, to))
-    emit({"report": page}, as_json, lambda: print(page))
-
-
-@app.command()
-def compare(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Stages, runs or sweeps: runs/a/base runs/b, or runs/SWEEP; default: the stages of the last run.",
-            show_default=False,
-        ),
-    ] = [],  # noqa: B006
-    metric: Annotated[
-        str | None, typer.Option(help="The metric to compute differences of, such as bits_per_byte.")
-    ] = None,
-    to: Annotated[Path | None, typer.Option("--to", help="Page to write; default: runs/compare.html.")] = None,
-    out: OutOption = Path("runs"),
-    as_json: JsonOption = False,
-) -> None:
-    """Compare runs: final metrics with intervals over seeds, the settings that differ, the curves."""
-    from ingot.report.compare.compare import compare as compared
-    from ingot.report.compare.page import write_comparison
-    from ingot.report.compare.table import data, print_comparison
-    from ingot.report.terminal import console
-
-    runs = runs or [last_run_of(out)]
-    comparisons = compared(runs, metric)
-    page = write_comparison(comparisons, to or comparisons[0].root / "compare.html", " and ".join(map(str, runs)))
-
-    def show() -> None:
-        for comparison in comparisons:
-            print_comparison(comparison, console())
-        print(f"page  {page}")
-
-    emit([data(c) for c in comparisons], as_json, show)
-
-
-@app.command("runs")
-def runs_(out: OutOption = Path("runs"), as_json: JsonOption = False) -> None:
-    """List the runs, the newest first: when, state, stages done, and the number that decides."""
-    from ingot.report.runs import print_runs, run_rows
-
-    rows = run_rows(out)
-    emit(rows, as_json, lambda: print_runs(rows, out))
+app.command()(status)
+app.command()(report)
+app.command()(compare)
+app.command("runs")(list_runs)
+app.command()(verify)
 
 
 @app.command()
@@ -389,30 +266,6 @@ app.command()(export)
 
 
 @app.command()
-def verify(
-    recipe: RunArg = None,
-    set: SetOption = [],  # noqa: B006
-    out: OutOption = Path("runs"),
-    as_json: JsonOption = False,
-) -> None:
-    """Check the files of every finished stage against their digests."""
-    checked, problems = 0, []
-    graphs = _run_graphs(recipe, set, out)
-    stages = {node.key: graph.stage(node) for graph in graphs for node in graph.nodes.values()}
-    for directory in stages.values():
-        if directory.is_done():
-            checked += 1
-            problems += directory.verify()
-    emit(
-        {"stages": checked, "problems": problems},
-        as_json,
-        lambda: print(f"{checked} stages checked, {len(problems)} problems"),
-    )
-    if problems:
-        raise UserError("\n".join([*problems, "delete the damaged stage's directory and run the recipe again"]))
-
-
-@app.command()
 def gc(
     out: OutOption = Path("runs"),
     delete: Annotated[bool, typer.Option("--delete", help="Delete the results; default: only list them.")] = False,
@@ -443,22 +296,6 @@ def _graphs(recipe: Path, overrides: list[str], out: Path) -> list[Any]:
     from ingot.pipeline.runs import is_run, run_graphs
 
     return (run_graphs if is_run(recipe) else load_graphs)(recipe, overrides, out)
-
-
-def _run_graphs(recipe: Path | None, overrides: list[str], out: Path) -> list[Any]:
-    """The graphs of a run, by its directory or its recipe; by default of the last run."""
-    from ingot.pipeline.runs import run_graphs
-
-    return run_graphs(recipe or last_run_of(out), overrides, out)
-
-
-def _serve(graphs: list[Any], port: int) -> None:
-    from ingot.report.live import live_server
-
-    with live_server(graphs, port) as server:
-        print(f"open http://{server.server_name}:{server.server_port}/ (Ctrl-C ends)", flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            server.serve_forever()
 
 
 def _print_stopped() -> None:
