@@ -56,7 +56,7 @@ def run(
         StageFailed: a stage failed; the message names it and says why.
     """
     overrides, stages = _as_list(set), _as_list(only)
-    source = recipe.table() if isinstance(recipe, Recipe) else recipe
+    source = recipe.table if isinstance(recipe, Recipe) else recipe
     graphs = load_graphs(source if isinstance(source, Mapping) else Path(source), overrides, Path(out))
     require_files(graphs, stages)
     try:

@@ -150,7 +150,7 @@ def test_a_recipe_may_be_a_table(tmp_path: Path) -> None:
     (recipe,) = load_recipes(table, ["stage.a.inner.width=9"], {"thing": Thing})
     assert recipe.stages == _load(tmp_path, '[stage.a]\nkind = "thing"\ndepth = 3\ninner.width = 9\n').stages
     assert repr(table) == before
-    assert load_recipes(recipe.table(), [], {"thing": Thing}) == [recipe]
+    assert load_recipes(recipe.table, [], {"thing": Thing})[0].stages == recipe.stages
     mistaken = {"run": {"name": "x"}, "stage": {"a": {"kind": "thing", "depth": 3, "dept": 3}}}
     with pytest.raises(UserError, match=r"^stage\.a\.dept: unknown setting"):
         load_recipes(mistaken, [], {"thing": Thing})

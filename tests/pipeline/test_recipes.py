@@ -193,9 +193,6 @@ def test_documented_commands_are_understood(command: str, tmp_path: Path, ingot)
     words = [w.replace("stdlib.toml", str(RECIPES[-1])) if w.endswith("stdlib.toml") else w for w in words]
     if words[0] == "run":
         words[0] = "plan"
-        if "--only" in words:  # which a plan knows nothing of
-            at = words.index("--only")
-            del words[at : at + 2]
     if words[0] == "tune":
         words += ["--set", "stage.nobody.batch=1"]  # its words are read, and its recipe is refused
     result = ingot(*words, cwd=tmp_path)

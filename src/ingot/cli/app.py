@@ -1,6 +1,5 @@
 """The command line. Commands import what they need, so that `--help` is fast and never loads torch."""
 
-import contextlib
 import io
 import os
 import signal
@@ -12,21 +11,47 @@ from typing import Annotated, Any
 
 import typer
 
+from ingot import __version__
+from ingot.cli.init import init
 from ingot.cli.inspect import inspect_app
 from ingot.cli.models import chat, export, generate, import_
-from ingot.cli.options import JsonOption, OnlyOption, OutOption, RecipeArg, SetOption, StageArg, emit
-from ingot.core.artifact import atomic_write
+from ingot.cli.options import (
+    JsonOption,
+    OnlyOption,
+    OutOption,
+    RecipeArg,
+    SetOption,
+    StageArg,
+    emit,
+)
+from ingot.cli.runs import compare, list_runs, report, status, verify
 from ingot.core.errors import StageFailed, UserError, os_error_message, print_message, printable, show_warning
 from ingot.core.process import TERMINATION_SIGNALS, handle_termination, open_standard_streams
 
 app = typer.Typer(
     help="From raw text to a trained, aligned language model, from one recipe file.\n\n"
-    "Start with: ingot init DIR; cd DIR; ingot plan stdlib.toml; ingot run stdlib.toml",
+    "Start with: ingot init --text DIR mine.toml; ingot run mine.toml",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(inspect_app, name="inspect")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"ingot {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options before the command."""
+
 
 _SIGNAL_EXIT_CODES = [128 + number for number in TERMINATION_SIGNALS]
 
@@ -89,45 +114,29 @@ def _discard_unwritten() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-@app.command()
-def init(
-    directory: Annotated[Path, typer.Argument(help="Where to write the example recipes.", show_default=False)],
-) -> None:
-    """Write the example recipes, and the Python files that they use, to a directory."""
-    from importlib.resources import files
-
-    packaged = (f for f in files("ingot.recipes").iterdir() if f.name.endswith((".toml", ".py")))
-    sources = sorted((f for f in packaged if not f.name.startswith("_")), key=lambda f: f.name)
-    for source in sources:
-        if (target := directory / source.name).exists():
-            raise UserError(f"{target}: exists already; choose another directory or move it away")
-    directory.mkdir(parents=True, exist_ok=True)
-    for source in sources:
-        atomic_write(directory / source.name, source.read_text())
-        print(f"wrote {directory / source.name}")
-    print(f"next: ingot plan {directory / 'stdlib.toml'}")
+app.command()(init)
 
 
 @app.command()
 def plan(
     recipe: RecipeArg,
     set: SetOption = [],  # noqa: B006
+    only: OnlyOption = [],  # noqa: B006
     out: OutOption = Path("runs"),
     nproc: Annotated[int, typer.Option("--nproc", help="Plan for this many ranks.", min=1)] = 1,
     gpu: Annotated[str | None, typer.Option("--gpu", help="Plan for this GPU, such as a100.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what `run` would do: the state of every stage, which setting changed, and the cost of training."""
-    from ingot.pipeline.graph import load_graphs
     from ingot.pipeline.run import require_files
     from ingot.report.plan import device_of, plan_rows
     from ingot.report.sweep import print_any_plan, sweep_rows
 
     device = device_of(gpu)
-    graphs = load_graphs(recipe, set, out)
-    rows = sweep_rows(graphs, lambda graph: plan_rows(graph, device, nproc))
+    graphs = _graphs(recipe, set, out)
+    rows = sweep_rows(graphs, lambda graph: plan_rows(graph, device, nproc, only), only)
     emit(rows, as_json, lambda: print_any_plan(graphs, rows))
-    require_files(graphs, only=[])
+    require_files(graphs, only)
 
 
 @app.command()
@@ -157,67 +166,11 @@ def run(
     emit(results, as_json, lambda: print_any_end(graphs, page))
 
 
-@app.command()
-def status(recipe: RecipeArg, set: SetOption = [], out: OutOption = Path("runs"), as_json: JsonOption = False) -> None:  # noqa: B006
-    """Show the progress of a recipe: state, last step, loss, speed."""
-    from ingot.report.sweep import sweep_rows
-    from ingot.report.terminal import print_status, status_rows
-
-    rows = sweep_rows(_graphs(recipe, set, out), status_rows)
-    emit(rows, as_json, lambda: print_status(rows))
-
-
-@app.command()
-def report(
-    recipe: RecipeArg,
-    set: SetOption = [],  # noqa: B006
-    out: OutOption = Path("runs"),
-    to: Annotated[Path | None, typer.Option("--to", help="File to write; default: runs/NAME/report.html.")] = None,
-    live: Annotated[
-        bool, typer.Option("--live", help="Serve the page on this machine; it updates itself while a run goes on.")
-    ] = False,
-    port: Annotated[int, typer.Option("--port", help="Port of --live; 0: any free one.", min=0, max=65535)] = 8765,
-    as_json: JsonOption = False,
-) -> None:
-    """Write a self-contained HTML page about a run, or one that compares the points of a sweep."""
-    from ingot.report.sweep import write_any_report
-
-    graphs = _graphs(recipe, set, out)
-    if live:
-        if to or as_json:
-            raise UserError("--live serves the page instead of writing it; leave out --to and --json")
-        return _serve(graphs, port)
-    page = str(write_any_report(graphs, to))
-    emit({"report": page}, as_json, lambda: print(page))
-
-
-@app.command()
-def compare(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(help="Stages, runs or sweeps: runs/a/base runs/b, or runs/SWEEP.", show_default=False),
-    ],
-    metric: Annotated[
-        str | None, typer.Option(help="The metric to compute differences of, such as bits_per_byte.")
-    ] = None,
-    to: Annotated[Path | None, typer.Option("--to", help="Page to write; default: runs/compare.html.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Compare runs: final metrics with intervals over seeds, the settings that differ, the curves."""
-    from ingot.report.compare.compare import compare as compared
-    from ingot.report.compare.page import write_comparison
-    from ingot.report.compare.table import data, print_comparison
-    from ingot.report.terminal import console
-
-    comparisons = compared(runs, metric)
-    page = write_comparison(comparisons, to or comparisons[0].root / "compare.html", " and ".join(map(str, runs)))
-
-    def show() -> None:
-        for comparison in comparisons:
-            print_comparison(comparison, console())
-        print(f"page  {page}")
-
-    emit([data(c) for c in comparisons], as_json, show)
+app.command()(status)
+app.command()(report)
+app.command()(compare)
+app.command("runs")(list_runs)
+app.command()(verify)
 
 
 @app.command()
@@ -315,25 +268,6 @@ app.command()(export)
 
 
 @app.command()
-def verify(recipe: RecipeArg, set: SetOption = [], out: OutOption = Path("runs"), as_json: JsonOption = False) -> None:  # noqa: B006
-    """Check the files of every finished stage against their digests."""
-    checked, problems = 0, []
-    graphs = _graphs(recipe, set, out)
-    stages = {node.key: graph.stage(node) for graph in graphs for node in graph.nodes.values()}
-    for directory in stages.values():
-        if directory.is_done():
-            checked += 1
-            problems += directory.verify()
-    emit(
-        {"stages": checked, "problems": problems},
-        as_json,
-        lambda: print(f"{checked} stages checked, {len(problems)} problems"),
-    )
-    if problems:
-        raise UserError("\n".join([*problems, "delete the damaged stage's directory and run the recipe again"]))
-
-
-@app.command()
 def gc(
     out: OutOption = Path("runs"),
     delete: Annotated[bool, typer.Option("--delete", help="Delete the results; default: only list them.")] = False,
@@ -359,18 +293,11 @@ def gc(
 
 
 def _graphs(recipe: Path, overrides: list[str], out: Path) -> list[Any]:
+    """The graphs of a recipe as it stands, or of a run's directory as it was recorded."""
     from ingot.pipeline.graph import load_graphs
+    from ingot.pipeline.runs import is_run, run_graphs
 
-    return load_graphs(recipe, overrides, out)
-
-
-def _serve(graphs: list[Any], port: int) -> None:
-    from ingot.report.live import live_server
-
-    with live_server(graphs, port) as server:
-        print(f"open http://{server.server_name}:{server.server_port}/ (Ctrl-C ends)", flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            server.serve_forever()
+    return (run_graphs if is_run(recipe) else load_graphs)(recipe, overrides, out)
 
 
 def _print_stopped() -> None:

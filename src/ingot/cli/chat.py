@@ -14,6 +14,9 @@ from ingot.core.allocator import keep_freed_memory
 from ingot.core.artifact import atomic_write
 from ingot.core.errors import UserError, nearest, os_error_message, print_message
 from ingot.core.process import machine_is_busy, shorten_spin
+from ingot.objectives.settings import scores_rows
+from ingot.pipeline.runs import is_run, read_run
+from ingot.stages.job import MODEL, read_record
 from ingot.stages.models.lineage import trained_on_conversations
 from ingot.tokenizer.chat import render, require_chat
 
@@ -94,6 +97,24 @@ def report_truncation(stop_reason: str, tokens: int) -> None:
     }
     if stop_reason in messages:
         print_message(f"[{messages[stop_reason]}]")
+
+
+def chat_stage(path: Path) -> Path:
+    """The stage to chat with: the one at the path, or the last one of the run there that was trained on conversations.
+
+    Raises:
+        UserError: no finished stage of the run was.
+    """
+    if not is_run(path):
+        return path
+    trained = [path / name for name, out in read_run(path).stages.items() if out.is_done() and (out / MODEL).exists()]
+    for stage in reversed(trained):
+        if trained_on_conversations(stage) and not scores_rows(read_record(stage)["settings"]):
+            return stage
+    advice = f"; `ingot generate {trained[-1]}` continues text" if trained else ""
+    raise UserError(
+        f"{path}: found no finished stage that was trained on conversations, expected one to chat with{advice}"
+    )
 
 
 def require_conversations(stage: Path) -> None:

@@ -22,6 +22,7 @@ from ingot.cli.options import (
     TopKOption,
     TopPOption,
     emit,
+    last_run_of,
 )
 from ingot.core.errors import UserError, print_message, printable
 
@@ -83,7 +84,13 @@ def generate(
 
 
 def chat(
-    stage: StageArg,
+    stage: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A stage's directory, such as runs/stdlib/chat, or a run; default: the last run's model for it.",
+            show_default=False,
+        ),
+    ] = None,
     system: Annotated[str, typer.Option(help="System message.")] = "",
     max_new: MaxNewOption = 512,
     temperature: TemperatureOption = 0.7,
@@ -96,10 +103,15 @@ def chat(
     best: BestOption = False,
     step: StepOption = None,
     precision: PrecisionOption = "fp32",
+    out: OutOption = Path("runs"),
 ) -> None:
     """Chat with a model that was trained on conversations. /help lists the commands, Ctrl-D ends."""
-    from ingot.cli.chat import Dialogue, load_for_generation, require_conversations
+    from ingot.cli.chat import Dialogue, chat_stage, load_for_generation, require_conversations
 
+    chosen = chat_stage(stage or last_run_of(out))
+    if chosen != stage:
+        print_message(f"{chosen}: /help lists the commands, Ctrl-D ends")
+    stage = chosen
     require_conversations(stage)
     Dialogue(
         load_for_generation(stage, best, precision, step),

@@ -8,9 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from ingot.core.errors import printable
+from ingot.core.errors import print_message, printable
 
-RecipeArg = Annotated[Path, typer.Argument(help="The recipe, a TOML file.", show_default=False)]
+RecipeArg = Annotated[Path, typer.Argument(help="The recipe, a TOML file, or a run: runs/NAME.", show_default=False)]
+RunArg = Annotated[
+    Path | None,
+    typer.Argument(help="A run, runs/NAME, or its recipe; default: the last run.", show_default=False),
+]
 StageArg = Annotated[Path, typer.Argument(help="A stage's directory, such as runs/stdlib/base.", show_default=False)]
 SetOption = Annotated[
     list[str], typer.Option("--set", help="Override a setting: --set stage.base.seed=2", metavar="NAME=VALUE")
@@ -76,6 +80,15 @@ PrecisionOption = Annotated[
         "and may give other texts."
     ),
 ]
+
+
+def last_run_of(out: Path) -> Path:
+    """The directory of the last run, which is named on standard error."""
+    from ingot.pipeline.runs import last_run
+
+    path = last_run(out)
+    print_message(f"last run: {path}")
+    return path
 
 
 def emit(data: Any, as_json: bool, show: Any) -> None:

@@ -7,17 +7,18 @@ An unknown setting is an error that names the nearest known one. All errors of a
 
 import os
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import tomli_w
 from pydantic import Field, ValidationError, field_validator
 
+from ingot.core.artifact import read_json
 from ingot.core.errors import UserError, nearest
 from ingot.core.rounds import unroll
-from ingot.core.settings import EXECUTION, Seed, Settings, settings_tree
+from ingot.core.settings import EXECUTION, Seed, Settings
 from ingot.core.sweep import SEED, SWEEP, Point, points, with_values
 from ingot.core.validation import problems
 
@@ -27,6 +28,8 @@ REPORT = "report.html"
 """A run's report, beside the links to its stages."""
 TABLE = Path("recipe")
 """Stands in messages for the file of a recipe that is a table."""
+RUN_RECORD = "run.json"
+"""A run's record beside them: the recipe with all overrides (`pipeline/runs.py` writes it)."""
 _MAX_NAME_BYTES = 100
 """Longest stage name. File names are made of two stage names and more, and may have 255 bytes."""
 
@@ -58,16 +61,15 @@ class Recipe:
     stages: dict[str, tuple[str, Settings]]
     point: Point | None = None
     """The point of a `[sweep]`; None without one."""
+    overrides: tuple[str, ...] = ()
+    """The `--set` strings."""
+    table: Mapping[str, Any] = field(default_factory=dict)
+    """The file's content with the overrides, `[sweep]` included."""
 
     @property
     def home(self) -> str:
         """Directory of the links to its stages, below the output root: NAME, or NAME/POINT in a sweep."""
         return f"{self.run.name}/{self.point.label}" if self.point else self.run.name
-
-    def table(self) -> dict[str, Any]:
-        """The recipe as plain data that `load_recipes` reads, with all settings and without a sweep."""
-        stages = {name: {"kind": kind, **settings_tree(settings)} for name, (kind, settings) in self.stages.items()}
-        return {"run": settings_tree(self.run), "stage": stages}
 
 
 def name_problem(name: str) -> str:
@@ -76,7 +78,7 @@ def name_problem(name: str) -> str:
         return f"the name has {len(name.encode())} bytes, expected 1 to {_MAX_NAME_BYTES}"
     if "@" in name or "/" in name or name.startswith(".") or not name.isprintable():
         return "the name may not contain '@', '/' or unprintable characters, nor start with '.'"
-    return f"every run's directory has a file named {name}" if name in (REPORT, SWEEP) else ""
+    return f"every run's directory has a file named {name}" if name in (REPORT, RUN_RECORD, SWEEP) else ""
 
 
 def load_recipe(path: Path, overrides: list[str], kinds: Mapping[str, type[Settings]]) -> Recipe:
@@ -93,18 +95,17 @@ def load_recipes(
     """Read, override and validate a recipe. Returns one, or one for each point of its `[sweep]`.
 
     Args:
-        source: the TOML file, or its content as a table, which is copied.
+        source: the TOML file, the directory of a run, whose recorded recipe is read, or a table, which is copied.
         overrides: `a.b=value` strings; a value that is not TOML is a string.
         kinds: stage kind -> its settings model.
 
     Raises:
         UserError: all problems, one a line.
     """
-    path, table = (source, _read_toml(source)) if isinstance(source, Path) else (TABLE, _without_none(source))
-    for override in overrides:
-        _apply_override(table, override)
+    path, applied, table = read_table(source, overrides)
+    unresolved = tuple(applied), dict(table)
     if "sweep" not in table:
-        return [_recipe(path, table, kinds)]
+        return [_recipe(path, table, kinds, None, unresolved)]
     swept = points(table.pop("sweep"), table)
     if both := [name for o in overrides if (name := o.partition("=")[0].strip()) in swept[0].values]:
         axis = "seeds" if both[0] == SEED else both[0]
@@ -112,7 +113,7 @@ def load_recipes(
     recipes, errors = [], dict[str, None]()  # an ordered set: several points repeat the same error
     for point in swept:
         try:
-            recipes.append(_recipe(path, with_values(table, point.values), kinds, point))
+            recipes.append(_recipe(path, with_values(table, point.values), kinds, point, unresolved))
         except UserError as error:
             errors |= dict.fromkeys(str(error).splitlines())
     if errors:
@@ -121,9 +122,17 @@ def load_recipes(
 
 
 def _recipe(
-    path: Path, table: Mapping[str, Any], kinds: Mapping[str, type[Settings]], point: Point | None = None
+    path: Path,
+    table: Mapping[str, Any],
+    kinds: Mapping[str, type[Settings]],
+    point: Point | None,
+    source: tuple[tuple[str, ...], Mapping[str, Any]],
 ) -> Recipe:
-    """Validate a recipe's table, with its rounds unrolled."""
+    """Validate a recipe's table, with its rounds unrolled.
+
+    Args:
+        source: `Recipe.overrides` and `Recipe.table`.
+    """
     table = unroll(table, kinds)
     errors = [
         f"{path}: unknown table [{k}]; {nearest(k, ['run', 'stage', 'sweep', 'repeat'])}"
@@ -156,12 +165,37 @@ def _recipe(
     if errors:
         raise UserError("\n".join(errors))
     assert isinstance(run, RunSettings)
-    return Recipe(path, run, stages, point)
+    return Recipe(path, run, stages, point, *source)
 
 
 def dump_toml(table: Mapping[str, Any]) -> str:
     """TOML text of plain data. `None` values are omitted, because TOML has no null."""
     return tomli_w.dumps(_without_none(table))
+
+
+def read_table(
+    source: Path | Mapping[str, Any], overrides: Sequence[str] = ()
+) -> tuple[Path, list[str], dict[str, Any]]:
+    """A recipe's file, all overrides of its table, and the table with them.
+
+    Args:
+        source: the TOML file, the directory of a run, whose record has overrides of its own, or a table.
+        overrides: `--set` strings.
+
+    Raises:
+        UserError: the path is neither, its file is damaged, or an override does not fit.
+    """
+    file, recorded = (TABLE if isinstance(source, Mapping) else source), []
+    if isinstance(source, Mapping):
+        table = _without_none(source)
+    elif (source / RUN_RECORD).exists():
+        record = read_json(source / RUN_RECORD)
+        file, recorded, table = Path(record["recipe"]), record["set"], record["table"]
+    else:
+        table = _read_toml(source)
+    for override in overrides:
+        _apply_override(table, override)
+    return file, [*recorded, *overrides], table
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -170,7 +204,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(f"{path}: no such recipe; `ingot init DIR` writes one to start from") from None
     except IsADirectoryError:
-        raise UserError(f"{path}: is a directory, expected a recipe file; name the .toml inside it") from None
+        raise UserError(f"{path}: is a directory, expected a recipe file or a run; name the .toml inside it") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: byte {error.start} is not UTF-8; save the recipe as UTF-8") from None
     except tomllib.TOMLDecodeError as error:

@@ -44,6 +44,11 @@ class Graph:
         """`runs/NAME/STAGE`, the link to the stage's current directory."""
         return self.home / node.name
 
+    def visited(self, node: Node) -> bool:
+        """Whether the run has started or reused the node's result; another run may have made the same result."""
+        link, stage = self.link(node), self.stage(node)
+        return stage.exists() and link.exists() and link.samefile(stage.path)
+
     def needed(self, only: list[str]) -> list[Node]:
         """The named stages and all their direct and indirect inputs, in topological order; all stages by default."""
         for name in only:

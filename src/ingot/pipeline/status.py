@@ -35,13 +35,21 @@ def status(graph: Graph, node: Node) -> Status:
     """The status of one node."""
     out = graph.stage(node)
     if out.is_done():
-        deleted = ", its source files are gone" if node.missing else ""
-        return Status("HIT", f"took {out.read_done().get('seconds', 0):.1f} s{deleted}")
+        done = directory_status(out)
+        return Status(done.state, f"{done.why}, its source files are gone") if node.missing else done
     if node.missing:
         return Status("MISSING", "its source files cannot be read")
     waiting_for = KINDS[node.kind].waiting_for
     if waiting_for and (why := waiting_for(node.settings)):
         return Status("WAIT", why)
+    now = directory_status(out)
+    return now if now.state != "RUN" else Status("RUN", _changes(graph.link(node), node))
+
+
+def directory_status(out: StageDir) -> Status:
+    """The status that a stage's directory shows without its recipe: HIT, RUNNING, FAILED, RESUME or RUN."""
+    if out.is_done():
+        return Status("HIT", f"took {out.read_done().get('seconds', 0):.1f} s")
     if out.is_locked():
         return Status("RUNNING", "another process is running it")
     if out.exists():
@@ -49,7 +57,7 @@ def status(graph: Graph, node: Node) -> Status:
         if last and last[0]["event"] == "failed":
             return Status("FAILED", ", ".join([last[0]["why"], *_resume_point(out)]))
         return Status("RESUME", next(iter(_resume_point(out)), "interrupted before its first checkpoint"))
-    return Status("RUN", _changes(graph.link(node), node))
+    return Status("RUN", "first run")
 
 
 def _resume_point(out: StageDir) -> list[str]:

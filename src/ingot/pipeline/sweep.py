@@ -12,6 +12,7 @@ from ingot.core.errors import StageFailed, print_message
 from ingot.core.sweep import SWEEP
 from ingot.pipeline.graph import Graph
 from ingot.pipeline.run import Report, run
+from ingot.pipeline.runs import write_record
 from ingot.stages.kind import Node
 
 Announce = Callable[[int, Graph, float | None], None]
@@ -38,6 +39,7 @@ def run_all(
         UserError: the run cannot start.
     """
     _write_points(graphs)
+    write_record(graphs, only)
     if graphs[0].recipe.point is None:
         return run(graphs[0], only, report, quiet)
     done: dict[str, Path] = {}

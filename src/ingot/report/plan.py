@@ -37,12 +37,15 @@ def device_of(name: str | None) -> Device:
     return GPUS[name.lower()]
 
 
-def plan_rows(graph: Graph, device: Device | None = None, ranks: int = 1) -> list[dict[str, Any]]:
-    """A row for every stage, in order of execution.
+def plan_rows(
+    graph: Graph, device: Device | None = None, ranks: int = 1, only: list[str] | None = None
+) -> list[dict[str, Any]]:
+    """A row for every stage that `run` would visit, in the same order.
 
     Args:
         device: the device of the forecast; default: this machine's.
         ranks: processes of the forecast.
+        only: as for `run`: the named stages and what they need; default: all.
 
     Returns:
         {name, kind, state, why, key, inputs, facts}; with `missing`, an error message, if required files cannot be
@@ -50,7 +53,7 @@ def plan_rows(graph: Graph, device: Device | None = None, ranks: int = 1) -> lis
     """
     device = device or this_machine()
     rows = []
-    for node in graph.nodes.values():
+    for node in graph.needed(only or []):
         now = status(graph, node)
         row: dict[str, Any] = {
             "name": node.name,

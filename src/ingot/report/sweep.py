@@ -23,7 +23,7 @@ from ingot.report.terminal import console, print_end, state_text, table
 Rows = Callable[[Graph], list[dict[str, Any]]]
 
 
-def sweep_rows(graphs: list[Graph], rows_of: Rows) -> list[dict[str, Any]]:
+def sweep_rows(graphs: list[Graph], rows_of: Rows, only: list[str] | None = None) -> list[dict[str, Any]]:
     """The rows of a run; in a sweep each distinct stage once, with its `point`, named POINT/STAGE.
 
     A stage that all points share has the point "" and comes first. A stage that only some points share belongs to the
@@ -31,6 +31,7 @@ def sweep_rows(graphs: list[Graph], rows_of: Rows) -> list[dict[str, Any]]:
 
     Args:
         rows_of: `plan_rows` or `status_rows`.
+        only: the stages that `rows_of` was given; default: all.
     """
     if graphs[0].recipe.point is None:
         return rows_of(graphs[0])
@@ -38,7 +39,7 @@ def sweep_rows(graphs: list[Graph], rows_of: Rows) -> list[dict[str, Any]]:
     common = set.intersection(*keys) if len(graphs) > 1 else set()
     rows: dict[str, dict[str, Any]] = {}
     for graph in graphs:
-        for node, row in zip(graph.nodes.values(), rows_of(graph), strict=True):
+        for node, row in zip(graph.needed(only or []), rows_of(graph), strict=True):
             point = "" if node.key in common else label(graph)
             name = f"{point}/{node.name}" if point else node.name
             rows.setdefault(node.key, {"point": point, **row, "name": name})

@@ -57,7 +57,7 @@ def write_report(graph: Graph, to: Path | None = None) -> Path:
         name=graph.recipe.home,
         recipe=graph.recipe.path.name,
         seed=graph.recipe.run.seed,
-        state=next((s for s in ("failed", "running", "interrupted") if s in states), "done" if done else "not run"),
+        state=run_state(states),
         summary=f"{len(done)} of {len(stages)} stages done in {figures.duration(sum(s['seconds'] for s in done))}",
         written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
         conclusions={heading: lines for heading in HEADINGS if (lines := _under(heading, started))},
@@ -71,15 +71,23 @@ def write_report(graph: Graph, to: Path | None = None) -> Path:
     return target
 
 
+def run_state(states: list[str]) -> str:
+    """The state of a run, from the states of its stages (values of `STATES`)."""
+    unfinished = next((s for s in ("failed", "running", "interrupted") if s in states), None)
+    return unfinished or ("done" if "done" in states else "not run")
+
+
 def _under(heading: str, stages: list[dict[str, Any]]) -> list[Conclusion]:
     return [c for stage in stages if group(stage["kind"]) == heading for c in stage["conclusions"]]
 
 
 def _stage(graph: Graph, node: Node) -> dict[str, Any]:
     out, now = graph.stage(node), status(graph, node)
-    stage, state = {"name": node.name, "kind": node.kind, "reads": _reads(node)}, STATES[now.state]
-    stage |= {"state": state, "css": state.replace(" ", "-"), "started": out.exists(), "seconds": 0.0, "note": now.why}
-    if not out.exists():  # a run leaves it out, or has not come to it: it is in the picture alone
+    visited = graph.visited(node)
+    state = "not run" if out.exists() and not visited else STATES[now.state]
+    stage: dict[str, Any] = {"name": node.name, "kind": node.kind, "reads": _reads(node)}
+    stage |= {"state": state, "css": state.replace(" ", "-"), "started": visited, "seconds": 0.0, "note": now.why}
+    if not visited:  # the run leaves it out (`--only`), or has not come to it: it is in the picture alone
         return stage
     done = reading.read_json(out / DONE)
     outputs, seconds = done.get("outputs", {}).values(), done.get("seconds", 0.0)
