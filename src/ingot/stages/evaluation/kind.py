@@ -85,7 +85,7 @@ def _evaluate_digest(settings: EvaluateStageSettings, hashes: FileHashes) -> str
 
 EVALUATE = Kind(
     EvaluateStageSettings,
-    9,
+    10,
     "ingot.stages.evaluation.evaluate:run",
     (
         *MODEL_SOURCES,
