@@ -194,11 +194,14 @@ def test_a_model_against_an_equal_one_is_a_tie_to_the_bit(graph: Graph) -> None:
 
 def test_models_of_different_contexts_answer_what_all_of_them_hold(graph: Graph) -> None:
     """A KL is of answers that the model that is compared with could have written."""
-    longer = ["stage.tuned.context=96", "stage.tuned.duration='1 steps'", "stage.tuned.optim.lr=1e-4"]
+    scaling = "{factor=2, low_freq_factor=1, high_freq_factor=4, original_context=48}"
+    longer = [f"stage.base.model.rope_scaling={scaling}", "stage.tuned.context=96"]
+    longer += ["stage.tuned.duration='1 steps'", "stage.tuned.optim.lr=1e-4"]
     longer += ["stage.verdict.max_new=90", "stage.verdict.by=['rules.py:length']"]
     for turned in ([], ["stage.verdict.against='tuned'", "stage.verdict.models=['base']"]):
         made = load_graph(Path("verdicts.toml"), [*longer, *turned], Path("runs"))
-        _run(made, "tuned")
+        for name in ("base", "rewards", "tuned"):
+            _run(made, name)
         stage = _run(made, "verdict")
         model = "base" if turned else "tuned"
         table, answers = _table(stage), _answers(stage)

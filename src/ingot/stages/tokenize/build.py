@@ -17,7 +17,8 @@ def tokenizer(job: Job) -> dict[str, Any]:
     sources = list(job.roles("corpus").values())
 
     def texts() -> Iterator[tuple[str, str]]:
-        total = sum(source.result()["train_bytes"] for source in sources)
+        sizes = [source.result().get("train_bytes") for source in sources]  # of a generated corpus it is not known
+        total = sum(size for size in sizes if size is not None) if None not in sizes else None
         with job.display.bar("reading text", total=total, unit="bytes") as bar:
             for source in sources:
                 for name, text in training_texts(source.path, source.settings()["format"]):
@@ -36,7 +37,8 @@ def tokens(job: Job) -> dict[str, Any]:
     source = job.inputs["corpus"]
     encoder = load_tokenizer(job.inputs["tokenizer"].path / TOKENIZER)
     form = source.settings()["format"]
-    workers, totals = job.settings.workers, {split: source.result()[f"{split}_bytes"] for split in SPLITS}
+    workers, sizes = job.settings.workers, source.result()  # of a generated corpus they are not known
+    totals = {split: sizes[f"{split}_bytes"] for split in SPLITS if f"{split}_bytes" in sizes}
     result = build_tokens(source.path, encoder, form, job.out.path, workers, job.display, job.log, totals)
     job.display.notify(
         f"{result['train_tokens']:,} tokens to train on, {result['val_tokens']:,} held out for validation"
