@@ -197,6 +197,12 @@ def test_chat_refuses_a_stage_that_never_saw_a_conversation(ingot_here, stage, m
         record(stage, **inputs)
         require_conversations(stage)
         assert is_chat_model(stage, ours)
+    imported = root / "imported"  # of a stage of another run
+    imported.mkdir()
+    (imported / "inputs.json").write_text(json.dumps({"kind": "import", "settings": {}, "inputs": {}}))
+    for known in (True, False):
+        (imported / "result.json").write_text(json.dumps({"trained_on_conversations": known}))
+        assert is_chat_model(imported, ours) is is_chat_model(imported, theirs) is known
     record(stage, **{"data:x": {"name": "x", "key": "", "dir": "gone"}})  # nobody knows
     require_conversations(stage)
     assert is_chat_model(stage, theirs)

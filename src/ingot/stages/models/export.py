@@ -15,6 +15,7 @@ from ingot.distributed import checkpoint
 from ingot.objectives.settings import scores_rows
 from ingot.stages.job import TOKENIZER, Job, read_record
 from ingot.stages.models.imports import HF, directory_of, unused_files
+from ingot.stages.models.lineage import CONVERSATIONS, trained_on_conversations
 from ingot.stages.models.load import adapter_settings, base_stage, load_model, load_with_adapter, save_description
 from ingot.stages.models.settings import ImportSettings
 from ingot.tokenizer.byte_bpe import load_tokenizer
@@ -54,7 +55,9 @@ def import_model(job: Job) -> dict[str, Any]:
     path = checkpoint_path(job.out / CHECKPOINTS, 0)
     metadata = {"model": config.model_dump(), "tokenizer": tokenizer.fingerprint}
     checkpoint.save(path, {f"model.{n}": t for n, t in tensors.items()}, {"step": 0}, metadata)
-    return {"parameters": config.parameters, "vocab": config.vocab, "context": config.context, "steps": 0}
+    conversations = None if settings.path.startswith(HF) else trained_on_conversations(directory)
+    known = {} if conversations is None else {CONVERSATIONS: conversations}
+    return {"parameters": config.parameters, "vocab": config.vocab, "context": config.context, "steps": 0, **known}
 
 
 def export_hf(

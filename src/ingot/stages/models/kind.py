@@ -19,7 +19,7 @@ def import_inputs(settings: ImportSettings, resolve: Resolve) -> dict[str, Node]
 
 IMPORT = Kind(
     ImportSettings,
-    4,
+    5,
     "ingot.stages.models.export:import_model",
     ("tokenizer", "store", "model", "convert", "distributed", *LOADING_SOURCES, "stages/models/export.py"),
     makes="model",

@@ -6,10 +6,13 @@ from pathlib import Path
 
 from ingot.core.artifact import RECORD
 from ingot.core.errors import UserError
-from ingot.stages.job import in_role, inputs_of, read_record
+from ingot.stages.job import in_role, inputs_of, read_record, read_result
 from ingot.store.reader import Store
 from ingot.tokenizer.byte_bpe import Tokenizer
 from ingot.tokenizer.settings import TURNS
+
+CONVERSATIONS = "trained_on_conversations"
+"""Field in the result of an import of a stage's model."""
 
 
 def lineage(stage: Path) -> Iterator[Path]:
@@ -25,10 +28,13 @@ def trained_on_conversations(stage: Path) -> bool | None:
     """Whether a model, or a stage that it was started from, was trained on conversations.
 
     Returns:
-        None where that is unknown: for an imported model, or where the training data was deleted.
+        None where that is unknown: for a model in another tool's layout, or where the training data was deleted.
     """
     with contextlib.suppress(UserError):
-        if read_record(stage)["kind"] == "train":
+        kind = read_record(stage)["kind"]
+        if kind == "import":
+            return read_result(stage).get(CONVERSATIONS)
+        if kind == "train":
             inputs = inputs_of(stage)
             if any(Store.open(data.path / "val").content != "text" for data in in_role(inputs, "data").values()):
                 return True
