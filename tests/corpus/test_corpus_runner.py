@@ -195,15 +195,23 @@ def test_the_library_as_code_prose_and_conversations_shares_its_holdout(tmp_path
         pairs[question["content"]] = answer["content"]
     assert len(pairs) > 1000
     answers = {a for q, a in pairs.items() if "json.dumps" in q}
-    assert any(a.startswith("Serialize ``obj`` to a JSON formatted") for a in answers)
-    assert any(a.startswith("json.dumps(obj, *, skipkeys=False") for a in answers)
+    assert "import json" in answers
+    decoded = {a for q, a in pairs.items() if "raw_decode(s, idx=0)" in q}
+    assert decoded
+    assert decoded <= {
+        "needs s",
+        "only idx",
+        "by default idx=0",
+        "import json.decoder",
+        "class json.decoder.JSONDecoder",
+    }
     assert not [q for q in pairs if "._" in q]
     preferred = [json.loads(text) for text in iter_texts(tmp_path / "pairs")]
     assert len(preferred) > 500
     for pair in preferred:
         (asked,), (good,), (bad,) = pair["prompt"], pair["chosen"], pair["rejected"]
         assert pairs[asked["content"]] == good["content"] != bad["content"]
-        assert sorted(good["content"].split()) == sorted(bad["content"].split())
+        assert good["content"].split()[0] == bad["content"].split()[0]  # of the same kind
     prompts = [json.loads(text)[0]["content"] for text in iter_texts(tmp_path / "prompts")]
     answers = [json.loads(extra)["answer"] for extra in column(tmp_path / "prompts", "extra")]
     assert [pairs[prompt] for prompt in prompts] == answers
