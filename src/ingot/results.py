@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-EVENT_FIELDS = ("event", "time", "attempt")
-"""Fields of every event, which are no metrics."""
-
-
 @dataclass(frozen=True)
 class StageResult:
     """A finished stage. It is a path (`os.PathLike`), so that whatever takes a stage's directory takes it too."""
@@ -50,9 +46,8 @@ class StageResult:
         rows = reading.table(self.directory)
         if not rows:
             steps: dict[int, dict[str, Any]] = {}
-            for event in (*reading.events(self.directory, "step"), *reading.events(self.directory, "evaluation")):
-                numbers = {name: value for name, value in event.items() if name not in EVENT_FIELDS}
-                steps.setdefault(event["step"], {}).update(numbers)
+            for numbers in (*reading.numbers(self.directory, "step"), *reading.evaluations(self.directory)):
+                steps.setdefault(numbers["step"], {}).update(numbers)
             rows = [steps[step] for step in sorted(steps)]
         return pl.DataFrame(rows, infer_schema_length=None, strict=False)
 

@@ -297,6 +297,25 @@ def test_nothing_to_compare_is_a_sentence(tmp_path: Path) -> None:
         compare([corpus])
 
 
+def test_a_run_that_got_worse_is_red_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [_train(tmp_path / "runs", f"{name}/base", 2.0, lr=lr) for name, lr in (("a", 1.0), ("b", 0.1), ("c", 0.2))]
+    said = {"a": "worse", "b": "nothing learned", "c": "learned"}
+    for path, (name, verdict) in zip(paths, said.items(), strict=True):
+        result = json.loads((path / "result.json").read_text())
+        atomic_json(path / "result.json", {**result, "verdict": verdict, "verdict_sentence": f"loss of {name}"})
+    found = _only(paths)
+    assert {run["verdict_sentence"]: run["verdict"] for run in data(found)["runs"]} == {
+        f"loss of {name}": verdict for name, verdict in said.items()
+    }
+    page = write_comparison([found], tmp_path / "compare.html", "runs").read_text()
+    badges = re.findall(r'<span class="badge (\w+)">([^<]+)</span> [^<]*(loss of \w)<', page)
+    assert badges == [("bad", "worse", "loss of a"), ("warn", "nothing learned", "loss of b")]
+    printed = _printed(found, capsys)
+    assert "loss of a" in printed
+    assert "loss of b" in printed
+    assert "loss of c" not in printed
+
+
 def test_the_page_stands_alone_and_groups_what_has_no_colour_left(tmp_path: Path) -> None:
     losses = {(round(0.1 * i, 1), seed): 10.0 - i + seed / 10 for i in range(1, 13) for seed in (1, 2)}
     found = _only([_sweep(tmp_path, losses)])

@@ -15,6 +15,7 @@ from typing import Any
 import tomli_w
 
 from ingot.core.errors import UserError
+from ingot.core.events import size
 from ingot.core.recipe import RunSettings, name_problem
 from ingot.corpus.readers.row_formats import Format
 from ingot.corpus.settings import CorpusSettings, Source
@@ -171,8 +172,8 @@ class _Writer:
             content = corpus.content
             yield from ("", f"[stage.{corpus.stage}]")
             about = "" if content.complete else "about "
-            files = ", ".join(f"{n:,} {s} ({_size(b)})" for s, (n, b) in list(content.files.items())[:6])
-            yield f"# {files}: {about}{content.documents:,} {_NOUNS[corpus.format]}, {_size(content.bytes)} of text"
+            files = ", ".join(f"{n:,} {s} ({size(b)})" for s, (n, b) in list(content.files.items())[:6])
+            yield f"# {files}: {about}{content.documents:,} {_NOUNS[corpus.format]}, {size(content.bytes)} of text"
             if content.unread:
                 yield f"# not read: {_one_line(content.unread)}"
             if content.rejected:
@@ -323,13 +324,6 @@ _EXAMPLES = {"text": _first_words, "chat": _first_question}
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _size(count: float) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count:,.0f} bytes"
 
 
 def _toml(value: Any) -> str:

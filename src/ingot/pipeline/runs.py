@@ -83,8 +83,8 @@ def is_run(path: Path) -> bool:
 
 
 def last_run(root: Path) -> Path:
-    """The directory of the run that was started last. Where the output root does not exist, those of the parent
-    directories are searched.
+    """The directory of the run that was started last: below the output root here, else below that of the nearest parent
+    directory that has one.
 
     Raises:
         UserError: there is none.

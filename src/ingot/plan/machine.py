@@ -16,6 +16,8 @@ from typing import Literal
 
 import numpy as np
 
+from ingot.core.process import usable_cores
+
 TERA, GIGA = 10**12, 10**9
 
 
@@ -110,8 +112,7 @@ def measured_flops() -> float:
         start = time.perf_counter()
         np.matmul(matrix, matrix, out=out)
         best = min(best, time.perf_counter() - start)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores * 2 * size**3 / best
+    return usable_cores() * 2 * size**3 / best
 
 
 def gpu_hours(flops: float, peak: float, utilisation: float) -> float:

@@ -17,6 +17,8 @@ from ingot.core.events import METRICS, read_events
 from ingot.report import figures
 from ingot.stages.job import ANSWERS, TABLE, in_role
 
+EVENT_FIELDS = ("event", "time", "attempt")
+"""Fields of every event, which are no metrics."""
 MAX_DROPPED_SAMPLES = 2
 """Dropped documents shown per reason."""
 RIGHT_EXAMPLES, WRONG_EXAMPLES = 5, 2
@@ -63,8 +65,12 @@ def facts(stage: Path) -> dict[str, Any]:
 
 def evaluations(stage: Path) -> list[dict[str, Any]]:
     """Metrics of every evaluation during training, sorted by step."""
-    event_fields = ("event", "time", "attempt")
-    return [{k: v for k, v in e.items() if k not in event_fields} for e in events(stage, "evaluation")]
+    return numbers(stage, "evaluation")
+
+
+def numbers(stage: Path, event: str) -> list[dict[str, Any]]:
+    """The stage's events of one name as `events` gives them, without the fields that all events have."""
+    return [{k: v for k, v in e.items() if k not in EVENT_FIELDS} for e in events(stage, event)]
 
 
 def samples(stage: Path) -> list[dict[str, Any]]:

@@ -259,7 +259,7 @@ class Engine:
         terms: dict[str, Term] = {}
         counts: Counter[str] = Counter()
         batch_metrics: list[tuple[int, Mapping[str, Any]]] = []
-        parts: list[float] = []
+        parts: list[tuple[dict[str, Term], dict[str, int]]] = []  # read at the end: reading one waits for the device
         with self.eval_mode():
             for raw in batches:
                 self.signals.check()
@@ -274,10 +274,11 @@ class Engine:
                     for name, term in batch_terms.items():
                         before = terms[name].sum if name in terms else 0
                         terms[name] = replace(term, sum=before + term.sum.double())
-                    parts.append(evaluation_means(batch_terms, batch_counts, (), self.mesh.sum)[0])
+                    parts.append((batch_terms, batch_counts))
                 batch_metrics.append((len(raw), context.metrics))
         loss, metrics = evaluation_means(terms, counts, batch_metrics, self.mesh.sum)
-        return Evaluated(loss, dict(counts), metrics, parts, sum(n for n, _ in batch_metrics))
+        losses = [evaluation_means(*part, (), self.mesh.sum)[0] for part in parts]
+        return Evaluated(loss, dict(counts), metrics, losses, sum(n for n, _ in batch_metrics))
 
     @torch.no_grad()
     def annotate(self, batch: Batch) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """Health of a run: rules on the gradient norm before clipping, evaluated over windows of steps.
 
-Clipping is for single large gradients. Norms above the threshold are normal at the begin of a run and with small
+Clipping is for single large gradients. Norms above the threshold are normal at the beginning of a run and with small
 models, and an optimizer that divides by the gradient's size undoes a constant factor. So a window counts as "always
 clipped" only where nearly all norms are `FAR` times the threshold: then each step has the same length, however large
 its gradient.

@@ -11,6 +11,7 @@ from ingot.core.artifact import atomic_write
 from ingot.report.compare import table
 from ingot.report.compare.compare import LOSS, Comparison, Entry
 from ingot.report.html.charts import Point, Series, line_chart, smoothed
+from ingot.report.html.conclusions import TONES
 from ingot.report.html.rendering import assets, render
 
 MAX_COLUMNS = 7
@@ -56,7 +57,7 @@ def _section(comparison: Comparison) -> dict[str, Any]:
         "per_run": narrow([headings, *table.rows(comparison, per_run=True)]) if several else [],
         "differing": narrow([["setting", *names], *differing]) if differing else [],
         "paired": table.paired(comparison),
-        "verdicts": table.bad_verdicts(comparison),
+        "verdicts": [(TONES[verdict], verdict, sentence) for verdict, sentence in table.bad_verdicts(comparison)],
         "warnings": comparison.warnings,
         "seeds": any(len(g.finished) > 1 for g in comparison.groups),
         "charts": _charts(comparison),

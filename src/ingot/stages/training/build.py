@@ -322,13 +322,15 @@ def _training(
     metrics: Path, timeline: Timeline, epochs: Mapping[str, float], fractions: Mapping[str, float]
 ) -> Training:
     """What the verdict follows from, from the log of all attempts."""
-    parts = [e["loss_nats"] for e in read_events(metrics, "parts")]
+    events = read_events(metrics)
+    parts = [e["loss_nats"] for e in events if e["event"] == "parts"]
+    evaluations = (e for e in events if e["event"] == "evaluation")
     return Training(
-        evaluations=sorted(read_events(metrics, "evaluation"), key=lambda e: e["step"]),
+        evaluations=sorted(evaluations, key=lambda e: e["step"]),
         updates=timeline.steps,
         parts=parts_by_corpus(parts[0], parts[-1]) if parts else {},
         fractions=fractions,
         batch_rows=timeline.rows(timeline.steps),
         epochs=epochs,
-        rewards=mean_reward(read_events(metrics, "step")),
+        rewards=mean_reward(e for e in events if e["event"] == "step"),
     )
