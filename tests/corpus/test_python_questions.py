@@ -55,15 +55,18 @@ def test_answers_are_read_out_of_the_question(module: Path) -> None:
     assert not any("_private" in text for texts in asked.values() for text in texts)
 
 
-def test_a_wrong_answer_is_right_for_another_question_of_its_kind(module: Path) -> None:
+def test_a_wrong_answer_has_one_mistake_and_only_names_of_its_question(module: Path) -> None:
     answers = {question: answer for answer, questions in _asked(module).items() for question in questions}
     pairs = [json.loads(text) for text, _ in docs_preferences(module, "tools/shelf.py")]
     assert len(pairs) >= 6
     for pair in pairs:
         (prompt,), (chosen,), (rejected,) = (pair[name] for name in ("prompt", "chosen", "rejected"))
         assert chosen["content"] == answers[prompt["content"]] != rejected["content"]
-        assert rejected["content"] in answers.values()
-        assert rejected["content"].split()[0] == chosen["content"].split()[0]
+        (kind, right), (same_kind, wrong) = (message["content"].split(" ", 1) for message in (chosen, rejected))
+        assert kind == same_kind
+        parts = [re.split(r"\.|, ", text) for text in (right, wrong)]
+        assert len(set(parts[0]) - set(parts[1])) == 1, (right, wrong)
+        assert set(re.findall(r"\w+", wrong)) <= set(re.findall(r"\w+", prompt["content"])) | {"none", "default"}
 
 
 def test_conversations_ask_each_question_again_about_made_up_names(module: Path) -> None:

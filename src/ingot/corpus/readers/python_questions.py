@@ -64,6 +64,19 @@ class Question:
     def answer(self) -> str:
         return _ANSWERS[self.kind].format(self.reply)
 
+    @property
+    def wrong_answer(self) -> str:
+        """The answer with a mistake: a part is left out, or another name of the question is in its place."""
+        separator = "." if self.kind in ("import", "class") else ", "
+        parts, choice = self.reply.split(separator), _hash(f"wrong {self.kind} {self.subject}")
+        place = choice % len(parts)
+        others = [name for name in _NAME.findall(" ".join(self.subject)) if name not in _NAME.findall(self.reply)]
+        if len(parts) > 1 and (choice % 3 == 0 or not others):
+            parts.pop(place)
+        else:
+            parts[place] = others[choice // 3 % len(others)] if others else NONE
+        return _ANSWERS[self.kind].format(separator.join(parts))
+
 
 def docs_chats(file: Path, group: str) -> Iterator[tuple[str, str | None]]:
     """Conversations about a module: a question and its answer, then the same with made-up names."""
@@ -73,19 +86,11 @@ def docs_chats(file: Path, group: str) -> Iterator[tuple[str, str | None]]:
 
 
 def docs_preferences(file: Path, group: str) -> Iterator[tuple[str, str | None]]:
-    """Pairs: the right answer (chosen), and the answer to the next question of the same kind (rejected).
-
-    Both have the same form, so only the question distinguishes them. Both are about the same module, because an answer
-    from another one would leak held-out modules into training.
-    """
-    asked = list(questions(file, group))
-    for number, question in enumerate(asked):
-        others = (q.answer for q in asked[number + 1 :] + asked[:number] if q.kind == question.kind)
-        wrong = next((answer for answer in others if answer != question.answer), None)
-        if wrong is not None:
-            answers = {"chosen": question.answer, "rejected": wrong}
-            messages = {name: [_message("assistant", answer)] for name, answer in answers.items()}
-            yield dump_document({"prompt": [_message("user", question.text)], **messages}), None
+    """Pairs: the right answer (chosen), and one with a mistake that a model makes (rejected)."""
+    for question in questions(file, group):
+        answers = {"chosen": question.answer, "rejected": question.wrong_answer}
+        messages = {name: [_message("assistant", answer)] for name, answer in answers.items()}
+        yield dump_document({"prompt": [_message("user", question.text)], **messages}), None
 
 
 def docs_prompts(file: Path, group: str) -> Iterator[tuple[str, str | None]]:
