@@ -19,7 +19,7 @@ def on_ranks(size: int, function: Callable[[int], None]) -> None:
     Raises:
         AssertionError: one of them raised; its traceback is on standard error.
     """
-    import torch.distributed.fsdp  # noqa: F401 - imported before the fork, once for all
+    import torch.distributed.fsdp
     import torch.distributed.tensor  # noqa: F401
 
     with tempfile.TemporaryDirectory() as directory:
@@ -35,7 +35,7 @@ def on_ranks(size: int, function: Callable[[int], None]) -> None:
 def _rank(rank: int, size: int, store: Path, function: Callable[[int], None]) -> int:
     try:
         torch.set_num_threads(1)
-        td.init_process_group("gloo", store=td.FileStore(str(store), size), rank=rank, world_size=size)
+        td.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
         function(rank)
         td.barrier()
         td.destroy_process_group()

@@ -26,7 +26,7 @@ class Mesh:
     rank: int = 0
     size: int = 1
     shard: int = 1
-    """Ranks that hold the parts of one model; `size // shard` such groups train on different rows, as do their ranks."""
+    """Ranks that hold the parts of one model. All ranks train on different rows."""
     zero: int = 3
     """With shards: 3 gathers weights for each block and drops them; 2 keeps them from the forward to the backward pass;
     1 also keeps whole gradients until the last micro-batch."""

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ingot.distributed.mesh import Mesh
@@ -108,4 +107,3 @@ def gathered(part: Tensor, parameter: Tensor) -> Tensor:
 def is_part(tensor: Tensor) -> bool:
     """Whether a tensor is this rank's part of a whole (a DTensor)."""
     return hasattr(tensor, "placements")
-

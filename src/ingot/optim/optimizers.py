@@ -131,9 +131,7 @@ def _sgd(named: Named, settings: OptimSettings, lr: float) -> list[TorchOptimize
     return [torch.optim.SGD(groups(named, settings), lr=lr, fused=_fused(named), **options)]
 
 
-def _muon(
-    named: Named, settings: OptimSettings, lr: float, shards: tuple[Gather, Cut] | None
-) -> list[TorchOptimizer]:
+def _muon(named: Named, settings: OptimSettings, lr: float, shards: tuple[Gather, Cut] | None) -> list[TorchOptimizer]:
     hidden = {n: p for n, p in named.items() if is_hidden_matrix(n, p)}
     rest = {n: p for n, p in named.items() if n not in hidden}
     options: dict[str, Any] = {"momentum": settings.momentum, "nesterov": settings.nesterov}

@@ -101,6 +101,8 @@ class Engine:
         self.named = dict(model.named_parameters()) | {f"extra.{n}": p for n, p in self.modules.named_parameters()}
         self.weights = Weights(self.named, mesh)
         self.trained = self.weights.trained
+        if self.weights.shards:
+            self.penalties = self.penalties.on_parts(self.weights.local, self.weights.shards[1])
         self.optimizer = optimizers.build(self.weights.local, plan.optim, plan.schedule.peak, self.weights.shards)
         self.average = Average(self.weights.local, plan.optim.ema)
         initial, keep = objective.needs.initial_state, plan.loop.keep
@@ -190,7 +192,7 @@ class Engine:
         self.runner.backward(self.model, batch, loss, self._taps, lambda number: key_of(*key, number, self.mesh.rank))
         self.weights.collect(scale)
         total, others = sums.read(self.mesh.sum)
-        return total, counts, others | self.penalties.add_gradients()
+        return total, counts, others | self.penalties.add_gradients(self.mesh.sum_of_shards)
 
     def _expand(self, raw: Batch, context: Context) -> Iterator[Batch]:
         with torch.no_grad():

@@ -107,7 +107,7 @@ class Dealer(Runner):
         return self.mesh.rows(super().run(model, own, function, taps))[: len(batch)]
 
     def map(self, function: Callable[[Sequence[Any]], Sequence[T]], items: Sequence[Any]) -> list[T]:
-        """`function` of all items, of which each rank computes some; as often on each rank, so that it may use shards."""
+        """`function` of all items, of which each rank computes equally many, so that it may use shards."""
         if self.mesh.size == 1:
             return list(function(items))
         own = function([items[i] for i in share(len(items), self.mesh.rank, self.mesh.size)[0]])

@@ -10,7 +10,7 @@ from ingot.distributed.sharding import gathered, local, local_part
 from ingot.optim.groups import global_norm
 
 BUCKET_ELEMENTS = 1 << 22
-"""Elements that ranks sum at once; each sum has a fixed cost, and waiting for all gradients would double their memory."""
+"""Elements that ranks sum at once: each sum has a fixed cost, and one of all gradients would double their memory."""
 
 
 class Weights:
@@ -32,7 +32,7 @@ class Weights:
         """How to gather tensors like parts of `local`, and how to cut whole ones like them; None without shards."""
         if not self._sharded:
             return None
-        layout = {part: self.trained[name] for name, part in self.local.items()}
+        layout: dict[Tensor, Tensor] = {part: self.trained[name] for name, part in self.local.items()}
         return (
             lambda tensor, part: gathered(tensor, layout[part]),
             lambda tensor, part: local_part(tensor, layout[part]),
