@@ -16,6 +16,8 @@ import torch
 import torch.distributed as td
 from torch import Tensor
 
+from ingot.core.heartbeat import HEARTBEAT, WAITING
+
 T = TypeVar("T")
 
 
@@ -62,7 +64,8 @@ class Mesh:
     def sum_of_shards(self, tensor: Tensor) -> Tensor:
         """The sum over the ranks that hold the parts of one model, in place."""
         if self.shard > 1:
-            td.all_reduce(tensor, group=self.grid["shard"].get_group())
+            with HEARTBEAT.during(WAITING):
+                td.all_reduce(tensor, group=self.grid["shard"].get_group())
         return tensor
 
     def rows(self, tensor: Tensor) -> Tensor:
@@ -70,7 +73,8 @@ class Mesh:
         if self.size == 1:
             return tensor
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        td.all_gather(parts, tensor.contiguous())
+        with HEARTBEAT.during(WAITING):
+            td.all_gather(parts, tensor.contiguous())
         return torch.cat(parts)
 
     def objects(self, value: T) -> list[T]:
@@ -78,7 +82,8 @@ class Mesh:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        td.all_gather_object(values, value)
+        with HEARTBEAT.during(WAITING):
+            td.all_gather_object(values, value)
         return values
 
     def first(self, choose: Callable[[], T]) -> T:
@@ -86,17 +91,26 @@ class Mesh:
         if self.size == 1:
             return choose()
         values = [choose() if self.leads else None]
-        td.broadcast_object_list(values, src=0)
+        with HEARTBEAT.during(WAITING):
+            td.broadcast_object_list(values, src=0)
         return values[0]  # pyright: ignore[reportReturnType]
 
     def wait(self) -> None:
         """Wait until every rank is here."""
         if self.size > 1:
-            td.barrier()
+            with HEARTBEAT.during(WAITING):
+                td.barrier()
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        """For each flag whether it is set on some rank."""
+        if self.size == 1:
+            return flags
+        return tuple(bool(n) for n in self.max(torch.tensor([int(flag) for flag in flags])))
 
     def _reduce(self, tensor: Tensor, op: str) -> Tensor:
         if self.size > 1:
-            td.all_reduce(tensor, op=getattr(td.ReduceOp, op))
+            with HEARTBEAT.during(WAITING):
+                td.all_reduce(tensor, op=getattr(td.ReduceOp, op))
         return tensor
 
 

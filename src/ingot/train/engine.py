@@ -112,7 +112,7 @@ class Engine:
         self.state = self.training_state.numbers
         if execution.precision == "fp16":
             self.state["loss_scale"] = loss_scaling.INITIAL_SCALE
-        self.signals = Signals(lambda: self.training_state.unsaved)
+        self.signals = Signals(lambda: self.training_state.unsaved, mesh.any)
         self._context = self.context(1)
         self._recorder = self._make_recorder()
 

@@ -109,6 +109,11 @@ class LoopSettings(Settings):
     false: never. Default: if an update can be captured."""
     device: Annotated[Literal["auto", "cpu", "cuda"], EXECUTION] = "auto"
     """Device; `auto` is a GPU if there is one."""
+    restarts: Annotated[int, EXECUTION] = Field(default=3, ge=0)
+    """With several processes on this machine: how often all start again from the newest checkpoint after one failed."""
+    hang_minutes: Annotated[float, EXECUTION] = Field(default=30, gt=0)
+    """With several processes on this machine: minutes without progress after which the one that hangs is named and all
+    start again."""
 
     @model_validator(mode="before")
     @classmethod

@@ -37,7 +37,7 @@ from ingot.stages.training.settings import TrainSettings
 from ingot.stages.training.timeline import Timeline, overshoot
 from ingot.tokenizer.byte_bpe import Tokenizer, load_tokenizer
 from ingot.train.engine import Engine, Plan
-from ingot.train.execution import Execution, choose, resumed, write
+from ingot.train.execution import Execution, choose, resolve_device, resumed, write
 from ingot.train.loop import train
 from ingot.train.metrics import StepMetrics
 from ingot.train.throughput import Throughput
@@ -56,7 +56,8 @@ def run(job: Job) -> dict[str, Any]:
     config = trained_config(settings, initial)
     data = open_data(settings, job.roles("data"), initial, tokenizer)
     timeline = build_timeline(settings, initial, data.source_size, job.seed)
-    ranks = mesh.current(settings.mesh.shards(mesh.current().size), settings.mesh.zero, settings.loop.device)
+    device = resolve_device(settings.loop.device, "loop.device")
+    ranks = mesh.current(settings.mesh.shards(mesh.current().size), settings.mesh.zero, device)
     if ranks.leads:
         _save_rows(job, data)
     if "init" not in job.inputs and (message := unseen_start(tokenizer, data)):
