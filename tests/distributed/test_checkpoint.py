@@ -1,11 +1,10 @@
 """Checkpoints: whole or absent, checked on loading, the newest good one wins."""
 
-import contextlib
 import json
 import os
 import pickle
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,28 +41,6 @@ def test_equal_tensors_are_equal_files(tmp_path: Path) -> None:
         checkpoint.save(tmp_path / name, tensors, {}, {})
     a, b = ((tmp_path / name / checkpoint.WEIGHTS).read_bytes() for name in ("a", "b"))
     assert a == b
-
-
-def test_what_a_process_saves_ranks_load_and_the_other_way_round(tmp_path: Path) -> None:
-    """Through torch's distributed checkpoint, in a group of one rank; alone, without it."""
-    tensors = _save(tmp_path, 1)
-    back = {n: torch.zeros_like(t) for n, t in tensors.items()}
-    with _group(tmp_path):
-        assert checkpoint.load(checkpoint.checkpoint_path(tmp_path, 1), back) == {"step": 1}
-        assert all(torch.equal(back[n], tensors[n]) for n in tensors)
-        tensors = _save(tmp_path, 2)
-    assert not (checkpoint.checkpoint_path(tmp_path, 2) / checkpoint.WEIGHTS).exists()
-    assert checkpoint.load(checkpoint.checkpoint_path(tmp_path, 2), back) == {"step": 2}
-    assert all(torch.equal(back[n], tensors[n]) for n in tensors)
-
-
-@contextlib.contextmanager
-def _group(directory: Path) -> Iterator[None]:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{directory}/store", rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def test_a_tensor_of_another_shape_does_not_load(tmp_path: Path) -> None:

@@ -137,6 +137,7 @@ CANDIDATES: list[Any] = [
         {"lr": 0.1},
         {"every": 9},
         {"save_every": 9},
+        {"shard": 2},
         "p{2}",
         {"fraction": 0.2},
         {"exact": False},
@@ -275,7 +276,7 @@ def test_every_semantic_field_changes_the_key_and_no_other_does(kind: str, path:
     base = WITH.get((kind, *path), BASES[kind])
     before = model.model_validate(base)
     name = (*path[:-1], field.alias or path[-1])
-    execution = any(isinstance(m, Execution) for m in field.metadata) or "loop" in path
+    execution = any(isinstance(m, Execution) for m in field.metadata) or path[0] in ("loop", "mesh")
     found = 0
     for value in CANDIDATES:
         try:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from ingot.core.errors import UserError
+from ingot.distributed.mesh import Mesh
 from ingot.model.backend import TORCH
 from ingot.model.config import ModelSettings
 from ingot.model.transformer import build as build_model
@@ -25,7 +26,7 @@ def resumed(monkeypatch: pytest.MonkeyPatch, chosen: str, notices: list[str]) ->
     execution = Execution("cpu", "fp32", 1, 2, "", 8, "cpu", False)
     job = SimpleNamespace(display=SimpleNamespace(notify=notices.append))
     settings = SimpleNamespace(loop=SimpleNamespace(backend=chosen))
-    return build._select_backend(job, settings, model, execution, 1.0), model.backend.name  # type: ignore[arg-type]
+    return build._select_backend(job, settings, model, execution, 1.0, Mesh()), model.backend.name  # type: ignore[arg-type]
 
 
 def test_it_continues_with_another_backend_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from ingot.cli.inspect import inspect_app
 from ingot.cli.models import chat, export, generate, import_
 from ingot.cli.options import (
     JsonOption,
+    NprocOption,
     OnlyOption,
     OutOption,
     RecipeArg,
@@ -145,6 +146,7 @@ def run(
     set: SetOption = [],  # noqa: B006
     only: OnlyOption = [],  # noqa: B006
     out: OutOption = Path("runs"),
+    nproc: NprocOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a recipe: finished stages are reused, interrupted ones resume, changed ones run again."""
@@ -157,7 +159,7 @@ def run(
     require_files(graphs, only)
     progress = Progress(graphs, quiet=as_json)
     try:
-        done = run_all(graphs, only, progress.stage, progress.point, quiet=as_json)
+        done = run_all(graphs, only, progress.stage, progress.point, quiet=as_json, nproc=nproc)
     finally:  # an unfinished run gets a report too
         from ingot.report.sweep import print_any_end, write_any_report
 

@@ -21,6 +21,14 @@ SetOption = Annotated[
 ]
 OutOption = Annotated[Path, typer.Option("--out", help="Output root.")]
 OnlyOption = Annotated[list[str], typer.Option("--only", help="Only this stage and what it needs; may be repeated.")]
+NprocOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Processes of each train stage on this machine; they share its rows, and with `mesh` its model. Default: "
+        "one, or as many as `mesh` names.",
+        min=1,
+    ),
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")
 ]

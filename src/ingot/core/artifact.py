@@ -190,10 +190,15 @@ def _flock_with_retries(file: IO[str]) -> None:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def write_manifest(directory: Path) -> None:
-    """Write the size and the digest of every file of a directory to its manifest."""
+def write_manifest(directory: Path, records: Mapping[str, Any] | None = None) -> None:
+    """Write the size and the digest of every file of a directory to its manifest.
+
+    Args:
+        records: those of some files, from `file_record`.
+    """
+    records = records or {}
     files = sorted(f for f in directory.iterdir() if f.is_file())
-    atomic_json(directory / MANIFEST, {f.name: _record(f) for f in files})
+    atomic_json(directory / MANIFEST, {f.name: records.get(f.name) or file_record(f) for f in files})
 
 
 def manifest_problem(directory: Path) -> str | None:
@@ -209,7 +214,8 @@ def manifest_problem(directory: Path) -> str | None:
         return f"{directory}: no readable {MANIFEST}"
 
 
-def _record(file: Path) -> dict[str, Any]:
+def file_record(file: Path) -> dict[str, Any]:
+    """The size and the digest of a file, as in a manifest."""
     return {"bytes": file.stat().st_size, "blake2b": digest_file(file)}
 
 
@@ -326,7 +332,7 @@ class StageDir:
 
     def finish(self, extra: Mapping[str, Any] | None = None) -> None:
         """Publish the result: digest every output and write DONE, with `extra` fields."""
-        outputs = {str(file.relative_to(self.path)): _record(file) for file in self.outputs()}
+        outputs = {str(file.relative_to(self.path)): file_record(file) for file in self.outputs()}
         atomic_json(self.path / DONE, {**(extra or {}), "outputs": outputs})
 
     def outputs(self) -> list[Path]:

@@ -107,6 +107,22 @@ class Batch:
         """The given rows, in the given order."""
         return self._map(lambda array: array[rows])
 
+    def share(self, rank: int, size: int) -> "Batch":
+        """The rows of one of `size` ranks, whole groups, also of the replayed rows.
+
+        All ranks get equally many: rows that fill up the last ones have no labels, so they count 0.
+        """
+        if size == 1:
+            return self
+        groups, filled = share(len(self) // self.group, rank, size)
+        rows = (groups[:, None] * self.group + np.arange(self.group)).reshape(-1)
+        replay = None if self.replay is None else self.replay.share(rank, size)
+        return replace(self.take(rows), replay=replay).without_labels(np.repeat(filled, self.group))
+
+    def without_labels(self, dropped_B: np.ndarray) -> "Batch":
+        """The batch with all labels of the dropped rows ignored; the rows stay, so that shapes do not change."""
+        return replace(self, labels_BT=np.where(dropped_B[:, None], self.ignore, self.labels_BT))
+
     def to(self, device: Any) -> "Batch":
         """The batch as torch tensors on `device`. On a GPU the copy is asynchronous (pinned memory).
 
@@ -138,6 +154,16 @@ class Batch:
         arrays = {f.name: v for f in fields(self) if "_B" in f.name and (v := getattr(self, f.name)) is not None}
         columns = {name: function(array) for name, array in self.columns.items()}
         return replace(self, **{name: function(array) for name, array in arrays.items()}, columns=columns)
+
+
+def share(count: int, rank: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the items of one of `size` ranks among `count`, and which of them only fill up.
+
+    All ranks get equally many, in order; the last item fills up the last ranks.
+    """
+    each = -(-count // size)
+    index = rank * each + np.arange(each)
+    return np.minimum(index, count - 1), index >= count
 
 
 @dataclass(frozen=True)

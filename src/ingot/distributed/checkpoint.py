@@ -3,9 +3,10 @@
 A checkpoint directory is written atomically, and every file of it is verified before it is loaded. A run resumes from
 the newest intact checkpoint; whoever wants the model of a stage gets the last one or an error.
 
-Ranks write and read shards with torch's distributed checkpoint, so any mesh can load what another one saved. A single
-process writes one file in a compatible form without that library, which takes 1.2 s and 80 MB to import and orders
-headers differently each time, so equal tensors would not give equal files.
+Ranks that hold parts of a model write and read them with torch's distributed checkpoint, so any mesh can load what
+another one saved: all fill one directory, each digests the files that it wrote, and the first one publishes it. Where
+every rank has all tensors, the first one writes one file in a compatible form without that library, which takes 1.2 s
+and 80 MB to import and orders headers differently each time, so equal tensors would not give equal files.
 """
 
 import contextlib
@@ -20,7 +21,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save as serialize
 from torch import Tensor
-from torch.distributed import is_initialized
 
 from ingot.core.artifact import (
     STATE,
@@ -29,26 +29,54 @@ from ingot.core.artifact import (
     checkpoint_path,
     checkpoint_problem,
     checkpoint_steps,
+    file_record,
     write_manifest,
 )
 from ingot.core.errors import UserError, name_file
+from ingot.distributed.mesh import Mesh
+from ingot.distributed.sharding import is_part
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 BEST = "best"
 """Name of the checkpoint with the best weights, without moments, next to the numbered ones."""
 
 
-def save(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Write a checkpoint directory atomically: tensors, `state` and `config` (plain data), and a manifest."""
-    with atomic_directory(path) as directory:
-        if is_initialized():
-            _save_shards(directory, tensors)
-        else:
-            # safetensors' own writer raises no OSError if the disk is full, so the bytes are written here
-            (directory / WEIGHTS).write_bytes(serialize({n: t.detach().contiguous() for n, t in tensors.items()}))
-        atomic_json(directory / STATE, dict(state))
-        atomic_json(directory / CONFIG, dict(config))
-        write_manifest(directory)
+def save(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    config: Mapping[str, Any],
+    mesh: Mesh = Mesh(),  # noqa: B008 - immutable
+) -> None:
+    """Write a checkpoint directory atomically: tensors, `state` and `config` (plain data), and a manifest.
+
+    All ranks call it, and return when the checkpoint is there.
+    """
+    if not _has_parts(tensors):
+        if mesh.leads:
+            with atomic_directory(path) as directory:
+                # safetensors' own writer raises no OSError if the disk is full, so the bytes are written here
+                (directory / WEIGHTS).write_bytes(serialize({n: t.detach().contiguous() for n, t in tensors.items()}))
+                _describe(directory, state, config)
+        mesh.wait()
+        return
+    with atomic_directory(path) if mesh.leads else contextlib.nullcontext() as own:
+        directory = mesh.first(lambda: own)
+        assert directory is not None
+        _save_parts(directory, tensors)
+        own_files = directory.glob(f"shard-{mesh.rank + 1:05}-*")  # torch counts ranks from 1
+        records = mesh.objects({file.name: file_record(file) for file in own_files})
+        if mesh.leads:
+            _describe(directory, state, config, {name: r for of_rank in records for name, r in of_rank.items()})
+    mesh.wait()
+
+
+def _describe(
+    directory: Path, state: Mapping[str, Any], config: Mapping[str, Any], records: Mapping[str, Any] | None = None
+) -> None:
+    atomic_json(directory / STATE, dict(state))
+    atomic_json(directory / CONFIG, dict(config))
+    write_manifest(directory, records)
 
 
 @torch.no_grad()
@@ -61,8 +89,8 @@ def load(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
         UserError: a tensor is missing or has another shape.
     """
     files = list(path.glob("*.safetensors"))
-    if is_initialized() or len(files) > 1:
-        _load_shards(path, tensors)
+    if _has_parts(tensors) or len(files) > 1:
+        _load_parts(path, tensors)
     else:
         with name_file(files[0]), safe_open(files[0], "pt") as file:
             stored = file.keys()
@@ -78,7 +106,11 @@ def load(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
     return json.loads((path / STATE).read_text())
 
 
-def _save_shards(directory: Path, tensors: Mapping[str, Tensor]) -> None:
+def _has_parts(tensors: Mapping[str, Tensor]) -> bool:
+    return any(is_part(tensor) for tensor in tensors.values())
+
+
+def _save_parts(directory: Path, tensors: Mapping[str, Tensor]) -> None:
     from torch.distributed.checkpoint import state_dict_saver
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
@@ -87,13 +119,15 @@ def _save_shards(directory: Path, tensors: Mapping[str, Tensor]) -> None:
         state_dict_saver.save(dict(tensors), storage_writer=writer)
 
 
-def _load_shards(path: Path, tensors: dict[str, Tensor]) -> None:
+def _load_parts(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Load tensors or parts of them; only with parts do all ranks load together."""
     from torch.distributed.checkpoint import state_dict_loader
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that a single process loads without a process group
-        state_dict_loader.load(tensors, storage_reader=HuggingFaceStorageReader(str(path)))
+        reader = HuggingFaceStorageReader(str(path))
+        state_dict_loader.load(tensors, storage_reader=reader, no_dist=not _has_parts(tensors))
 
 
 @contextlib.contextmanager

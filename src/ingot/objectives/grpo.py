@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ingot.data.batches import Batch
 from ingot.objectives.advantages import group_advantages, sum_to_end
-from ingot.objectives.on_policy import OnPolicyObjective, without_labels
+from ingot.objectives.on_policy import OnPolicyObjective
 from ingot.objectives.on_policy_settings import GRPOSettings
 from ingot.objectives.rollout import Rollout
 from ingot.train.objective import Context, Term
@@ -39,7 +39,7 @@ class GRPO(OnPolicyObjective[GRPOSettings]):
         dropped_B = torch.isnan(scores_B).numpy()
         if self.settings.truncated == "mask":
             dropped_B |= rollout.truncated_B
-        batch = without_labels(rollout.batch, dropped_B)
+        batch = rollout.batch.without_labels(dropped_B)
         mask_BT = torch.from_numpy(batch.labels_BT != batch.ignore)
         advantages_BT = torch.where(mask_BT, advantages_PG.view(-1, 1), 0.0)
         columns: dict[str, Tensor] = {}

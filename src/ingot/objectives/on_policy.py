@@ -54,6 +54,7 @@ class OnPolicyObjective(Objective, ABC, Generic[S]):
             higher_is_better=True,
             updates_per_pass=settings.minibatches,
             samples=True,
+            whole_step=True,
             initial_state=self.initial_state(),
         )
         self.samples = settings.samples
@@ -175,8 +176,3 @@ def _reward_metrics(scores_B: Tensor, mean_name: str, std_name: str | None = Non
     if std_name:
         metrics[std_name] = Mean(float(scored_K.std(correction=0)), len(scored_K))
     return metrics
-
-
-def without_labels(batch: Batch, dropped_B: np.ndarray) -> Batch:
-    """The batch with all labels of the dropped rows ignored; the rows stay, so that shapes do not change."""
-    return replace(batch, labels_BT=np.where(dropped_B[:, None], batch.ignore, batch.labels_BT))

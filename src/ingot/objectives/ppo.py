@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from ingot.data.batches import Batch
 from ingot.model.losses import token_logps_and_entropies
 from ingot.objectives.advantages import adapt_beta, explained_variance, gae, last_positions, token_rewards, whiten
-from ingot.objectives.on_policy import OnPolicyObjective, without_labels
+from ingot.objectives.on_policy import OnPolicyObjective
 from ingot.objectives.on_policy_settings import PPOSettings
 from ingot.objectives.policy import per_row, value_loss
 from ingot.objectives.rollout import Rollout
@@ -61,7 +61,7 @@ class PPO(OnPolicyObjective[PPOSettings]):
         dropped_B = scores_B.isnan().numpy()
         if self.settings.truncated == "mask":
             dropped_B |= rollout.truncated_B
-        batch = without_labels(rollout.batch, dropped_B)
+        batch = rollout.batch.without_labels(dropped_B)
         mask_BT = torch.from_numpy(batch.labels_BT != batch.ignore)
         value = ctx.modules["value"]
         logps_and_values_BT2 = ctx.over(

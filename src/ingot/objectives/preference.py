@@ -198,7 +198,7 @@ class Unpaired(Objective):
     The paper recommends weights such that weight x number of desirable answers is 1 to 4/3 times that of the others.
     """
 
-    needs = Needs(columns=(Column(REFERENCE),), dropout=False)
+    needs = Needs(columns=(Column(REFERENCE),), dropout=False, whole_step=True)
 
     def __init__(self, settings: UnpairedSettings):
         self._options, self._weights = Options(settings.beta), (settings.desirable, settings.undesirable)

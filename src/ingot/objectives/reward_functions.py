@@ -15,6 +15,7 @@ Shapes: B completions.
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from ingot.core.errors import UserError, shortened
 from ingot.core.functions import is_function, load_function
+from ingot.data.batches import Batch
 from ingot.infer.streaming import completion_text
 from ingot.objectives.rollout import Rollout
 from ingot.tokenizer.byte_bpe import Tokenizer
@@ -60,17 +62,21 @@ class Scorer:
         assert ctx.tokenizer is not None, "a reward function reads texts"
         prompts = prompt_tables(rollout, ctx.tokenizer)
         completions = [completion_text(ctx.tokenizer, completion) for completion in rollout.completions]
-        scores = call_reward_function(self.name, self._function, prompts, completions, f"objective.{self.role}")
+        call = partial(call_reward_function, self.name, self._function, prompts, completions, f"objective.{self.role}")
+        scores = ctx.once(call)
         return torch.tensor(scores, dtype=torch.float32)
 
 
 def _model_scores(rollout: Rollout, ctx: Context, model: nn.Module) -> Tensor:
-    execution, scores = ctx.execution, []
-    for rows in rollout.batch.micro_batches(execution.rows(rollout.batch.context)):
-        rows = rows.to(execution.device)
-        with execution.forward():
-            scores.append(model.scores(rows.ids_BT, rows.columns["lengths_B"]).float())  # pyright: ignore
-    return torch.cat(scores).cpu()
+    execution = ctx.execution
+
+    def score(micro_batches: Sequence[Batch]) -> list[Tensor]:
+        rows = (micro.to(execution.device) for micro in micro_batches)
+        return [model.scores(r.ids_BT, r.columns["lengths_B"]).float().cpu() for r in rows]  # pyright: ignore
+
+    with execution.forward():
+        micro_batches = list(rollout.batch.micro_batches(execution.rows(rollout.batch.context)))
+        return torch.cat(ctx.map(score, micro_batches))
 
 
 def prompt_tables(rollout: Rollout, tokenizer: Tokenizer) -> list[dict[str, Any]]:

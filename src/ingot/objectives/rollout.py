@@ -10,6 +10,7 @@ The sampler's log-probabilities only serve to monitor the sampler; the loss uses
 Shapes: B completions, T positions.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -56,16 +57,18 @@ def roll_out(prompts: Batch, ctx: Context, *, samples: int, max_new: int, temper
     assert isinstance(ctx.model, Transformer)
     stop = frozenset(stop_ids(ctx.tokenizer)) if ctx.tokenizer else frozenset[int]()
     rows = prompts.row_B if ctx.evaluating else np.arange(len(prompts))
-    with ctx.execution.forward():
-        completions = generate(
-            ctx.model,
-            [ids[:length] for ids, length in zip(prompts.ids_BT, prompts.columns["lengths_B"], strict=True)],
-            Sampling(max_new=max_new, temperature=temperature, stop=stop),
-            samples=samples,
-            seed=ctx.seed,
-            step=ctx.step,
-            keys=[(int(row), 0) for row in rows],
-        )
+    texts = [ids[:length] for ids, length in zip(prompts.ids_BT, prompts.columns["lengths_B"], strict=True)]
+    sampling, model = Sampling(max_new=max_new, temperature=temperature, stop=stop), ctx.model
+
+    def complete(keyed: Sequence[tuple[np.ndarray, int]]) -> list[list[Completion]]:
+        """All completions of each prompt, given with its key."""
+        ids, keys = [prompt for prompt, _ in keyed], [(key, 0) for _, key in keyed]
+        made = generate(model, ids, sampling, samples=samples, seed=ctx.seed, step=ctx.step, keys=keys)
+        return [made[first : first + samples] for first in range(0, len(made), samples)]
+
+    with ctx.execution.forward(), ctx.readable(model):
+        by_prompt = ctx.map(complete, [(text, int(row)) for text, row in zip(texts, rows, strict=True)])
+    completions = [completion for completions in by_prompt for completion in completions]
     batch = append_answers(prompts, [c.ids for c in completions], samples)
     logps_BT = np.zeros(batch.labels_BT.shape, np.float32)
     logps_BT[batch.labels_BT != batch.ignore] = np.concatenate([c.logps for c in completions])

@@ -12,7 +12,7 @@ The weights may be leaves (one addition each) or functions of trained parameters
 the backward pass then propagates the gradient.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,11 +32,14 @@ class Anchor:
     importance: Mapping[str, Tensor] | None = None
     """F by parameter name, of the same shapes; None: 1 everywhere."""
 
-    def add_gradients(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def add_gradients(
+        self, weights: Mapping[str, Tensor], sum_of_shards: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    ) -> dict[str, Tensor]:
         """Add the gradient to `.grad` of the trained parameters. Returns the penalty and its gradient norm by name.
 
         Args:
             weights: the weights that the model computes with, by name; frozen ones are ignored.
+            sum_of_shards: sums a tensor over the ranks of which each has a part of the weights.
         """
         value = square = torch.zeros((), dtype=torch.float64)
         for name, weight in weights.items():
@@ -47,7 +50,7 @@ class Anchor:
             value = value + 0.5 * torch.sum(gradient * offset, dtype=torch.float64).to(value.device)
             square = square + torch.sum(gradient.square(), dtype=torch.float64).to(square.device)
             weight.backward(gradient, retain_graph=True)
-        return {self.name: value, f"{self.name}_grad_norm": square.sqrt()}
+        return {self.name: sum_of_shards(value), f"{self.name}_grad_norm": sum_of_shards(square).sqrt()}
 
 
 def prepare_importance(

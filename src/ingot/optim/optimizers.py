@@ -22,6 +22,7 @@ from torch import Tensor
 from ingot.core.errors import UserError
 from ingot.optim.adam import Adam
 from ingot.optim.groups import Named, clip_, groups, needs_clipping
+from ingot.optim.muon import Cut, Gather, ShardedMuon
 from ingot.optim.settings import OptimSettings
 
 
@@ -84,15 +85,18 @@ class Optimizer:
         return out
 
 
-def build(named: Named, settings: OptimSettings, lr: float) -> Optimizer:
+def build(named: Named, settings: OptimSettings, lr: float, shards: tuple[Gather, Cut] | None = None) -> Optimizer:
     """The optimizer of the trained parameters among `named`.
 
     Args:
         lr: initial learning rate; each step sets its own.
+        shards: how to gather and cut tensors, if this rank has only parts of the parameters.
 
     Raises:
         UserError: the kind needs an extra that is not installed.
     """
+    if settings.kind == "muon":
+        return Optimizer(_muon(named, settings, lr, shards), named)
     return Optimizer(_BUILDERS[settings.kind](named, settings, lr), named)
 
 
@@ -127,11 +131,15 @@ def _sgd(named: Named, settings: OptimSettings, lr: float) -> list[TorchOptimize
     return [torch.optim.SGD(groups(named, settings), lr=lr, fused=_fused(named), **options)]
 
 
-def _muon(named: Named, settings: OptimSettings, lr: float) -> list[TorchOptimizer]:
+def _muon(named: Named, settings: OptimSettings, lr: float, shards: tuple[Gather, Cut] | None) -> list[TorchOptimizer]:
     hidden = {n: p for n, p in named.items() if is_hidden_matrix(n, p)}
     rest = {n: p for n, p in named.items() if n not in hidden}
     options: dict[str, Any] = {"momentum": settings.momentum, "nesterov": settings.nesterov}
-    muon = torch.optim.Muon(groups(hidden, settings), lr=lr, adjust_lr_fn="match_rms_adamw", **options)
+    if shards:
+        options |= {"gather": shards[0], "cut": shards[1]}
+        muon: TorchOptimizer = ShardedMuon(groups(hidden, settings), lr, **options)
+    else:
+        muon = torch.optim.Muon(groups(hidden, settings), lr=lr, adjust_lr_fn="match_rms_adamw", **options)
     return [muon, *_adamw(rest, settings, lr)]
 
 
@@ -149,7 +157,6 @@ _BUILDERS: dict[str, Callable[[Named, OptimSettings, float], list[TorchOptimizer
     "adamw": _adamw,
     "adam": _adam,
     "sgd": _sgd,
-    "muon": _muon,
     "lion": _lion,
 }
 
@@ -162,6 +169,6 @@ def _initial_state(optimizer: TorchOptimizer, group: dict[str, Any], parameter: 
 
     if isinstance(optimizer, Adam):
         return optimizer.initial_state(parameter)
-    if isinstance(optimizer, torch.optim.SGD | torch.optim.Muon):
+    if isinstance(optimizer, torch.optim.SGD | torch.optim.Muon | ShardedMuon):
         return {"momentum_buffer": zeros()} if group["momentum"] else {}
     return {"exp_avg": zeros()}

@@ -10,7 +10,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,10 @@ from ingot.core.allocator import ALLOCATOR_ENVIRONMENT
 from ingot.core.artifact import STAGES
 from ingot.core.errors import UNSUPPORTED, StageFailed, UserError, print_message
 from ingot.core.process import machine_is_busy, shorten_spin
+from ingot.core.ranks import own_rank
 from ingot.core.settings import settings_tree
 from ingot.pipeline.graph import Graph
+from ingot.pipeline.ranks import run_ranks
 from ingot.pipeline.status import Status, status
 from ingot.stages.job import read_result
 from ingot.stages.kind import Node
@@ -36,8 +40,13 @@ Report = Callable[[Node, Status, Mapping[str, Any] | None], None]
 """report(node, status, result): called before a stage with result = None, and after it with its numbers if it ran."""
 
 
-def run(graph: Graph, only: list[str], report: Report, quiet: bool = False) -> dict[str, Path]:
+def run(
+    graph: Graph, only: list[str], report: Report, quiet: bool = False, nproc: int | None = None
+) -> dict[str, Path]:
     """Run the named stages (all by default) and the stages that they need; finished ones are reused.
+
+    Args:
+        nproc: processes of a train stage; default: as many as its mesh names, or one.
 
     Returns:
         Stage name -> its directory.
@@ -46,15 +55,17 @@ def run(graph: Graph, only: list[str], report: Report, quiet: bool = False) -> d
         StageFailed: a stage's process ended with an error, which it has printed.
         UserError: the run cannot start.
     """
-    _check_no_torchrun()
     require_files([graph], only)
+    if own_rank().size > 1:
+        _become_rank(graph, only, quiet)
+    _check_meshes(graph, only, nproc)
     done: dict[str, Path] = {}
     for node in graph.needed(only):
         state = status(graph, node)
         report(node, state, None)
         if state.state != "HIT":
             link(graph, node)
-            _run_child(graph, node, quiet)
+            _run_child(graph, node, quiet, _processes(node, nproc))
             report(node, state, read_result(graph.stage(node).path))
         link(graph, node)
         done[node.name] = graph.stage(node).path
@@ -110,15 +121,23 @@ def child_environment(threads: int | None = None, short_spin: bool = False) -> d
     return environment
 
 
-def start_child(job: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """Start the process of a job (see `job_of`)."""
+def start_child(job: dict[str, Any], rank: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start the process of a job (see `job_of`).
+
+    Args:
+        rank: environment variables of a rank (`ranks.rank_environment`).
+    """
     threads = job["settings"].get("loop", {}).get("threads")
     child = subprocess.Popen(
         [sys.executable, "-m", "ingot.stages.child"],
         stdin=subprocess.PIPE,
         stdout=_messages(),
         stderr=_messages(),
-        env=child_environment(threads, short_spin=job["short_spin"] or machine_is_busy()),
+        env={
+            **(rank or {}),
+            **child_environment(threads, short_spin=job["short_spin"] or machine_is_busy()),
+            **(rank or {}),
+        },
     )
     assert child.stdin
     with contextlib.suppress(BrokenPipeError):  # the exit code tells that the child has ended already
@@ -135,8 +154,67 @@ def _messages() -> int:
         return _STANDARD_ERROR
 
 
-def _run_child(graph: Graph, node: Node, quiet: bool) -> None:
-    child = start_child(job_of(graph, node, quiet))
+def _processes(node: Node, nproc: int | None) -> int:
+    """Processes of a stage."""
+    mesh = getattr(node.settings, "mesh", None)
+    return 1 if mesh is None else nproc or mesh.processes or 1
+
+
+def _check_meshes(graph: Graph, only: list[str], nproc: int | None) -> None:
+    """Check that the meshes of all stages fit their processes.
+
+    Raises:
+        UserError: one does not.
+    """
+    for node in graph.needed(only):
+        if mesh := getattr(node.settings, "mesh", None):
+            try:
+                mesh.shards(_processes(node, nproc))
+            except UserError as error:
+                raise UserError(f"{node.name}: {error}") from None
+
+
+def _become_rank(graph: Graph, only: list[str], quiet: bool) -> None:
+    """Become a rank of the only train stage that is to run: torchrun has started this process as one of several.
+
+    Raises:
+        UserError: other stages are to run first, or more than one.
+    """
+    waiting = [node for node in graph.needed(only) if status(graph, node).state != "HIT"]
+    if not waiting:
+        return
+    node = waiting[-1]
+    if len(waiting) > 1 or not hasattr(node.settings, "mesh"):
+        names = ", ".join(n.name for n in waiting)
+        raise UserError(
+            f"found WORLD_SIZE = {own_rank().size:,} (torchrun) with the stages {names} to run, expected one train "
+            "stage whose inputs are finished; run the others first with `ingot run --only` on one process"
+        )
+    link(graph, node)
+    with tempfile.TemporaryFile() as file:  # the job comes on standard input, as from `start_child`
+        file.write(json.dumps({**job_of(graph, node, quiet), "parent": os.getppid()}).encode())
+        file.seek(0)
+        os.dup2(file.fileno(), 0)
+    threads = job_of(graph, node, quiet)["settings"]["loop"]["threads"]
+    os.execve(sys.executable, [sys.executable, "-m", "ingot.stages.child"], child_environment(threads))
+
+
+def _run_child(graph: Graph, node: Node, quiet: bool, size: int = 1) -> None:
+    job = job_of(graph, node, quiet)
+    if size > 1:
+        loop = job["settings"]["loop"]
+        code = run_ranks(
+            partial(start_child, job),
+            size,
+            graph.stage(node).path,
+            restarts=loop["restarts"],
+            hang_seconds=60 * loop["hang_minutes"],
+            notify=lambda text: print_message(f"{node.name}: {text}"),
+        )
+        if code:
+            raise StageFailed(code)
+        return
+    child = start_child(job)
     try:
         code = child.wait()
     except (KeyboardInterrupt, SystemExit):
@@ -196,8 +274,3 @@ def job_of(graph: Graph, node: Node, quiet: bool) -> dict[str, Any]:
         "parent": os.getpid(),
         "quiet": quiet,
     }
-
-
-def _check_no_torchrun() -> None:
-    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
-        raise UserError("found WORLD_SIZE > 1 (torchrun), expected one process; call `ingot run` without torchrun")

@@ -28,6 +28,7 @@ def run_all(
     report: Report,
     announce: Announce = lambda *_: None,
     quiet: bool = False,
+    nproc: int | None = None,
 ) -> dict[str, Path]:
     """Run a recipe, or every point of its sweep.
 
@@ -41,7 +42,7 @@ def run_all(
     _write_points(graphs)
     write_record(graphs, only)
     if graphs[0].recipe.point is None:
-        return run(graphs[0], only, report, quiet)
+        return run(graphs[0], only, report, quiet, nproc)
     done: dict[str, Path] = {}
     failed: dict[str, int] = {}  # key of a stage -> its exit code
     skipped: list[str] = []
@@ -51,7 +52,7 @@ def run_all(
             skipped.append(label(graph))
             continue
         try:
-            directories = run(graph, only, report, quiet)
+            directories = run(graph, only, report, quiet, nproc)
         except StageFailed as error:
             if error.code == INTERRUPTED:
                 raise

@@ -22,8 +22,11 @@ from ingot.core.dashboards import Sinks, Target
 from ingot.core.errors import UserError, memory_error_message, os_error_message, print_message, show_warning
 from ingot.core.events import METRICS, Display, EventLog, elapsed_seconds
 from ingot.core.process import die_with_parent, handle_termination
+from ingot.core.ranks import LOST_PEER, Rank, log_file, own_rank
 from ingot.core.recipe import dump_toml
+from ingot.distributed.group import agreed, joined, lost_peer, meet
 from ingot.stages.job import Input, Job
+from ingot.stages.kind import Kind
 from ingot.stages.kinds import KINDS
 
 
@@ -40,10 +43,13 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
+        if lost_peer(error):
+            return LOST_PEER
         message = _user_message(error, job)
         if message is None:
             raise
-        print_message(f"{job['name']}: {message}")
+        if own_rank().leads:  # the supervisor shows what another rank has logged
+            print_message(f"{job['name']}: {message}")
         return 2
     return 0
 
@@ -56,41 +62,77 @@ def _user_message(error: Exception, job: dict[str, Any]) -> str | None:
 
 
 def run(job: dict[str, Any]) -> None:
-    """Lock the stage's directory, call the kind's builder, and publish the result."""
+    """Lock the stage's directory, call the kind's builder, and publish the result.
+
+    Ranks other than the first write only a log of their own and their parts of checkpoints.
+    """
     kind = KINDS[job["kind"]]
     out = StageDir(Path(job["dir"]))
-    with out.lock():
-        if out.is_done():  # another process has finished it meanwhile
-            return
-        fields = ("name", "kind", "key", "version", "seed", "settings", "canonical", "inputs", "raw", "files")
-        record = {field: job[field] for field in fields}
-        atomic_json(out / RECORD, record)
-        atomic_write(out / "recipe.toml", dump_toml(job["recipe"]))
-        log, display = EventLog(out / METRICS), Display(quiet=job["quiet"])
-        earlier_seconds = elapsed_seconds(log.path)  # of interrupted attempts
-        sinks = _sinks(job, log, display)
-        log.listeners.append(sinks)
-        log.write("start", pid=os.getpid(), python=sys.version.split()[0])
-        module, function = kind.builder.split(":")
-        start = time.monotonic()
-        inputs = {role: Input(i["name"], i["key"], Path(job["root"]) / i["dir"]) for role, i in job["inputs"].items()}
-        settings = kind.settings.model_validate(job["settings"])
-        builder_job = Job(job["name"], settings, inputs, job["seed"], out, log, display)
-        try:
-            result = getattr(importlib.import_module(module), function)(builder_job)
-        except (Exception, KeyboardInterrupt) as error:
-            sinks.close(failed=True)
-            if isinstance(error, Exception):
-                log.write("failed", why=str(error).splitlines()[0] if str(error) else type(error).__name__)
-            log.close()
-            raise
-        seconds = round(earlier_seconds + time.monotonic() - start, 3)
-        result = {**result, "seconds": seconds}
-        sinks.close(failed=False)
-        log.write("end", seconds=seconds)
+    with joined(out.path, job["settings"].get("loop", {}).get("device", "cpu")) as rank:
+        if rank.leads:
+            with out.lock():
+                if not agreed(out.is_done):  # else another process has finished it meanwhile
+                    _lead(job, kind, out)
+        elif not agreed(out.is_done):
+            _follow(job, kind, out, rank)
+
+
+def _follow(job: dict[str, Any], kind: Kind, out: StageDir, rank: Rank) -> None:
+    """Take part in a stage that the first rank leads."""
+    log = EventLog(log_file(out.path, rank.number))
+    log.write("start", pid=os.getpid(), python=sys.version.split()[0])
+    try:
+        _build(job, kind, out, log, Display(quiet=True))
+        log.write("end")
+    except Exception as error:
+        log.write("failed", why=_first_line(error))
+        raise
+    finally:
         log.close()
-        atomic_json(out / RESULT, result)
-        out.finish({"key": job["key"], "seconds": seconds})
+    meet()
+
+
+def _build(job: dict[str, Any], kind: Kind, out: StageDir, log: EventLog, display: Display) -> dict[str, Any]:
+    module, function = kind.builder.split(":")
+    inputs = {role: Input(i["name"], i["key"], Path(job["root"]) / i["dir"]) for role, i in job["inputs"].items()}
+    settings = kind.settings.model_validate(job["settings"])
+    return getattr(importlib.import_module(module), function)(
+        Job(job["name"], settings, inputs, job["seed"], out, log, display)
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _lead(job: dict[str, Any], kind: Kind, out: StageDir) -> None:
+    """Build a stage, with the log and the display that the user sees, and publish its result."""
+    fields = ("name", "kind", "key", "version", "seed", "settings", "canonical", "inputs", "raw", "files")
+    record = {field: job[field] for field in fields}
+    atomic_json(out / RECORD, record)
+    atomic_write(out / "recipe.toml", dump_toml(job["recipe"]))
+    log, display = EventLog(out / METRICS), Display(quiet=job["quiet"])
+    earlier_seconds = elapsed_seconds(log.path)  # of interrupted attempts
+    sinks = _sinks(job, log, display)
+    log.listeners.append(sinks)
+    log.write("start", pid=os.getpid(), python=sys.version.split()[0])
+    start = time.monotonic()
+    try:
+        result = _build(job, kind, out, log, display)
+    except (Exception, KeyboardInterrupt) as error:
+        sinks.close(failed=True)
+        if isinstance(error, Exception):
+            log.write("failed", why=_first_line(error))
+        log.close()
+        raise
+    meet()  # the other ranks have closed their logs, which are digested
+    seconds = round(earlier_seconds + time.monotonic() - start, 3)
+    result = {**result, "seconds": seconds}
+    sinks.close(failed=False)
+    log.write("end", seconds=seconds)
+    log.close()
+    atomic_json(out / RESULT, result)
+    out.finish({"key": job["key"], "seconds": seconds})
 
 
 def _sinks(job: dict[str, Any], log: EventLog, display: Display) -> Sinks:

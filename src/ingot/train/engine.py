@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from ingot.data.batches import Batch
 from ingot.data.sampler import key_of
 from ingot.distributed.mesh import Mesh
+from ingot.distributed.sharding import regroup
 from ingot.optim import optimizers
 from ingot.optim.average import Average
-from ingot.optim.groups import global_norm
 from ingot.optim.settings import OptimSettings
 from ingot.tokenizer.byte_bpe import Tokenizer
 from ingot.train import loss_scaling
@@ -31,10 +31,11 @@ from ingot.train.execution import Execution
 from ingot.train.metrics import Evaluated, StepMetrics, TermSums, evaluation_means, merge_updates
 from ingot.train.objective import Context, Objective, Term, no_grad_batches
 from ingot.train.penalties import Penalties
-from ingot.train.runner import Runner
+from ingot.train.runner import Dealer, Runner
 from ingot.train.settings import LoopSettings
 from ingot.train.signals import Signals
 from ingot.train.state import TrainingState
+from ingot.train.weights import Weights
 
 Update = tuple[Tensor, dict[str, Tensor], Tensor, bool]
 """Loss, penalties and metrics by name, gradient norm before clipping, whether the update was skipped."""
@@ -93,28 +94,36 @@ class Engine:
         self.model, self.objective, self.plan = model.train(objective.needs.dropout), objective, plan
         self.companions, self.penalties = companions or {}, penalties or Penalties()
         self.tokenizer, self.replay = tokenizer, replay or objective
-        self.execution, self.mesh, self.runner = execution, mesh, Runner(execution)
+        self.execution, self.mesh = execution, mesh
+        self.runner, self.dealer = Runner(execution, mesh), Dealer(execution, mesh)
         torch.manual_seed(plan.seed)  # for the initial weights of the objective's modules
         self.modules = nn.ModuleDict(objective.modules(model)).to(execution.device, execution.parameter_dtype)
         self.named = dict(model.named_parameters()) | {f"extra.{n}": p for n, p in self.modules.named_parameters()}
-        self.trained = {n: p for n, p in self.named.items() if p.requires_grad}
-        self.optimizer = optimizers.build(self.trained, plan.optim, plan.schedule.peak)
-        self.average = Average(self.trained, plan.optim.ema)
+        self.weights = Weights(self.named, mesh)
+        self.trained = self.weights.trained
+        if self.weights.shards:
+            self.penalties = self.penalties.on_parts(self.weights.local, self.weights.shards[1])
+        self.optimizer = optimizers.build(self.weights.local, plan.optim, plan.schedule.peak, self.weights.shards)
+        self.average = Average(self.weights.local, plan.optim.ema)
         initial, keep = objective.needs.initial_state, plan.loop.keep
         self.training_state = TrainingState(
-            directory, self.named, self.optimizer, self.average, initial, keep, plan.config, plan.steps
+            directory, self.named, self.optimizer, self.average, initial, keep, plan.config, plan.steps, mesh
         )
         self.state = self.training_state.numbers
         if execution.precision == "fp16":
             self.state["loss_scale"] = loss_scaling.INITIAL_SCALE
-        self.signals = Signals(lambda: self.training_state.unsaved)
+        self.signals = Signals(lambda: self.training_state.unsaved, mesh.any)
         self._context = self.context(1)
         self._recorder = self._make_recorder()
 
     # -- a step ----------------------------------------------------------------------------------------------------
 
     def step(self, raw: Batch) -> StepMetrics:
-        """Run the next step on its batch."""
+        """Run the next step on its batch.
+
+        Args:
+            raw: this rank's share of the rows; all rows if the objective needs the whole step.
+        """
         step = self.state["step"] + 1
         lr = self.plan.schedule.lr(step)
         self._context = context = self.context(step)
@@ -125,22 +134,28 @@ class Engine:
             updates.append(self._update(step, lr, replace(batch, replay=replay[inner % len(replay)]), inner))
         assert updates, "expand yielded no batch"
         if raw.replay is not None:
-            replayed = self._global_counts(raw)["replay_token"] * len(updates) / len(replay)
+            counts = raw.counts() if self.objective.needs.whole_step else self._global_counts(raw)
+            replayed = counts["replay_token"] * len(updates) / len(replay)
             context.metrics["replay_fraction"] = replayed / (replayed + sum(u.tokens for u in updates))
         metrics = merge_updates(updates, context.metrics)
         self.average.update(step)
         self.state["step"], self.state["tokens"] = step, metrics.tokens_seen
         return metrics
 
-    def context(self, step: int) -> Context:
-        """The objective's context. Step 0 is an evaluation, which gets a copy of the objective's state."""
+    def context(self, step: int, whole_rows: bool | None = None) -> Context:
+        """The objective's context. Step 0 is an evaluation, which gets a copy of the objective's state.
+
+        Args:
+            whole_rows: whether all ranks have the rows of the batches alike; None: as in a step.
+        """
         state = self.state["objective"]
+        alike = self.objective.needs.whole_step if whole_rows is None else whole_rows
         return Context(
             step,
             self.plan.seed,
             self.model,
             self.execution,
-            self.runner,
+            self.dealer if alike else self.runner,
             self.companions,
             dict(self.modules.items()),
             state=state if step else dict(state),
@@ -173,14 +188,11 @@ class Engine:
                 terms |= self.penalties.terms(out, rows)
             return sums.add(terms) * scale
 
-        self.optimizer.clear()
+        self.weights.clear()
         self.runner.backward(self.model, batch, loss, self._taps, lambda number: key_of(*key, number, self.mesh.rank))
-        for gradient in self._gradients():
-            self.mesh.sum(gradient)
-            if scale != 1.0:
-                gradient.mul_(1 / scale)
+        self.weights.collect(scale)
         total, others = sums.read(self.mesh.sum)
-        return total, counts, others | self.penalties.add_gradients()
+        return total, counts, others | self.penalties.add_gradients(self.mesh.sum_of_shards)
 
     def _expand(self, raw: Batch, context: Context) -> Iterator[Batch]:
         with torch.no_grad():
@@ -188,6 +200,8 @@ class Engine:
         return no_grad_batches(batches)
 
     def _update(self, step: int, lr: float, batch: Batch, inner: int) -> StepMetrics:
+        if self.objective.needs.whole_step:
+            batch = batch.share(self.mesh.rank, self.mesh.size)
         counts = self._global_counts(batch)
         one_micro_batch = len(batch) <= self.execution.rows(batch.context)
         replayed = self._recorder(batch, counts, lr) if self._recorder and one_micro_batch else None
@@ -197,9 +211,10 @@ class Engine:
 
     def _compute_update(self, batch: Batch, counts: Mapping[str, int], lr: float | Tensor, inner: int) -> Update:
         loss, _, others = self.gradients(batch, inner, counts)
-        norm = global_norm(self._gradients())
+        norm = self.weights.norm()
         skipped = self._overflowed(loss, norm)
         if not skipped:
+            regroup(self.model)
             self.optimizer.step(lr, self.plan.optim.clip, norm)
         return loss, others, norm, skipped
 
@@ -240,9 +255,6 @@ class Engine:
     def _taps(self, batch: Batch) -> frozenset[str]:
         return self._objective_of(batch).needs.taps
 
-    def _gradients(self) -> list[Tensor]:
-        return [p.grad for p in self.trained.values() if p.grad is not None]
-
     def _global_counts(self, batch: Batch) -> dict[str, int]:
         local = batch.counts()
         summed = self.mesh.sum(torch.tensor(list(local.values()), dtype=torch.int64))
@@ -252,7 +264,7 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Batch]) -> Evaluated:
-        """The loss and the metrics of all batches.
+        """The loss and the metrics of all batches, which all ranks have alike.
 
         Penalties are excluded. `Context.metrics` are weighted by the rows of their batch, a `Mean` by its own rows.
         """
@@ -263,8 +275,10 @@ class Engine:
         with self.eval_mode():
             for raw in batches:
                 self.signals.check()
-                context = self.context(0)
-                for batch in self._expand(raw, context):
+                context, whole_step = self.context(0), self.objective.needs.whole_step
+                share = self.mesh.rank, self.mesh.size
+                for batch in self._expand(raw if whole_step else raw.share(*share), context):
+                    batch = batch.share(*share) if whole_step else batch
                     batch_counts = self._global_counts(batch)
                     counts.update(batch_counts)
                     rows = batch.to(self.execution.device)
@@ -283,21 +297,23 @@ class Engine:
     @torch.no_grad()
     def annotate(self, batch: Batch) -> dict[str, Tensor]:
         """The objective's columns of some rows, computed before training."""
-        return self.objective.annotate(batch, self.context(0))
+        return self.objective.annotate(batch, self.context(0, whole_rows=True))
 
     @torch.no_grad()
     def final_metrics(self, batches: Iterable[Batch]) -> dict[str, float]:
         """The objective's additional metrics of the trained model on validation rows."""
         with self.eval_mode():
-            return self.objective.final_metrics(batches, self.context(0))
+            return self.objective.final_metrics(batches, self.context(0, whole_rows=True))
 
     @contextmanager
     def eval_mode(self) -> Iterator[None]:
         """Context in which the model has no dropout and, with `optim.ema`, the averaged weights."""
         self.model.eval()
         try:
+            regroup(self.model)
             with self.average.applied():
                 yield
+                regroup(self.model)
         finally:
             self.model.train(self.objective.needs.dropout)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from ingot.core.errors import UserError
 from ingot.core.events import EventLog
+from ingot.core.heartbeat import HEARTBEAT
 from ingot.data.batches import Batch
 from ingot.train import health
 from ingot.train.engine import Engine
@@ -66,7 +67,7 @@ class _Run:
         self.engine, self.evaluation, self.log, self.progress, self.notify = engine, evaluation, log, progress, notify
         self.throughput = Throughput(engine.plan)
         self.metrics = MetricsBuffer(engine, log, notify, self.throughput)
-        self._saved_at = time.monotonic()
+        self._saved_at, self._late = time.monotonic(), False
 
     def run(self, batches: Iterator[Batch]) -> None:
         """Run all remaining steps. Signals are handled between steps: the run saves a checkpoint and ends."""
@@ -76,7 +77,8 @@ class _Run:
                 with self.throughput.paused("evaluation"):
                     self.evaluate()
             for raw in batches:
-                self.engine.signals.check()
+                minutes_passed = time.monotonic() - self._saved_at > 60 * self.engine.plan.loop.save_minutes
+                (self._late,) = self.engine.signals.check(minutes_passed)
                 self.step(raw)
         except KeyboardInterrupt:
             if state.unsaved:
@@ -88,14 +90,14 @@ class _Run:
         """Run one step, and log, evaluate and save if due."""
         plan, loop = self.engine.plan, self.engine.plan.loop
         try:
+            HEARTBEAT.move(self.engine.state["step"] + 1, "training")
             step = self.engine.step(raw)
         except UserError:
             self.metrics.write()  # log the steps before the failing one
             raise
         self.metrics.add(step)
         self.throughput.add(step.tokens)
-        minutes_passed = time.monotonic() - self._saved_at > 60 * loop.save_minutes
-        save_due = minutes_passed or step.step == plan.steps or step.step % loop.save_every == 0
+        save_due = self._late or step.step == plan.steps or step.step % loop.save_every == 0
         if self.throughput.due() or self._evaluation_due() or save_due:
             self.metrics.write()
             self.progress(step, self.throughput)

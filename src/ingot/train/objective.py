@@ -7,9 +7,10 @@ micro-batch means, which is wrong whenever their token counts differ.
 Shapes: B rows, T positions.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 from ingot.data.batches import Batch
 from ingot.tokenizer.byte_bpe import Tokenizer
 from ingot.train.execution import Execution
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,8 @@ class Needs:
     """Whether the trained model still predicts text, so that sampling from it makes sense."""
     samples: bool = False
     """Whether each step trains on rows sampled from the model."""
+    whole_step: bool = False
+    """Whether `expand` needs all rows of a step at once; else it may get some of them at a time."""
     loss_is_nll: bool = False
     """Whether the reported loss is the negative log-likelihood of the labels, so that bits per byte follow from it."""
     capturable: bool = False
@@ -105,6 +110,12 @@ class ForwardRunner(Protocol):
         function: Callable[[Any, Batch], Tensor],
         taps: frozenset[str] = frozenset(),
     ) -> Tensor: ...
+
+    def map(self, function: Callable[[Sequence[Any]], Sequence[T]], items: Sequence[Any]) -> list[T]: ...
+
+    def once(self, function: Callable[[], T]) -> T: ...
+
+    def readable(self, model: nn.Module) -> AbstractContextManager[None]: ...
 
 
 @dataclass(frozen=True)
@@ -152,6 +163,18 @@ class Context:
             function: (model output, rows of a micro-batch) to a tensor with the rows as first dimension.
         """
         return self.runner.run(model, batch, function, taps)
+
+    def map(self, function: Callable[[Sequence[Any]], Sequence[T]], items: Sequence[Any]) -> list[T]:
+        """`function(items)`, which returns one result an item; several processes may each compute some of them."""
+        return self.runner.map(function, items)
+
+    def once(self, function: Callable[[], T]) -> T:
+        """`function()`, called by one process: for code of the user, which may have files or a state."""
+        return self.runner.once(function)
+
+    def readable(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Context in which all weights of a model can be read, to sample from it."""
+        return self.runner.readable(model)
 
 
 class Objective:

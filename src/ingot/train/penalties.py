@@ -7,7 +7,7 @@ gradients.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -62,7 +62,28 @@ class Penalties:
         """The terms of all loss penalties."""
         return {n: term for penalty in self.losses for n, term in penalty.terms(out, batch).items()}
 
-    def add_gradients(self) -> dict[str, Tensor]:
-        """Add the gradients of all anchors to `.grad`. Returns their values and gradient norms by name."""
+    def add_gradients(self, sum_of_shards: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> dict[str, Tensor]:
+        """Add the gradients of all anchors to `.grad`. Returns their values and gradient norms by name.
+
+        Args:
+            sum_of_shards: sums a tensor over the ranks that hold the parts of one model.
+        """
         weights = self.weights() if self.anchors else {}
-        return {name: value for anchor in self.anchors for name, value in anchor.add_gradients(weights).items()}
+        found = (anchor.add_gradients(weights, sum_of_shards) for anchor in self.anchors)
+        return {name: value for values in found for name, value in values.items()}
+
+    def on_parts(self, weights: Mapping[str, Tensor], cut: Callable[[Tensor, Tensor], Tensor]) -> "Penalties":
+        """The penalties of a model of which this rank has parts.
+
+        Args:
+            weights: the parts by parameter name.
+            cut: (a whole tensor, this rank's part of a parameter) -> this rank's part of the tensor.
+        """
+
+        def parts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {name: cut(tensor, weights[name]).clone() for name, tensor in tensors.items() if name in weights}
+
+        anchors = [
+            replace(a, center=parts(a.center), importance=a.importance and parts(a.importance)) for a in self.anchors
+        ]
+        return Penalties(self.losses, anchors, lambda: weights)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from ingot.core.errors import notify
+from ingot.core.errors import UserError, notify
 from ingot.core.settings import EXECUTION, Settings
 
 MICRO_TOKENS = 16_384
@@ -37,6 +37,51 @@ class EvaluateSettings(Settings):
         return self.every or min(250, max(1, steps // 10))
 
 
+class MeshSettings(Settings):
+    """`mesh = { shard = 4 }`: how the processes of a run (`ingot run --nproc`, torchrun) share the work.
+
+    Processes train on different rows. Groups of `shard` processes hold one model in parts, `replicate` such groups hold
+    one each. No field changes the result, so none is part of the stage key.
+    """
+
+    replicate: Annotated[int, EXECUTION] = Field(default=-1, ge=-1)
+    """Groups that hold the model once each; -1: as many as the processes make."""
+    shard: Annotated[int, EXECUTION] = Field(default=1, ge=-1)
+    """Processes that hold weights, gradients and moments of one model in parts; -1: all of them."""
+    zero: Annotated[Literal[1, 2, 3], EXECUTION] = 3
+    """What is held in parts between uses, if `shard` > 1: 3 everything; 2 keeps the weights from the forward to the
+    backward pass; 1 also keeps whole gradients until the last micro-batch. Lower is faster and takes more memory."""
+
+    @model_validator(mode="after")
+    def _one_is_filled(self) -> "MeshSettings":
+        if 0 in (self.replicate, self.shard):
+            raise ValueError("found 0 processes, expected at least 1, or -1 for as many as there are")
+        if self.shard == self.replicate == -1:
+            return self.model_copy(update={"replicate": 1})
+        return self
+
+    @property
+    def processes(self) -> int | None:
+        """Processes that a fixed mesh needs; None if it takes as many as there are."""
+        return None if -1 in (self.replicate, self.shard) else self.replicate * self.shard
+
+    def shards(self, size: int) -> int:
+        """Processes of a group that holds one model, for a run of `size` processes.
+
+        Raises:
+            UserError: the mesh has another number of processes.
+        """
+        replicate = size // self.shard if self.replicate == -1 else self.replicate
+        shard = size // replicate if self.shard == -1 else self.shard
+        if replicate * shard != size:
+            asked = f"replicate {self.replicate} x shard {self.shard}".replace("-1", "any")
+            raise UserError(
+                f"mesh: found {asked} for a run of {size:,} process{'es' if size > 1 else ''}, expected a product of "
+                f"{size:,}; change mesh or --nproc"
+            )
+        return shard
+
+
 class LoopSettings(Settings):
     """How a run is executed. No field changes the result, so none is part of the stage key."""
 
@@ -64,6 +109,11 @@ class LoopSettings(Settings):
     false: never. Default: if an update can be captured."""
     device: Annotated[Literal["auto", "cpu", "cuda"], EXECUTION] = "auto"
     """Device; `auto` is a GPU if there is one."""
+    restarts: Annotated[int, EXECUTION] = Field(default=3, ge=0)
+    """With several processes on this machine: how often all start again from the newest checkpoint after one failed."""
+    hang_minutes: Annotated[float, EXECUTION] = Field(default=30, gt=0)
+    """With several processes on this machine: minutes without progress after which the one that hangs is named and all
+    start again."""
 
     @model_validator(mode="before")
     @classmethod

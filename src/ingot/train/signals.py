@@ -14,6 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
+from ingot.core.heartbeat import HEARTBEAT
 from ingot.core.process import TERMINATION_SIGNALS
 
 
@@ -22,10 +23,11 @@ class Signals:
 
     Args:
         unsaved: returns whether there are steps since the newest checkpoint.
+        agree: for each flag whether it is set on some rank.
     """
 
-    def __init__(self, unsaved: Callable[[], bool]):
-        self._unsaved = unsaved
+    def __init__(self, unsaved: Callable[[], bool], agree: Callable[..., tuple[bool, ...]] = lambda *flags: flags):
+        self._unsaved, self._agree = unsaved, agree
         self._requested = False
         self._handlers: dict[int, Any] = {}
 
@@ -41,14 +43,23 @@ class Signals:
             signal.signal(number, handler)
         self._handlers.clear()
 
-    def check(self) -> None:
-        """To be called between steps.
+    def check(self, *flags: bool) -> tuple[bool, ...]:
+        """To be called between steps, by all ranks, which then end after the same step.
+
+        Args:
+            flags: what each rank decides by its own clock.
+
+        Returns:
+            For each flag whether it is set on some rank.
 
         Raises:
-            KeyboardInterrupt: a termination signal was received.
+            KeyboardInterrupt: a rank received a termination signal.
         """
-        if self._requested:
+        HEARTBEAT.move()
+        requested, *agreed = self._agree(self._requested, *flags)
+        if requested:
             raise KeyboardInterrupt
+        return tuple(agreed)
 
     def _request(self, number: int, _: FrameType | None) -> None:
         if self._requested and number == signal.SIGINT:

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from ingot.core.artifact import CHECKPOINTS, STATE, checkpoint_path, read_json
 from ingot.core.errors import UserError, shortened
 from ingot.distributed import checkpoint
+from ingot.distributed.mesh import Mesh
+from ingot.distributed.sharding import described
 from ingot.optim.average import Average
 from ingot.optim.optimizers import Optimizer
 from ingot.train import health
@@ -46,6 +48,7 @@ class TrainingState:
         keep: number of checkpoints to retain.
         config: metadata of checkpoints: the model's shape, the tokenizer.
         last_step: the last step of the plan; no later checkpoint is resumed.
+        mesh: the ranks, which save and load together.
     """
 
     def __init__(
@@ -58,10 +61,11 @@ class TrainingState:
         keep: int,
         config: Mapping[str, Any],
         last_step: int,
+        mesh: Mesh = Mesh(),  # noqa: B008 - immutable
     ):
         self.checkpoints = directory / CHECKPOINTS
         self.named, self.optimizer, self.average = named, optimizer, average
-        self.keep, self.config, self.last_step = keep, config, last_step
+        self.keep, self.config, self.last_step, self.mesh = keep, config, last_step, mesh
         self._objective_names = set(objective_state)
         self.numbers: dict[str, Any] = {**copy.deepcopy(INITIAL), "objective": dict(objective_state)}
         self.saved_step = 0
@@ -79,10 +83,11 @@ class TrainingState:
         If weights are averaged, "model.NAME" is the average and "optim.NAME.weight" the current weight.
         """
         weights = {n: p.detach() for n, p in self.named.items() if p.requires_grad or n.startswith("extra.")}
-        averages = self.average.tensors()
+        averages = {n: described(t, self.named[n]) for n, t in self.average.tensors().items()}
         out = {f"model.{n}": t for n, t in (weights | averages).items()}
         if moments:
-            out |= {f"optim.{n}": t for n, t in self.optimizer.tensors().items()}
+            for n, t in self.optimizer.tensors().items():
+                out[f"optim.{n}"] = described(t, self.named[n.rpartition(".")[0]])
             out |= {f"optim.{n}.weight": weights[n] for n in averages}
         return out
 
@@ -91,13 +96,15 @@ class TrainingState:
         undeclared = set(self.numbers) ^ set(INITIAL) | set(self.numbers["objective"]) ^ self._objective_names
         assert not undeclared, f"undeclared state: {undeclared}"
         path = checkpoint_path(self.checkpoints, self.numbers["step"])
-        checkpoint.save(path, self.tensors(), self.numbers, self.config)
-        checkpoint.prune(self.checkpoints, self.keep)
+        checkpoint.save(path, self.tensors(), self.numbers, self.config, self.mesh)
+        if self.mesh.leads:
+            checkpoint.prune(self.checkpoints, self.keep)
         self.saved_step = self.numbers["step"]
 
     def save_best(self) -> None:
         """Write the current weights, without moments, as the best checkpoint."""
-        checkpoint.save(self.checkpoints / checkpoint.BEST, self.tensors(moments=False), self.numbers, self.config)
+        path, tensors = self.checkpoints / checkpoint.BEST, self.tensors(moments=False)
+        checkpoint.save(path, tensors, self.numbers, self.config, self.mesh)
 
     def resume(self, notify: Callable[[str], None]) -> bool:
         """Load the newest intact checkpoint. Returns whether there was one.
@@ -108,7 +115,7 @@ class TrainingState:
         Raises:
             UserError: all checkpoints are damaged, or the numbers of the newest intact one cannot be those of this run.
         """
-        path = checkpoint.newest_intact(self.checkpoints, notify)
+        path = self.mesh.first(lambda: checkpoint.newest_intact(self.checkpoints, notify))
         if path is None:
             return False
         numbers = read_json(path / STATE)
@@ -120,7 +127,9 @@ class TrainingState:
         checkpoint.load(path, self.tensors())
         self.numbers.update(numbers)
         self.saved_step = self.numbers["step"]
-        checkpoint.delete_after(self.checkpoints, self.saved_step)
+        if self.mesh.leads:
+            checkpoint.delete_after(self.checkpoints, self.saved_step)
+        self.mesh.wait()
         return True
 
     def _problem(self, numbers: Any, path: Path) -> str | None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from typing import Literal
 
+from ingot.core.heartbeat import HEARTBEAT
 from ingot.train.engine import Plan
 
 _READ_EVERY_S = 0.5
@@ -79,7 +80,8 @@ class Throughput:
         """Exclude the time inside the context, which does other work."""
         start = time.monotonic()
         try:
-            yield
+            with HEARTBEAT.during(work):
+                yield
         finally:
             self._pause_s[work] = elapsed = time.monotonic() - start
             self._read_at += elapsed

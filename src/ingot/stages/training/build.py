@@ -17,6 +17,7 @@ from ingot.data.batches import Loader
 from ingot.data.packing import BestFit, OnePerRow
 from ingot.data.sampler import key_of
 from ingot.distributed import mesh
+from ingot.distributed.sharding import shard
 from ingot.model import lora
 from ingot.model.backend import Backend
 from ingot.model.config import ModelConfig
@@ -36,7 +37,7 @@ from ingot.stages.training.settings import TrainSettings
 from ingot.stages.training.timeline import Timeline, overshoot
 from ingot.tokenizer.byte_bpe import Tokenizer, load_tokenizer
 from ingot.train.engine import Engine, Plan
-from ingot.train.execution import Execution, choose, resumed, write
+from ingot.train.execution import Execution, choose, resolve_device, resumed, write
 from ingot.train.loop import train
 from ingot.train.metrics import StepMetrics
 from ingot.train.throughput import Throughput
@@ -55,13 +56,17 @@ def run(job: Job) -> dict[str, Any]:
     config = trained_config(settings, initial)
     data = open_data(settings, job.roles("data"), initial, tokenizer)
     timeline = build_timeline(settings, initial, data.source_size, job.seed)
-    _save_rows(job, data)
+    device = resolve_device(settings.loop.device, "loop.device")
+    ranks = mesh.current(settings.mesh.shards(mesh.current().size), settings.mesh.zero, device)
+    if ranks.leads:
+        _save_rows(job, data)
     if "init" not in job.inputs and (message := unseen_start(tokenizer, data)):
         job.display.notify(message)
-    execution = _execution(job, settings, timeline)
+    execution = _execution(job, settings, timeline, ranks)
     model = _model(job, settings, config, execution)
-    execution = _select_backend(job, settings, model, execution, training_flops(settings, config, timeline))
-    write(job.out / EXECUTION_FILE, execution)
+    execution = _select_backend(job, settings, model, execution, training_flops(settings, config, timeline), ranks)
+    if ranks.leads:
+        write(job.out / EXECUTION_FILE, execution)
     plan = Plan(
         steps=timeline.steps,
         seed=job.seed,
@@ -73,22 +78,24 @@ def run(job: Job) -> dict[str, Any]:
         label=lambda step: {"phase": timeline.phase(step).name} if settings.phases else {},
         work=timeline.work,
     )
-    companions = _companions(job, settings, model, execution, timeline.context)
+    companions = _companions(job, settings, model, execution, timeline.context, ranks)
     penalties = build_penalties(job, settings, model, companions)
+    _shard(model, ranks)
     objective = build_objective(settings.objective)
     engine = Engine(
         model,
         objective,
         plan,
         execution,
-        mesh.current(),
+        ranks,
         job.out.path,
         companions,
         penalties,
         tokenizer=tokenizer,
         replay=Replay(),
     )
-    save_description(job.out.path, config, tokenizer)
+    if ranks.leads:
+        save_description(job.out.path, config, tokenizer)
     facts = _facts(settings, engine, config, data, timeline)
     job.display.notify(f"{facts['parameters']:,} parameters, {timeline.steps:,} steps; {execution.summary()}")
     line = "{name}: " if settings.phases else ""
@@ -148,18 +155,24 @@ def _save_rows(job: Job, data: Data) -> None:
 
 
 def _select_backend(
-    job: Job, settings: TrainSettings, model: Transformer, execution: Execution, flops: float
+    job: Job, settings: TrainSettings, model: Transformer, execution: Execution, flops: float, ranks: mesh.Mesh
 ) -> Execution:
     """Give the model its backend; returns the execution with its name.
 
-    A resumed run keeps the backend that it started with, or gets another one if this machine does not have it.
+    A resumed run keeps the backend that it started with, or gets another one if this machine does not have it. The
+    first rank chooses for all. Parts of a model have the reference backend.
     """
+    if ranks.shard > 1:
+        return replace(execution, backend=model.backend.name)
 
     def select(name: str) -> Backend:
         training = {"shape": execution.shape, "flops": flops}
         dtype, notify = execution.product_dtype, job.display.notify
         return backend_for(model, execution.device, dtype, name=name, training=training, notify=notify)
 
+    if not ranks.leads:
+        model.backend = select(ranks.first(str))
+        return replace(execution, backend=model.backend.name)
     try:
         model.backend = select(execution.backend)
     except UserError:
@@ -170,15 +183,24 @@ def _select_backend(
             f'the run started with backend "{execution.backend}", which this machine does not have; it continues with '
             f'"{model.backend.name}", whose results differ by rounding'
         )
-    return replace(execution, backend=model.backend.name)
+    return replace(execution, backend=ranks.first(lambda: model.backend.name))
 
 
-def _execution(job: Job, settings: TrainSettings, timeline: Timeline) -> Execution:
+def _execution(job: Job, settings: TrainSettings, timeline: Timeline, ranks: mesh.Mesh) -> Execution:
     """Execution settings for the longest rows of training, which may be much shorter than the context of `init`."""
-    chosen = choose(settings.loop, settings.precision, timeline.context, timeline.max_rows * rows_per_draw(settings))
-    execution = resumed(job.out / EXECUTION_FILE, chosen, settings.loop)
+    rows = -(-timeline.max_rows // ranks.size) * rows_per_draw(settings)
+    chosen = choose(settings.loop, settings.precision, timeline.context, rows)
+    execution = ranks.first(lambda: resumed(job.out / EXECUTION_FILE, chosen, settings.loop))
+    if ranks.size > 1:  # device and threads are this rank's
+        execution = replace(execution, device=chosen.device, threads=chosen.threads)
     execution.prepare()
     return execution
+
+
+def _shard(model: nn.Module, ranks: mesh.Mesh) -> None:
+    """Shard a language model in place, also inside another module such as a reward model."""
+    for inner in [module for module in model.modules() if isinstance(module, Transformer)]:
+        shard(inner, ranks, list(inner.layers.values()))
 
 
 def _model(job: Job, settings: TrainSettings, config: ModelConfig, execution: Execution) -> Transformer:
@@ -195,7 +217,7 @@ def _model(job: Job, settings: TrainSettings, config: ModelConfig, execution: Ex
 
 
 def _companions(
-    job: Job, settings: TrainSettings, model: Transformer, execution: Execution, context: int
+    job: Job, settings: TrainSettings, model: Transformer, execution: Execution, context: int, ranks: mesh.Mesh
 ) -> dict[str, nn.Module]:
     """The frozen models that the settings name, by role. The base model of an adapter is not loaded a second time.
 
@@ -211,12 +233,14 @@ def _companions(
                 f"{role}: '{source.name}' has {shape.context:,} learned positions, expected {context:,}, the longest "
                 f"rows of '{job.name}'; shorten them, or name a model with a longer context"
             )
-        if settings.adapter and source.key == job.inputs["init"].key and companion_is_model(source.path):
+        is_base = settings.adapter and source.key == job.inputs["init"].key and companion_is_model(source.path)
+        if is_base and ranks.shard == 1:
             companions[role] = lora.reference(model)
         else:
             companions[role] = load_frozen(
                 source.path, job.display.notify, execution.device, execution.parameter_dtype, execution.backend
             )
+            _shard(companions[role], ranks)
     return companions
 
 
@@ -275,7 +299,8 @@ def _loop(
     job: Job, settings: TrainSettings, engine: Engine, data: Data, timeline: Timeline, tokenizer: Tokenizer
 ) -> dict[str, Any]:
     first = engine.state["step"] + 1
-    loader = Loader(lambda step: data.batch(timeline, step), first, timeline.steps)
+    share = (0, 1) if engine.objective.needs.whole_step else (engine.mesh.rank, engine.mesh.size)
+    loader = Loader(lambda step: data.batch(timeline, step, *share), first, timeline.steps)
     fractions = dict(zip(timeline.sources, timeline.fractions, strict=True))
     evaluation = Evaluation(job, settings, engine, data, fractions, tokenizer)
     best_metric = engine.objective.needs.best_metric

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ingot.core.errors import UserError
-from ingot.data.batches import Batch, Source, make_batch
+from ingot.data.batches import Batch, Source, make_batch, share
 from ingot.data.packing import BestFit, Concatenated, Mask, OnePerRow, RowPlan, make_row_plan
 from ingot.model.config import ModelConfig
 from ingot.objectives.settings import OBJECTIVES
@@ -45,8 +45,9 @@ class Data:
         validated = {source.name for source in self.held_out}
         return [name for name in self.names if name not in validated]
 
-    def batch(self, timeline: Timeline, step: int) -> Batch:
-        """The batch of a step: rows for the objective, and separately the replayed rows.
+    def batch(self, timeline: Timeline, step: int, rank: int = 0, size: int = 1) -> Batch:
+        """The batch of a step, or the share of one of `size` ranks: rows for the objective, and separately the replayed
+        rows. Only the rank's own rows are read.
 
         Raises:
             UserError: all rows are replayed ones.
@@ -54,16 +55,21 @@ class Data:
         phase, source_B, row_B = timeline.at(step)
         sources = self.train[phase.context]
         replay_B = np.array([sources[int(s)].replay for s in source_B])
+
+        def own(selected_B: np.ndarray) -> Batch:
+            index, filled = share(int(selected_B.sum()), rank, size)
+            batch = make_batch(sources, source_B[selected_B][index], row_B[selected_B][index])
+            return batch.without_labels(np.repeat(filled, batch.group)) if filled.any() else batch
+
         if not replay_B.any():
-            return make_batch(sources, source_B, row_B)
+            return own(~replay_B)
         if replay_B.all():
             names = ", ".join(sorted({sources[int(s)].name for s in source_B}))
             raise UserError(
                 f"data: found only replayed rows ({names}) among the {len(row_B)} rows of step {step:,}, expected some "
                 "for the objective; raise batch, or lower the fraction of replayed corpora"
             )
-        batch = make_batch(sources, source_B[~replay_B], row_B[~replay_B])
-        return replace(batch, replay=make_batch(sources, source_B[replay_B], row_B[replay_B]))
+        return replace(own(~replay_B), replay=own(replay_B))
 
 
 def open_data(settings: TrainSettings, inputs: Mapping[str, Input], config: ModelConfig, tokenizer: Tokenizer) -> Data:

@@ -118,9 +118,10 @@ class Evaluation:
     def _sample(self, step: int) -> dict[str, str]:
         prompt, prompt_text = self._prompt()
         sampling = sampling_for(self.tokenizer, max_new=self.settings.evaluate.sample_tokens, temperature=0.8)
-        with self.engine.eval_mode():
+        model = self.engine.model
+        with self.engine.eval_mode(), self.engine.runner.readable(model):
             (completion,) = generate(
-                self.engine.model,  # type: ignore[arg-type]
+                model,  # type: ignore[arg-type]
                 [prompt],
                 sampling,
                 seed=self.job.seed,

@@ -29,6 +29,8 @@ CHECKPOINT_ROWS = 4096
 def add_columns(engine: Engine, source: Source, directory: Path, advance: Callable[[int], None]) -> None:
     """Add the objective's columns to a source's store; computes them unless `directory` has them already.
 
+    All ranks compute them together; the first one writes them.
+
     Args:
         engine: the engine, with its companions loaded.
         source: the rows of a store.
@@ -38,23 +40,27 @@ def add_columns(engine: Engine, source: Source, directory: Path, advance: Callab
     Raises:
         UserError: the row plan gives a token or a document several values.
     """
-    columns = engine.objective.needs.columns
+    columns, ranks = engine.objective.needs.columns, engine.mesh
     _check(source, columns)
-    if not (directory / MANIFEST).exists():
+    if not ranks.first((directory / MANIFEST).exists):
         specs = {column.name: ColumnSpec(column.per, column.dtype, column.width) for column in columns}
-        filler = ColumnFiller(directory, source.store, specs)
-        rows = saved = filler.done
+        filler = ColumnFiller(directory, source.store, specs) if ranks.leads else None
+        rows = saved = ranks.first(lambda: filler.done if filler else 0)
         advance(rows * source.plan.group)
         for batch in all_rows(source, rows_per_pass(source.plan.context), first=rows):
             values = engine.annotate(batch)
-            for column in columns:
-                _write(filler, column, values[column.name].cpu().numpy(), batch, source)
             rows += len(batch) // batch.group
             advance(len(batch))
+            if filler is None:
+                continue
+            for column in columns:
+                _write(filler, column, values[column.name].cpu().numpy(), batch, source)
             if rows - saved >= CHECKPOINT_ROWS:
                 filler.checkpoint(rows)
                 saved = rows
-        filler.publish()
+        if filler:
+            filler.publish()
+        ranks.wait()
     source.store.add_overlay(directory)
 
 

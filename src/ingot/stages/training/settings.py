@@ -14,7 +14,7 @@ from ingot.objectives.settings import OBJECTIVES, LanguageModelSettings, Objecti
 from ingot.optim.settings import OptimSettings, ScheduleKind
 from ingot.train.duration import Duration
 from ingot.train.penalty_settings import ANCHORS, EwcSettings, PenaltySettings
-from ingot.train.settings import EvaluateSettings, LoopSettings, Precision
+from ingot.train.settings import EvaluateSettings, LoopSettings, MeshSettings, Precision
 
 
 def _check_duration(text: str) -> str:
@@ -180,6 +180,8 @@ class TrainSettings(Settings):
     """Overrides [run] seed for this stage."""
     loop: LoopSettings = LoopSettings()
     """Execution settings; none of them changes the result."""
+    mesh: MeshSettings = MeshSettings()
+    """How several processes share the work: { shard = 4 } holds the model in 4 parts. Default: each holds it whole."""
 
     @property
     def corpora(self) -> list[str]:
@@ -307,6 +309,23 @@ class TrainSettings(Settings):
             )
         for phase in self.phases:
             phase.curve(self.optim, first=False, lr=self.optim.lr or 1.0)  # validates the combination
+        return self
+
+    @model_validator(mode="after")
+    def _runs_in_parts(self) -> "TrainSettings":
+        """Check that what is set works on parts of a model."""
+        if self.mesh.shard == 1:
+            return self
+        if self.loop.backend in ("cpu", "compiled"):
+            raise ValueError(
+                f'found loop.backend = "{self.loop.backend}" with mesh.shard, whose parts only "torch" reads; leave '
+                "backend out"
+            )
+        if self.adapter and (anchors := [p.kind for p in self.penalties if p.kind in ANCHORS]):
+            raise ValueError(
+                f"found the penalty {anchors[0]} on an adapter with mesh.shard, which does not hold merged weights in "
+                "parts; leave shard out, which replicates the model"
+            )
         return self
 
     @model_validator(mode="after")

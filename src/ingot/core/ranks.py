@@ -1,0 +1,42 @@
+"""The contract between whoever starts the ranks of a stage and the ranks: environment variables, files, an exit code.
+
+`RANK`, `WORLD_SIZE` and `LOCAL_RANK` are torchrun's. No torch, because the supervisor uses it.
+"""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+STORE = "INGOT_STORE"
+"""Environment variable: a file through which the ranks of this machine meet; without it, torchrun's address."""
+LOST_PEER = 75
+"""Exit code of a rank that ended because another one did (EX_TEMPFAIL)."""
+RANKS = "ranks"
+"""Directory of the ranks' logs and heartbeats in a stage's directory."""
+
+
+class Rank(NamedTuple):
+    """This process among the ranks of a stage."""
+
+    number: int
+    size: int
+
+    @property
+    def leads(self) -> bool:
+        """Whether it writes the stage's log and result and speaks to the user."""
+        return self.number == 0
+
+
+def own_rank() -> Rank:
+    """The rank of this process, from its environment; the only one if nothing is set."""
+    return Rank(int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1))
+
+
+def heartbeat_file(stage: Path, rank: int) -> Path:
+    """What a rank of a stage is doing."""
+    return stage / RANKS / f".{rank}.beat.tmp"
+
+
+def log_file(stage: Path, rank: int) -> Path:
+    """The log of a rank other than the first."""
+    return stage / RANKS / f"{rank}.jsonl"

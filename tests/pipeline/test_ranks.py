@@ -1,0 +1,149 @@
+"""The ranks of a stage: who failed first, who hangs, how often all start again, and that no process is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ingot.core.heartbeat import WAITING, Heartbeat
+from ingot.core.ranks import LOST_PEER
+from ingot.pipeline import ranks
+from ingot.pipeline.ranks import Child, hanging, rank_environment, run_ranks
+
+
+class Ranks:
+    """Small processes in place of ranks: `code` is Python, with `rank` and `attempt`."""
+
+    def __init__(self, code: str):
+        self.code, self.children, self.started = code, [], 0
+
+    def __call__(self, environment: Mapping[str, str]) -> Child:
+        rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+        text = f"import os, signal, sys, time; rank, attempt = {rank}, {self.started // size}\n{self.code}"
+        child = subprocess.Popen([sys.executable, "-c", text], env={**os.environ, **environment})
+        self.children.append(child)
+        self.started += 1
+        return child
+
+    def run(
+        self, directory: Path, size: int = 2, restarts: int = 2, hang_seconds: float = 1e6
+    ) -> tuple[int, list[str]]:
+        told: list[str] = []
+        code = run_ranks(
+            self, size, directory, restarts=restarts, hang_seconds=hang_seconds, notify=told.append, poll_seconds=0.01
+        )
+        assert all(child.poll() is not None for child in self.children)
+        return code, told
+
+
+@pytest.fixture(autouse=True)
+def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "_GRACE_S", 0.5)
+
+
+def test_D11_ranks_that_end_well_end_the_stage(tmp_path: Path) -> None:
+    made = Ranks("sys.exit(0)")
+    assert made.run(tmp_path, size=3) == (0, [])
+    assert len(made.children) == 3
+
+
+def test_D11_a_killed_rank_is_named_and_all_start_again(tmp_path: Path) -> None:
+    """The other rank only lost its peer."""
+    made = Ranks(
+        "if attempt: sys.exit(0)\n"
+        "os.kill(os.getpid(), signal.SIGKILL) if rank else time.sleep(0.1)\n"
+        f"sys.exit({LOST_PEER})"
+    )
+    code, told = made.run(tmp_path)
+    assert (code, told) == (0, ["rank 1 ended by SIGKILL; starting again from the newest checkpoint (1 of 2)"])
+    assert len(made.children) == 4
+
+
+def test_D11_a_rank_that_never_notices_is_ended(tmp_path: Path) -> None:
+    made = Ranks("time.sleep(1000) if rank == 0 else sys.exit(1)")
+    code, told = made.run(tmp_path, restarts=0)
+    assert (code, told) == (1, ["rank 1 failed with exit code 1; it was the first failure, so the run ends"])
+    assert made.children[0].returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("code", [2, 130])
+def test_D11_a_users_error_and_an_interruption_end_the_run_at_once(code: int, tmp_path: Path) -> None:
+    made = Ranks(f"sys.exit({code}) if rank else sys.exit({LOST_PEER})")
+    assert made.run(tmp_path) == (code, [])
+    assert len(made.children) == 2
+
+
+def test_D11_a_run_that_fails_again_and_again_ends(tmp_path: Path) -> None:
+    made = Ranks("sys.exit(1)")
+    code, told = made.run(tmp_path)
+    assert code == 1
+    assert told[-1] == "rank 0 failed with exit code 1; it was the third failure, so the run ends"
+    assert len(made.children) == 6
+
+
+def test_D11_an_interruption_reaches_every_rank_once(tmp_path: Path) -> None:
+    """Each counts its signals; the interruption itself goes on to the caller."""
+    made = Ranks(
+        "signal.signal(signal.SIGTERM, lambda *_: open(str(rank), 'a').write('x'))\n"
+        "open(f'up{rank}', 'w').close()\n"
+        "while not os.path.exists(str(rank)): time.sleep(0.01)\n"
+        "time.sleep(0.2); sys.exit(130)"
+    )
+    here = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+
+        def interrupt() -> None:
+            while not all((tmp_path / f"up{rank}").exists() for rank in range(2)):
+                time.sleep(0.01)
+            signal.raise_signal(signal.SIGINT)
+
+        threading.Thread(target=interrupt, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            made.run(tmp_path)
+    finally:
+        os.chdir(here)
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["x", "x"]
+    assert [child.returncode for child in made.children] == [130, 130]
+
+
+@pytest.mark.parametrize(
+    ("beats", "named"),
+    [
+        (
+            [(5, "training", 95, 99), (5, WAITING, 95, 99)],
+            "rank 0 does not move: step 5, training, for 5 s; its process runs",
+        ),
+        (
+            [(5, WAITING, 95, 99), (5, WAITING, 94, 90)],
+            "rank 1 does not move: step 5, " + WAITING + ", for 6 s; its process is stopped",
+        ),
+        (
+            [(6, WAITING, 95, 99), (5, WAITING, 94, 99)],
+            "rank 1 does not move: step 5, " + WAITING + ", for 6 s; its process runs",
+        ),
+        ([(5, "training", 97, 99), (5, WAITING, 90, 99)], None),
+    ],
+)
+def test_D11_the_rank_that_keeps_the_others_waiting_is_named(beats: list[tuple], named: str | None) -> None:
+    made = [Heartbeat(step, phase, moved, written) for step, phase, moved, written in beats]
+    failure = hanging(made, now=100.0, started=0.0, hang_seconds=4.0)
+    assert (failure and str(failure)) == named
+
+
+def test_D11_ranks_share_the_cores_and_find_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "usable_cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    made = [rank_environment(rank, 4, tmp_path / "store") for rank in range(4)]
+    assert [e["RANK"] for e in made] == ["0", "1", "2", "3"]
+    assert {(e["OMP_NUM_THREADS"], e["WORLD_SIZE"], e["INGOT_STORE"]) for e in made} == {
+        ("2", "4", str(tmp_path / "store"))
+    }
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert rank_environment(0, 4, tmp_path / "store")["OMP_NUM_THREADS"] == "3"
