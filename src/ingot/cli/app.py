@@ -124,7 +124,7 @@ def plan(
     set: SetOption = [],  # noqa: B006
     only: OnlyOption = [],  # noqa: B006
     out: OutOption = Path("runs"),
-    nproc: Annotated[int, typer.Option("--nproc", help="Plan for this many ranks.", min=1)] = 1,
+    nproc: NprocOption = None,
     gpu: Annotated[str | None, typer.Option("--gpu", help="Plan for this GPU, such as a100.")] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -65,7 +65,7 @@ def run(
         report(node, state, None)
         if state.state != "HIT":
             link(graph, node)
-            _run_child(graph, node, quiet, _processes(node, nproc))
+            _run_child(graph, node, quiet, processes(node, nproc))
             report(node, state, read_result(graph.stage(node).path))
         link(graph, node)
         done[node.name] = graph.stage(node).path
@@ -154,8 +154,8 @@ def _messages() -> int:
         return _STANDARD_ERROR
 
 
-def _processes(node: Node, nproc: int | None) -> int:
-    """Processes of a stage."""
+def processes(node: Node, nproc: int | None) -> int:
+    """Processes of a stage: as many as the user asks for, else as its mesh names, or one."""
     mesh = getattr(node.settings, "mesh", None)
     return 1 if mesh is None else nproc or mesh.processes or 1
 
@@ -169,7 +169,7 @@ def _check_meshes(graph: Graph, only: list[str], nproc: int | None) -> None:
     for node in graph.needed(only):
         if mesh := getattr(node.settings, "mesh", None):
             try:
-                mesh.shards(_processes(node, nproc))
+                mesh.shards(processes(node, nproc))
             except UserError as error:
                 raise UserError(f"{node.name}: {error}") from None
 

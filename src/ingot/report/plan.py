@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ingot.core.errors import UserError, nearest
 from ingot.pipeline.graph import Graph
+from ingot.pipeline.run import processes
 from ingot.pipeline.status import status
 from ingot.plan.machine import GPUS, Device, this_machine
 from ingot.report import figures
@@ -38,13 +39,13 @@ def device_of(name: str | None) -> Device:
 
 
 def plan_rows(
-    graph: Graph, device: Device | None = None, ranks: int = 1, only: list[str] | None = None
+    graph: Graph, device: Device | None = None, ranks: int | None = None, only: list[str] | None = None
 ) -> list[dict[str, Any]]:
     """A row for every stage that `run` would visit, in the same order.
 
     Args:
         device: the device of the forecast; default: this machine's.
-        ranks: processes of the forecast.
+        ranks: processes of the forecast; default: those of a stage's mesh.
         only: as for `run`: the named stages and what they need; default: all.
 
     Returns:
@@ -67,7 +68,7 @@ def plan_rows(
         if now.state == "MISSING":
             row["missing"] = node.missing
         if name := KINDS[node.kind].forecast:
-            row["forecast"] = load(name)(node, graph.stage, device, ranks)
+            row["forecast"] = load(name)(node, graph.stage, device, processes(node, ranks))
         rows.append(row)
     return rows
 
@@ -166,6 +167,11 @@ def _resource_lines(forecast: dict[str, Any]) -> Iterator[tuple[str, str]]:
     parts = ", ".join(f"{name} {figures.size(n)}" for name, n in memory.items() if n)
     use = f"{figures.size(total)} of {figures.size(available)}{'' if total <= available else ', does not fit'}"
     yield "memory", f"{use}{' (each rank)' if forecast['batch']['ranks'] > 1 else ''}: {parts}"
+    mesh = forecast["mesh"]
+    if forecast["batch"]["ranks"] > 1:
+        stage = f", ZeRO-{mesh['zero']}" if mesh["shard"] > 1 else ""
+        shape = f"replicate {mesh['replicate']} x shard {mesh['shard']}{stage}"
+        yield "mesh", f"{shape}: a rank sends {figures.size(mesh['wire'])} in an update"
     published = {name: figures.size(n) for name, n in forecast["published"].items()}
     yield (
         "",

@@ -5,6 +5,7 @@ run. Before the data is encoded, rows are assumed to be full, and figures in epo
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
@@ -32,6 +33,7 @@ from ingot.plan.memory import (
     engine_activations,
     state_bytes,
 )
+from ingot.plan.sharding import sharded_state, wire_bytes
 from ingot.stages.training.phases import build_timeline, default_batch_reason, rows_per_draw, trained_config
 from ingot.stages.training.settings import TrainSettings
 from ingot.stages.training.timeline import Phase, SourceSizes, Timeline, assumed_size
@@ -82,7 +84,7 @@ def forecast(settings: TrainSettings, inputs: ForecastInputs) -> dict[str, Any]:
         "curve": _curve(timeline),
     }
     figures["batch"] = _batch(settings, timeline, inputs)
-    return figures | _execution(settings, config, timeline, inputs)
+    return figures | _execution(settings, config, timeline, inputs, figures["batch"])
 
 
 def parameters(config: ModelConfig, optim: OptimSettings, adapter: AdapterSettings | None = None) -> dict[str, Any]:
@@ -130,6 +132,12 @@ def _matrices(config: ModelConfig) -> int:
     return sum(inputs * outputs for inputs, outputs in linear_layers(config).values())
 
 
+def _in_blocks(config: ModelConfig) -> int:
+    """Parameters of all blocks."""
+    parts = config.parameters_by_module()
+    return parts["attention"] + parts["feed-forward"]
+
+
 def training_flops(settings: TrainSettings, config: ModelConfig, timeline: Timeline) -> int:
     """FLOPs of the forward and backward passes of all steps, without sampling and without companions."""
     passes = rows_per_draw(settings) * settings.objective.passes
@@ -167,9 +175,13 @@ def _batch(settings: TrainSettings, timeline: Timeline, inputs: ForecastInputs) 
 
 
 def _execution(
-    settings: TrainSettings, config: ModelConfig, timeline: Timeline, inputs: ForecastInputs
+    settings: TrainSettings,
+    config: ModelConfig,
+    timeline: Timeline,
+    inputs: ForecastInputs,
+    batch: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Precision, optimizer, attention implementation, and memory of one rank."""
+    """Precision, optimizer, attention implementation, memory of one rank, and what it sends in an update."""
     device, precision = inputs.device, settings.precision
     if precision == "auto":
         precision = device.half or "fp32"
@@ -185,10 +197,16 @@ def _execution(
     ]
     attention, activations = max(passes, key=lambda one: one[1].total)
     weight_bytes = _ELEMENT_BYTES["fp64" if precision == "fp64" else "fp32"]
-    state = _state(config, settings, weight_bytes, _ELEMENT_BYTES[precision])
+    whole = _state(config, settings, weight_bytes, _ELEMENT_BYTES[precision])
+    shard, zero = settings.mesh.shards(inputs.ranks), settings.mesh.zero
+    rest = 1 - _in_blocks(config) / config.parameters
+    state = sharded_state(whole, config.depth, rest, shard, zero)
+    frozen = state_bytes(inputs.companions, weight_bytes, moments=0)
+    sampled = settings.objective.kind in ("ppo", "grpo")
     memory = {
         "weights": state.weights,
-        "companions": inputs.companions * weight_bytes,  # upper bound: some are released before the first step
+        "companions": sharded_state(frozen, config.depth, rest, shard, 3).weights,  # some are released early
+        "sampling": whole.weights if sampled and shard > 1 else 0,  # every rank gathers the model to sample from it
         "gradients": state.gradients,
         "optimizer": state.moments,
         "activations": activations.layers,
@@ -205,6 +223,14 @@ def _execution(
         "execution": choice,
         "published": {"activations": linear, "attention": scores},
         "memory": {**memory, "total": sum(memory.values()), "available": device.memory},
+        "mesh": {
+            "replicate": inputs.ranks // shard,
+            "shard": shard,
+            "zero": zero,
+            "wire": wire_bytes(
+                whole.weights, whole.gradients, rest, inputs.ranks // shard, shard, zero, batch["accumulation"]
+            ),
+        },
         "generation": {"weights": config.parameters * weight_bytes, "cache": cache, "context": config.context},
     }
 
