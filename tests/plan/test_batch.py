@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ingot.data.batches import Batch
-from ingot.distributed.mesh import Mesh
+from ingot.distributed.mesh import Mesh, current
 from ingot.model.config import ModelSettings
 from ingot.model.transformer import build
 from ingot.objectives.lm import LanguageModel
@@ -17,6 +17,7 @@ from ingot.plan.batch import accumulation
 from ingot.train.engine import Engine, Plan
 from ingot.train.execution import Execution
 from ingot.train.settings import LoopSettings
+from tests.distributed.ranks import on_ranks
 
 T = 4
 """Tokens of a row; the tables' have 1,024 or 2,048."""
@@ -29,12 +30,12 @@ class _Alike(Mesh):
         return tensor.mul_(self.size)
 
 
-def _passes(rows: int, micro: int, ranks: int = 1) -> tuple[list[int], int]:
+def _passes(rows: int, micro: int, ranks: int = 1, mesh: Mesh | None = None) -> tuple[list[int], int]:
     """The rows of each forward pass of a rank in one update, and the tokens of the update over all ranks."""
     model = build(ModelSettings(depth=1, width=8, heads=1, ffn=16, context=T).resolve(5), seed=1)
     plan = Plan(1, 1, Schedule("constant", 1e-3, 0, 0, 1), OptimSettings(), LoopSettings(), 10)
     execution = Execution("cpu", "fp32", 1, micro, "test", context=T)
-    engine = Engine(model, LanguageModel(), plan, execution, _Alike(0, ranks), Path("unused"))
+    engine = Engine(model, LanguageModel(), plan, execution, mesh or _Alike(0, ranks), Path("unused"))
     passes: list[int] = []
     model.register_forward_hook(lambda _, inputs, out: passes.append(len(out.hidden)))
     own = rows // ranks
@@ -61,6 +62,18 @@ def test_c7_tables(micro: int, passes: int, ranks: int, rows: int, tokens: int) 
     assert made == [micro] * passes
     assert counted * 1024 // T == tokens
     assert accumulation(rows, micro, ranks) == passes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "tables"), [(8, [(480, 12, 5)]), (4, [(480, 12, 10), (768, 12, 16)])])
+def test_c7_tables_on_real_ranks(ranks: int, tables: list[tuple[int, int, int]]) -> None:
+    torch.set_num_threads(1)
+
+    def rank(_: int) -> None:
+        for rows, micro, passes in tables:
+            assert _passes(rows, micro, ranks, current()) == ([micro] * passes, rows * T)
+
+    on_ranks(ranks, rank)
 
 
 def test_c7_llama_65b_step() -> None:
