@@ -3,6 +3,8 @@
 `RANK`, `WORLD_SIZE` and `LOCAL_RANK` are torchrun's. No torch, because the supervisor uses it.
 """
 
+import contextlib
+import json
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +34,13 @@ def own_rank() -> Rank:
     return Rank(int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1))
 
 
+class RankFailure(NamedTuple):
+    """A rank that failed by itself, and why."""
+
+    rank: int
+    why: str
+
+
 def heartbeat_file(stage: Path, rank: int) -> Path:
     """What a rank of a stage is doing."""
     return stage / RANKS / f".{rank}.beat.tmp"
@@ -40,3 +49,22 @@ def heartbeat_file(stage: Path, rank: int) -> Path:
 def log_file(stage: Path, rank: int) -> Path:
     """The log of a rank other than the first."""
     return stage / RANKS / f"{rank}.jsonl"
+
+
+def _failure_file(stage: Path) -> Path:
+    """The first failure of this attempt; taking the stage's lock removes it like other temporary files."""
+    return stage / RANKS / ".failure.tmp"
+
+
+def record_failure(stage: Path, failure: RankFailure) -> None:
+    """Record why a rank failed, unless another one has failed before."""
+    with contextlib.suppress(OSError), _failure_file(stage).open("x") as file:  # a full disk may be the failure
+        file.write(json.dumps(failure))
+
+
+def first_failure(stage: Path) -> RankFailure | None:
+    """The rank that failed first in this attempt; None if none has recorded a failure."""
+    try:
+        return RankFailure(*json.loads(_failure_file(stage).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None

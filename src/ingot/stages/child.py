@@ -22,7 +22,7 @@ from ingot.core.dashboards import Sinks, Target
 from ingot.core.errors import UserError, memory_error_message, os_error_message, print_message, show_warning
 from ingot.core.events import METRICS, Display, EventLog, elapsed_seconds
 from ingot.core.process import die_with_parent, handle_termination
-from ingot.core.ranks import LOST_PEER, Rank, log_file, own_rank
+from ingot.core.ranks import LOST_PEER, Rank, RankFailure, first_failure, log_file, own_rank, record_failure
 from ingot.core.recipe import dump_toml
 from ingot.distributed.group import agreed, joined, lost_peer, meet
 from ingot.stages.job import Input, Job
@@ -48,7 +48,8 @@ def main() -> int:
         message = _user_message(error, job)
         if message is None:
             raise
-        if own_rank().leads:  # the supervisor shows what another rank has logged
+        first = first_failure(Path(job["dir"]))
+        if first is None or first.rank == own_rank().number:  # the others most often have the same error
             print_message(f"{job['name']}: {message}")
         return 2
     return 0
@@ -72,7 +73,7 @@ def run(job: dict[str, Any]) -> None:
         if rank.leads:
             with out.lock():
                 if not agreed(out.is_done):  # else another process has finished it meanwhile
-                    _lead(job, kind, out)
+                    _lead(job, kind, out, rank)
         elif not agreed(out.is_done):
             _follow(job, kind, out, rank)
 
@@ -85,7 +86,7 @@ def _follow(job: dict[str, Any], kind: Kind, out: StageDir, rank: Rank) -> None:
         _build(job, kind, out, log, Display(quiet=True))
         log.write("end")
     except Exception as error:
-        log.write("failed", why=_first_line(error))
+        log.write("failed", why=_why(error, out, rank))
         raise
     finally:
         log.close()
@@ -101,11 +102,18 @@ def _build(job: dict[str, Any], kind: Kind, out: StageDir, log: EventLog, displa
     )
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+def _why(error: Exception, out: StageDir, rank: Rank) -> str:
+    """The first line of an error; of a rank that only lost another one, the other one's."""
+    if lost_peer(error):
+        first = first_failure(out.path)
+        return f"rank {first.rank}: {first.why}" if first else "another rank ended"
+    why = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if rank.size > 1:
+        record_failure(out.path, RankFailure(rank.number, why))
+    return why
 
 
-def _lead(job: dict[str, Any], kind: Kind, out: StageDir) -> None:
+def _lead(job: dict[str, Any], kind: Kind, out: StageDir, rank: Rank) -> None:
     """Build a stage, with the log and the display that the user sees, and publish its result."""
     fields = ("name", "kind", "key", "version", "seed", "settings", "canonical", "inputs", "raw", "files")
     record = {field: job[field] for field in fields}
@@ -122,7 +130,7 @@ def _lead(job: dict[str, Any], kind: Kind, out: StageDir) -> None:
     except (Exception, KeyboardInterrupt) as error:
         sinks.close(failed=True)
         if isinstance(error, Exception):
-            log.write("failed", why=_first_line(error))
+            log.write("failed", why=_why(error, out, rank))
         log.close()
         raise
     meet()  # the other ranks have closed their logs, which are digested
