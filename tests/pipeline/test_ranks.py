@@ -1,5 +1,6 @@
 """The ranks of a stage: who failed first, who hangs, how often all start again, and that no process is left."""
 
+import json
 import os
 import signal
 import subprocess
@@ -7,14 +8,16 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from ingot.core.events import read_events
 from ingot.core.heartbeat import WAITING, Heartbeat
-from ingot.core.ranks import LOST_PEER
+from ingot.core.ranks import LOST_PEER, heartbeat_file, log_file
 from ingot.pipeline import ranks
-from ingot.pipeline.ranks import Child, hanging, rank_environment, run_ranks
+from ingot.pipeline.ranks import Child, Watch, hanging, rank_environment, run_ranks
 
 
 class Ranks:
@@ -147,3 +150,77 @@ def test_D11_ranks_share_the_cores_and_find_each_other(tmp_path: Path, monkeypat
     }
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert rank_environment(0, 4, tmp_path / "store")["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_machine_that_slept_has_no_rank_that_hangs(tmp_path: Path) -> None:
+    """The ranks' clocks are hours ahead; only what this process sees while it runs counts."""
+    files = [heartbeat_file(tmp_path, rank) for rank in range(2)]
+    files[0].parent.mkdir()
+
+    def write(*beats: Heartbeat) -> None:
+        for file, beat in zip(files, beats, strict=True):
+            file.write_text(json.dumps(asdict(beat)))
+
+    watch = Watch(files)
+    assert watch.read(now=0.0) == [None, None]
+    write(Heartbeat(5, "training", 1000.0, 1001.0), Heartbeat(5, WAITING, 1000.0, 1001.0))
+    assert watch.read(now=1.0) == [Heartbeat(5, "training", 1.0, 1.0), Heartbeat(5, WAITING, 1.0, 1.0)]
+    write(Heartbeat(5, "training", 1000.0, 9000.0), Heartbeat(6, WAITING, 9000.0, 9000.0))
+    assert watch.read(now=2.0) == [Heartbeat(5, "training", 1.0, 2.0), Heartbeat(6, WAITING, 2.0, 2.0)]
+    assert hanging(watch.read(now=3.0), now=3.0, started=0.0, hang_seconds=60.0) is None
+    failure = hanging(watch.read(now=62.0), now=62.0, started=0.0, hang_seconds=60.0)
+    assert str(failure) == "rank 0 does not move: step 5, training, for 61 s; its process is stopped"
+
+
+def test_a_rank_that_has_started_is_ended_if_the_next_one_cannot_start(tmp_path: Path) -> None:
+    made = Ranks("time.sleep(1000)")
+
+    def start(environment: Mapping[str, str]) -> Child:
+        if environment["RANK"] == "1":
+            raise OSError("no process is left")
+        return made(environment)
+
+    with pytest.raises(OSError, match="no process is left"):
+        run_ranks(start, 2, tmp_path, restarts=0, hang_seconds=1e6, notify=lambda text: None)
+    assert [child.returncode for child in made.children] == [-signal.SIGKILL]
+
+
+STAGE = """
+import json, time
+from ingot.core.errors import UserError
+from ingot.distributed import mesh
+from ingot.stages import child
+
+def build(job, kind, out, log, display):
+    ranks = mesh.current()
+    ranks.wait()
+    {body}
+    ranks.wait()
+
+child._build = build
+child.die_with_parent = lambda parent: None
+sys.stdin = open("job.json")
+sys.exit(child.main())
+"""
+"""A stage of two real ranks with a short builder."""
+ALONE = "if ranks.rank: raise UserError('lr: found 9, expected 1')"
+ALL = "raise UserError('lr: found 9, expected 1')"
+
+
+@pytest.mark.parametrize(("body", "speaker"), [(ALONE, "rank 1: "), pytest.param(ALL, "", marks=pytest.mark.slow)])
+def test_an_error_of_one_rank_or_of_all_is_told_once(
+    body: str, speaker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The rank that only lost the other one logs the other one's reason, which `ingot status` shows."""
+    monkeypatch.setattr(ranks, "_GRACE_S", 60.0)  # both log why they end
+    monkeypatch.chdir(tmp_path)
+    stage = tmp_path / "stage"
+    fields = {"name": "base", "kind": "train", "dir": str(stage), "root": str(tmp_path), "key": "k", "parent": 0}
+    others = ("version", "seed", "canonical", "raw", "files")
+    job = {**fields, **dict.fromkeys(others), "settings": {}, "inputs": {}, "recipe": {}, "quiet": True}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    assert Ranks(STAGE.format(body=body)).run(stage) == (2, [])
+    assert capfd.readouterr().err.splitlines() == ["base: lr: found 9, expected 1"]
+    first, second = (read_events(file, "failed") for file in (stage / "metrics.jsonl", log_file(stage, 1)))
+    assert [e["why"] for e in second] == ["lr: found 9, expected 1"]
+    assert [e["why"] for e in first] == [f"{speaker}lr: found 9, expected 1"]

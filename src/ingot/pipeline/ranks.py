@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,7 +72,7 @@ def run_ranks(
         notify: receives a sentence about each failure.
     """
     for attempt in range(restarts + 1):
-        failure = _attempt(start, size, directory, hang_seconds, poll_seconds)
+        failure = _attempt(start, size, directory, hang_seconds, poll_seconds, notify)
         if failure is None:
             return 0
         if failure.code in (USER_ERROR, INTERRUPTED):
@@ -83,13 +84,21 @@ def run_ranks(
     return 1
 
 
-def _attempt(start: Start, size: int, directory: Path, hang_seconds: float, poll_seconds: float) -> Failure | None:
+def _attempt(
+    start: Start,
+    size: int,
+    directory: Path,
+    hang_seconds: float,
+    poll_seconds: float,
+    notify: Callable[[str], None],
+) -> Failure | None:
     for rank in range(size):
         heartbeat_file(directory, rank).unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="ingot-ranks-") as meeting:
         children: list[Child] = []
-        with _ended(children):
-            children += [start(rank_environment(rank, size, Path(meeting) / "store")) for rank in range(size)]
+        with _ended(children, notify):
+            for rank in range(size):  # one by one: an interruption must find those that have started
+                children.append(start(rank_environment(rank, size, Path(meeting) / "store")))
             return _watch(children, directory, hang_seconds, poll_seconds)
 
 
@@ -106,16 +115,17 @@ def rank_environment(rank: int, size: int, store: Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _ended(children: Sequence[Child]) -> Iterator[None]:
+def _ended(children: Sequence[Child], notify: Callable[[str], None]) -> Iterator[None]:
     """Context after which no child is left. An interruption is passed on once, so that the ranks save and end."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
         with contextlib.suppress(subprocess.TimeoutExpired):
             _wait(children, timeout=1.0)  # a terminal sends its signal to all processes
-        for child in children:
-            if child.poll() is None:
-                child.send_signal(signal.SIGTERM)
+        if running := [child for child in children if child.poll() is None]:
+            notify("saving before it ends; Ctrl-C again ends it at once")
+        for child in running:
+            child.send_signal(signal.SIGTERM)
         for child in children:
             child.wait()
         raise
@@ -128,7 +138,7 @@ def _ended(children: Sequence[Child]) -> Iterator[None]:
 
 def _watch(children: Sequence[Child], directory: Path, hang_seconds: float, poll_seconds: float) -> Failure | None:
     """Wait until all ranks have ended, or one has failed, or none moves."""
-    started = time.time()
+    watch, started = Watch([heartbeat_file(directory, rank) for rank in range(len(children))]), time.monotonic()
     while True:
         codes = [child.poll() for child in children]
         if any(codes):
@@ -138,8 +148,8 @@ def _watch(children: Sequence[Child], directory: Path, hang_seconds: float, poll
             return _first_failure([child.poll() for child in children], first)
         if all(code == 0 for code in codes):
             return None
-        beats = [read_heartbeat(heartbeat_file(directory, rank)) for rank in range(len(children))]
-        if (stuck := hanging(beats, time.time(), started, hang_seconds)) is not None:
+        now = time.monotonic()
+        if (stuck := hanging(watch.read(now), now, started, hang_seconds)) is not None:
             return stuck
         time.sleep(poll_seconds)
 
@@ -157,6 +167,29 @@ def _first_failure(codes: Sequence[int | None], first: Sequence[int]) -> Failure
 
     rank = min(failed, key=urgency)
     return Failure(rank, failed[rank])
+
+
+class Watch:
+    """Heartbeats of the ranks, timed by this process's monotonic clock: when a change was first seen here.
+
+    That clock stands still while the machine sleeps, and nobody sets it. By the times in the files, a laptop that
+    wakes up would have ranks that have not moved for hours.
+    """
+
+    def __init__(self, files: Sequence[Path]):
+        self._files = files
+        self._written = [Heartbeat(moved=0.0) for _ in files]
+        self._seen: list[Heartbeat | None] = [None for _ in files]
+
+    def read(self, now: float) -> list[Heartbeat | None]:
+        """The heartbeats with `moved` and `written` in seconds of `time.monotonic`; None for a rank without one."""
+        for rank, file in enumerate(self._files):
+            if (beat := read_heartbeat(file)) is not None:
+                before, seen = self._written[rank], self._seen[rank]
+                moved = seen.moved if seen and beat.moved == before.moved else now
+                written = seen.written if seen and beat.written == before.written else now
+                self._written[rank], self._seen[rank] = beat, replace(beat, moved=moved, written=written)
+        return list(self._seen)
 
 
 def hanging(beats: Sequence[Heartbeat | None], now: float, started: float, hang_seconds: float) -> Failure | None:
