@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from ingot.core.errors import UserError
 from ingot.core.events import read_events
 from ingot.core.heartbeat import WAITING, Heartbeat
 from ingot.core.ranks import LOST_PEER, heartbeat_file, log_file
+from ingot.distributed import group
 from ingot.pipeline import ranks
 from ingot.pipeline.ranks import Child, Watch, hanging, rank_environment, run_ranks
 
@@ -219,8 +221,23 @@ def test_an_error_of_one_rank_or_of_all_is_told_once(
     others = ("version", "seed", "canonical", "raw", "files")
     job = {**fields, **dict.fromkeys(others), "settings": {}, "inputs": {}, "recipe": {}, "quiet": True}
     (tmp_path / "job.json").write_text(json.dumps(job))
+    earlier = stage / "ranks" / ".failure.tmp"
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text('[2, "another attempt"]')
     assert Ranks(STAGE.format(body=body)).run(stage) == (2, [])
     assert capfd.readouterr().err.splitlines() == ["base: lr: found 9, expected 1"]
     first, second = (read_events(file, "failed") for file in (stage / "metrics.jsonl", log_file(stage, 1)))
     assert [e["why"] for e in second] == ["lr: found 9, expected 1"]
     assert [e["why"] for e in first] == [f"{speaker}lr: found 9, expected 1"]
+
+
+def test_ranks_without_a_gpu_each_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(group, "write_heartbeat", lambda path: None)
+    for name, value in {"RANK": 2, "LOCAL_RANK": 2, "WORLD_SIZE": 3}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(UserError, match=r"found 2 GPUs for more ranks .* start fewer, or set loop.device"):
+        group.joined(tmp_path, "auto").__enter__()

@@ -52,8 +52,13 @@ def log_file(stage: Path, rank: int) -> Path:
 
 
 def _failure_file(stage: Path) -> Path:
-    """The first failure of this attempt; taking the stage's lock removes it like other temporary files."""
+    """The first failure of this attempt."""
     return stage / RANKS / ".failure.tmp"
+
+
+def forget_failure(stage: Path) -> None:
+    """Remove the failure of an earlier attempt; ranks call it before they meet, and fail after that."""
+    _failure_file(stage).unlink(missing_ok=True)
 
 
 def record_failure(stage: Path, failure: RankFailure) -> None:

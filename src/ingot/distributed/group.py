@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ingot.core.errors import UserError
 from ingot.core.heartbeat import write_heartbeat
-from ingot.core.ranks import STORE, Rank, heartbeat_file, own_rank
+from ingot.core.ranks import STORE, Rank, forget_failure, heartbeat_file, own_rank
 
 
 @contextlib.contextmanager
@@ -17,6 +18,9 @@ def joined(stage: Path, device: str) -> Iterator[Rank]:
     Args:
         stage: directory of the stage, where the rank shows what it is doing.
         device: the setting `loop.device`.
+
+    Raises:
+        UserError: this machine has more ranks than GPUs.
     """
     rank = own_rank()
     if rank.size == 1:
@@ -25,12 +29,19 @@ def joined(stage: Path, device: str) -> Iterator[Rank]:
     import torch
     import torch.distributed as td
 
+    forget_failure(stage)
     write_heartbeat(heartbeat_file(stage, rank.number))
     store = os.environ.get(STORE)
     options: dict[str, Any] = {"init_method": f"file://{store}"} if store else {}
     on_gpu = device != "cpu" and torch.cuda.is_available()
     if on_gpu:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+        own, gpus = int(os.environ.get("LOCAL_RANK") or 0), torch.cuda.device_count()
+        if own == gpus:  # one message; the ranks after this one wait for it
+            raise UserError(
+                f"found {gpus:,} GPU{'s' if gpus > 1 else ''} for more ranks on this machine, expected one for each; "
+                'start fewer, or set loop.device = "cpu"'
+            )
+        torch.cuda.set_device(own % gpus)
     td.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", rank=rank.number, world_size=rank.size, **options)
     yield rank
     td.destroy_process_group()  # not after an error: the other ranks may be gone
