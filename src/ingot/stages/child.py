@@ -59,8 +59,14 @@ def run(job: dict[str, Any]) -> None:
     """Lock the stage's directory, call the kind's builder, and publish the result."""
     kind = KINDS[job["kind"]]
     out = StageDir(Path(job["dir"]))
-    with out.lock():
-        if out.is_done():  # another process has finished it meanwhile
+
+    def on_wait(owner: str) -> None:
+        print_message(f"{job['name']}: waiting for process {owner}, which is running this stage")
+
+    with out.lock(on_wait):
+        if out.is_done():
+            if not job["quiet"]:
+                print_message(f"{job['name']}: HIT, another process has made it")
             return
         fields = ("name", "kind", "key", "version", "seed", "settings", "canonical", "inputs", "raw", "files")
         record = {field: job[field] for field in fields}
