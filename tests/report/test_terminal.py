@@ -6,6 +6,7 @@ from ingot.pipeline.status import status
 from ingot.report import figures, terminal
 from ingot.report.html import panels_forgetting
 from ingot.report.html.page import write_report
+from ingot.report.runs import print_runs, run_rows
 from tests.imports import assert_not_imported
 
 
@@ -54,6 +55,16 @@ def test_end_names_the_numbers_and_the_report(finished, capsys):
     *_, report, next_command = shown.splitlines()
     assert report == f"report  {finished.root / 'small' / 'report.html'}"
     assert next_command == f'next    ingot generate {finished.root / "small" / "base"} "TEXT"'  # chat has not finished
+
+
+def test_runs_are_listed_with_the_verdict_of_their_last_training(finished, capsys):
+    """Not with the numbers of `card`, which is done and comes later."""
+    rows = run_rows(finished.root)
+    small = next(row["decides"] for row in rows if row["name"] == "small")
+    learned = "validation loss 5.714 → 1.513 in 400 updates: learned"
+    assert small == {"stage": "base", "verdict": "learned", "number": "1.5114", "sentence": learned}
+    print_runs(rows, finished.root)
+    assert f"base: {learned}" in capsys.readouterr().out
 
 
 def test_trace(capsys):

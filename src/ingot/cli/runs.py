@@ -82,7 +82,7 @@ def compare(
 
 
 def list_runs(out: OutOption = Path("runs"), as_json: JsonOption = False) -> None:
-    """List the runs, the newest first: when, state, stages done, and the number that decides."""
+    """List the runs, the newest first: when, state, stages done, and the verdict of the last training."""
     from ingot.report.runs import print_runs, run_rows
 
     rows = run_rows(out)
