@@ -105,6 +105,20 @@ def test_what_a_loss_comes_to_goes_by_what_was_learned() -> None:
     )
 
 
+def test_forgetting_is_told_as_before_and_now() -> None:
+    """A loss that forgetting raises, and an accuracy that it lowers."""
+    row = {"value": 0.1, "low": 0.05, "high": 0.2, "n": 9, "css": "bad"}
+    loss, accuracy = {"name": "old", "metric": "loss, nats"}, {"name": "sums", "metric": "accuracy"}
+    assert panels_forgetting._before_and_now(loss, 2.5, row) == (
+        "validation loss on old was 2.4000 nats at best before and is 2.5000 now, +0.1000 (+0.0500 to +0.2000): worse"
+    )
+    assert panels_forgetting._before_and_now(accuracy, 0.5, row) == (
+        "accuracy on sums was 0.6000 at best before and is 0.5000 now, -0.1000 (-0.2000 to -0.0500): worse"
+    )
+    unclear = row | {"low": -0.3, "css": ""}
+    assert panels_forgetting._before_and_now(loss, 2.5, unclear).endswith("(-0.3000 to +0.2000): no clear change")
+
+
 def test_one_document_has_no_interval_and_equal_ones_have_one_without_width() -> None:
     row = {"value": 1.0, "low": 1.0, "high": 1.0}
     assert panels_forgetting.with_interval({**row, "n": 1}) == "+1.0000 (no interval, n = 1)"
