@@ -144,7 +144,7 @@ def test_without_a_run_the_commands_say_so(work: Path) -> None:
 
 
 def test_chat_names_what_a_run_lacks(ran: Path) -> None:
-    with pytest.raises(UserError, match="runs/tiny: found no finished stage that was trained on conversations"):
+    with pytest.raises(UserError, match="runs/tiny: found no stage that is done and was trained on conversations"):
         _ingot("chat")
 
 

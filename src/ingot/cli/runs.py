@@ -95,7 +95,7 @@ def verify(
     out: OutOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """Check the files of every finished stage against their digests."""
+    """Check the files of every stage that is done against their digests."""
     checked, problems = 0, []
     graphs = _run_graphs(recipe, set, out)
     stages = {node.key: graph.stage(node) for graph in graphs for node in graph.nodes.values()}
