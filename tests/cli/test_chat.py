@@ -92,7 +92,7 @@ def test_generate_streams_one_text_and_says_why_it_ended(ingot_here, stage, babb
     assert err == ""
     (stage / "DONE").unlink()
     _, _, err = ingot_here("generate", stage, "ab", "--stop", "b", "--temperature", 1.5)
-    assert err == f"{stage}: not finished; these are its weights after step 1\n"
+    assert err == f"{stage}: not done; these are its weights after step 1\n"
 
 
 def test_generate_takes_several_prompts_and_samples(ingot_here, stage, tmp_path):

@@ -63,12 +63,21 @@ def test_the_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
     assert stage.is_locked()
     with pytest.raises(UserError, match=f"locked by process {holder.pid}"), stage.lock():
         pass
-    holder.kill()
+    (tmp_path / ".left.123.tmp").write_text("")
+    waited: list[str] = []
+
+    def kill_holder(owner: str) -> None:
+        waited.append(owner)
+        holder.kill()
+
+    with stage.lock(kill_holder):
+        assert waited == [str(holder.pid)]
+        assert (tmp_path / "LOCK").read_text() == str(os.getpid())
+        assert not (tmp_path / ".left.123.tmp").exists()
     holder.wait()
     assert not stage.is_locked()
-    (tmp_path / ".left.123.tmp").write_text("")
-    with stage.lock():
-        assert not (tmp_path / ".left.123.tmp").exists()
+    with stage.lock(kill_holder):
+        assert len(waited) == 1  # nobody holds it
 
 
 def test_file_digests_are_remembered_until_the_file_changes(tmp_path: Path) -> None:

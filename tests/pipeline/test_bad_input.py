@@ -189,15 +189,33 @@ def test_another_tokenizer_is_refused(trained: Path, ingot) -> None:
     )
 
 
-@pytest.mark.slow
-def test_a_second_run_on_a_locked_directory(work: Path, ingot) -> None:
+@pytest.mark.parametrize("end", ["finished", "died", "interrupted"])
+def test_a_second_run_waits_for_the_first(work: Path, ingot, end: str) -> None:
+    """It then uses the result, or makes it if the first one has left none."""
     assert ingot("run", "tiny.toml", "--only", "clean", cwd=work).returncode == 0
     stage = StageDir((work / "runs" / "tiny" / "clean").resolve())
-    (stage / "DONE").unlink()
+    (stage / "DONE").rename(work / "DONE")
+    command = [sys.executable, "-m", "ingot", "run", "tiny.toml", "--only", "clean"]
     with stage.lock():
-        _refused(ingot("run", "tiny.toml", "--only", "clean", cwd=work), "locked by process", str(os.getpid()))
-        assert json.loads(ingot("plan", "tiny.toml", "--json", cwd=work).stdout)[0]["state"] == "RUNNING"
-    assert ingot("run", "tiny.toml", "--only", "clean", cwd=work).returncode == 0
+        second = subprocess.Popen(command, cwd=work, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        assert second.stderr
+        printed = ""
+        while "waiting" not in printed:
+            printed += (line := second.stderr.readline())
+            assert line, printed
+        assert printed.endswith(f"clean: waiting for process {os.getpid()}, which is running this stage\n")
+        if end == "interrupted":
+            os.killpg(second.pid, signal.SIGINT)
+            second.wait()
+        elif end == "finished":
+            (work / "DONE").rename(stage / "DONE")
+    rest = second.communicate()[1]
+    assert second.returncode == (130 if end == "interrupted" else 0), rest
+    assert "waiting" not in rest
+    assert ("clean: HIT, another process has made it" in rest) == (end == "finished")
+    assert stage.is_done() == (end != "interrupted")
+    starts = len(read_events(stage / "metrics.jsonl", "start"))
+    assert starts == (2 if end == "died" else 1)
 
 
 @pytest.mark.slow

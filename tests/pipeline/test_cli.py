@@ -235,7 +235,7 @@ def test_gc_lists_and_deletes_only_orphans(finished: Path, ingot) -> None:
     assert ingot("run", "tiny.toml", cwd=finished).returncode == 0  # links point back
     listed = json.loads(ingot("gc", "--json", cwd=finished).stdout)
     assert [re.sub("-.*", "", Path(o["directory"]).name) for o in listed] == ["tokenizer"]
-    assert [o["what"] for o in listed] == ["bpe, finished"]
+    assert [o["what"] for o in listed] == ["bpe, done"]
     assert ingot("gc", "--delete", cwd=finished).returncode == 0
     assert json.loads(ingot("gc", "--json", cwd=finished).stdout) == []
     assert {state for state, _ in _states(finished, ingot).values()} == {"HIT"}
@@ -251,7 +251,7 @@ def test_gc_spares_what_an_unfinished_stage_reads(finished: Path, tmp_path: Path
             link.unlink()
     left = {o.path.resolve() for o in orphans(root)}
     assert left
-    assert any(re.fullmatch(r"chat, finished, validation loss \d+\.\d{4}", o.description) for o in orphans(root))
+    assert any(re.fullmatch(r"chat, done, validation loss \d+\.\d{4}", o.description) for o in orphans(root))
     assert not left & tokens
 
 

@@ -353,7 +353,7 @@ def test_directories_that_hold_no_model_are_refused(start: Path) -> None:
     Path("pickled/config.json").write_text("{}")
     Path("pickled/pytorch_model.bin").write_bytes(b"x")
     assert "weights as .safetensors" in problem("hf:pickled")
-    assert "is not a finished train stage" in problem("start/../start")
+    assert "is not a train stage that is done" in problem("start/../start")
     assert "no stage 'strat'" in problem("strat")
 
 

@@ -1,6 +1,7 @@
 """The record of a run: found without arguments, with the overrides that it was run with; what a run leaves out."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,20 @@ def test_a_run_is_found_with_its_overrides(ran: Path, monkeypatch: pytest.Monkey
     assert report == {"report": str(ran / "below" / "deeper" / "page.html")}
 
 
+def test_status_says_which_stages_the_last_run_left_out(ran: Path) -> None:
+    def why() -> str:
+        return {row["name"]: row["why"] for row in json.loads(_ingot("status", "--json").stdout)}["more"]
+
+    assert why() == "not asked for: the last run was --only bpe"
+    _ingot("run", "tiny.toml", "--set", "stage.bpe.vocab=280", "--json")
+    more = (ran / "runs" / "tiny" / "more").resolve()
+    assert why().startswith("took ")
+    shutil.rmtree(more)
+    assert why() == "first run"  # the last run was of all stages
+    _ingot("run", "tiny.toml", "--only", "clean", "--only", "bpe", "--json")
+    assert why() == "not asked for: the last run was --only clean --only bpe"
+
+
 def test_a_changed_recipe_is_noticed(ran: Path) -> None:
     (ran / "tiny.toml").write_text(RECIPE.replace("pii = false", ""))
     with pytest.warns(UserWarning, match=r"tiny.toml has changed since runs.tiny was run; `ingot plan tiny.toml`"):
@@ -129,7 +144,7 @@ def test_without_a_run_the_commands_say_so(work: Path) -> None:
 
 
 def test_chat_names_what_a_run_lacks(ran: Path) -> None:
-    with pytest.raises(UserError, match="runs/tiny: found no finished stage that was trained on conversations"):
+    with pytest.raises(UserError, match="runs/tiny: found no stage that is done and was trained on conversations"):
         _ingot("chat")
 
 

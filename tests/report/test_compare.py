@@ -174,7 +174,7 @@ def test_unfinished_runs_say_so_and_are_in_no_mean(tmp_path: Path, capsys: pytes
     found = _only(paths)
     (group,) = found.groups
     assert group.mean("val_loss_nats") == mean_interval([3.0, 4.0])
-    assert found.warnings == ["r3: not finished, at step 25 of 40; the numbers are those of its last evaluation"]
+    assert found.warnings == ["r3: not done, at step 25 of 40; the numbers are those of its last evaluation"]
     log = EventLog(paths[2] / "metrics.jsonl")
     log.write("failed", why="step 26: loss nan")
     log.close()

@@ -6,6 +6,7 @@ from ingot.pipeline.status import status
 from ingot.report import figures, terminal
 from ingot.report.html import panels_forgetting
 from ingot.report.html.page import write_report
+from ingot.report.runs import print_runs, run_rows
 from tests.imports import assert_not_imported
 
 
@@ -56,6 +57,16 @@ def test_end_names_the_numbers_and_the_report(finished, capsys):
     assert next_command == f'next    ingot generate {finished.root / "small" / "base"} "TEXT"'  # chat has not finished
 
 
+def test_runs_are_listed_with_the_verdict_of_their_last_training(finished, capsys):
+    """Not with the numbers of `card`, which is done and comes later."""
+    rows = run_rows(finished.root)
+    small = next(row["decides"] for row in rows if row["name"] == "small")
+    learned = "validation loss 5.714 → 1.513 in 400 updates: learned"
+    assert small == {"stage": "base", "verdict": "learned", "number": "1.5114", "sentence": learned}
+    print_runs(rows, finished.root)
+    assert f"base: {learned}" in capsys.readouterr().out
+
+
 def test_trace(capsys):
     piece = {"source": "s", "path": "a/[b].py", "offset": 12, "first_token": 3, "tokens": 4, "text": "x = [1]"}
     terminal.print_trace([{"source": "clean", "row": 1234, "pieces": [piece], "ids": [1, 2, 3, 4]}], 7)
@@ -92,6 +103,20 @@ def test_what_a_loss_comes_to_goes_by_what_was_learned() -> None:
     assert (
         figures.describe_loss({"val_loss_nats": 0.2, "val_rewards/accuracy": 1.0}) == "100.0 % of held-out pairs right"
     )
+
+
+def test_forgetting_is_told_as_before_and_now() -> None:
+    """A loss that forgetting raises, and an accuracy that it lowers."""
+    row = {"value": 0.1, "low": 0.05, "high": 0.2, "n": 9, "css": "bad"}
+    loss, accuracy = {"name": "old", "metric": "loss, nats"}, {"name": "sums", "metric": "accuracy"}
+    assert panels_forgetting._before_and_now(loss, 2.5, row) == (
+        "validation loss on old was 2.4000 nats at best before and is 2.5000 now, +0.1000 (+0.0500 to +0.2000): worse"
+    )
+    assert panels_forgetting._before_and_now(accuracy, 0.5, row) == (
+        "accuracy on sums was 0.6000 at best before and is 0.5000 now, -0.1000 (-0.2000 to -0.0500): worse"
+    )
+    unclear = row | {"low": -0.3, "css": ""}
+    assert panels_forgetting._before_and_now(loss, 2.5, unclear).endswith("(-0.3000 to +0.2000): no clear change")
 
 
 def test_one_document_has_no_interval_and_equal_ones_have_one_without_width() -> None:

@@ -282,4 +282,6 @@ def test_2_7_a_chain_of_stages_has_a_forgetting_matrix(graph: Graph) -> None:
     html = panel("evaluate", card)
     assert "Forgetting, up to tuned" in html
     assert f"{forgotten['value']:+.4f}" in html
-    assert f"forgotten {forgotten['value']:+.4f}" in lines(card)[0]
+    (line,) = lines(card)
+    assert line.startswith(f"after tuned: validation loss on old was {loss['base']:.4f} nats at best before and is ")
+    assert line.endswith(f"is {loss['tuned']:.4f} now, {forgotten['value']:+.4f} (no interval, n = 1)")

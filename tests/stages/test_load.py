@@ -164,7 +164,7 @@ def test_an_unfinished_stage_gives_its_newest_checkpoint_or_an_error(stage: Path
     (stage / "DONE").unlink()
     messages: list[str] = []
     load_model(stage, messages.append, device="cpu")
-    assert messages == [f"{stage}: not finished; these are its weights after step 20"]
+    assert messages == [f"{stage}: not done; these are its weights after step 20"]
     assert checkpoint_steps(stage / "checkpoints") == [20, 10]
     _flip(checkpoint_path(stage / "checkpoints", 20) / "model.safetensors")
     with pytest.raises(UserError, match="the checkpoint of step 20 is damaged"):

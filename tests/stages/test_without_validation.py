@@ -49,6 +49,10 @@ def test_training_without_validation(
         "best_val_loss_nats"
     } == metrics
     assert len(read_events(path / "metrics.jsonl", "evaluation")) == 3  # at the start, in the middle and at the end
+    (final,) = read_events(path / "metrics.jsonl", "final")
+    validation = {name for name in final if name.startswith(("val_", "bits_"))}
+    assert validation == metrics
+    assert {name: final[name] for name in validation} == {name: result[name] for name in validation}
     (line,) = RESULT_LINES["train"]("tuned", path)
     assert ("no validation" in line) == (not metrics)
     assert ("validation loss, complete split" in str(train(path))) == bool(metrics)

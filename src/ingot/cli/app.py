@@ -149,7 +149,7 @@ def run(
     nproc: NprocOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a recipe: finished stages are reused, interrupted ones resume, changed ones run again."""
+    """Run a recipe: stages that are done are reused, interrupted ones resume, changed ones run again."""
     from ingot.pipeline.run import require_files
     from ingot.pipeline.sweep import run_all
     from ingot.report.terminal import Progress

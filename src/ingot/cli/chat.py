@@ -113,7 +113,7 @@ def chat_stage(path: Path) -> Path:
             return stage
     advice = f"; `ingot generate {trained[-1]}` continues text" if trained else ""
     raise UserError(
-        f"{path}: found no finished stage that was trained on conversations, expected one to chat with{advice}"
+        f"{path}: found no stage that is done and was trained on conversations, expected one to chat with{advice}"
     )
 
 

@@ -82,7 +82,7 @@ def compare(
 
 
 def list_runs(out: OutOption = Path("runs"), as_json: JsonOption = False) -> None:
-    """List the runs, the newest first: when, state, stages done, and the number that decides."""
+    """List the runs, the newest first: when, state, stages done, and the verdict of the last training."""
     from ingot.report.runs import print_runs, run_rows
 
     rows = run_rows(out)
@@ -95,7 +95,7 @@ def verify(
     out: OutOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """Check the files of every finished stage against their digests."""
+    """Check the files of every stage that is done against their digests."""
     checked, problems = 0, []
     graphs = _run_graphs(recipe, set, out)
     stages = {node.key: graph.stage(node) for graph in graphs for node in graph.nodes.values()}

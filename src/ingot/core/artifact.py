@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -303,11 +303,14 @@ class StageDir:
         return False
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, on_wait: Callable[[str], None] | None = None) -> Iterator[None]:
         """Hold the directory's lock. The kernel releases it when the process ends, even when it is killed.
 
+        Args:
+            on_wait: called with the process id of another holder, before waiting until that one releases the lock.
+
         Raises:
-            UserError: another process holds the lock.
+            UserError: another process holds the lock, and there is no `on_wait`.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         with self._open_lock("a+") as file:
@@ -317,9 +320,13 @@ class StageDir:
             except BlockingIOError:
                 file.seek(0)
                 owner = file.read().strip() or "unknown"
-                raise UserError(
-                    f"{self.path}: locked by process {owner}, which is running this stage now; wait for it or stop it"
-                ) from None
+                if on_wait is None:
+                    raise UserError(
+                        f"{self.path}: locked by process {owner}, which is running this stage now; wait for it or stop "
+                        "it"
+                    ) from None
+                on_wait(owner)
+                fcntl.flock(file, fcntl.LOCK_EX)
             except OSError as error:
                 if error.errno not in UNSUPPORTED:
                     raise

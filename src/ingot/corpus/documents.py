@@ -128,7 +128,9 @@ def read_documents(
     """
     files = document_parts(stage_dir)[:parts]
     if not files:
-        raise UserError(f"{stage_dir}: no documents-*.parquet, expected a finished corpus stage; run that stage first")
+        raise UserError(
+            f"{stage_dir}: no documents-*.parquet, expected a corpus stage that is done; run that stage first"
+        )
     selected = columns or SCHEMA.names
     stored = selected if split is None else [*dict.fromkeys([*selected, "split"])]
     for path in files:

@@ -20,7 +20,7 @@ class Orphan:
     path: Path
     bytes: int
     description: str
-    """The stage's name in the recipe, and whether it has finished."""
+    """The stage's name in the recipe, and whether it is done."""
 
 
 def orphans(root: Path) -> list[Orphan]:
@@ -49,9 +49,9 @@ def _size(directory: Path) -> int:
 def _describe(stage: Path) -> str:
     name = read_record(stage)["name"]
     if not StageDir(stage).is_done():
-        return f"{name}, not finished"
+        return f"{name}, not done"
     loss = read_result(stage).get("val_loss_nats")
-    return f"{name}, finished" + (f", validation loss {loss:.4f}" if loss is not None else "")
+    return f"{name}, done" + (f", validation loss {loss:.4f}" if loss is not None else "")
 
 
 def _mark_needed(stage: Path, needed: set[Path]) -> None:

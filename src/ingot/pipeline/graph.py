@@ -99,7 +99,7 @@ def import_graph(source: str, root: Path, name: str | None = None, adapter: str 
         UserError: `source` is not a directory, or the name is invalid.
     """
     if not is_directory(source):
-        raise UserError(f"found '{source}', expected hf:DIR (or the directory of a finished train stage)")
+        raise UserError(f"found '{source}', expected hf:DIR (or the directory of a train stage that is done)")
     settings = ImportSettings(path=source, adapter=adapter)
     name = imported_name(source).partition(":")[2] if name is None else name
     if problem := name_problem(name):

@@ -110,7 +110,9 @@ def _check(path: Path, text: str | None, chat: str | None, pairs: str | None, mo
         raise UserError("--pairs: found no model to compare answers with, expected --model hf:DIR or --chat FILE too")
     if model:
         if not is_directory(model):
-            raise UserError(f"--model: found '{model}', expected hf:DIR, or runs/NAME/STAGE of a finished train stage")
+            raise UserError(
+                f"--model: found '{model}', expected hf:DIR, or runs/NAME/STAGE of a train stage that is done"
+            )
         try:
             model_files(model)
         except UserError as error:

@@ -99,6 +99,16 @@ def last_run(root: Path) -> Path:
     )
 
 
+def left_out(graph: Graph) -> dict[str, str]:
+    """Stages that the last run left out because of `--only`: name -> the reason."""
+    run = read_run(graph.run)
+    if not run.record.get("only"):
+        return {}
+    why = f"not asked for: the last run was --only {' --only '.join(run.record['only'])}"
+    links = {name: graph.link(node).relative_to(graph.run).as_posix() for name, node in graph.nodes.items()}
+    return {name: why for name, link in links.items() if link not in run.stages}
+
+
 def run_graphs(path: Path, overrides: list[str], root: Path) -> list[Graph]:
     """The graphs of a run's directory as it was recorded, or of a recipe.
 
@@ -110,30 +120,26 @@ def run_graphs(path: Path, overrides: list[str], root: Path) -> list[Graph]:
         overrides: `--set` strings.
         root: output root of a recipe.
     """
-    if not is_run(path):
-        directory = _directory_of(path, root) if not overrides else None
-        if directory is None:
-            return load_graphs(path, overrides, root)
-        path = directory
-    started_in = Path(read_json(path / RUN_RECORD)["directory"])
+    run = read_run(path) if is_run(path) else None if overrides else _last_run_of(path, root)
+    if run is None:
+        return load_graphs(path, overrides, root)
+    path, started_in = run.path, Path(run.record["directory"])
     if started_in.is_dir() and not started_in.samefile(Path.cwd()):
         path = path.absolute()
         os.chdir(started_in)
     return load_graphs(path, overrides, path.parent)
 
 
-def _directory_of(recipe: Path, root: Path) -> Path | None:
-    """Directory of the last run of a recipe; None if its directory has no record, or that of another recipe."""
-    run = read_table(recipe)[2].get("run")
-    path = root / str(run.get("name") if isinstance(run, dict) else None)
-    if not is_run(path):
+def _last_run_of(recipe: Path, root: Path) -> Run | None:
+    """The last run of a recipe; None if its directory has no record, or that of another recipe."""
+    table = read_table(recipe)[2].get("run")
+    path = root / str(table.get("name") if isinstance(table, dict) else None)
+    run = read_run(path)
+    if run.record.get("recipe") != str(recipe.absolute()):
         return None
-    record = read_json(path / RUN_RECORD)
-    if record["recipe"] != str(recipe.absolute()):
-        return None
-    if _has_changed(recipe, record):
+    if _has_changed(recipe, run.record):
         notify(f"{recipe} has changed since {path} was run; `ingot plan {recipe}` shows what would run now")
-    return path
+    return run
 
 
 def _has_changed(recipe: Path, record: Mapping[str, Any]) -> bool:

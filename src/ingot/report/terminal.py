@@ -18,6 +18,7 @@ from ingot.core.errors import shortened
 from ingot.core.terminal import SafeConsole, error_console
 from ingot.objectives.settings import scores_rows
 from ingot.pipeline.graph import Graph
+from ingot.pipeline.runs import left_out
 from ingot.pipeline.status import Status, status
 from ingot.pipeline.sweep import label
 from ingot.report import figures, reading
@@ -176,10 +177,11 @@ def status_rows(graph: Graph) -> list[dict[str, Any]]:
         {name, kind, state, why, seconds}; for train stages also {step, phase, steps, loss_nats, val_loss_nats,
         val_reward, tok_s, eta_s, health, verdict, verdict_sentence}.
     """
-    rows = []
+    rows, unasked = [], left_out(graph)
     for node in graph.nodes.values():
         now, stage = status(graph, node), graph.stage(node).path
-        row: dict[str, Any] = {"name": node.name, "kind": node.kind, "state": now.state, "why": now.why}
+        why = unasked.get(node.name, now.why) if now.state == "RUN" else now.why
+        row: dict[str, Any] = {"name": node.name, "kind": node.kind, "state": now.state, "why": why}
         if node.kind == "train":
             row |= _train_progress(stage, now.state)
         row["seconds"] = reading.result(stage).get("seconds")

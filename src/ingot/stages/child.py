@@ -69,11 +69,17 @@ def run(job: dict[str, Any]) -> None:
     """
     kind = KINDS[job["kind"]]
     out = StageDir(Path(job["dir"]))
+
+    def on_wait(owner: str) -> None:
+        print_message(f"{job['name']}: waiting for process {owner}, which is running this stage")
+
     with joined(out.path, job["settings"].get("loop", {}).get("device", "cpu")) as rank:
         if rank.leads:
-            with out.lock():
-                if not agreed(out.is_done):  # else another process has finished it meanwhile
+            with out.lock(on_wait):
+                if not agreed(out.is_done):
                     _lead(job, kind, out, rank)
+                elif not job["quiet"]:
+                    print_message(f"{job['name']}: HIT, another process has made it")
         elif not agreed(out.is_done):
             _follow(job, kind, out, rank)
 

@@ -109,7 +109,7 @@ def read_result(stage: Path) -> dict[str, Any]:
     """
     path = stage / RESULT
     if not path.exists():
-        raise UserError(f"{stage}: no {RESULT}, so the stage has not finished; `ingot run` it first")
+        raise UserError(f"{stage}: no {RESULT}, so the stage is not done; `ingot run` it first")
     return _read_table(path)
 
 

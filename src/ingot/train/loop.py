@@ -50,7 +50,9 @@ def train(
         run.run(batches)
     rate = run.throughput.mean()
     run.evaluate()
-    return {**evaluation(engine.plan.steps, True), **rate}
+    final = evaluation(engine.plan.steps, True)
+    log.write("final", step=engine.plan.steps, **final)  # `evaluation` events have the same names for fewer rows
+    return {**final, **rate}
 
 
 class _Run:

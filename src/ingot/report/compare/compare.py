@@ -246,7 +246,7 @@ def _warnings(entries: list[Entry], by_key: Iterable[list[Entry]]) -> Iterable[s
     for e in entries:
         if not e.finished:
             at = f"at step {e.step:,} of {e.facts.get('steps', 0):,}"
-            why = f"failed {at} ({e.failure})" if e.failure else f"not finished, {at}"
+            why = f"failed {at} ({e.failure})" if e.failure else f"not done, {at}"
             yield f"{e.label}: {why}; the numbers are those of its last evaluation"
     objectives = dict.fromkeys(str(e.settings.get("objective.kind")) for e in entries)
     if len(objectives) > 1:

@@ -69,15 +69,27 @@ def with_interval(row: dict[str, Any]) -> str:
 
 
 def lines(stage: Path) -> list[str]:
-    """A line for every chain, for the terminal."""
-    chain_lines = []
-    for chain in chains(stage):
-        columns = zip(chain["tasks"], chain["rows"][-1]["cells"], chain["forgotten"], strict=True)
-        parts = [
-            f"{task['name']} {figures.nats(cell['value'])}, forgotten {with_interval(row)}"
-            for task, cell, row in columns
-            if row
-        ]
-        if parts:
-            chain_lines.append(f"after {chain['last']}: " + "; ".join(parts))
-    return chain_lines
+    """A line for every task of every chain, for the terminal."""
+    return [
+        f"after {chain['last']}: {_before_and_now(task, cell['value'], row)}"
+        for chain in chains(stage)
+        for task, cell, row in zip(chain["tasks"], chain["rows"][-1]["cells"], chain["forgotten"], strict=True)
+        if row
+    ]
+
+
+def _before_and_now(task: dict[str, Any], now: float, row: dict[str, Any]) -> str:
+    """A task's score at its best before the last stage and after it, and whether the difference is clear.
+
+    Args:
+        row: its forgetting, above 0 where the last stage is worse.
+    """
+    name, _, unit = task["metric"].partition(", ")
+    if unit == "nats":  # a loss, which forgetting raises
+        name, before, change = f"validation {name}", now - row["value"], row
+    else:
+        before, change = now + row["value"], row | {"value": -row["value"], "low": -row["high"], "high": -row["low"]}
+    verdict = {"bad": ": worse", "good": ": better", "": ": no clear change"}[row["css"]] if row["n"] > 1 else ""
+    unit = f" {unit}".rstrip()
+    numbers = f"{figures.nats(before)}{unit} at best before and is {figures.nats(now)} now"
+    return f"{name} on {task['name']} was {numbers}, {with_interval(change)}{verdict}"

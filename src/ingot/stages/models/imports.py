@@ -44,7 +44,7 @@ def model_files(path: str) -> list[Path]:
     if not path.startswith(HF):
         if not StageDir(directory).is_done() or not (directory / MODEL).exists():
             raise UserError(
-                f"path: {directory} is not a finished train stage; finish its run, or write 'hf:{directory}' for a "
+                f"path: {directory} is not a train stage that is done; finish its run, or write 'hf:{directory}' for a "
                 "model in the Hugging Face layout"
             )
         return [directory / DONE]

@@ -103,7 +103,7 @@ def load_with_adapter(
         raise UserError("found both --best and --step, expected one of them")
     path = _best(stage) if best else _of_step(stage, step, exact)
     if not StageDir(stage).is_done():
-        notify(f"{stage}: not finished; these are its weights after step {read_json(path / STATE)['step']:,}")
+        notify(f"{stage}: not done; these are its weights after step {read_json(path / STATE)['step']:,}")
     if (adapter := adapter_settings(stage)) is None:
         model = empty(config, resolve_device(device), torch.float32)
     else:
