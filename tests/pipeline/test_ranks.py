@@ -88,7 +88,7 @@ def test_D11_a_run_that_fails_again_and_again_ends(tmp_path: Path) -> None:
     made = Ranks("sys.exit(1)")
     code, told = made.run(tmp_path)
     assert code == 1
-    assert told[-1] == "rank 0 failed with exit code 1; it was the third failure, so the run ends"
+    assert told[-1].endswith("failed with exit code 1; it was the third failure, so the run ends")
     assert len(made.children) == 6
 
 
