@@ -69,9 +69,8 @@ def main() -> None:
                     f"{shape}: one process {speed[1]:,.0f} tok/s, two ranks {speed[2]:,.0f}: {ratios[-1]:.3f}",
                     flush=True,
                 )
-            print(
-                f"{shape}: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}, n = {len(ratios)}"
-            )
+            spread = f"{min(ratios):.3f} to {max(ratios):.3f}, n = {len(ratios)}"
+            print(f"{shape}: median {statistics.median(ratios):.3f}, {spread}")
 
 
 if __name__ == "__main__":
