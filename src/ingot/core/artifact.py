@@ -321,10 +321,8 @@ class StageDir:
                 file.seek(0)
                 owner = file.read().strip() or "unknown"
                 if on_wait is None:
-                    raise UserError(
-                        f"{self.path}: locked by process {owner}, which is running this stage now; wait for it or stop "
-                        "it"
-                    ) from None
+                    busy = f"locked by process {owner}, which is running this stage now; wait for it or stop it"
+                    raise UserError(f"{self.path}: {busy}") from None
                 on_wait(owner)
                 fcntl.flock(file, fcntl.LOCK_EX)
             except OSError as error:

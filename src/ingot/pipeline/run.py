@@ -134,7 +134,6 @@ def start_child(job: dict[str, Any], rank: Mapping[str, str] | None = None) -> s
         stdout=_messages(),
         stderr=_messages(),
         env={
-            **(rank or {}),
             **child_environment(threads, short_spin=job["short_spin"] or machine_is_busy()),
             **(rank or {}),
         },
@@ -191,11 +190,12 @@ def _become_rank(graph: Graph, only: list[str], quiet: bool) -> None:
             "stage whose inputs are finished; run the others first with `ingot run --only` on one process"
         )
     link(graph, node)
+    job = {**job_of(graph, node, quiet), "parent": os.getppid()}
     with tempfile.TemporaryFile() as file:  # the job comes on standard input, as from `start_child`
-        file.write(json.dumps({**job_of(graph, node, quiet), "parent": os.getppid()}).encode())
+        file.write(json.dumps(job).encode())
         file.seek(0)
         os.dup2(file.fileno(), 0)
-    threads = job_of(graph, node, quiet)["settings"]["loop"]["threads"]
+    threads = job["settings"]["loop"]["threads"]
     os.execve(sys.executable, [sys.executable, "-m", "ingot.stages.child"], child_environment(threads))
 
 

@@ -108,8 +108,6 @@ class Dealer(Runner):
 
     def map(self, function: Callable[[Sequence[Any]], Sequence[T]], items: Sequence[Any]) -> list[T]:
         """`function` of all items, of which each rank computes equally many, so that it may use shards."""
-        if self.mesh.size == 1:
-            return list(function(items))
         own = function([items[i] for i in share(len(items), self.mesh.rank, self.mesh.size)[0]])
         return [result for results in self.mesh.objects(list(own)) for result in results][: len(items)]
 

@@ -53,11 +53,9 @@ class MeshSettings(Settings):
     backward pass; 1 also keeps whole gradients until the last micro-batch. Lower is faster and takes more memory."""
 
     @model_validator(mode="after")
-    def _one_is_filled(self) -> "MeshSettings":
+    def _not_zero(self) -> "MeshSettings":
         if 0 in (self.replicate, self.shard):
             raise ValueError("found 0 processes, expected at least 1, or -1 for as many as there are")
-        if self.shard == self.replicate == -1:
-            return self.model_copy(update={"replicate": 1})
         return self
 
     @property
@@ -71,8 +69,8 @@ class MeshSettings(Settings):
         Raises:
             UserError: the mesh has another number of processes.
         """
-        replicate = size // self.shard if self.replicate == -1 else self.replicate
-        shard = size // replicate if self.shard == -1 else self.shard
+        shard = size // max(1, self.replicate) if self.shard == -1 else self.shard
+        replicate = size // shard if self.replicate == -1 else self.replicate
         if replicate * shard != size:
             asked = f"replicate {self.replicate} x shard {self.shard}".replace("-1", "any")
             raise UserError(

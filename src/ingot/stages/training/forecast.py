@@ -20,6 +20,7 @@ from ingot.model.adapter_config import (
     modules_to_save,
 )
 from ingot.model.config import EAGER_BF16_KEYS, MAX_LOGITS, ModelConfig
+from ingot.objectives.on_policy_settings import OnPolicySettings
 from ingot.optim.settings import OptimSettings
 from ingot.plan.batch import accumulation
 from ingot.plan.flops import training_flops_per_token
@@ -202,7 +203,7 @@ def _execution(
     rest = 1 - _in_blocks(config) / config.parameters
     state = sharded_state(whole, config.depth, rest, shard, zero)
     frozen = state_bytes(inputs.companions, weight_bytes, moments=0)
-    sampled = settings.objective.kind in ("ppo", "grpo")
+    sampled = isinstance(settings.objective, OnPolicySettings)
     memory = {
         "weights": state.weights,
         "companions": sharded_state(frozen, config.depth, rest, shard, 3).weights,  # some are released early
