@@ -35,7 +35,7 @@ SHAPES = [
     ("gpt2-124m.toml", 50_257, 124_439_808),
     ("llama-7b.toml", 128_000, 7_499_681_792),
     ("shakespeare-char.toml", 65, 664_832),
-    ("stdlib.toml", 4096, 2_901_312),
+    ("stdlib.toml", 2048, 1_721_664),
 ]
 NO_NETWORK = """
 import socket, pathlib

@@ -39,7 +39,7 @@ holdout = { fraction = 0.2, by = "tail" }
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)  # and stages run in this process, which is faster than starting one for each
-    monkeypatch.setattr("ingot.pipeline.run._run_child", lambda *job: child.run(job_of(*job)))
+    monkeypatch.setattr("ingot.pipeline.run._run_child", lambda *job: child.run(job_of(*job[:3])))
     (tmp_path / "notes.txt").write_text("The cat sat on the mat.\n" * 50)
     (tmp_path / "tiny.toml").write_text(RECIPE)
     return tmp_path

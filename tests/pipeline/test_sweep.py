@@ -110,7 +110,7 @@ def _pretend(monkeypatch: pytest.MonkeyPatch, fails: Any = lambda graph, node: F
     """Stages that are done at once, or fail; returns the names of those that ran."""
     ran: list[str] = []
 
-    def run(graph: Graph, only: list[str], report: Any, quiet: bool) -> dict[str, Path]:
+    def run(graph: Graph, only: list[str], report: Any, quiet: bool, nproc: int | None) -> dict[str, Path]:
         for node in graph.needed(only):
             out = graph.stage(node)
             if not out.is_done():
