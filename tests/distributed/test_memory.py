@@ -6,51 +6,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from ingot.data.batches import Batch
 from ingot.distributed import mesh as meshes
 from ingot.distributed.mesh import Mesh
-from ingot.distributed.sharding import shard
-from ingot.model.config import ModelSettings
+from ingot.model.config import ModelConfig, ModelSettings
 from ingot.model.transformer import build
 from ingot.objectives.lm import LanguageModel
 from ingot.optim.schedule import Schedule
 from ingot.optim.settings import OptimSettings
 from ingot.plan.memory import state_bytes
 from ingot.plan.sharding import sharded_state, wire_bytes
+from ingot.stages.models.parts import shard_model
 from ingot.train.engine import Engine, Plan
 from ingot.train.execution import Execution
 from ingot.train.settings import LoopSettings
 from ingot.train.weights import BUCKET_ELEMENTS
-from tests.distributed.ranks import on_ranks
+from tests.distributed.ranks import Peak, on_ranks
 
 RANKS, MICRO_BATCHES, BLOCKS, WIDTH, VOCAB, T = 4, 3, 8, 128, 256, 4
-
-
-class Peak(TorchDispatchMode):
-    """The largest sum of the sizes of all storages alive after an operation, without views counted twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.alive: dict[int, StorageWeakRef] = {}
-        self.bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in tree_flatten((args, out))[0]:
-            if isinstance(tensor, torch.Tensor) and not hasattr(tensor, "placements"):
-                reference = StorageWeakRef(tensor.untyped_storage())
-                self.alive[reference.cdata] = reference
-        self.alive = {data: ref for data, ref in self.alive.items() if not ref.expired()}
-        self.bytes = max(self.bytes, self.now())
-        return out
-
-    def now(self) -> int:
-        storages = (torch.UntypedStorage._new_with_weak_ptr(ref.cdata) for ref in self.alive.values())
-        return sum(storage.nbytes() for storage in storages if storage is not None)
 
 
 class Sent(TorchDispatchMode):
@@ -73,10 +49,13 @@ class Sent(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def _config() -> ModelConfig:
+    return ModelSettings(depth=BLOCKS, width=WIDTH, heads=4, context=T, tied=True).resolve(VOCAB)
+
+
 def _engine(mesh: Mesh, path: Path) -> Engine:
-    config = ModelSettings(depth=BLOCKS, width=WIDTH, heads=4, context=T, tied=True).resolve(VOCAB)
-    model = build(config, 1)
-    shard(model, mesh, list(model.layers.values()))
+    model = build(_config(), 1)
+    shard_model(model, mesh)
     plan = Plan(9, 1, Schedule("constant", 1e-3, 1e-4, 0, 9), OptimSettings(), LoopSettings(), 5)
     return Engine(model, LanguageModel(), plan, Execution("cpu", "fp32", 1, 1, "test", T), mesh, path)
 
@@ -105,7 +84,7 @@ def _measure(watch: Any, mesh: Mesh, path: Path) -> int:
 def test_D11_ranks_allocate_and_send_what_the_plan_says(replicate: int, parts: int, zero: int, tmp_path: Path) -> None:
     """Replicas also hold the bucket of gradients that they sum; replicated groups sums on their way, not counted."""
     torch.set_num_threads(1)
-    config = _engine(Mesh(), tmp_path).model.config
+    config = _config()
     modules = config.parameters_by_module()
     rest = 1 - (modules["attention"] + modules["feed-forward"]) / config.parameters
     whole = state_bytes(config.parameters)

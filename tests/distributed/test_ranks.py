@@ -19,7 +19,7 @@ from ingot.data.batches import IGNORE, Batch
 from ingot.distributed import checkpoint
 from ingot.distributed import mesh as meshes
 from ingot.distributed.mesh import Mesh
-from ingot.distributed.sharding import gathered, shard
+from ingot.distributed.sharding import gathered, local
 from ingot.model import lora
 from ingot.model.adapter_config import AdapterSettings
 from ingot.model.config import ModelSettings
@@ -32,12 +32,14 @@ from ingot.objectives.settings import LanguageModelSettings, PreferenceSettings,
 from ingot.optim.grad_terms import Anchor
 from ingot.optim.schedule import Schedule
 from ingot.optim.settings import OptimSettings
+from ingot.stages.models.load import load_weights
+from ingot.stages.models.parts import build_on, empty_on, shard_model
 from ingot.train.engine import Engine, Plan
 from ingot.train.execution import Execution
 from ingot.train.objective import Objective
 from ingot.train.penalties import Divergence, Penalties
 from ingot.train.settings import LoopSettings
-from tests.distributed.ranks import on_ranks
+from tests.distributed.ranks import Peak, on_ranks
 from tests.objectives.helpers import pairs
 from tests.objectives.rl_helpers import Letters, count_a, grpo, policy, ppo, ragged_prompts
 
@@ -140,7 +142,7 @@ CASES = {
 
 
 def _sharded(model: Transformer, mesh: Mesh) -> Transformer:
-    shard(model, mesh, list(model.layers.values()))
+    shard_model(model, mesh)
     return model
 
 
@@ -301,3 +303,52 @@ def test_D4_ranks_save_one_checkpoint(tmp_path: Path) -> None:
     for parts in ("1", "2"):
         assert checkpoint_problem(tmp_path / parts / name) is None
         assert [p.name for p in (tmp_path / parts / "checkpoints").iterdir()] == [f"{0:08}"]
+
+
+def test_D4_a_model_is_built_and_loaded_in_parts(tmp_path: Path) -> None:
+    """The weights of one process, bit for bit; a rank allocates its parts and at most one whole parameter."""
+    settings = {"depth": 6, "width": 64, "heads": 4, "tied": True}
+    config = ModelSettings(**settings, context=T).resolve(97)
+    expected = dict(build(config, 5, dtype=FP64).named_parameters())
+    checkpoint.save(tmp_path / "saved", {f"model.{n}": p.detach() for n, p in expected.items()}, {"step": 0}, {})
+    whole, largest = sum(p.nbytes for p in expected.values()), max(p.nbytes for p in expected.values())
+
+    def rank(_: int) -> None:
+        mesh = meshes.current(2)
+        with Peak() as peak:
+            built = build_on(mesh, config, 5, "cpu", FP64)
+        assert peak.bytes < 0.52 * whole + 2 * largest
+        loaded = empty_on(mesh, config, "cpu", FP64)
+        load_weights(loaded, tmp_path / "saved")
+        for model in (built, loaded):
+            for name, parameter in model.named_parameters():
+                assert torch.equal(gathered(local(parameter).detach(), parameter), expected[name]), name
+
+    on_ranks(2, rank)
+
+
+@pytest.mark.parametrize("zero", [pytest.param(1, marks=pytest.mark.slow), 3])
+def test_D11_weights_sent_in_the_format_of_the_products_change_no_result(zero: int, tmp_path: Path) -> None:
+    """Half the bytes; norms, embedding and head are sent as stored. Gradients may be added in another order."""
+    config = ModelSettings(depth=2, width=16, heads=2, context=T, qk_norm=True).resolve(V)
+    torch.set_num_threads(1)
+
+    def rank(_: int) -> None:
+        losses, gradients = [], []
+        for sent in (torch.float32, torch.bfloat16):
+            mesh = replace(meshes.current(2, zero), gathered=sent)
+            plan = Plan(3, 1, Schedule("constant", 1e-3, 1e-4, 0, 3), OptimSettings(), LoopSettings(), 5)
+            execution = Execution("cpu", "bf16", 1, 2, "test", T)
+            engine = Engine(build_on(mesh, config, 1, "cpu"), LanguageModel(), plan, execution, mesh, tmp_path)
+            losses.append(float(engine.gradients(_own(engine, _text(0)))[0]))
+            gradients.append({n: p.grad for n, p in engine.weights.local.items() if p.grad is not None})
+            block: Any = engine.model.get_submodule("layers.0")
+            block.unshard()
+            assert block.attention.q.weight.dtype == sent
+            assert block.attention_norm.weight.dtype == torch.float32
+            block.reshard()
+        assert losses[0] == losses[1]
+        for name, gradient in gradients[0].items():
+            assert _distance(gradients[1][name], gradient) < 1e-6, name
+
+    on_ranks(2, rank)

@@ -173,7 +173,7 @@ def test_an_unknown_parameter_is_not_left_uninitialised():
     model = Transformer(ModelSettings(**SMALL).resolve(65))
     model.layers["0"].register_module("extra", torch.nn.Linear(2, 2))
     with pytest.raises(AssertionError, match="extra"):
-        model.init_weights(torch.Generator())
+        list(model.initial_weights(torch.Generator()))
 
 
 def test_all_ignored_gives_every_parameter_a_zero_gradient():

@@ -50,8 +50,8 @@ def _wait_for_step(work: Path, parent: subprocess.Popen[bytes], step: int) -> No
         time.sleep(0.01)
 
 
-def _losses(work: Path) -> np.ndarray:
-    log = work / "runs" / "tiny" / "base" / "metrics.jsonl"
+def _losses(work: Path, stage: str = "base") -> np.ndarray:
+    log = work / "runs" / "tiny" / stage / "metrics.jsonl"
     return np.array([e["loss_nats"] for e in read_events(log, "step")])
 
 
@@ -124,6 +124,18 @@ def test_D12_a_stopped_rank_is_named_and_the_run_goes_on(work: Path) -> None:
     os.kill(_ranks(parent)[1], signal.SIGSTOP)
     assert parent.wait() == 0
     assert "rank 1 does not move: step" in (work / "log.txt").read_text()
+
+
+def test_D11_parts_start_from_a_model_and_keep_to_a_reference(work: Path, tmp_path: Path) -> None:
+    """Both are read in parts."""
+    from tests.pipeline.conftest import make_work
+
+    one = make_work(tmp_path / "one")
+    keep = 'stage.chat.penalties=[{ kind = "kl", weight = 0.3 }]'
+    for path, words in ((one, ()), (work, ("--nproc", "2", "--set", "stage.chat.mesh={ shard = 2 }"))):
+        command = [*COMMAND[:-1], "chat", "--set", keep, *words]
+        assert subprocess.run(command, cwd=path, stdout=subprocess.DEVNULL).returncode == 0
+    np.testing.assert_allclose(_losses(work, "chat"), _losses(one, "chat"), rtol=1e-4)
 
 
 def test_D11_a_mesh_that_does_not_fit_is_refused_before_anything_starts(work: Path) -> None:

@@ -1,6 +1,7 @@
 """The numbers of a checkpoint are those of its run, or the run does not resume from them."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ from ingot.train.state import TrainingState
 LAST = 40
 
 
-def _state(directory: Path, last_step: int = LAST) -> TrainingState:
+def _state(directory: Path, last_step: int = LAST, background: bool = False) -> TrainingState:
     named = {"w": nn.Parameter(torch.ones(2, 3))}
     settings = OptimSettings()
     optimizer, average = optimizers.build(named, settings, 1e-3), Average(named, settings.ema)
-    return TrainingState(directory, named, optimizer, average, {"beta": 0.5}, 2, {}, last_step)
+    return TrainingState(directory, named, optimizer, average, {"beta": 0.5}, 2, {}, last_step, background=background)
 
 
 def _saved(directory: Path, **changes: Any) -> Path:
@@ -50,6 +51,27 @@ def test_numbers_of_the_run_are_resumed(tmp_path: Path) -> None:
         **{"step": 20, "tokens": 100, "best_val": -0.5, "best_step": 10}
     }
     assert not _state(tmp_path / "new").resume(print)
+
+
+def test_a_checkpoint_written_in_the_background_is_that_of_its_step(tmp_path: Path) -> None:
+    """Training changes the weights and numbers while it is written; a full disk is noticed at the next checkpoint."""
+    state = _state(tmp_path, background=True)
+    release = threading.Event()
+    state._writer.submit(release.wait)  # pyright: ignore[reportOptionalMemberAccess] - the writer is busy
+    for step in (1, 2):
+        state.numbers["step"] = step
+        state.save() if step == 1 else release.set()
+        state.named["w"].data.fill_(-step)
+    state.finish_saving()
+    resumed = _state(tmp_path)
+    assert resumed.resume(print)
+    assert resumed.numbers["step"] == 1
+    assert torch.equal(resumed.named["w"], torch.ones(2, 3))
+    state.checkpoints = tmp_path / "file"
+    state.checkpoints.write_text("no directory")
+    state.save()
+    with pytest.raises(OSError, match="file"):
+        state.save()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from ingot.core.errors import name_file, notify
 from ingot.core.terminal import error_console
 
 METRICS = "metrics.jsonl"
-VOLATILE = frozenset({"time", "attempt", "seconds", "tok_s", "eta_s", "peak_bytes"})
+VOLATILE = frozenset({"time", "attempt", "seconds", "tok_s", "eta_s", "peak_bytes", "waiting"})
 """Fields that differ between two runs of one recipe; all others are bitwise equal on one CPU process."""
 
 

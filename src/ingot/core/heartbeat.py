@@ -27,6 +27,8 @@ class Heartbeat:
     """When step or phase last changed."""
     written: float = 0.0
     """When the file was last written."""
+    waited_s: float = 0.0
+    """Time spent waiting for other ranks."""
 
     def move(self, step: int | None = None, phase: str | None = None) -> None:
         """Note that the work has moved on."""
@@ -37,11 +39,12 @@ class Heartbeat:
     @contextlib.contextmanager
     def during(self, phase: str) -> Iterator[None]:
         """Context of a phase."""
-        before = self.phase
+        before, start = self.phase, time.monotonic()
         self.move(phase=phase)
         try:
             yield
         finally:
+            self.waited_s += time.monotonic() - start if phase == WAITING else 0.0
             self.move(phase=before)
 
 

@@ -33,6 +33,8 @@ class Mesh:
     """With shards: 3 gathers weights for each block and drops them; 2 keeps them from the forward to the backward pass;
     1 also keeps whole gradients until the last micro-batch."""
     device: str = field(default="cpu", compare=False)
+    gathered: torch.dtype | None = None
+    """With shards: the number format in which weights of blocks are sent, that of the products; None: as stored."""
 
     @property
     def replicate(self) -> int:

@@ -17,20 +17,25 @@ from torch import Tensor, nn
 from ingot.distributed.mesh import Mesh
 
 
-def shard(model: nn.Module, mesh: Mesh, blocks: list[nn.Module]) -> nn.Module:
-    """Shard a model in place over the mesh; every rank has the same weights before.
+def shard(model: nn.Module, mesh: Mesh, blocks: list[nn.Module], exact: list[nn.Module]) -> nn.Module:
+    """Shard a model in place over the mesh, unless it is; every rank has the same weights before.
 
     Args:
         blocks: the parts whose weights are gathered at once, in the order of the forward pass; what is in none of them
             is gathered for the whole pass.
+        exact: modules inside them that compute in the format of their weights, whatever `mesh.gathered` is.
     """
-    if mesh.shard == 1:
+    if mesh.shard == 1 or any(map(is_part, model.parameters())):
         return model
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    grid = mesh.grid if mesh.replicate > 1 else mesh.grid["shard"]
+    grid, policy = mesh.grid if mesh.replicate > 1 else mesh.grid["shard"], MixedPrecisionPolicy()
+    stored = next(model.parameters()).dtype
+    if mesh.gathered not in (None, stored):  # products round weights anyway, so this changes no result
+        policy = MixedPrecisionPolicy(mesh.gathered, reduce_dtype=stored, cast_forward_inputs=False)
+        fully_shard(exact, mesh=grid, reshard_after_forward=False)
     for block in blocks:
-        fully_shard(block, mesh=grid, reshard_after_forward=mesh.zero == 3)
+        fully_shard(block, mesh=grid, reshard_after_forward=mesh.zero == 3, mp_policy=policy)
     fully_shard(model, mesh=grid, reshard_after_forward=False)
     for module in sharded_modules(model):
         module.set_gradient_divide_factor(1.0)  # losses are divided by global counts, so gradients are summed;

@@ -1,7 +1,7 @@
 """RMSNorm and LayerNorm: before attention and feed-forward, after the last block, optionally on queries and keys.
 
 Both compute in the dtype of their weight: fp32 even when autocast made the input bf16. torch's own modules initialise
-themselves; models here are built on the meta device and initialised by `Transformer.init_weights`.
+themselves; models here are built on the meta device and initialised by `transformer.build`.
 """
 
 import torch

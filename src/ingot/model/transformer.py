@@ -14,6 +14,7 @@ Shapes: B rows, T positions, S keys, W width, V vocabulary, H heads.
 
 import math
 import re
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -72,7 +73,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A decoder-only language model. Parameters are uninitialised until `init_weights` or a checkpoint sets them."""
+    """A decoder-only language model. Parameters are uninitialised until `build` or a checkpoint sets them."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -152,17 +153,17 @@ class Transformer(nn.Module):
             tapped[f"hidden.{self.config.depth}"] = x_BTW
         return self.norm(x_BTW), tapped
 
-    @torch.no_grad()
-    def init_weights(self, generator: torch.Generator) -> None:
-        """Initialise every parameter. Values depend on the generator's seed and the shapes, not on device or dtype."""
+    def initial_weights(self, generator: torch.Generator) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Every parameter with its initial value in fp32, one after another, so that only one is in memory at a time.
+
+        Values depend on the generator's seed and the shapes, not on the model's device, dtype or ranks.
+        """
         for name, parameter in self.named_parameters():
             std = self._std(name)
             if std is None:
-                parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
+                yield parameter, torch.full(parameter.shape, 0.0 if name.endswith(".bias") else 1.0)
             else:
-                noise = torch.randn(parameter.shape, generator=generator, device=generator.device)
-                parameter.copy_(noise.mul_(std))
-            assert torch.isfinite(parameter).all(), f"{name} is not finite after initialisation"
+                yield parameter, torch.randn(parameter.shape, generator=generator).mul_(std)
 
     def _std(self, name: str) -> float | None:
         """Initial standard deviation of a parameter; None for gains, which start at 1, and biases, which start at 0."""
@@ -203,7 +204,9 @@ def build(
 ) -> Transformer:
     """An initialised model. The same seed gives the same weights on every device."""
     model = empty(config, device, dtype)
-    model.init_weights(torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        for parameter, value in model.initial_weights(torch.Generator().manual_seed(seed)):
+            parameter.copy_(value)
     return model
 
 

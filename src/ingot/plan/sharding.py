@@ -14,7 +14,7 @@ from dataclasses import replace
 from ingot.plan.memory import Memory
 
 
-def sharded_state(state: Memory, blocks: int, rest: float, shard: int, zero: int) -> Memory:
+def sharded_state(state: Memory, blocks: int, rest: float, shard: int, zero: int, narrow: float = 1.0) -> Memory:
     """Bytes of the training state on one rank at the peak of a backward pass, after its first update.
 
     Args:
@@ -23,15 +23,16 @@ def sharded_state(state: Memory, blocks: int, rest: float, shard: int, zero: int
         rest: fraction of the parameters that are in no block, E / P.
         shard: N.
         zero: stage of ZeRO.
+        narrow: bytes of a block's gathered weight for each of a stored one: 1/2 for bf16.
 
-    weights: P / N and what is gathered: P with stages 1 and 2, E + 2 B with stage 3.
+    weights: P / N and what is gathered: E and all blocks with stages 1 and 2, two blocks with stage 3.
     gradients: G with stage 1; else G / N, those of the rest (E), and of two blocks that wait to be summed.
     moments: M / N.
     """
     if shard == 1:
         return state
     block = (1 - rest) / blocks
-    gathered = 1.0 if zero < 3 else min(1.0, rest + 2 * block)
+    gathered = rest + narrow * min(1 - rest, (blocks if zero < 3 else 2) * block)
     waiting = 1.0 if zero == 1 else min(1.0, 1 / shard + rest + 2 * block)
     return replace(
         state,
@@ -43,7 +44,14 @@ def sharded_state(state: Memory, blocks: int, rest: float, shard: int, zero: int
 
 
 def wire_bytes(
-    weights: int, gradients: int, rest: float, replicate: int, shard: int, zero: int, micro_batches: int
+    weights: int,
+    gradients: int,
+    rest: float,
+    replicate: int,
+    shard: int,
+    zero: int,
+    micro_batches: int,
+    narrow: float = 1.0,
 ) -> int:
     """Bytes that a rank sends for one update; it receives as many.
 
@@ -55,6 +63,7 @@ def wire_bytes(
         rest: E / P.
         replicate, shard, zero: the mesh.
         micro_batches: passes of an update.
+        narrow: as for `sharded_state`.
     """
 
     def ring(ranks: int) -> float:
@@ -63,6 +72,6 @@ def wire_bytes(
     if shard == 1:
         return round(2 * ring(replicate) * gradients)
     passes = 1 if zero == 1 else micro_batches
-    gathers = passes * (2 - rest if zero == 3 else 1)  # stage 3 gathers blocks again in the backward pass
+    gathers = passes * (rest + narrow * (1 - rest) * (2 if zero == 3 else 1))  # 3: again for the backward pass
     sums = passes * (ring(shard) + 2 * ring(replicate) / shard)
     return round(gathers * ring(shard) * weights + sums * gradients)

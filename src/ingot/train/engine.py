@@ -107,7 +107,16 @@ class Engine:
         self.average = Average(self.weights.local, plan.optim.ema)
         initial, keep = objective.needs.initial_state, plan.loop.keep
         self.training_state = TrainingState(
-            directory, self.named, self.optimizer, self.average, initial, keep, plan.config, plan.steps, mesh
+            directory,
+            self.named,
+            self.optimizer,
+            self.average,
+            initial,
+            keep,
+            plan.config,
+            plan.steps,
+            mesh,
+            background=execution.device != "cpu",  # on a CPU, the writer would take cores from training
         )
         self.state = self.training_state.numbers
         if execution.precision == "fp16":

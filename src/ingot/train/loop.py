@@ -8,6 +8,7 @@ that are due are logged. So the log depends on the steps alone, not on the times
 import math
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from ingot.core.errors import UserError
 from ingot.core.events import EventLog
@@ -16,7 +17,7 @@ from ingot.data.batches import Batch
 from ingot.train import health
 from ingot.train.engine import Engine
 from ingot.train.metrics import StepMetrics
-from ingot.train.throughput import Throughput
+from ingot.train.throughput import Throughput, straggler
 
 Evaluation = Callable[[int, bool], dict[str, float]]
 """(step, whether to use all validation rows) -> metrics by name, among them val_ + the objective's best metric."""
@@ -29,7 +30,7 @@ def train(
     log: EventLog,
     progress: Callable[[StepMetrics, Throughput], None],
     notify: Callable[[str], None] = lambda message: None,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Run the engine to the end of its plan.
 
     Args:
@@ -37,7 +38,8 @@ def train(
         notify: receives messages for the user.
 
     Returns:
-        The metrics of the final evaluation, and the mean tokens per second.
+        The metrics of the final evaluation, the mean tokens per second, and with several ranks the fraction of the time
+        in which each waited for the others.
 
     Raises:
         UserError: the loss or a gradient became NaN or infinite. No checkpoint contains its effect.
@@ -46,13 +48,20 @@ def train(
     if engine.state["step"] == 0:
         with run.throughput.paused("evaluation"):
             update_best(engine, evaluation(0, False), log)  # a run that gets worse keeps its start
-    with engine.signals:
-        run.run(batches)
+    try:
+        with engine.signals:
+            run.run(batches)
+    finally:
+        engine.training_state.finish_saving()
     rate = run.throughput.mean()
+    seconds, waited = run.throughput.waiting()
+    waiting = engine.mesh.objects(round(waited / max(1e-9, seconds), 3))
+    if sentence := straggler(waiting, seconds):
+        notify(sentence)
     run.evaluate()
     final = evaluation(engine.plan.steps, True)
     log.write("final", step=engine.plan.steps, **final)  # `evaluation` events have the same names for fewer rows
-    return {**final, **rate}
+    return {**final, **rate, **({"waiting": waiting} if len(waiting) > 1 else {})}
 
 
 class _Run:
@@ -85,6 +94,7 @@ class _Run:
         except KeyboardInterrupt:
             if state.unsaved:
                 self.save()
+                state.finish_saving()
                 self.notify(f"saved after step {state.saved_step:,}")
             raise
 

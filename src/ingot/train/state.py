@@ -7,6 +7,7 @@ import copy
 import json
 import math
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ class TrainingState:
         config: metadata of checkpoints: the model's shape, the tokenizer.
         last_step: the last step of the plan; no later checkpoint is resumed.
         mesh: the ranks, which save and load together.
+        background: copy the tensors to the host and write them while training goes on, as for a GPU. Not with parts of
+            tensors, which all ranks write together.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class TrainingState:
         config: Mapping[str, Any],
         last_step: int,
         mesh: Mesh = Mesh(),  # noqa: B008 - immutable
+        background: bool = False,
     ):
         self.checkpoints = directory / CHECKPOINTS
         self.named, self.optimizer, self.average = named, optimizer, average
@@ -69,7 +73,9 @@ class TrainingState:
         self._objective_names = set(objective_state)
         self.numbers: dict[str, Any] = {**copy.deepcopy(INITIAL), "objective": dict(objective_state)}
         self.saved_step = 0
-        """The step of the newest checkpoint."""
+        """The step of the newest checkpoint, which may still be in the writing."""
+        self._writer = ThreadPoolExecutor(1, "save") if background and mesh.shard == 1 else None
+        self._writing: Future[None] | None = None
 
     @property
     def unsaved(self) -> bool:
@@ -92,14 +98,27 @@ class TrainingState:
         return out
 
     def save(self) -> None:
-        """Write a checkpoint and delete the oldest beyond `keep`."""
+        """Write a checkpoint and delete the oldest beyond `keep`; in the background, after the one before is written."""
         undeclared = set(self.numbers) ^ set(INITIAL) | set(self.numbers["objective"]) ^ self._objective_names
         assert not undeclared, f"undeclared state: {undeclared}"
-        path = checkpoint_path(self.checkpoints, self.numbers["step"])
-        checkpoint.save(path, self.tensors(), self.numbers, self.config, self.mesh)
-        if self.mesh.leads:
-            checkpoint.prune(self.checkpoints, self.keep)
+        self.finish_saving()
+        if self._writer is None:
+            self._write(self.tensors(), self.numbers, self.mesh)
+        elif self.mesh.leads:
+            copies = {name: tensor.to("cpu", copy=True) for name, tensor in self.tensors().items()}
+            self._writing = self._writer.submit(self._write, copies, copy.deepcopy(self.numbers), Mesh())
         self.saved_step = self.numbers["step"]
+
+    def finish_saving(self) -> None:
+        """Wait until the newest checkpoint is written. Raises what its writing raised."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _write(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], mesh: Mesh) -> None:
+        checkpoint.save(checkpoint_path(self.checkpoints, numbers["step"]), tensors, numbers, self.config, mesh)
+        if mesh.leads:
+            checkpoint.prune(self.checkpoints, self.keep)
 
     def save_best(self) -> None:
         """Write the current weights, without moments, as the best checkpoint."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from ingot.core.heartbeat import HEARTBEAT
@@ -10,6 +10,10 @@ from ingot.train.engine import Plan
 
 _READ_EVERY_S = 0.5
 """Seconds between two synchronisations."""
+_UNEVEN = 0.1
+"""Difference of the fractions of time that ranks wait, from which the slowest is named."""
+_SHORT_S = 60
+"""Seconds of training below which none is named."""
 
 
 class Throughput:
@@ -25,6 +29,7 @@ class Throughput:
         self._since_read = self._since_first = 0
         self._steps = 0  # number of steps so far
         self._rate, self._rate_of_first = 0.0, True
+        self._waited_before = 0.0  # of the heartbeat's time, what is not in steps after the first
         self._pause_s = {"evaluation": 0.0, "save": 0.0}
 
     def add(self, tokens: int) -> None:
@@ -34,6 +39,7 @@ class Throughput:
         if self._first is None:
             self._rate = tokens / max(1e-9, now - self._read_at)
             self._read_at = self._first = now
+            self._waited_before = HEARTBEAT.waited_s
         else:
             self._since_read += tokens
             self._since_first += tokens
@@ -51,6 +57,12 @@ class Throughput:
         if self._first is None or not self._since_first:
             return {}
         return {"tok_s": round(self._since_first / max(1e-9, time.monotonic() - self._first))}
+
+    def waiting(self) -> tuple[float, float]:
+        """Seconds of the steps after the first, and how many of them this rank waited for others."""
+        if self._first is None:
+            return 0.0, 0.0
+        return time.monotonic() - self._first, HEARTBEAT.waited_s - self._waited_before
 
     def seconds_left(self, step: int) -> float | None:
         """Estimated seconds from the end of `step`, the newest one, to the end of the run; None after one step.
@@ -78,11 +90,28 @@ class Throughput:
     @contextlib.contextmanager
     def paused(self, work: Literal["evaluation", "save"]) -> Iterator[None]:
         """Exclude the time inside the context, which does other work."""
-        start = time.monotonic()
+        start, waited = time.monotonic(), HEARTBEAT.waited_s
         try:
             with HEARTBEAT.during(work):
                 yield
         finally:
+            self._waited_before += HEARTBEAT.waited_s - waited
             self._pause_s[work] = elapsed = time.monotonic() - start
             self._read_at += elapsed
             self._first = self._first and self._first + elapsed
+
+
+def straggler(waiting: Sequence[float], seconds: float) -> str | None:
+    """A sentence about the rank that the others wait for; None if all wait alike, or the run was short.
+
+    Args:
+        waiting: for each rank the fraction of the time that it waited for others.
+        seconds: the duration of the run.
+    """
+    slowest, least, most = waiting.index(min(waiting)), min(waiting), max(waiting)
+    if most - least < _UNEVEN or seconds < _SHORT_S:
+        return None
+    return (
+        f"rank {slowest} is the slowest: it waited {least:.0%} of the time for the others, and one of them {most:.0%}; "
+        "look at what else its machine does"
+    )

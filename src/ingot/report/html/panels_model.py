@@ -178,6 +178,9 @@ def _facts(stage: Path, facts: dict[str, Any], steps: list[dict[str, Any]]) -> l
                 pairs.append((f"{names[stem]}, {source}" if source else names[stem], figures.nats(number)))
         if "peak_bytes" in result:
             pairs.append(("peak memory", figures.size(result["peak_bytes"])))
+        if "waiting" in result:
+            waits = (f"rank {rank} {fraction:.0%}" for rank, fraction in enumerate(result["waiting"]))
+            pairs.append(("time waiting for other ranks", ", ".join(waits)))
     if execution:
         pairs.append(("execution", figures.execution(execution)))
     return pairs

@@ -24,14 +24,16 @@ from ingot.core.artifact import (
 )
 from ingot.core.errors import UserError
 from ingot.distributed import checkpoint
+from ingot.distributed.mesh import Mesh
 from ingot.model import lora
 from ingot.model.adapter_config import AdapterSettings
 from ingot.model.config import ModelConfig
-from ingot.model.transformer import Transformer, empty
+from ingot.model.transformer import Transformer
 from ingot.objectives.base_settings import MethodSettings
 from ingot.objectives.settings import OBJECTIVES, ObjectiveSettings
 from ingot.stages.job import MODEL, TOKENIZER, inputs_of, read_config, read_record, read_result
 from ingot.stages.models.backend import backend_for
+from ingot.stages.models.parts import empty_on, shard_model
 from ingot.tokenizer.byte_bpe import Tokenizer, load_tokenizer
 from ingot.train.execution import resolve_device
 from ingot.train.objective import Objective
@@ -63,6 +65,7 @@ def load_model(
     context: int | None = None,
     backend: str = "auto",
     step: int | None = None,
+    mesh: Mesh = Mesh(),  # noqa: B008 - immutable
 ) -> LoadedModel:
     """Load the last checkpoint of a train stage, its best one, or that of a step. An adapter is merged into the model.
 
@@ -75,13 +78,17 @@ def load_model(
         context: context length; default: the model's own.
         backend: name of a backend (`backends/select.py`); "auto" for the fastest on this machine.
         step: load the checkpoint of this step, where it still exists, instead of the last one.
+        mesh: the ranks that share the model, which all load it together; each reads its parts only.
 
     Raises:
         UserError: not a train stage, no such checkpoint, a damaged one, or the base model of an adapter was deleted.
     """
-    loaded = load_with_adapter(stage, notify, device, best, exact, context, step)
+    loaded = load_with_adapter(stage, notify, device, best, exact, context, step, mesh)
     model = loaded.model
     lora.merge(model)
+    if mesh.shard > 1:
+        shard_model(model, mesh)  # only now, as an adapter is merged into whole weights
+        return loaded
     where = str(model.embedding.weight.device)
     model.backend = backend_for(model, where, model.embedding.weight.dtype, name=backend, notify=notify)
     return loaded
@@ -95,8 +102,9 @@ def load_with_adapter(
     exact: bool = False,
     context: int | None = None,
     step: int | None = None,
+    mesh: Mesh = Mesh(),  # noqa: B008 - immutable
 ) -> LoadedModel:
-    """Like `load_model`, but without merging the adapter, and with the PyTorch backend."""
+    """Like `load_model`, but without merging the adapter, with the PyTorch backend; a model with one is not sharded."""
     config = read_config(stage)
     config = config.model_copy(update={"context": context or config.context})
     if best and step is not None:
@@ -105,7 +113,7 @@ def load_with_adapter(
     if not StageDir(stage).is_done():
         notify(f"{stage}: not done; these are its weights after step {read_json(path / STATE)['step']:,}")
     if (adapter := adapter_settings(stage)) is None:
-        model = empty(config, resolve_device(device), torch.float32)
+        model = empty_on(mesh, config, resolve_device(device), torch.float32)
     else:
         model = load_model(base_stage(stage), notify, device, exact=True, context=config.context).model
         lora.add_adapters(model, adapter, seed=0)
@@ -168,7 +176,12 @@ def evaluation_context(context: int | None, config: ModelConfig) -> int:
 
 
 def load_frozen(
-    stage: Path, notify: Callable[[str], None], device: str, dtype: torch.dtype, backend: str = "auto"
+    stage: Path,
+    notify: Callable[[str], None],
+    device: str,
+    dtype: torch.dtype,
+    backend: str = "auto",
+    mesh: Mesh = Mesh(),  # noqa: B008 - immutable
 ) -> nn.Module:
     """Load a finished stage as a companion (`Objective.companion`): in evaluation mode, without gradients.
 
@@ -178,11 +191,12 @@ def load_frozen(
         device: `cpu` or `cuda`.
         dtype: number format of the weights.
         backend: the backend of the trained model, so that equal weights give equal outputs.
+        mesh: the ranks that share the model.
 
     Raises:
         UserError: as `load_model`.
     """
-    loaded = load_model(stage, notify, device, exact=True, backend=backend)
+    loaded = load_model(stage, notify, device, exact=True, backend=backend, mesh=mesh)
     return companion(stage, loaded).to(dtype).eval().requires_grad_(False)
 
 

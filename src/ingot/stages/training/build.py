@@ -17,16 +17,16 @@ from ingot.data.batches import Loader
 from ingot.data.packing import BestFit, OnePerRow
 from ingot.data.sampler import key_of
 from ingot.distributed import mesh
-from ingot.distributed.sharding import shard
 from ingot.model import lora
-from ingot.model.backend import Backend
+from ingot.model.backend import TORCH, Backend
 from ingot.model.config import ModelConfig
-from ingot.model.transformer import Transformer, build
+from ingot.model.transformer import Transformer
 from ingot.objectives.replay import Replay
 from ingot.optim.groups import decay_counts
 from ingot.stages.job import EXECUTION_FILE, TOKENIZER, Job, read_config
 from ingot.stages.models.backend import backend_for
 from ingot.stages.models.load import build_objective, companion_is_model, load_frozen, load_model, save_description
+from ingot.stages.models.parts import build_on, shard_model
 from ingot.stages.training.data import Data, initial_config, open_data
 from ingot.stages.training.evaluation import Evaluation
 from ingot.stages.training.forecast import training_flops
@@ -40,6 +40,7 @@ from ingot.train.engine import Engine, Plan
 from ingot.train.execution import Execution, choose, resolve_device, resumed, write
 from ingot.train.loop import train
 from ingot.train.metrics import StepMetrics
+from ingot.train.penalty_settings import ANCHORS
 from ingot.train.throughput import Throughput
 from ingot.train.verdict import Training, mean_reward, parts_by_corpus, verdict
 
@@ -63,7 +64,8 @@ def run(job: Job) -> dict[str, Any]:
     if "init" not in job.inputs and (message := unseen_start(tokenizer, data)):
         job.display.notify(message)
     execution = _execution(job, settings, timeline, ranks)
-    model = _model(job, settings, config, execution)
+    ranks = replace(ranks, gathered=execution.product_dtype)
+    model = _model(job, settings, config, execution, ranks)
     execution = _select_backend(job, settings, model, execution, training_flops(settings, config, timeline), ranks)
     if ranks.leads:
         write(job.out / EXECUTION_FILE, execution)
@@ -80,7 +82,7 @@ def run(job: Job) -> dict[str, Any]:
     )
     companions = _companions(job, settings, model, execution, timeline.context, ranks)
     penalties = build_penalties(job, settings, model, companions)
-    _shard(model, ranks)
+    shard_model(model, ranks)
     objective = build_objective(settings.objective)
     engine = Engine(
         model,
@@ -163,7 +165,7 @@ def _select_backend(
     first rank chooses for all. Parts of a model have the reference backend.
     """
     if ranks.shard > 1:
-        return replace(execution, backend=model.backend.name)
+        return replace(execution, backend=TORCH.name)
 
     def select(name: str) -> Backend:
         training = {"shape": execution.shape, "flops": flops}
@@ -197,23 +199,21 @@ def _execution(job: Job, settings: TrainSettings, timeline: Timeline, ranks: mes
     return execution
 
 
-def _shard(model: nn.Module, ranks: mesh.Mesh) -> None:
-    """Shard a language model in place, also inside another module such as a reward model."""
-    for inner in [module for module in model.modules() if isinstance(module, Transformer)]:
-        shard(inner, ranks, list(inner.layers.values()))
-
-
-def _model(job: Job, settings: TrainSettings, config: ModelConfig, execution: Execution) -> Transformer:
+def _model(
+    job: Job, settings: TrainSettings, config: ModelConfig, execution: Execution, ranks: mesh.Mesh
+) -> Transformer:
+    """The initial model, already in parts, unless adapters or anchors are derived from its whole weights first."""
+    if settings.adapter or any(penalty.kind in ANCHORS for penalty in settings.penalties):
+        ranks = mesh.Mesh()
     if "init" in job.inputs:
-        path = job.inputs["init"].path
-        model = load_model(path, job.display.notify, device="cpu", exact=True, context=config.context).model
+        path, device = job.inputs["init"].path, "cpu" if ranks.shard == 1 else execution.device
+        model = load_model(path, job.display.notify, device, exact=True, context=config.context, mesh=ranks).model
         model.to(dtype=execution.parameter_dtype)
         if settings.adapter:
             lora.add_adapters(model, settings.adapter, key_of(job.seed, int(job.inputs["init"].key[:15], 16)))
             lora.cast_frozen(model, execution.product_dtype)
         return model.to(execution.device)
-    model = build(config, job.seed, dtype=execution.parameter_dtype)  # on the CPU, so every machine starts alike
-    return model.to(execution.device)
+    return build_on(ranks, config, job.seed, execution.device, execution.parameter_dtype)
 
 
 def _companions(
@@ -238,9 +238,8 @@ def _companions(
             companions[role] = lora.reference(model)
         else:
             companions[role] = load_frozen(
-                source.path, job.display.notify, execution.device, execution.parameter_dtype, execution.backend
+                source.path, job.display.notify, execution.device, execution.parameter_dtype, execution.backend, ranks
             )
-            _shard(companions[role], ranks)
     return companions
 
 

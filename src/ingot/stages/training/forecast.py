@@ -200,13 +200,14 @@ def _execution(
     weight_bytes = _ELEMENT_BYTES["fp64" if precision == "fp64" else "fp32"]
     whole = _state(config, settings, weight_bytes, _ELEMENT_BYTES[precision])
     shard, zero = settings.mesh.shards(inputs.ranks), settings.mesh.zero
+    narrow = _ELEMENT_BYTES[precision] / weight_bytes
     rest = 1 - _in_blocks(config) / config.parameters
-    state = sharded_state(whole, config.depth, rest, shard, zero)
+    state = sharded_state(whole, config.depth, rest, shard, zero, narrow)
     frozen = state_bytes(inputs.companions, weight_bytes, moments=0)
     sampled = isinstance(settings.objective, OnPolicySettings)
     memory = {
         "weights": state.weights,
-        "companions": sharded_state(frozen, config.depth, rest, shard, 3).weights,  # some are released early
+        "companions": sharded_state(frozen, config.depth, rest, shard, 3, narrow).weights,  # some are released early
         "sampling": whole.weights if sampled and shard > 1 else 0,  # every rank gathers the model to sample from it
         "gradients": state.gradients,
         "optimizer": state.moments,
@@ -229,7 +230,7 @@ def _execution(
             "shard": shard,
             "zero": zero,
             "wire": wire_bytes(
-                whole.weights, whole.gradients, rest, inputs.ranks // shard, shard, zero, batch["accumulation"]
+                whole.weights, whole.gradients, rest, inputs.ranks // shard, shard, zero, batch["accumulation"], narrow
             ),
         },
         "generation": {"weights": config.parameters * weight_bytes, "cache": cache, "context": config.context},
