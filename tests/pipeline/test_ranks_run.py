@@ -50,6 +50,14 @@ def _wait_for_step(work: Path, parent: subprocess.Popen[bytes], step: int) -> No
         time.sleep(0.01)
 
 
+def _wait_for_saving(work: Path, parent: subprocess.Popen[bytes]) -> None:
+    """Until a checkpoint is being written, which takes milliseconds; or until the run has ended."""
+    checkpoints = work / "runs" / "tiny" / "base" / CHECKPOINTS
+    while parent.poll() is None:
+        if checkpoints.exists() and any(name.endswith(".tmp") for name in os.listdir(checkpoints)):
+            return
+
+
 def _losses(work: Path, stage: str = "base") -> np.ndarray:
     log = work / "runs" / "tiny" / stage / "metrics.jsonl"
     return np.array([e["loss_nats"] for e in read_events(log, "step")])
@@ -84,7 +92,7 @@ def test_D11_ranks_train_what_one_process_trains(mesh: str, alone: Path, work: P
 
 @pytest.mark.parametrize("mesh", ["{}", "{ shard = 2 }"])
 def test_D12_killed_ranks_start_again_and_end_like_an_undisturbed_run(mesh: str, work: Path, tmp_path: Path) -> None:
-    """Ranks killed at random moments, each run by its supervisor; the losses are those of the undisturbed run."""
+    """Ranks killed at random moments and while saving; the losses are those of the undisturbed run."""
     from tests.pipeline.conftest import make_work
 
     straight = make_work(tmp_path / "straight")
@@ -92,8 +100,11 @@ def test_D12_killed_ranks_start_again_and_end_like_an_undisturbed_run(mesh: str,
     assert _start(straight, sets=sets).wait() == 0
     draw, parent, killed = random.Random(7), _start(work, sets=sets), 0
     while parent.poll() is None and killed < KILLS:
-        _wait_for_step(work, parent, 8 * (killed + 1))
-        time.sleep(draw.uniform(0, 0.3))
+        _wait_for_step(work, parent, 4 + 40 * killed // KILLS)
+        if killed % 2:
+            _wait_for_saving(work, parent)
+        else:
+            time.sleep(draw.uniform(0, 0.3))
         children = _ranks(parent)
         if len(children) == 2:
             os.kill(draw.choice(children), signal.SIGKILL)

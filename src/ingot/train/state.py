@@ -98,7 +98,7 @@ class TrainingState:
         return out
 
     def save(self) -> None:
-        """Write a checkpoint and delete the oldest beyond `keep`; in the background, after the one before is written."""
+        """Write a checkpoint and delete the oldest beyond `keep`; in the background once the last one is written."""
         undeclared = set(self.numbers) ^ set(INITIAL) | set(self.numbers["objective"]) ^ self._objective_names
         assert not undeclared, f"undeclared state: {undeclared}"
         self.finish_saving()
