@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from ingot.corpus import clean, dedup, pii
 from ingot.corpus.documents import messages_of, text_fields_of
+from ingot.corpus.readers.fields import Format
 from ingot.corpus.readers.messages import is_trained_on, only_last_answer, without_reasoning
 from ingot.corpus.readers.row_formats import dump_document
 from ingot.corpus.settings import CorpusSettings
@@ -53,6 +54,14 @@ def clean_documents(texts: pl.Series, extras: pl.Series, settings: CorpusSetting
         settings: the stage's settings.
     """
     return (_clean_texts if settings.format == "text" else _clean_rows)(texts, extras, settings)
+
+
+def plain_texts(texts: pl.Series, format: Format) -> pl.Series:
+    """What documents of any format say, without roles and JSON."""
+    if format == "text":
+        return texts
+    documents = (messages_of(json.loads(text)) for text in texts)
+    return pl.Series(["\n".join(m[n] for m, n in _text_fields(document)) for document in documents], dtype=pl.String)
 
 
 def _clean_texts(texts: pl.Series, extras: pl.Series, settings: CorpusSettings) -> Cleaned:

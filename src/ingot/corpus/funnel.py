@@ -26,6 +26,7 @@ from ingot.core.artifact import atomic_json, atomic_open
 from ingot.corpus.contents import PROBLEMS
 from ingot.corpus.dedup import EXACT_DUPLICATE
 from ingot.corpus.filters import QUALITY_REASONS
+from ingot.corpus.near_duplicates import NEAR_DUPLICATE
 from ingot.corpus.pii import KINDS
 
 SAMPLE_CHARACTERS = 400
@@ -41,7 +42,7 @@ DROPPED = pa.schema(
         "text": pa.string(),  # first 400 characters after cleaning
     }
 )
-_ORDER = {r: i for i, r in enumerate((*PROBLEMS, *QUALITY_REASONS))} | {EXACT_DUPLICATE: 10_000}
+_ORDER = {r: i for i, r in enumerate((*PROBLEMS, *QUALITY_REASONS))} | {EXACT_DUPLICATE: 10_000, NEAR_DUPLICATE: 10_001}
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from ingot.core.errors import UserError, shortened
 from ingot.core.events import Display, EventLog, size
-from ingot.corpus import contents, dedup, filters, holdout
+from ingot.corpus import contents, dedup, filters, holdout, near_duplicates
 from ingot.corpus.documents import SCHEMA, DocumentWriter, document_parts, read_documents
 from ingot.corpus.funnel import Funnel
 from ingot.corpus.readers.locate import not_read
@@ -104,7 +104,8 @@ def prepare(batch: pa.Table, settings: CorpusSettings, user_filters: Mapping[str
         user_filters: the filters of the setting `filters`, by name.
 
     Returns:
-        The same rows with the columns of `SCHEMA` except `split`, and raw_bytes, pii_*, drop_reason (null: keep), _key.
+        The same rows with the columns of `SCHEMA` except `split`, and raw_bytes, pii_*, drop_reason (null: keep), _key,
+        and _signature if near-duplicates are dropped.
     """
     frame = pl.from_arrow(batch)
     assert isinstance(frame, pl.DataFrame)
@@ -117,6 +118,11 @@ def prepare(batch: pa.Table, settings: CorpusSettings, user_filters: Mapping[str
     frame = frame.with_columns(**columns, **cleaned.pii)
     frame = frame.with_columns(drop_reason=_reasons(frame, cleaned, settings, user_filters))
     table = frame.to_arrow()
+    if settings.dedup.minhash:
+        texts = contents.plain_texts(frame["text"], settings.format)
+        table = table.append_column(
+            near_duplicates.SIGNATURE, near_duplicates.signature_column(texts, settings.dedup.minhash)
+        )
     table = table.append_column("cluster", pa.array(dedup.clusters(cleaned.clusters), pa.uint64()))
     return table.append_column(_KEY, pa.array(cleaned.keys, pa.binary(16)))
 
@@ -159,20 +165,32 @@ def ordered_map(function: Callable[[A], B], items: Iterable[A], workers: int) ->
                 future.cancel()
 
 
-def _kept_documents(
+def _prepared_documents(
     settings: CorpusSettings, user_filters: Mapping[str, filters.Filter], funnel: Funnel, display: Display
 ) -> Iterator[pa.Table]:
-    """Documents to keep, in order, as tables of `SCHEMA` with a null `split`; counts all documents in the funnel."""
-    seen = dedup.Seen()
+    """All documents, in order, as `prepare` returns them, with exact duplicates marked."""
+    seen, kept = dedup.Seen(), 0
     raw = read(settings, funnel.quarantine, funnel.count_fields)
     with display.bar("documents", unit="documents") as bar:
         for table in ordered_map(partial(prepare, settings=settings, user_filters=user_filters), raw, settings.workers):
             if settings.dedup.exact:
                 table = _drop_duplicates(table, seen)
-            funnel.count(table)
-            kept = table.filter(pc.is_null(table["drop_reason"]))
-            yield kept.append_column("split", pa.nulls(kept.num_rows, pa.string())).select(SCHEMA.names).cast(SCHEMA)
-            bar.advance(table.num_rows, kept=f"{funnel.total.kept[0]:,}")
+            kept += table["drop_reason"].null_count
+            yield table
+            bar.advance(table.num_rows, kept=f"{kept:,}")
+
+
+def _kept_documents(
+    settings: CorpusSettings, user_filters: Mapping[str, filters.Filter], out: Path, funnel: Funnel, display: Display
+) -> Iterator[pa.Table]:
+    """Documents to keep, in order, as tables of `SCHEMA` with a null `split`; counts all documents in the funnel."""
+    tables = _prepared_documents(settings, user_filters, funnel, display)
+    if settings.dedup.minhash:
+        tables = near_duplicates.mark(tables, settings.dedup.minhash, out, display)
+    for table in tables:
+        funnel.count(table)
+        kept = table.filter(pc.is_null(table["drop_reason"]))
+        yield kept.append_column("split", pa.nulls(kept.num_rows, pa.string())).select(SCHEMA.names).cast(SCHEMA)
 
 
 def _drop_duplicates(table: pa.Table, seen: dedup.Seen) -> pa.Table:
@@ -190,7 +208,7 @@ def _write_kept(
     settings: CorpusSettings, user_filters: Mapping[str, filters.Filter], out: Path, funnel: Funnel, display: Display
 ) -> dict[str, int]:
     """Split and write the kept documents; returns the counts of `build` that concern them."""
-    kept = _kept_documents(settings, user_filters, funnel, display)
+    kept = _kept_documents(settings, user_filters, out, funnel, display)
     tally = dict.fromkeys([f"{s}_{u}" for s in ("train", "val") for u in ("documents", "characters", "bytes")], 0)
     writer = DocumentWriter(out)
     cut = 0

@@ -136,11 +136,26 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str | dict) else value
 
 
+class MinHashSettings(Settings):
+    """Near-duplicates, by runs of five words (`corpus/near_duplicates.py`)."""
+
+    threshold: float = Field(default=0.65, gt=0, le=1)
+    """Smallest similarity (common runs of words / all runs of both) of near-duplicates, as estimated."""
+    bands: int = Field(default=25, ge=1)
+    """Bands of a signature; documents that agree in one are compared. More find pairs of less similarity."""
+    rows: int = Field(default=5, ge=1)
+    """Hash functions of a band; more let fewer pairs agree in one."""
+    keep: Literal["first", "longest"] = "first"
+    """Which document of a cluster is kept."""
+
+
 class DedupSettings(Settings):
     """Deduplication."""
 
     exact: bool = True
     """Drop each document whose text equals an earlier one up to white space."""
+    minhash: MinHashSettings | None = None
+    """Drop documents that share most of their text with another one; `{}` for the defaults. Default: they are kept."""
 
 
 class HoldoutSettings(Settings):
