@@ -141,6 +141,8 @@ CANDIDATES: list[Any] = [
         "p{2}",
         {"fraction": 0.2},
         {"exact": False},
+        "longest",
+        {"threshold": 0.8},
         {"min_words": 3},
         "[a-z]+|.",
         "0" * 64,

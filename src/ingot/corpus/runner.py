@@ -93,6 +93,7 @@ def _remove_old(out: Path) -> None:
     shutil.rmtree(out / _SPOOL, ignore_errors=True)
     for part in document_parts(out):
         part.unlink()
+    (out / near_duplicates.PAIRS).unlink(missing_ok=True)
 
 
 def prepare(batch: pa.Table, settings: CorpusSettings, user_filters: Mapping[str, filters.Filter]) -> pa.Table:
