@@ -36,7 +36,7 @@ def squeeze(texts: pl.Series) -> pa.LargeStringArray:
 
 def _collapse(data: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Replace each run of blanks by one blank and strip both ends of each text; returns new data and starts [n + 1]."""
-    blank = _blanks(data)
+    blank = blanks(data)
     data[np.flatnonzero(blank & (data != _BLANK))] = _BLANK
     ends = starts[1:][starts[1:] > starts[:-1]] - 1
     extra = blank.copy()
@@ -50,7 +50,7 @@ def _collapse(data: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndar
     return data, starts
 
 
-def _blanks(data: np.ndarray) -> np.ndarray:
+def blanks(data: np.ndarray) -> np.ndarray:
     """Boolean mask of the UTF-8 bytes that belong to white space as `str.split` defines it."""
     blank = (data == _BLANK) | (data - np.uint8(0x09) < 5) | (data - np.uint8(0x1C) < 4)  # differences wrap around
     for lead, continuations in _MULTIBYTE_BLANKS.items():

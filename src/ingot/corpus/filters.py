@@ -7,7 +7,8 @@ recipe as `"my_filters.py:too_shouty"`:
         return documents["text"].str.count_matches("!") > 20
 
 A filter gets the columns `text`, `source`, `path`, `group` (and those of `measure` if the recipe sets quality bounds)
-and returns True for each document to drop. Its name becomes the `drop_reason`.
+and returns True for each document to drop; its name becomes the `drop_reason`. A filter of several rules returns the
+reason as a string, or null, as those of `published_rules.py` do.
 
 Words are runs of non-blank characters. Chinese, Japanese, Thai, Lao, Khmer and Burmese have no blanks between words: in
 these scripts each character counts as a word, repetition is measured on pairs of characters, and word length is not
@@ -23,10 +24,11 @@ import polars as pl
 from ingot.core.errors import UserError, nearest
 from ingot.core.functions import function_files, load_function
 from ingot.corpus.dedup import squeeze
+from ingot.corpus.published_rules import RULE_SETS, RuleSets
 from ingot.corpus.settings import QualityBounds
 
 Filter = Callable[[pl.DataFrame], pl.Series]
-"""Takes documents; returns True for each document to drop."""
+"""Takes documents; returns for each True to drop it, or a reason (a string) to drop it for."""
 
 QUALITY_REASONS = (
     "too_few_words",
@@ -130,6 +132,7 @@ def generated_code(documents: pl.DataFrame) -> pl.Series:
 FILTERS: dict[str, Filter] = {
     "lorem_ipsum": lorem_ipsum,
     "generated_code": generated_code,
+    **{name: RuleSets([rule_set]) for name, rule_set in RULE_SETS.items()},
 }
 
 
@@ -148,7 +151,20 @@ def load_filters(names: list[str]) -> dict[str, Filter]:
         if reason in filters:
             raise UserError(f"filters: found two called '{reason}', expected different names; rename one of them")
         filters[reason] = function
-    return filters
+    return _joined(filters)
+
+
+def _joined(filters: dict[str, Filter]) -> dict[str, Filter]:
+    """Published sets that follow each other as one filter, because they share the most costly measures."""
+    joined: dict[str, Filter] = {}
+    for name, function in filters.items():
+        last = next(reversed(joined), "")
+        before = joined.get(last)
+        if isinstance(function, RuleSets) and isinstance(before, RuleSets):
+            del joined[last]
+            name, function = f"{last}, {name}", RuleSets([*before.sets, *function.sets])
+        joined[name] = function
+    return joined
 
 
 def user_files(names: list[str]) -> list[Path]:
@@ -160,8 +176,10 @@ def apply_filters(documents: pl.DataFrame, filters: Mapping[str, Filter]) -> pl.
     """The name of the first filter that drops each document, or null."""
     reasons = pl.Series("drop_reason", [None] * len(documents), dtype=pl.String)
     for name, function in filters.items():
-        drop = _call(name, function, documents).fill_null(False)
-        reasons = reasons.scatter((drop & reasons.is_null()).arg_true(), name)
+        found = _call(name, function, documents)
+        if found.dtype == pl.Boolean:
+            found = pl.select(pl.when(found).then(pl.lit(name))).to_series()
+        reasons = reasons.fill_null(found)
     return reasons
 
 
@@ -176,11 +194,11 @@ def _call(name: str, function: Filter, documents: pl.DataFrame) -> pl.Series:
             f"filters: '{name}' raised {type(error).__name__}: {error}, on the {len(documents)} documents from {first} "
             f"to {last}; fix the filter"
         ) from error
-    if not isinstance(drop, pl.Series) or drop.dtype != pl.Boolean or len(drop) != len(documents):
+    if not isinstance(drop, pl.Series) or drop.dtype not in (pl.Boolean, pl.String) or len(drop) != len(documents):
         returned = f"{drop.dtype} x {len(drop)}" if isinstance(drop, pl.Series) else type(drop).__name__
         raise UserError(
             f"filters: '{name}' returned {returned}, expected a Boolean polars Series of {len(documents)} values "
-            "(True drops a document); fix its return value"
+            "(True drops a document), or one of reasons; fix its return value"
         )
     return drop
 

@@ -24,27 +24,15 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from ingot.corpus.pieces import BASE, Pieces, chunks, hashes, inside, mix, runs, split
 from ingot.corpus.readers.utf8 import find_sequences, flatten
 from ingot.corpus.settings import MinHashSettings
 
 WORDS = 5
-_CHUNK_BYTES = 1 << 18
-"""Text that is hashed at once: its numbers fit the cache, which is twice as fast as 1 MB."""
-_BASE = 0x9E3779B97F4A7C15 | 1
 _KEYS_BYTES = 512 << 20
 """Memory for keys; those of fewer bands are held at once if there are more documents."""
 _UNSPACED_LEADS = range(0xE3, 0xEA)
 """Lead bytes of Chinese and Japanese characters."""
-
-
-def _mix(x: np.ndarray) -> np.ndarray:
-    """Finaliser of splitmix64: spreads every bit over all bits. In place."""
-    x ^= x >> np.uint64(30)
-    x *= np.uint64(0xBF58476D1CE4E5B9)
-    x ^= x >> np.uint64(27)
-    x *= np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
-    return x
 
 
 def _classes() -> np.ndarray:
@@ -59,19 +47,9 @@ def _classes() -> np.ndarray:
 _CLASSES = _classes()
 
 
-def _powers(base: int, number: int) -> np.ndarray:
-    powers = np.full(number, base, np.uint64)
-    powers[0] = 1
-    return np.multiply.accumulate(powers)
-
-
-_POWERS = _powers(_BASE, _CHUNK_BYTES + 1)
-_INVERSES = _powers(pow(_BASE, -1, 1 << 64), _CHUNK_BYTES + 1)
-
-
 def _multipliers(number: int) -> tuple[np.ndarray, np.ndarray]:
     """a (odd) and b of the hash functions x -> a x + b mod 2^32."""
-    draws = _mix(np.arange(1, 2 * number + 1, dtype=np.uint64) * np.uint64(_BASE))
+    draws = mix(np.arange(1, 2 * number + 1, dtype=np.uint64) * np.uint64(BASE))
     return (draws[:number] >> np.uint64(32)).astype(np.uint32) | np.uint32(1), (draws[number:]).astype(np.uint32)
 
 
@@ -79,57 +57,27 @@ def signatures(texts: pl.Series, number: int) -> np.ndarray:
     """MinHash signatures of texts, N x K uint32; a row of zeros for a text of fewer than five words."""
     data, starts = flatten(texts)
     out = np.zeros((len(texts), number), np.uint32)
-    first = 0
-    while first < len(texts):
-        last = max(first + 1, int(np.searchsorted(starts, starts[first] + _CHUNK_BYTES, side="right")) - 1)
-        runs_S, counts_N = _runs(data[starts[first] : starts[last]], starts[first : last + 1] - starts[first])
-        _minima(runs_S, counts_N, out[first:last])
-        first = last
+    for first, last in chunks(starts):
+        part = data[starts[first] : starts[last]]
+        _minima(*_runs(part, starts[first : last + 1] - starts[first]), out[first:last])
     return out
 
 
 def _runs(data: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes of all runs of five words, S uint32, and how many each text has."""
-    hashes, word_starts = _words(data, starts)
-    counts = np.maximum(np.diff(word_starts) - (WORDS - 1), 0)
-    if len(hashes) < WORDS:
-        return np.zeros(0, np.uint32), counts
-    number = len(hashes) - (WORDS - 1)
-    runs = np.zeros(number, np.uint64)
-    for word in range(WORDS):
-        runs *= np.uint64(_BASE)
-        runs += hashes[word : word + number]
-    inside = np.ones(len(hashes), bool)
-    for word in range(1, WORDS):  # the last words of a text begin no run
-        ends = word_starts[1:] - word
-        inside[ends[ends >= word_starts[:-1]]] = False
-    return (_mix(runs[inside[:number]]) >> np.uint64(32)).astype(np.uint32), counts
+    """Hashes of all runs of five words, S uint32, and how many each text has, N."""
+    words, bytes_ = _words(data, starts)
+    counts = np.maximum(words.counts - (WORDS - 1), 0)
+    hashed = runs(hashes(bytes_, words), WORDS)
+    return (hashed[inside(words.starts, WORDS)[: len(hashed)]] >> np.uint64(32)).astype(np.uint32), counts
 
 
-def _words(data: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes of all words, uint64, and the number of the first word of each text [N + 1].
-
-    The hash of bytes a .. e is (S[e] - S[a]) / p^a with the prefix sums S[k] = sum of byte i times p^i: no loop over
-    words or texts.
-    """
+def _words(data: np.ndarray, starts: np.ndarray) -> tuple[Pieces, np.ndarray]:
+    """Words, and the bytes in lower case, without punctuation."""
     bytes_ = _CLASSES[data]
     signs = find_sequences(data, 0xE2, [*range(0x8080, 0x80C0), *range(0x8180, 0x81B0)])
     bytes_[signs] = bytes_[signs + 1] = bytes_[signs + 2] = 0  # dashes, quotation marks, ellipses
-    is_word = bytes_ != 0
-    begins = is_word.copy()
-    begins[1:] &= ~is_word[:-1]
-    begins |= (data >= _UNSPACED_LEADS[0]) & (data <= _UNSPACED_LEADS[-1])
-    texts = starts[:-1][starts[:-1] < starts[1:]]
-    begins[texts] |= is_word[texts]
-    borders = np.flatnonzero(begins | ~is_word)
-    of_words = np.flatnonzero(begins[borders])
-    heads, ends = borders[of_words], np.append(borders, len(data))[of_words + 1]
-    powers, inverses = _POWERS, _INVERSES
-    if len(data) >= len(powers):
-        powers, inverses = _powers(_BASE, len(data) + 1), _powers(pow(_BASE, -1, 1 << 64), len(data) + 1)
-    sums = np.zeros(len(data) + 1, np.uint64)
-    np.cumsum(bytes_ * powers[: len(data)], out=sums[1:])
-    return _mix((sums[ends] - sums[heads]) * inverses[heads]), np.searchsorted(heads, starts)
+    unspaced = (data >= _UNSPACED_LEADS[0]) & (data <= _UNSPACED_LEADS[-1])
+    return split(bytes_ != 0, starts, unspaced), bytes_
 
 
 def _minima(runs: np.ndarray, counts: np.ndarray, out: np.ndarray) -> None:
@@ -204,7 +152,7 @@ def _keys(signatures_NK: np.ndarray, settings: MinHashSettings) -> Iterator[np.n
             for row, band in enumerate(bands):
                 key = np.full(len(block), band + 1, np.uint64)
                 for column in range(band * settings.rows, (band + 1) * settings.rows):
-                    key = _mix(key * np.uint64(_BASE) + block[:, column])
+                    key = mix(key * np.uint64(BASE) + block[:, column])
                 keys[row, start : start + len(block)] = np.where(empty, 0, np.maximum(key, 1))
         yield from keys
 

@@ -1,0 +1,124 @@
+"""The published quality rules of Gopher, C4 and FineWeb, as filters for a recipe: `filters = ["gopher_quality"]`.
+
+A set measures a batch and has a table of rules, one line a rule: the reason, the measure, and the bound that a document
+to keep does not cross. Each document is dropped for the first rule that it breaks. To change a bound, copy the table
+into a filter of your own.
+
+The rules are for English prose from the web. Documents in scripts without blanks between words, and source code, break
+most of them for no fault of theirs.
+
+    Gopher quality     Rae et al. 2021, arXiv:2112.11446, section A1.1
+    Gopher repetition  the same, table A1
+    C4                 Raffel et al. 2020, JMLR 21(140), section 2.2; only what drops a document: lines that C4 would
+                       remove do not count as sentences, but stay in the text
+    FineWeb            Penedo et al. 2024, arXiv:2406.17557, section 3.4
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from ingot.corpus.measures import Chunk, Measures, in_chunks, quality, repetition, web_lines, web_sentences
+
+
+class Rule(NamedTuple):
+    """Drops a document whose measure is below `least` or above `most`."""
+
+    measure: str
+    least: float = -np.inf
+    most: float = np.inf
+
+
+class RuleSet(NamedTuple):
+    """Rules that share their measures."""
+
+    measure: Callable[[Chunk], Measures]
+    rules: Mapping[str, Rule]
+
+    def broken(self, chunk: Chunk) -> dict[str, np.ndarray]:
+        """Reason -> whether each document breaks that rule."""
+        measures = self.measure(chunk)
+        values = {reason: measures[rule.measure] for reason, rule in self.rules.items()}
+        return {r: (v < self.rules[r].least) | (v > self.rules[r].most) for r, v in values.items()}
+
+
+class RuleSets(NamedTuple):
+    """A filter (`filters.py`) of several sets, which share the words and lines of a document."""
+
+    sets: Sequence[RuleSet]
+
+    def __call__(self, documents: pl.DataFrame) -> pl.Series:
+        """The first reason to drop each document, or null."""
+        parts = [pl.Series([], dtype=pl.String), *map(self._reasons, in_chunks(documents["text"]))]
+        return pl.concat(parts)
+
+    def _reasons(self, chunk: Chunk) -> pl.Series:
+        reasons = pl.Series([None] * len(chunk.texts), dtype=pl.String)
+        for rule_set in reversed(self.sets):
+            for reason, broken in reversed(rule_set.broken(chunk).items()):
+                reasons = reasons.scatter(np.flatnonzero(broken), reason)
+        return reasons
+
+
+GOPHER_QUALITY = RuleSet(
+    quality,
+    {
+        "gopher_few_words": Rule("words", least=50),
+        "gopher_many_words": Rule("words", most=100_000),
+        "gopher_short_words": Rule("word_length", least=3),
+        "gopher_long_words": Rule("word_length", most=10),
+        "gopher_hashes": Rule("hashes_per_word", most=0.1),
+        "gopher_ellipses": Rule("ellipses_per_word", most=0.1),
+        "gopher_bullet_lines": Rule("bullet_lines", most=0.9),
+        "gopher_ellipsis_lines": Rule("ellipsis_lines", most=0.3),
+        "gopher_words_without_letters": Rule("words_with_letters", least=0.8),
+        "gopher_few_stop_words": Rule("stop_words", least=2),
+    },
+)
+
+GOPHER_REPETITION = RuleSet(
+    repetition,
+    {
+        "gopher_repeated_paragraphs": Rule("repeated_paragraphs", most=0.30),
+        "gopher_repeated_paragraph_characters": Rule("repeated_paragraph_characters", most=0.20),
+        "gopher_repeated_lines": Rule("repeated_lines", most=0.30),
+        "gopher_repeated_line_characters": Rule("repeated_line_characters", most=0.20),
+        "gopher_top_2_words": Rule("top_2_words", most=0.20),
+        "gopher_top_3_words": Rule("top_3_words", most=0.18),
+        "gopher_top_4_words": Rule("top_4_words", most=0.16),
+        "gopher_repeated_5_words": Rule("repeated_5_words", most=0.15),
+        "gopher_repeated_6_words": Rule("repeated_6_words", most=0.14),
+        "gopher_repeated_7_words": Rule("repeated_7_words", most=0.13),
+        "gopher_repeated_8_words": Rule("repeated_8_words", most=0.12),
+        "gopher_repeated_9_words": Rule("repeated_9_words", most=0.11),
+        "gopher_repeated_10_words": Rule("repeated_10_words", most=0.10),
+    },
+)
+
+C4 = RuleSet(
+    web_sentences,
+    {
+        "c4_lorem_ipsum": Rule("lorem_ipsum", most=0),
+        "c4_brackets": Rule("brackets", most=0),
+        "c4_few_sentences": Rule("sentences", least=5),
+    },
+)
+
+FINEWEB = RuleSet(
+    web_lines,
+    {
+        "fineweb_lines_without_end": Rule("lines_with_an_end", least=0.12),
+        "fineweb_short_lines": Rule("short_lines", most=0.67),
+        "fineweb_repeated_characters": Rule("repeated_characters", most=0.01),
+        "fineweb_lines_per_word": Rule("lines_per_word", most=0.3),
+    },
+)
+
+RULE_SETS: dict[str, RuleSet] = {
+    "gopher_quality": GOPHER_QUALITY,
+    "gopher_repetition": GOPHER_REPETITION,
+    "c4": C4,
+    "fineweb": FINEWEB,
+}
