@@ -196,8 +196,13 @@ BREAKS: dict[str, Callable[[], str]] = {
 }
 
 
+def documents(texts: list[str]) -> pl.DataFrame:
+    columns = {"text": texts, "path": ["page"] * len(texts), "language": ["en"] * len(texts)}
+    return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
+
+
 def first_reason(text: str, names: list[str]) -> str | None:
-    return RuleSets([RULE_SETS[name] for name in names])(pl.DataFrame({"text": [text]}))[0]
+    return RuleSets([RULE_SETS[name] for name in names])(documents([text]))[0]
 
 
 @pytest.mark.parametrize("reason", BREAKS)
@@ -230,11 +235,11 @@ def test_B2_sets_are_named_in_a_recipe_and_counted_by_reason(tmp_path: Path):
 def test_B2_reasons_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch):
     texts = [make_text() for make_text in BREAKS.values()] + [prose(n, n) for n in range(1, 60)] + [""]
     every = RuleSets(list(RULE_SETS.values()))
-    whole = every(pl.DataFrame({"text": texts})).to_list()
+    whole = every(documents(texts)).to_list()
     monkeypatch.setattr("ingot.corpus.measures.chunks", lambda starts: pieces.chunks(starts, 1000))
-    assert every(pl.DataFrame({"text": texts})).to_list() == whole
-    assert every(pl.DataFrame({"text": []}, schema={"text": pl.String})).to_list() == []
-    alone = [every(pl.DataFrame({"text": [text]}))[0] for text in texts]
+    assert every(documents(texts)).to_list() == whole
+    assert every(documents([])).to_list() == []
+    alone = [every(documents([text]))[0] for text in texts]
     assert alone == whole
     assert len(set(whole)) > 10
 

@@ -34,6 +34,8 @@ SCHEMA = pa.schema(
         "split": pa.string(),  # train | val
         "extra": pa.string(),  # chat, pairs, prompts: the row's other fields as a JSON object, or null
         "metadata": pa.string(),  # text: likewise
+        "language": pa.string(),  # with the setting `languages`: its code
+        "language_score": pa.float32(),  # and how sure that is, 0 to 1
     }
 )
 

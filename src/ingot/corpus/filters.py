@@ -24,6 +24,7 @@ import polars as pl
 from ingot.core.errors import UserError, nearest
 from ingot.core.functions import function_files, load_function
 from ingot.corpus.dedup import squeeze
+from ingot.corpus.measures import UNSPACED, is_unspaced
 from ingot.corpus.published_rules import RULE_SETS, RuleSets
 from ingot.corpus.settings import QualityBounds
 
@@ -39,8 +40,6 @@ QUALITY_REASONS = (
     "too_repetitive",
 )
 
-_UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
-_MIN_UNSPACED_FRACTION = 0.3
 SQUEEZED = "_squeezed"
 
 
@@ -77,15 +76,15 @@ def measure(documents: pl.DataFrame) -> pl.DataFrame:
 def _measure_unspaced(documents: pl.DataFrame) -> pl.DataFrame:
     """Correct the measures of documents in scripts without blanks between words."""
     multibyte = (documents["text"].str.len_bytes() > documents["characters"]).arg_true()
-    rows = multibyte.filter(documents["text"].gather(multibyte).str.contains(f"[{_UNSPACED}]"))
+    rows = multibyte.filter(documents["text"].gather(multibyte).str.contains(f"[{UNSPACED}]"))
     if not len(rows):
         return documents
     selected = documents[rows]
     texts = selected["text"]
-    characters = texts.str.count_matches(f"[{_UNSPACED}]")
-    spaced = texts.str.replace_all(f"[{_UNSPACED}]", " ")
+    characters = texts.str.count_matches(f"[{UNSPACED}]")
+    spaced = texts.str.replace_all(f"[{UNSPACED}]", " ")
     words = characters + spaced.str.count_matches(r"[\p{Alphabetic}\p{N}]\S*")
-    mostly = characters / texts.str.len_chars() >= _MIN_UNSPACED_FRACTION
+    mostly = is_unspaced(texts)
     unique = pl.Series(
         [_unique_pairs(text) if m else None for text, m in zip(texts, mostly, strict=True)], dtype=pl.Float64
     )

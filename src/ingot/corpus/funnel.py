@@ -26,8 +26,10 @@ from ingot.core.artifact import atomic_json, atomic_open
 from ingot.corpus.contents import PROBLEMS
 from ingot.corpus.dedup import EXACT_DUPLICATE
 from ingot.corpus.filters import QUALITY_REASONS
+from ingot.corpus.languages import OTHER_LANGUAGE
 from ingot.corpus.near_duplicates import NEAR_DUPLICATE
 from ingot.corpus.pii import KINDS
+from ingot.corpus.published_rules import JUDGED
 
 SAMPLE_CHARACTERS = 400
 MAX_FIELDS = 1000
@@ -42,7 +44,11 @@ DROPPED = pa.schema(
         "text": pa.string(),  # first 400 characters after cleaning
     }
 )
-_ORDER = {r: i for i, r in enumerate((*PROBLEMS, *QUALITY_REASONS))} | {EXACT_DUPLICATE: 10_000, NEAR_DUPLICATE: 10_001}
+_ORDER = {r: i for i, r in enumerate((*PROBLEMS, *QUALITY_REASONS))} | {
+    OTHER_LANGUAGE: len(PROBLEMS) - 0.5,
+    EXACT_DUPLICATE: 10_000,
+    NEAR_DUPLICATE: 10_001,
+}
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,7 @@ class Counts:
         self.dropped: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         self.pii = dict.fromkeys(KINDS, 0)
         self.clean_bytes = 0
+        self.languages: Counter[str] = Counter()
 
     def summary(self) -> dict[str, Any]:
         """The counts as JSON data, reasons in the order of their checks."""
@@ -89,6 +96,7 @@ class Counts:
             "dropped": {reason: _pair(self.dropped[reason]) for reason in reasons},
             "quarantined": _pair(self.quarantined),
             "pii": self.pii,
+            **({"languages": dict(self.languages.most_common())} if self.languages else {}),
         }
 
 
@@ -106,6 +114,8 @@ class Funnel:
         self.sources: dict[str, Counts] = defaultdict(Counts)
         self.first: dict[str, tuple[str, int]] = {}
         """Reason -> (path, offset) of the first document dropped for it."""
+        self.not_judged = 0
+        """Documents that the published rules are not made for."""
         self.first_quarantined: Quarantined | None = None
         self.fields: Counter[tuple[str, str]] = Counter()
         """(field, what became of it) -> number of rows."""
@@ -145,6 +155,8 @@ class Funnel:
 
     def count(self, documents: pa.Table) -> None:
         """Count a batch by its final `drop_reason` (null: kept)."""
+        if JUDGED in documents.column_names:
+            self.not_judged += documents.num_rows - (pc.sum(documents[JUDGED]).as_py() or 0)
         pii_columns = [f"pii_{kind}" for kind in KINDS]
         frame = pl.from_arrow(
             documents.select(["source", "drop_reason", "path", "offset", "raw_bytes", "bytes", *pii_columns])
@@ -161,6 +173,13 @@ class Funnel:
                 outcome[1] += raw
                 counts.clean_bytes += clean if reason is None else 0
                 counts.pii = {k: counts.pii[k] + n for k, n in zip(KINDS, masked, strict=True)}
+        languages = (
+            documents.select(["source", "language"]).group_by(["source", "language"]).aggregate([([], "count_all")])
+        )
+        for row in languages.to_pylist():
+            if row["language"] is not None:
+                for counts in (self.total, self.sources[row["source"]]):
+                    counts.languages[row["language"]] += row["count_all"]
         self._record_dropped(documents.filter(pc.is_valid(documents["drop_reason"])))
 
     def _record_dropped(self, documents: pa.Table) -> None:

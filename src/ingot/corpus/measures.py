@@ -18,9 +18,17 @@ from ingot.corpus.tokens import Tokens, tokens
 
 Measures = dict[str, np.ndarray]
 """Measure -> its value for each document, N."""
+UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+"""Scripts without blanks between words, for a regular expression."""
+_LEAST_UNSPACED = 0.3
 _NEWLINE = 0x0A
 _REPEATED = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
 """Length of a run of words -> fraction of the characters from which repeated ones are counted exactly."""
+
+
+def is_unspaced(texts: pl.Series) -> pl.Series:
+    """Whether at least 30 % of the characters are of a script without blanks between words."""
+    return texts.str.count_matches(f"[{UNSPACED}]") >= _LEAST_UNSPACED * texts.str.len_chars().clip(1)
 
 
 class Chunk:

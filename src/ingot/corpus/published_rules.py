@@ -4,8 +4,8 @@ A set measures a batch and has a table of rules, one line a rule: the reason, th
 to keep does not cross. Each document is dropped for the first rule that it breaks. To change a bound, copy the table
 into a filter of your own.
 
-The rules are for English prose from the web. Documents in scripts without blanks between words, and source code, break
-most of them for no fault of theirs.
+The rules are for English prose. Source code and other languages break most of them for no fault of theirs, so they are
+not judged (`is_judged`).
 
     Gopher quality     Rae et al. 2021, arXiv:2112.11446, section A1.1
     Gopher repetition  the same, table A1
@@ -20,7 +20,21 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from ingot.corpus.measures import Chunk, Measures, in_chunks, quality, repetition, web_lines, web_sentences
+from ingot.corpus.measures import Chunk, Measures, in_chunks, is_unspaced, quality, repetition, web_lines, web_sentences
+from ingot.corpus.readers.locate import CODE_SUFFIXES
+
+JUDGED = "_judged"
+
+
+def is_judged(documents: pl.DataFrame) -> pl.Series:
+    """Whether the rules are made for a document: no file of source code, and in English.
+
+    Without the setting `languages`, only scripts without blanks between words are known not to be English.
+    """
+    suffix = documents["path"].str.extract(r"(\.[A-Za-z0-9]+)$").str.to_lowercase()
+    code = suffix.is_in(list(CODE_SUFFIXES)).fill_null(False)
+    english = (documents["language"] == "en").fill_null(~is_unspaced(documents["text"]))
+    return english & ~code
 
 
 class Rule(NamedTuple):
@@ -51,8 +65,9 @@ class RuleSets(NamedTuple):
 
     def __call__(self, documents: pl.DataFrame) -> pl.Series:
         """The first reason to drop each document, or null."""
-        parts = [pl.Series([], dtype=pl.String), *map(self._reasons, in_chunks(documents["text"]))]
-        return pl.concat(parts)
+        rows = is_judged(documents).arg_true()
+        parts = [pl.Series([], dtype=pl.String), *map(self._reasons, in_chunks(documents["text"].gather(rows)))]
+        return pl.Series([None] * len(documents), dtype=pl.String).scatter(rows, pl.concat(parts))
 
     def _reasons(self, chunk: Chunk) -> pl.Series:
         reasons = pl.Series([None] * len(chunk.texts), dtype=pl.String)

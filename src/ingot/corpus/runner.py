@@ -28,6 +28,8 @@ from ingot.core.events import Display, EventLog, size
 from ingot.corpus import contents, dedup, filters, holdout, near_duplicates
 from ingot.corpus.documents import SCHEMA, DocumentWriter, document_parts, read_documents
 from ingot.corpus.funnel import Funnel
+from ingot.corpus.languages import LANGUAGE_COLUMNS, OTHER_LANGUAGE, check_languages, identify
+from ingot.corpus.published_rules import JUDGED, is_judged
 from ingot.corpus.readers.locate import not_read
 from ingot.corpus.readers.read import read
 from ingot.corpus.readers.walk import describe
@@ -58,6 +60,7 @@ def build(settings: CorpusSettings, out: Path, display: Display, log: EventLog) 
     """
     _remove_old(out)
     user_filters = filters.load_filters(settings.filters)
+    check_languages(settings.languages)
     try:
         with Funnel(out) as funnel:
             tally = _write_kept(settings, user_filters, out, funnel, display)
@@ -74,6 +77,10 @@ def build(settings: CorpusSettings, out: Path, display: Display, log: EventLog) 
         display.notify(
             f"{funnel.first_quarantined.message()}; quarantined {result['quarantined_documents']:,} rows and files, "
             "see quarantine.jsonl"
+        )
+    if funnel.not_judged:
+        display.notify(
+            f"{funnel.not_judged:,} documents are source code or not in English: the published rules did not judge them"
         )
     for notice in _field_notices(funnel, settings.format):
         display.notify(notice)
@@ -116,8 +123,10 @@ def prepare(batch: pa.Table, settings: CorpusSettings, user_filters: Mapping[str
     nothing = pl.Series(values=[None] * len(frame), dtype=pl.String)
     extra, metadata = (nothing, cleaned.extras) if settings.format == "text" else (cleaned.extras, nothing)
     columns = {"text": cleaned.texts, "extra": extra, "metadata": metadata, "raw_bytes": raw_bytes, "bytes": sizes}
-    frame = frame.with_columns(**columns, **cleaned.pii)
+    frame = frame.with_columns(**columns, **cleaned.pii, **_languages(cleaned.texts, settings))
     frame = frame.with_columns(drop_reason=_reasons(frame, cleaned, settings, user_filters))
+    if settings.judges_prose:
+        frame = frame.with_columns(is_judged(frame).alias(JUDGED))
     table = frame.to_arrow()
     if settings.dedup.minhash:
         texts = contents.plain_texts(frame["text"], settings.format)
@@ -128,11 +137,20 @@ def prepare(batch: pa.Table, settings: CorpusSettings, user_filters: Mapping[str
     return table.append_column(_KEY, pa.array(cleaned.keys, pa.binary(16)))
 
 
+def _languages(texts: pl.Series, settings: CorpusSettings) -> dict[str, pl.Series]:
+    if settings.languages:
+        return identify(contents.plain_texts(texts, settings.format)).to_dict()
+    return {name: pl.Series([None] * len(texts), dtype=dtype) for name, dtype in LANGUAGE_COLUMNS.items()}
+
+
 def _reasons(
     frame: pl.DataFrame, cleaned: contents.Cleaned, settings: CorpusSettings, user_filters: Mapping[str, filters.Filter]
 ) -> pl.Series:
-    """The first reason to drop each document, or null: content problems, then quality bounds, then `user_filters`."""
+    """The first reason to drop each document, or null: content, language, quality bounds, then `user_filters`."""
     reasons = cleaned.reasons
+    if settings.languages:
+        others = ~frame["language"].is_in(settings.languages) & reasons.is_null()
+        reasons = reasons.scatter(others.arg_true(), OTHER_LANGUAGE)
     rows = reasons.is_null().arg_true()
     if not len(rows):
         return reasons

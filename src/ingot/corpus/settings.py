@@ -14,6 +14,8 @@ from ingot.core.settings import EXECUTION, Settings
 from ingot.corpus.readers.content import Kind
 from ingot.corpus.readers.fields import ROLES, Format, Role
 
+PUBLISHED = ("gopher_quality", "gopher_repetition", "c4", "fineweb")
+"""Filters that are sets of published rules (`published_rules.py`)."""
 STDLIB = "python:stdlib"
 DOCS = "python:docs"
 
@@ -200,6 +202,8 @@ class CorpusSettings(Settings):
     """Deduplication."""
     holdout: HoldoutSettings = HoldoutSettings()
     """The documents held out for validation, chosen after deduplication."""
+    languages: list[str] = Field(default_factory=list)
+    """Codes of the languages to keep, such as "en". Default: languages are not told apart. Needs the extra `corpus`."""
     filters: list[str] = Field(default_factory=list)
     """More filters, in order: names of `ingot.corpus.filters.FILTERS`, or `file.py:function`."""
     workers: Annotated[int, EXECUTION] = Field(default=2, ge=1)
@@ -250,6 +254,11 @@ class CorpusSettings(Settings):
         if self.format == "chat" and field:
             fields["messages"] = field
         return field, fields | (source.fields or Fields()).given()
+
+    @property
+    def judges_prose(self) -> bool:
+        """Whether `filters` names published rules, which are for English prose."""
+        return any(name in PUBLISHED for name in self.filters)
 
     @property
     def bounds(self) -> QualityBounds | None:

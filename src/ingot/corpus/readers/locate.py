@@ -27,7 +27,8 @@ _CODE = (
     ".lua .r .jl .swift .m .mm .cs .fs .hs .ml .ex .exs .erl .clj .lisp .el .sh .bash .zsh .ps1 .sql .css .scss .vue "
     ".toml .yaml .yml .ini .cfg .cmake .mk .proto .zig .nim .v .vhd .asm .s"
 )
-SUFFIXES = frozenset((_PROSE + " " + _CODE).split())
+CODE_SUFFIXES = frozenset(_CODE.split())
+SUFFIXES = frozenset(_PROSE.split()) | CODE_SUFFIXES
 """Suffixes that a directory walk reads as text, one document per file. A file named in the recipe may have any."""
 ROWS: dict[str, Kind] = {
     ".jsonl": "jsonl",

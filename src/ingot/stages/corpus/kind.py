@@ -13,7 +13,7 @@ def _facts(settings: CorpusSettings) -> dict[str, Any]:
 
 CORPUS = Kind(
     CorpusSettings,
-    10,
+    11,
     "ingot.stages.corpus.build:build",
     ("corpus", "stages/corpus"),
     makes="documents",
