@@ -179,4 +179,9 @@ def test_B1_the_sources_patterns_are_not_reproduced():
 def test_B1_counts_by_kind_ignore_marks_that_were_there():
     texts = pl.Series(["[EMAIL] a@b.org c@d.org", "1.2.3.4 fe80::1 [IP]", "nothing", "123-45-6789 (415) 555-2671"])
     counts = {kind: count.to_list() for kind, count in mask_pii(texts)[1].items()}
-    assert counts == {"email": [2, 0, 0, 0], "phone": [0, 0, 0, 1], "ssn": [0, 0, 0, 1], "ip": [0, 2, 0, 0]}
+    assert {kind: counts[kind] for kind in ("email", "phone", "ssn", "ip")} == {
+        "email": [2, 0, 0, 0],
+        "phone": [0, 0, 0, 1],
+        "ssn": [0, 0, 0, 1],
+        "ip": [0, 2, 0, 0],
+    }

@@ -1,4 +1,4 @@
-"""Masks personal data: e-mail addresses, phone numbers, US social security numbers and IP addresses.
+"""Masks personal data: e-mail addresses, phone numbers, US social security numbers and IP addresses; and `secrets.py`.
 
 Polars uses Rust's regex engine, which runs in linear time but has no look-around. Each pattern therefore captures one
 character of context on both sides and puts it back, and runs twice because adjacent items share that character. A cheap
@@ -20,9 +20,10 @@ from collections.abc import Callable
 
 import polars as pl
 
+from ingot.corpus import secrets
 from ingot.corpus.domains import ALSO_FILES, COUNTRIES, GENERIC, OTHER_SCRIPTS, PRIVATE
 
-KINDS = {"email": "[EMAIL]", "phone": "[PHONE]", "ssn": "[SSN]", "ip": "[IP]"}
+KINDS = {"email": "[EMAIL]", "phone": "[PHONE]", "ssn": "[SSN]", "ip": "[IP]", **secrets.KINDS}
 
 
 def _any_of(*names: str) -> str:
@@ -138,6 +139,8 @@ def mask_pii(texts: pl.Series) -> tuple[pl.Series, dict[str, pl.Series]]:
         The masked texts, and for each of `KINDS` the number of replacements per row.
     """
     counts: dict[str, pl.Series] = {}
+    for kind, mask in secrets.MASKS.items():  # before phone numbers, which could be a part of them
+        texts, counts[kind] = _mask_in_python(texts, secrets.PREFILTERS[kind], (), mask)
     texts, counts["email"] = _mask(texts, "email")
     texts, counts["ip"] = _mask_in_python(texts, _PREFILTERS["ip"], (), _mask_ipv4_in)
     for kind in ("ssn", "phone"):
