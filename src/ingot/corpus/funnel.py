@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ingot.core.artifact import atomic_json, atomic_open
+from ingot.corpus.contamination import CONTAINS, CONTAMINATED, FOUND, Items
 from ingot.corpus.contents import PROBLEMS
 from ingot.corpus.dedup import EXACT_DUPLICATE
 from ingot.corpus.filters import QUALITY_REASONS
@@ -44,8 +45,18 @@ DROPPED = pa.schema(
         "text": pa.string(),  # first 400 characters after cleaning
     }
 )
+CONTAMINATION = pa.schema(
+    {
+        "source": pa.string(),
+        "path": pa.string(),
+        "offset": pa.int64(),
+        "item": pa.string(),  # FILE: line or paragraph
+        "text": pa.string(),  # first 400 characters of the item
+    }
+)
 _ORDER = {r: i for i, r in enumerate((*PROBLEMS, *QUALITY_REASONS))} | {
     OTHER_LANGUAGE: len(PROBLEMS) - 0.5,
+    CONTAMINATED: 9_999,
     EXACT_DUPLICATE: 10_000,
     NEAR_DUPLICATE: 10_001,
 }
@@ -127,6 +138,7 @@ class Funnel:
             self._dropped = stack.enter_context(pq.ParquetWriter(file, DROPPED, compression="zstd"))
             self._stack = stack.pop_all()
         self._waiting: list[pa.Table] = []
+        self._contamination: list[pa.Table] = []
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -136,6 +148,9 @@ class Funnel:
         finally:
             self._stack.__exit__(*error)
         if error[0] is None:
+            if self._contamination:
+                with atomic_open(self._out / FOUND) as file:
+                    pq.write_table(pa.concat_tables(self._contamination), file, compression="zstd")
             by_source = {name: counts.summary() for name, counts in self.sources.items()}
             fields = [{"field": name, "use": use, "rows": rows} for (name, use), rows in self.fields.most_common()]
             atomic_json(self._out / "funnel.json", {**self.total.summary(), "sources": by_source, "fields": fields})
@@ -181,6 +196,19 @@ class Funnel:
                 for counts in (self.total, self.sources[row["source"]]):
                     counts.languages[row["language"]] += row["count_all"]
         self._record_dropped(documents.filter(pc.is_valid(documents["drop_reason"])))
+
+    def count_contamination(self, documents: pa.Table, items: Items) -> None:
+        """Record which document contains which item of an evaluation."""
+        rows = documents.filter(pc.is_valid(documents[CONTAINS]))
+        numbers = rows[CONTAINS].to_pylist()
+        columns = {
+            "source": rows["source"],
+            "path": rows["path"],
+            "offset": rows["offset"],
+            "item": pa.array([items.names[n] for n in numbers], pa.string()),
+            "text": pa.array([items.texts[n][:SAMPLE_CHARACTERS] for n in numbers], pa.string()),
+        }
+        self._contamination.append(pa.table(columns).cast(CONTAMINATION))
 
     def _record_dropped(self, documents: pa.Table) -> None:
         names = {"source": "source", "path": "path", "offset": "offset", "reason": "drop_reason", "bytes": "raw_bytes"}

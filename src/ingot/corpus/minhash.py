@@ -65,13 +65,13 @@ def signatures(texts: pl.Series, number: int) -> np.ndarray:
 
 def _runs(data: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Hashes of all runs of five words, S uint32, and how many each text has, N."""
-    words, bytes_ = _words(data, starts)
+    words, bytes_ = plain_words(data, starts)
     counts = np.maximum(words.counts - (WORDS - 1), 0)
     hashed = runs(hashes(bytes_, words), WORDS)
     return (hashed[inside(words.starts, WORDS)[: len(hashed)]] >> np.uint64(32)).astype(np.uint32), counts
 
 
-def _words(data: np.ndarray, starts: np.ndarray) -> tuple[Pieces, np.ndarray]:
+def plain_words(data: np.ndarray, starts: np.ndarray) -> tuple[Pieces, np.ndarray]:
     """Words, and the bytes in lower case, without punctuation."""
     bytes_ = _CLASSES[data]
     signs = find_sequences(data, 0xE2, [*range(0x8080, 0x80C0), *range(0x8180, 0x81B0)])

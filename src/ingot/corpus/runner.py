@@ -1,8 +1,7 @@
 """The corpus pipeline: read -> prepare (pure, on threads) -> deduplicate -> split -> write, in document order.
 
-`prepare` maps an Arrow batch to an Arrow batch: scores and drop reasons are columns, and no row is removed. Any engine
-can map it; threads suffice because Polars and hashlib release the GIL. Deduplication and the split depend on the order
-and run in this loop. The result is byte-identical for any number of workers.
+Any engine can map `prepare`; threads suffice because Polars, numpy and hashlib release the GIL. Deduplication and the
+split depend on the order and run in this loop. The result is byte-identical for any number of workers.
 
 Repeated documents (`repeat`) are appended after all others: beside its original, a copy could be packed into the same
 window and teach the model to copy.
@@ -13,23 +12,22 @@ window and teach the model to copy.
 
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingot.core.errors import UserError, shortened
 from ingot.core.events import Display, EventLog, size
 from ingot.corpus import contents, dedup, filters, holdout, near_duplicates
+from ingot.corpus.contamination import FOUND
 from ingot.corpus.documents import SCHEMA, DocumentWriter, document_parts, read_documents
 from ingot.corpus.funnel import Funnel
-from ingot.corpus.languages import LANGUAGE_COLUMNS, OTHER_LANGUAGE, check_languages, identify
-from ingot.corpus.published_rules import JUDGED, is_judged
+from ingot.corpus.prepare import KEY, Loaded, load, prepare
 from ingot.corpus.readers.locate import not_read
 from ingot.corpus.readers.read import read
 from ingot.corpus.readers.walk import describe
@@ -39,7 +37,6 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 _SPOOL = ".kept.tmp"
-_KEY = "_key"
 
 
 def build(settings: CorpusSettings, out: Path, display: Display, log: EventLog) -> dict[str, int]:
@@ -59,11 +56,10 @@ def build(settings: CorpusSettings, out: Path, display: Display, log: EventLog) 
         UserError: an invalid source or filter, or no training document left.
     """
     _remove_old(out)
-    user_filters = filters.load_filters(settings.filters)
-    check_languages(settings.languages)
+    loaded = load(settings, display)
     try:
         with Funnel(out) as funnel:
-            tally = _write_kept(settings, user_filters, out, funnel, display)
+            tally = _write_kept(settings, loaded, out, funnel, display)
             _check_nonempty(settings, funnel)
             holdout.check_split(settings.holdout, tally["train_documents"], tally["val_documents"])
     except UserError:
@@ -100,69 +96,8 @@ def _remove_old(out: Path) -> None:
     shutil.rmtree(out / _SPOOL, ignore_errors=True)
     for part in document_parts(out):
         part.unlink()
-    (out / near_duplicates.PAIRS).unlink(missing_ok=True)
-
-
-def prepare(batch: pa.Table, settings: CorpusSettings, user_filters: Mapping[str, filters.Filter]) -> pa.Table:
-    """Clean and filter raw documents. A pure function.
-
-    Args:
-        batch: documents of schema `readers.read.RAW`.
-        settings: the stage's settings.
-        user_filters: the filters of the setting `filters`, by name.
-
-    Returns:
-        The same rows with the columns of `SCHEMA` except `split`, and raw_bytes, pii_*, drop_reason (null: keep), _key,
-        and _signature if near-duplicates are dropped.
-    """
-    frame = pl.from_arrow(batch)
-    assert isinstance(frame, pl.DataFrame)
-    raw_bytes = frame["text"].str.len_bytes().cast(pl.Int64)
-    cleaned = contents.clean_documents(frame["text"], frame["extra"], settings)
-    sizes = cleaned.texts.str.len_bytes().cast(pl.Int64)
-    nothing = pl.Series(values=[None] * len(frame), dtype=pl.String)
-    extra, metadata = (nothing, cleaned.extras) if settings.format == "text" else (cleaned.extras, nothing)
-    columns = {"text": cleaned.texts, "extra": extra, "metadata": metadata, "raw_bytes": raw_bytes, "bytes": sizes}
-    frame = frame.with_columns(**columns, **cleaned.pii, **_languages(cleaned.texts, settings))
-    frame = frame.with_columns(drop_reason=_reasons(frame, cleaned, settings, user_filters))
-    if settings.judges_prose:
-        frame = frame.with_columns(is_judged(frame).alias(JUDGED))
-    table = frame.to_arrow()
-    if settings.dedup.minhash:
-        texts = contents.plain_texts(frame["text"], settings.format)
-        table = table.append_column(
-            near_duplicates.SIGNATURE, near_duplicates.signature_column(texts, settings.dedup.minhash)
-        )
-    table = table.append_column("cluster", pa.array(dedup.clusters(cleaned.clusters), pa.uint64()))
-    return table.append_column(_KEY, pa.array(cleaned.keys, pa.binary(16)))
-
-
-def _languages(texts: pl.Series, settings: CorpusSettings) -> dict[str, pl.Series]:
-    if settings.languages:
-        return identify(contents.plain_texts(texts, settings.format)).to_dict()
-    return {name: pl.Series([None] * len(texts), dtype=dtype) for name, dtype in LANGUAGE_COLUMNS.items()}
-
-
-def _reasons(
-    frame: pl.DataFrame, cleaned: contents.Cleaned, settings: CorpusSettings, user_filters: Mapping[str, filters.Filter]
-) -> pl.Series:
-    """The first reason to drop each document, or null: content, language, quality bounds, then `user_filters`."""
-    reasons = cleaned.reasons
-    if settings.languages:
-        others = ~frame["language"].is_in(settings.languages) & reasons.is_null()
-        reasons = reasons.scatter(others.arg_true(), OTHER_LANGUAGE)
-    rows = reasons.is_null().arg_true()
-    if not len(rows):
-        return reasons
-    if settings.bounds is not None and cleaned.squeezed is not None:
-        frame = frame.with_columns(cleaned.squeezed.alias(filters.SQUEEZED))
-    rest = frame[rows] if len(rows) < len(frame) else frame
-    if settings.bounds is not None:
-        rest = filters.measure(rest)
-        reasons = reasons.scatter(rows, filters.check_bounds(rest, settings.bounds))
-    if user_filters:
-        reasons = reasons.scatter(rows, reasons.gather(rows).fill_null(filters.apply_filters(rest, user_filters)))
-    return reasons
+    for name in (near_duplicates.PAIRS, FOUND):
+        (out / name).unlink(missing_ok=True)
 
 
 def ordered_map(function: Callable[[A], B], items: Iterable[A], workers: int) -> Iterator[B]:
@@ -185,13 +120,17 @@ def ordered_map(function: Callable[[A], B], items: Iterable[A], workers: int) ->
 
 
 def _prepared_documents(
-    settings: CorpusSettings, user_filters: Mapping[str, filters.Filter], funnel: Funnel, display: Display
+    settings: CorpusSettings,
+    loaded: Loaded,
+    funnel: Funnel,
+    display: Display,
 ) -> Iterator[pa.Table]:
     """All documents, in order, as `prepare` returns them, with exact duplicates marked."""
     seen, kept = dedup.Seen(), 0
     raw = read(settings, funnel.quarantine, funnel.count_fields)
     with display.bar("documents", unit="documents") as bar:
-        for table in ordered_map(partial(prepare, settings=settings, user_filters=user_filters), raw, settings.workers):
+        one = partial(prepare, settings=settings, loaded=loaded)
+        for table in ordered_map(one, raw, settings.workers):
             if settings.dedup.exact:
                 table = _drop_duplicates(table, seen)
             kept += table["drop_reason"].null_count
@@ -200,14 +139,20 @@ def _prepared_documents(
 
 
 def _kept_documents(
-    settings: CorpusSettings, user_filters: Mapping[str, filters.Filter], out: Path, funnel: Funnel, display: Display
+    settings: CorpusSettings,
+    loaded: Loaded,
+    out: Path,
+    funnel: Funnel,
+    display: Display,
 ) -> Iterator[pa.Table]:
     """Documents to keep, in order, as tables of `SCHEMA` with a null `split`; counts all documents in the funnel."""
-    tables = _prepared_documents(settings, user_filters, funnel, display)
+    tables = _prepared_documents(settings, loaded, funnel, display)
     if settings.dedup.minhash:
         tables = near_duplicates.mark(tables, settings.dedup.minhash, out, display)
     for table in tables:
         funnel.count(table)
+        if loaded.items is not None:
+            funnel.count_contamination(table, loaded.items)
         kept = table.filter(pc.is_null(table["drop_reason"]))
         yield kept.append_column("split", pa.nulls(kept.num_rows, pa.string())).select(SCHEMA.names).cast(SCHEMA)
 
@@ -215,7 +160,7 @@ def _kept_documents(
 def _drop_duplicates(table: pa.Table, seen: dedup.Seen) -> pa.Table:
     """Set the reason `exact_duplicate` for documents that have no other reason and equal an earlier kept document."""
     is_kept = pc.is_null(table["drop_reason"])
-    repeated = iter(seen.repeated(table[_KEY].filter(is_kept).to_pylist()))
+    repeated = iter(seen.repeated(table[KEY].filter(is_kept).to_pylist()))
     is_duplicate = [kept and next(repeated) for kept in is_kept.to_pylist()]
     reasons = pc.if_else(
         pa.array(is_duplicate, pa.bool_()), pa.scalar(dedup.EXACT_DUPLICATE, pa.large_string()), table["drop_reason"]
@@ -224,10 +169,14 @@ def _drop_duplicates(table: pa.Table, seen: dedup.Seen) -> pa.Table:
 
 
 def _write_kept(
-    settings: CorpusSettings, user_filters: Mapping[str, filters.Filter], out: Path, funnel: Funnel, display: Display
+    settings: CorpusSettings,
+    loaded: Loaded,
+    out: Path,
+    funnel: Funnel,
+    display: Display,
 ) -> dict[str, int]:
     """Split and write the kept documents; returns the counts of `build` that concern them."""
-    kept = _kept_documents(settings, user_filters, out, funnel, display)
+    kept = _kept_documents(settings, loaded, out, funnel, display)
     tally = dict.fromkeys([f"{s}_{u}" for s in ("train", "val") for u in ("documents", "characters", "bytes")], 0)
     writer = DocumentWriter(out)
     cut = 0

@@ -204,6 +204,8 @@ class CorpusSettings(Settings):
     """The documents held out for validation, chosen after deduplication."""
     languages: list[str] = Field(default_factory=list)
     """Codes of the languages to keep, such as "en". Default: languages are not told apart. Needs the extra `corpus`."""
+    decontaminate: list[str] = Field(default_factory=list)
+    """Files of evaluations (JSONL or text); documents that contain one of their items are dropped."""
     filters: list[str] = Field(default_factory=list)
     """More filters, in order: names of `ingot.corpus.filters.FILTERS`, or `file.py:function`."""
     workers: Annotated[int, EXECUTION] = Field(default=2, ge=1)

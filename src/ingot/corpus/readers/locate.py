@@ -92,7 +92,8 @@ def locate(source: Source) -> list[InputFile]:
 
 
 def source_digest(settings: CorpusSettings, hashes: FileHashes) -> str:
-    """One digest of all raw inputs: names and contents of the source files, and of the user's own filters.
+    """One digest of all raw inputs: names and contents of the source files, of the user's own filters, and of
+    the evaluations to keep out.
 
     Raises:
         UserError: as `locate`; also for filters that do not load.
@@ -103,7 +104,16 @@ def source_digest(settings: CorpusSettings, hashes: FileHashes) -> str:
 
         load_filters(settings.filters)
         filters = [hashes.digest(file) for file in user_files(settings.filters)]
-    return digest_json([[_content(source, hashes) for source in settings.sources], filters])
+    evaluations = [hashes.digest(_evaluation(name)) for name in settings.decontaminate]
+    own = [filters, evaluations] if evaluations else [filters]
+    return digest_json([[_content(source, hashes) for source in settings.sources], *own])
+
+
+def _evaluation(name: str) -> Path:
+    """A file of evaluations. Raises UserError if it is missing."""
+    if not Path(name).is_file():
+        raise MissingFile(f"decontaminate: found no file {name}, expected a JSONL file or a text of evaluation items")
+    return Path(name)
 
 
 def _content(source: Source, hashes: FileHashes) -> object:
