@@ -27,7 +27,9 @@ NEAR_DUPLICATE = "near_duplicate"
 SIGNATURE = "_signature"
 PAIRS = "near_duplicates.parquet"
 """File of a corpus stage: each dropped near-duplicate with the document that is kept for it, and their similarity."""
+SAMPLE_CHARACTERS = 400
 _SPOOL = ".near.tmp"
+_PLACE = pa.schema({"source": pa.string(), "path": pa.string(), "offset": pa.int64(), "text": pa.string()})
 
 
 def signature_column(texts: pl.Series, settings: MinHashSettings) -> pa.Array:
@@ -99,19 +101,19 @@ def _read_spool(spool: Path) -> Iterator[pa.Table]:
 
 
 def _write_pairs(spool: Path, match: Match, out: Path) -> None:
-    """Write where each dropped near-duplicate and the document kept for it come from."""
+    """Write where each dropped near-duplicate and the document kept for it come from, and how both begin."""
     dropped = np.flatnonzero(match.kept_for != np.arange(len(match.kept_for)))
     wanted = np.unique(np.concatenate([dropped, match.kept_for[dropped]]))
-    places, first = [], 0
+    places, first = [_PLACE.empty_table()], 0
     for table in _read_spool(spool):
         inside = wanted[np.searchsorted(wanted, first) : np.searchsorted(wanted, first + table.num_rows)] - first
-        places.append(table.select(["source", "path", "offset"]).take(inside))
+        chosen = table.select(["source", "path", "offset", "text"]).take(inside)
+        beginning = pc.utf8_slice_codeunits(chosen["text"], 0, SAMPLE_CHARACTERS)
+        places.append(chosen.set_column(3, "text", beginning).cast(_PLACE))
         first += table.num_rows
-    if not places:
-        places = [pa.table({"source": pa.array([], pa.string()), "path": pa.array([], pa.string()), "offset": []})]
     table = pa.concat_tables(places)
     both = [table.take(np.searchsorted(wanted, numbers)) for numbers in (dropped, match.kept_for[dropped])]
-    names = [*table.column_names, *(f"kept_{name}" for name in table.column_names)]
+    names = [*_PLACE.names, *(f"kept_{name}" for name in _PLACE.names)]
     pairs = pa.table([*both[0].columns, *both[1].columns], names=names)
     pairs = pairs.append_column("similarity", pa.array(match.similarity[dropped]))
     with atomic_open(out / PAIRS) as file:

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -105,6 +106,42 @@ def dropped_samples(stage: Path, per_reason: int = MAX_DROPPED_SAMPLES) -> list[
         raise artifact.damaged(path, "table") from None
     order = list(dropped)
     return sorted(samples, key=lambda sample: order.index(sample["reason"]))
+
+
+def near_duplicates(stage: Path, most: int = 8) -> dict[str, Any]:
+    """The largest clusters of near-duplicates, and pairs of low to high similarity; empty without near-duplicates.
+
+    Returns:
+        documents, clusters: counts; largest: [{path, offset, documents}]; pairs: [{path, offset, text, kept_path,
+        kept_offset, kept_text, similarity}].
+    """
+    path = stage / "near_duplicates.parquet"
+    if not path.exists():
+        return {}
+    try:
+        table = pl.read_parquet(path)
+    except (pl.exceptions.PolarsError, OSError):
+        raise artifact.damaged(path, "table") from None
+    kept = ["kept_source", "kept_path", "kept_offset"]
+    clusters = table.group_by(kept, maintain_order=True).len().sort("len", descending=True, maintain_order=True)
+    largest = [
+        {"path": row["kept_path"], "offset": row["kept_offset"], "documents": row["len"] + 1}
+        for row in clusters.head(most).iter_rows(named=True)
+    ]
+    ordered = table.sort("similarity", maintain_order=True)
+    chosen = ordered[[round(i * (len(ordered) - 1) / max(1, most - 1)) for i in range(min(most, len(ordered)))]]
+    return {"documents": len(table), "clusters": len(clusters), "largest": largest, "pairs": chosen.to_dicts()}
+
+
+def contamination(stage: Path, most: int = 20) -> list[dict[str, Any]]:
+    """Documents that contain an item of an evaluation: {source, path, offset, item, text}."""
+    path = stage / "contamination.parquet"
+    if not path.exists():
+        return []
+    try:
+        return pl.read_parquet(path).head(most).to_dicts()
+    except (pl.exceptions.PolarsError, OSError):
+        raise artifact.damaged(path, "table") from None
 
 
 def quarantined(stage: Path, max_groups: int = 10) -> list[dict[str, Any]]:

@@ -4,6 +4,8 @@ A panel reads only the directory, so it works for any stage of any run. A kind n
 default lists the scalars of its result.
 """
 
+import difflib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ from ingot.report import figures, reading
 from ingot.report.html.rendering import render
 from ingot.stages.kind import load
 from ingot.stages.kinds import KINDS
+
+_LANGUAGES = 8
+"""Languages of documents that are counted by name."""
 
 
 def corpus(stage: Path) -> Markup:
@@ -24,8 +29,29 @@ def corpus(stage: Path) -> Markup:
         steps=_funnel_steps(funnel) if funnel else [],
         pairs=_corpus_facts(funnel, reading.result(stage)) if funnel else [],
         samples=reading.dropped_samples(stage),
+        near=_near_duplicates(stage),
+        contamination=reading.contamination(stage),
         quarantined=reading.quarantined(stage),
     )
+
+
+def _near_duplicates(stage: Path) -> dict[str, Any]:
+    """Clusters, and pairs with the words that differ marked."""
+    near = reading.near_duplicates(stage)
+    for pair in near.get("pairs", []):
+        pair["marked"] = marked_differences(pair["kept_text"], pair["text"])
+    return near
+
+
+def marked_differences(kept: str, dropped: str) -> tuple[Markup, Markup]:
+    """Both texts as HTML; words that the other one has not are marked."""
+    sides = [re.split(r"(\s+)", text) for text in (kept, dropped)]
+    out: list[list[Markup]] = [[], []]
+    for tag, a, b, c, d in difflib.SequenceMatcher(None, *sides, autojunk=False).get_opcodes():
+        for side, words in zip(out, (sides[0][a:b], sides[1][c:d]), strict=True):
+            text = Markup.escape("".join(words))
+            side.append(text if tag == "equal" or not words else Markup("<mark>{}</mark>").format(text))
+    return Markup("").join(out[0]), Markup("").join(out[1])
 
 
 def _funnel_steps(funnel: dict[str, Any]) -> list[dict[str, Any]]:
@@ -53,6 +79,10 @@ def _corpus_facts(funnel: dict[str, Any], result: dict[str, Any]) -> list[tuple[
         if f"{split}_documents" in result:
             documents, size = result[f"{split}_documents"], result[f"{split}_bytes"]
             pairs.append((name, f"{figures.count(documents)} documents, {figures.size(size)}"))
+    if languages := funnel.get("languages"):
+        most = [f"{name} {figures.count(n)}" for name, n in list(languages.items())[:_LANGUAGES]]
+        more = f" and {len(languages) - _LANGUAGES} more" if len(languages) > _LANGUAGES else ""
+        pairs.append(("languages of documents", ", ".join(most) + more))
     return pairs
 
 

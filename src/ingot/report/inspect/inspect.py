@@ -39,6 +39,8 @@ def corpus(stage: Path) -> dict[str, Any]:
         "result": result,
         "funnel": _funnel(stage / "funnel.json"),
         "dropped": reading.dropped_samples(stage),
+        "near_duplicates": reading.near_duplicates(stage),
+        "contamination": reading.contamination(stage),
         "quarantined": reading.quarantined(stage),
     }
 
@@ -55,14 +57,23 @@ def print_corpus(data: dict[str, Any]) -> None:
     total = funnel["in"]
     rows = [("in", total), *((f"- {name}", c) for name, c in funnel["dropped"].items())]
     rows += [("- quarantined", funnel["quarantined"]), ("kept", funnel["kept"])]
+    width = max(28, *(len(name) + 2 for name, _ in rows))
     for name, counts in rows:
         style = "bold" if name in ("in", "kept") else ""
-        line = f"{name:<28}{counts['documents']:>12,} documents {figures.size(counts['bytes']):>14}"
+        line = f"{name:<{width}}{counts['documents']:>12,} documents {figures.size(counts['bytes']):>14}"
         out.print(Text(f"{line} {figures.percentage(counts['documents'], total['documents']):>8}", style))
     for name, counts in funnel["sources"].items():
         out.print(f"  {name}: {counts['in']['documents']:,} in, {counts['kept']['documents']:,} kept", soft_wrap=True)
     masked = ", ".join(f"{n:,} {kind}" for kind, n in funnel["pii"].items() if n)
     out.print(f"personal data masked: {masked or 'none'}")
+    if languages := funnel.get("languages"):
+        out.print(f"languages: {', '.join(f'{name} {n:,}' for name, n in languages.items())}", soft_wrap=True)
+    for cluster in data["near_duplicates"].get("largest", []):
+        place = f"{cluster['path']}, document at {cluster['offset']:,}"
+        out.print(Text(f"near-duplicates: {cluster['documents']:,} documents like {place}"), soft_wrap=True)
+    for entry in data["contamination"]:
+        place = f"{entry['path']}, document at {entry['offset']:,}"
+        out.print(Text(f"contaminated: {place} contains {entry['item']}"), soft_wrap=True)
     for entry in funnel.get("fields", []):
         rows = f"{entry['rows']:,} of {funnel['kept']['documents']:,} rows"
         out.print(Text(f"field {entry['field']}: {entry['use']}, {rows}"), soft_wrap=True)
