@@ -89,6 +89,15 @@ def test_comments_name_what_is_there(files: Path) -> None:
     assert 'by = "document"' in text
 
 
+def test_the_card_says_what_it_measures_and_that_its_questions_are_the_files(files: Path) -> None:
+    """Answers to questions that were trained on show what was learned by heart, and no more."""
+    _written("--chat", "talk.jsonl")
+    card = (files / "mine.toml").read_text().split("[stage.card]")[1]
+    assert "bits per byte" not in card
+    assert "loss of the responses" in card
+    assert "not in it\nquestions" in card
+
+
 def test_the_field_with_the_text_is_found_and_few_documents_are_cut(files: Path) -> None:
     """Random documents of a handful could be all or none of them."""
     settings = _written("--text", "table.csv").nodes["text"].settings

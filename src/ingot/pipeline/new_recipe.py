@@ -292,11 +292,9 @@ class _Writer:
         corpora = [c for c in self.corpora if c.format != "pairs"]
         if not corpora:
             return
-        yield from (
-            "",
-            "[stage.card]",
-            'kind      = "evaluate"           # bits per byte beside gzip, bzip2 and xz; samples',
-        )
+        shown = {"text": "bits per byte beside gzip, bzip2 and xz; samples", "chat": "loss of the responses; answers"}
+        measures = "; ".join(shown[c.format] for c in corpora)
+        yield from ("", "[stage.card]", f'kind      = "evaluate"           # {measures}')
         yield f"models    = {_toml(self.models)}"
         yield f"data      = {_toml([c.stage for c in corpora])}"
         if self.start:
@@ -304,6 +302,8 @@ class _Writer:
         for corpus in corpora:
             name = "prompts  " if corpus.format == "text" else "questions"
             if examples := list(dict.fromkeys(filter(None, map(_EXAMPLES[corpus.format], corpus.content.first))))[:2]:
+                if corpus.format == "chat":
+                    yield "# of the file, so mostly trained on; add some that are not in it"
                 yield f"{name} = {_toml(examples)}"
 
 
