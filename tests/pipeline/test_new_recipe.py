@@ -12,6 +12,7 @@ from ingot.core.errors import UserError
 from ingot.corpus.settings import CorpusSettings
 from ingot.corpus.survey import survey
 from ingot.pipeline.graph import Graph, load_graph
+from ingot.plan.machine import Device
 from ingot.stages.training.settings import TrainSettings
 
 CONFIG = {
@@ -96,6 +97,19 @@ def test_the_card_says_what_it_measures_and_that_its_questions_are_the_files(fil
     assert "bits per byte" not in card
     assert "loss of the responses" in card
     assert "not in it\nquestions" in card
+
+
+def test_a_cpu_with_bf16_instructions_trains_longer_in_the_same_time(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ingot.pipeline.new_recipe.measured_flops", lambda: 1e7)  # a slow one: time limits, not epochs
+    durations = []
+    for half in (None, "bf16"):
+        monkeypatch.setattr("ingot.plan.machine.this_machine", lambda half=half: Device("CPU", 10**9, half=half))
+        durations.append(_written("--text", "notes").nodes["base"].settings.duration)
+        (files / "mine.toml").unlink()
+    slow, fast = (float(str(duration).split()[0].rstrip("KM")) for duration in durations)
+    assert 2 < fast / slow < 4
 
 
 def test_the_field_with_the_text_is_found_and_few_documents_are_cut(files: Path) -> None:
