@@ -104,9 +104,11 @@ def test_a_cpu_with_bf16_instructions_trains_longer_in_the_same_time(
 ) -> None:
     monkeypatch.setattr("ingot.pipeline.new_recipe.measured_flops", lambda: 1e7)  # a slow one: time limits, not epochs
     durations = []
-    for half in (None, "bf16"):
-        monkeypatch.setattr("ingot.plan.machine.this_machine", lambda half=half: Device("CPU", 10**9, half=half))
-        durations.append(_written("--text", "notes").nodes["base"].settings.duration)
+    for device in (Device("CPU", 10**9, half=None), Device("CPU", 10**9, half="bf16")):
+        monkeypatch.setattr("ingot.plan.machine.this_machine", lambda device=device: device)
+        settings = _written("--text", "notes").nodes["base"].settings
+        assert isinstance(settings, TrainSettings)
+        durations.append(settings.duration)
         (files / "mine.toml").unlink()
     slow, fast = (float(str(duration).split()[0].rstrip("KM")) for duration in durations)
     assert 2 < fast / slow < 4
