@@ -12,6 +12,7 @@ from ingot.core.errors import UserError
 from ingot.corpus.settings import CorpusSettings
 from ingot.corpus.survey import survey
 from ingot.pipeline.graph import Graph, load_graph
+from ingot.plan.machine import Device
 from ingot.stages.training.settings import TrainSettings
 
 CONFIG = {
@@ -87,6 +88,30 @@ def test_comments_name_what_is_there(files: Path) -> None:
     assert "minute" in text.splitlines()[1]
     assert text.count("\n") < 40
     assert 'by = "document"' in text
+
+
+def test_the_card_says_what_it_measures_and_that_its_questions_are_the_files(files: Path) -> None:
+    """Answers to questions that were trained on show what was learned by heart, and no more."""
+    _written("--chat", "talk.jsonl")
+    card = (files / "mine.toml").read_text().split("[stage.card]")[1]
+    assert "bits per byte" not in card
+    assert "loss of the responses" in card
+    assert "not in it\nquestions" in card
+
+
+def test_a_cpu_with_bf16_instructions_trains_longer_in_the_same_time(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ingot.pipeline.new_recipe.measured_flops", lambda: 1e7)  # a slow one: time limits, not epochs
+    durations = []
+    for device in (Device("CPU", 10**9, half=None), Device("CPU", 10**9, half="bf16")):
+        monkeypatch.setattr("ingot.plan.machine.this_machine", lambda device=device: device)
+        settings = _written("--text", "notes").nodes["base"].settings
+        assert isinstance(settings, TrainSettings)
+        durations.append(settings.duration)
+        (files / "mine.toml").unlink()
+    slow, fast = (float(str(duration).split()[0].rstrip("KM")) for duration in durations)
+    assert 2 < fast / slow < 4
 
 
 def test_the_field_with_the_text_is_found_and_few_documents_are_cut(files: Path) -> None:

@@ -153,7 +153,10 @@ def test_D15_source_error_losses_compare_within_one_tokenizer_only(
     b = _train(tmp_path, "words/base", 3.1, vocab=50257, bits_per_byte=3.1 / math.log(2) / 4.3)
     found = _only([a, b])
     assert found.metric == "bits_per_byte"
-    assert any("the tokenizers differ: losses in nats per token are not comparable" in w for w in found.warnings)
+    assert any("the tokenizers differ: losses in nats per token are not comparable, bits" in w for w in found.warnings)
+    talks = [_train(tmp_path, f"{name}/chat", 1.5, vocab=v) for name, v in (("a", 65), ("b", 257))]
+    (warning,) = (w for w in _only(talks).warnings if "tokenizers" in w)  # answers have no bits per byte
+    assert warning.endswith("not comparable; compare answers with a judge stage")
     assert found.differing["bpe.vocab"] == [65, 50257]
     best = min(found.groups, key=lambda g: g.by_seed(found.metric)[(1,)])
     assert best.label == "words"

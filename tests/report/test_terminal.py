@@ -1,6 +1,7 @@
 """What the commands print, and the data behind it."""
 
 import json
+from pathlib import Path
 
 from ingot.pipeline.status import status
 from ingot.report import figures, terminal
@@ -55,6 +56,15 @@ def test_end_names_the_numbers_and_the_report(finished, capsys):
     *_, report, next_command = shown.splitlines()
     assert report == f"report  {finished.root / 'small' / 'report.html'}"
     assert next_command == f'next    ingot generate {finished.root / "small" / "base"} "TEXT"'  # chat has not finished
+
+
+def test_an_answer_begins_a_line_and_a_continuation_does_not(tmp_path: Path) -> None:
+    for answer, text in ((True, "Why?\n  Because."), (False, "Why?Because.")):
+        sample = {"step": 0, "model": "chat", "prompt": "Why?", "text": "Because.", "answer": answer}
+        stage = tmp_path / str(answer)
+        stage.mkdir()
+        (stage / "metrics.jsonl").write_text(json.dumps({"event": "sample", **sample}) + "\n")
+        assert [str(line) for line in terminal.RESULT_LINES["evaluate"]("card", stage)] == ["chat writes:", f"  {text}"]
 
 
 def test_runs_are_listed_with_the_verdict_of_their_last_training(finished, capsys):

@@ -31,4 +31,6 @@ def test_a_begin_that_conversations_lack_is_named(name, unseen, bpe, corpus, dis
     source = SimpleNamespace(store=Store.open(tmp_path / "out" / "train"))
     message = unseen_start(tokenizer, SimpleNamespace(train_sources=[source]))  # type: ignore[arg-type]
     assert bool(message) == bool(unseen)
-    assert not unseen or message.startswith(f"generation and tasks begin a text with {unseen}, which is not in")
+    assert (
+        not unseen or f"tasks of running text begin with {unseen}, which these conversations do not contain" in message
+    )

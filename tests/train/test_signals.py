@@ -1,9 +1,11 @@
 """A run that is asked to end saves what it has learned, wherever it is, and goes on to the bit."""
 
+import itertools
 import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -114,3 +116,11 @@ def test_what_is_ignored_stays_ignored(tmp_path: Path, make_store) -> None:
 def test_a_slow_run_is_saved_by_the_clock(tmp_path: Path, make_store) -> None:
     _run(_new(tmp_path, save_minutes=1e-9, keep=100), _text(make_store), tmp_path)
     assert checkpoint.checkpoint_steps(tmp_path / "checkpoints") == list(range(20, 0, -1))
+
+
+def test_the_first_checkpoints_come_early(tmp_path: Path, make_store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of a few minutes that is killed does not begin anew. Each reading of the clock is 10 s later."""
+    readings = itertools.count(0, 10)
+    monkeypatch.setattr("ingot.train.loop.time", SimpleNamespace(monotonic=lambda: float(next(readings))))
+    _run(_new(tmp_path, keep=100), _text(make_store), tmp_path)
+    assert checkpoint.checkpoint_steps(tmp_path / "checkpoints") == [20, 11, 4]

@@ -75,9 +75,12 @@ def numbers(stage: Path, event: str) -> list[dict[str, Any]]:
 
 
 def samples(stage: Path) -> list[dict[str, Any]]:
-    """Generated texts {step | model, prompt, text}; the newest one for each step, model and prompt."""
+    """Generated texts {step | model, prompt, text}; the newest one for each step, model and prompt.
+
+    `between` separates prompt and text: a line break if the text answers the prompt, nothing if it continues it.
+    """
     newest = {(e.get("step"), e.get("model"), e["prompt"]): e for e in events(stage, "sample")}
-    return list(newest.values())
+    return [{**e, "between": "\n" if e.get("answer") else ""} for e in newest.values()]
 
 
 def table(stage: Path) -> list[dict[str, Any]]:

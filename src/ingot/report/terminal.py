@@ -130,7 +130,8 @@ def _evaluate_lines(name: str, stage: Path) -> Iterator[str | Text]:
     yield from panels_forgetting.lines(stage)
     first = {s["model"]: s for s in reversed(reading.samples(stage))}  # the sample of each model's first prompt
     for model, sample in reversed(first.items()):
-        text = Text.assemble("  ", (sample["prompt"], "bold"), shortened(sample["text"], MAX_SAMPLE_CHARACTERS))
+        written = sample["between"] + shortened(sample["text"], MAX_SAMPLE_CHARACTERS)
+        text = Text.assemble("  ", (sample["prompt"], "bold"), written)
         yield f"{model} writes:"
         yield Text("\n  ").join(text.split("\n", allow_blank=True))
 
@@ -158,8 +159,8 @@ def _judge_lines(name: str, stage: Path) -> Iterator[str | Text]:
     for row in reading.table(stage):
         if row["metric"] == "win_rate":
             rate, low, high = (f"{row[name]:.0%}" for name in ("value", "low", "high"))
-            won = f"{row['model']} beats {against} in {rate} of {row['n']:,} prompts ({low} to {high})"
-            yield f"{won}, judged by {row['task']}"
+            won = f"{row['model']} wins against {against} in {rate} of {row['n']:,} prompts ({low} to {high})"
+            yield f"{won}, a tie counted as half, judged by {row['task']}"
 
 
 RESULT_LINES: dict[str, Callable[[str, Path], Iterator[str | Text]]] = {

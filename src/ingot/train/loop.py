@@ -21,6 +21,9 @@ from ingot.train.throughput import Throughput, straggler
 
 Evaluation = Callable[[int, bool], dict[str, float]]
 """(step, whether to use all validation rows) -> metrics by name, among them val_ + the objective's best metric."""
+FIRST_SAVE = 30.0
+"""Seconds until the first checkpoint; each later one is due after twice as long, up to `save_minutes`. So a short run
+that is killed loses no more than about half of its work, and a long one saves only a few times more."""
 
 
 def train(
@@ -79,6 +82,7 @@ class _Run:
         self.throughput = Throughput(engine.plan)
         self.metrics = MetricsBuffer(engine, log, notify, self.throughput)
         self._saved_at, self._late = time.monotonic(), False
+        self._save_after = FIRST_SAVE
 
     def run(self, batches: Iterator[Batch]) -> None:
         """Run all remaining steps. Signals are handled between steps: the run saves a checkpoint and ends."""
@@ -88,8 +92,8 @@ class _Run:
                 with self.throughput.paused("evaluation"):
                     self.evaluate()
             for raw in batches:
-                minutes_passed = time.monotonic() - self._saved_at > 60 * self.engine.plan.loop.save_minutes
-                (self._late,) = self.engine.signals.check(minutes_passed)
+                longest = min(self._save_after, 60 * self.engine.plan.loop.save_minutes)
+                (self._late,) = self.engine.signals.check(time.monotonic() - self._saved_at > longest)
                 self.step(raw)
         except KeyboardInterrupt:
             if state.unsaved:
@@ -135,6 +139,7 @@ class _Run:
             self.log.flush()
             self.engine.training_state.save()
         self._saved_at = time.monotonic()
+        self._save_after *= 2
 
 
 def update_best(engine: Engine, numbers: dict[str, float], log: EventLog) -> None:

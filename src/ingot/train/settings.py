@@ -93,7 +93,8 @@ class LoopSettings(Settings):
     save_every: Annotated[int, EXECUTION] = Field(default=500, ge=1)
     """Steps between checkpoints. A killed run resumes from the newest one; on Ctrl-C a run saves before it ends."""
     save_minutes: Annotated[float, EXECUTION] = Field(default=10, gt=0)
-    """Minutes between checkpoints, if `save_every` steps take longer."""
+    """Minutes between checkpoints, if `save_every` steps take longer. The first are sooner: 0.5, 1, 2, 4 and 8 minutes
+    apart."""
     keep: Annotated[int, EXECUTION] = Field(default=2, ge=1)
     """Number of checkpoints to retain."""
     threads: Annotated[int | None, EXECUTION] = Field(default=None, ge=1)

@@ -252,7 +252,10 @@ def _warnings(entries: list[Entry], by_key: Iterable[list[Entry]]) -> Iterable[s
     if len(objectives) > 1:
         yield f"the objectives differ ({', '.join(objectives)}), so losses are not comparable; use a judge stage"
     if len({e.tokenizer for e in entries}) > 1:
-        yield "the tokenizers differ: losses in nats per token are not comparable, bits per byte are"
+        instead = (
+            ", bits per byte are" if all(BITS in e.numbers for e in entries) else "; compare answers with a judge stage"
+        )
+        yield f"the tokenizers differ: losses in nats per token are not comparable{instead}"
     if len({e.corpora for e in entries}) > 1:
         yield "the corpora differ, and with them the held-out text; compare on one text with an evaluate stage"
 

@@ -119,4 +119,5 @@ def _samples(job: Job, settings: EvaluateStageSettings, model: str, subject: Sub
     for number, text in enumerate(settings.questions if chats else settings.prompts):
         prompt = subject.prompt(text, chats)
         (completion,) = generate(subject.model, [prompt], sampling, seed=job.seed, step=number)
-        job.log.write("sample", step=number, model=model, prompt=text, text=tokenizer.decode(completion.ids))
+        sample = {"prompt": text, "text": tokenizer.decode(completion.ids), "answer": chats}
+        job.log.write("sample", step=number, model=model, **sample)

@@ -134,8 +134,8 @@ def unseen_start(tokenizer: Tokenizer, data: Data) -> str:
             return ""
     name = tokenizer.token_bytes(start[0]).decode(errors="replace")
     return (
-        f"generation and tasks begin a text with {name}, which is not in the conversations of this stage; ask the "
-        "model in conversations only, or add text to its data"
+        f"use `ingot chat`: `ingot generate` and tasks of running text begin with {name}, which these conversations do "
+        "not contain; add text to the stage's data if the model is to continue texts, too"
     )
 
 
