@@ -113,7 +113,7 @@ FOREIGN = {
     "a RAR archive": [b"Rar!\x1a\x07\x01\0"],
     "a cpio archive": [b"070701" + b"0" * 104, b"070707" + b"0" * 70],
     "an ar archive": [b"!<arch>\na.txt/          0           0     0     644     5         `\nhello\n"],
-    "a WARC archive": [b"WARC/1.0\r\nWARC-Type: warcinfo\r\n\r\n", b"WARC/1.1\r\nContent-Length: 0\r\n\r\n"],
+    "an ARC archive, older than WARC": [b"filedesc://IA-001102.arc 0 19960923142103 text/plain 76\n"],
     "a PDF document": [b"%PDF-1.4\n1 0 obj << /Type /Catalog >> endobj\n"],
     "an RTF document": [rb"{\rtf1\ansi hello}"],
     "an image": [b"\x89PNG\r\n\x1a\n\0", b"\xff\xd8\xff\xe0\0\x10JFIF", b"GIF89a\x01\0\x01\0\x80"],

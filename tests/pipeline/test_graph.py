@@ -143,6 +143,7 @@ CANDIDATES: list[Any] = [
         {"exact": False},
         "longest",
         {"threshold": 0.8},
+        "plain",
         {"min_words": 3},
         "[a-z]+|.",
         "0" * 64,

@@ -13,6 +13,7 @@ from ingot.core.errors import UserError, nearest
 from ingot.core.settings import EXECUTION, Settings
 from ingot.corpus.readers.content import Kind
 from ingot.corpus.readers.fields import ROLES, Format, Role
+from ingot.corpus.readers.web import Html
 
 PUBLISHED = ("gopher_quality", "gopher_repetition", "c4", "fineweb")
 """Filters that are sets of published rules (`published_rules.py`)."""
@@ -123,7 +124,7 @@ class Source(Settings):
     fields: Fields | None = None
     """Field names of this source that differ from the stage's `fields`."""
     kind: Kind | None = None
-    """How its files are read, whatever they look like: `text`, `jsonl`, `json`, `csv`, `tsv` or `parquet`."""
+    """How its files are read: `text`, `jsonl`, `json`, `csv`, `tsv`, `parquet`, `html` or `warc`."""
     encoding: Annotated[str, AfterValidator(_known_encoding)] | None = None
     """The encoding of its files, such as `cp1252`. Default: UTF-8, or what a byte order mark says."""
     follow_links: bool = False
@@ -194,6 +195,8 @@ class CorpusSettings(Settings):
     """Formats with messages: keep the reasoning of answers, or drop it, and what stands before `</think>` in them."""
     trim_lines: bool = False
     """Also remove blanks at the end of each line. Off by default because Markdown and strings in code may need them."""
+    html: Html = "main"
+    """Pages of the web: their `main` content, or all of their text (`plain`). Needs the extra `corpus`."""
     pii: bool
     """Mask e-mail addresses, phone numbers, social security numbers and IP addresses. Default: on for `text` only."""
     quality: Quality

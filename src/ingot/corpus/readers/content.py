@@ -17,7 +17,7 @@ from typing import Any, Literal
 from ingot.corpus.readers.files import UTF8, TextFile
 from ingot.corpus.readers.packing import HEAD_BYTES, Damaged, packing_of
 
-Kind = Literal["text", "jsonl", "json", "csv", "tsv", "parquet"]
+Kind = Literal["text", "jsonl", "json", "csv", "tsv", "parquet", "html", "warc"]
 
 SNIFF_BYTES = 1 << 20
 """Number of unpacked bytes from which the content is told."""
@@ -41,7 +41,7 @@ _MAGIC: dict[str, tuple[str, bytes]] = {
     "a RAR archive": (_UNPACK, rb"Rar!\x1a\x07"),
     "a cpio archive": (_UNPACK, rb"0707(?:0[127])[0-9A-Fa-f]{8}|\xc7\x71|\x71\xc7"),
     "an ar archive": (_UNPACK, rb"!<(?:arch|thin)>\n"),
-    "a WARC archive": ("write the texts of its pages as rows", rb"WARC/[01]\.[0-9]+\r?\n|filedesc://"),
+    "an ARC archive, older than WARC": ("write the texts of its pages as rows", rb"filedesc://"),
     "a cabinet archive": (_UNPACK, rb"MSCF\x00{4}"),
     "a xar archive": (_UNPACK, rb"xar!\x00"),
     "an ARJ or LHA archive": (_UNPACK, rb"\x60\xea.|.{2}-l[hz][0-9ds]-"),
@@ -137,6 +137,10 @@ def content_kind(head: bytes, kind: Kind, is_source: bool = False) -> Kind:
     """
     if head.startswith(b"PAR1"):
         return "parquet"
+    if _WARC.match(head):
+        return "warc"
+    if kind in ("text", "html") and _HTML.match(head):
+        return "html"
     first, _, rest = head.replace(b"\r", b"\n").lstrip().partition(b"\n")
     second = rest.lstrip().partition(b"\n")[0]
     if not first.startswith((b"{", b"[")):
@@ -150,6 +154,8 @@ def content_kind(head: bytes, kind: Kind, is_source: bool = False) -> Kind:
     return "json" if is_json else kind
 
 
+_WARC = re.compile(rb"WARC/[01]\.[0-9]+\r?\n")
+_HTML = re.compile(rb"(?is)(?:\s|<!--.*?-->|<\?xml[^>]*>)*<(?:!doctype\s+html|html[\s>]|head[\s>]|body[\s>])")
 _JSON = re.compile(rb'\[\s*(?:\{\s*["}]|\[\s*["\d{\[])|\{\s*"(?:[^"\\\n]|\\.)*"\s*:')
 """The beginning of an array of objects or arrays, or of an object."""
 

@@ -21,7 +21,7 @@ from ingot.corpus.readers.python_library import TOPICS, library_files
 from ingot.corpus.readers.walk import Skipped, describe, expand, glob_root, literal_brackets, walk
 from ingot.corpus.settings import DOCS, STDLIB, CorpusSettings, Source
 
-_PROSE = ".txt .text .md .markdown .rst .tex .org .adoc .html .htm .xml"
+_PROSE = ".txt .text .md .markdown .rst .tex .org .adoc .xml"
 _CODE = (
     ".py .pyi .c .h .cc .cpp .cxx .hpp .hh .cu .cuh .rs .go .java .kt .scala .js .jsx .mjs .ts .tsx .rb .php .pl .pm "
     ".lua .r .jl .swift .m .mm .cs .fs .hs .ml .ex .exs .erl .clj .lisp .el .sh .bash .zsh .ps1 .sql .css .scss .vue "
@@ -40,6 +40,8 @@ ROWS: dict[str, Kind] = {
     ".parquet": "parquet",
 }
 """Suffixes of files with one document per row; every other file is one document."""
+PAGES: dict[str, Kind] = {".html": "html", ".htm": "html", ".xhtml": "html", ".warc": "warc", ".wet": "warc"}
+"""Suffixes of pages of the web, and of archives of them."""
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lzma")
 
 
@@ -54,7 +56,7 @@ class InputFile:
     @property
     def kind(self) -> Kind:
         """What the suffix says."""
-        return ROWS.get(_inner_suffix(self.file.name), "text")
+        return (ROWS | PAGES).get(_inner_suffix(self.file.name), "text")
 
     @property
     def is_source(self) -> bool:
@@ -167,7 +169,7 @@ def _input_file(file: Path, top: Path, name: str, root: Path) -> InputFile:
 
 def _is_readable(file: str) -> bool:
     suffix = _inner_suffix(file)
-    return suffix in SUFFIXES or suffix in ROWS
+    return suffix in SUFFIXES or suffix in ROWS or suffix in PAGES
 
 
 def _nonempty(name: str, files: list[InputFile], skipped: list[Skipped]) -> list[InputFile]:

@@ -1,13 +1,13 @@
 """Reads sources into batches of raw documents. A bad row is quarantined with its position and reason.
 
 The content of a file decides its type, then its suffix (`content`, `locate.ROWS`); `json_files` and `tables` yield its
-rows, and `row_formats` turns a row into a document. A source without any usable row stops the stage, because then the
-recipe is wrong.
+rows, `row_formats` turns a row into a document, and `web` reads pages. A source without any usable row stops the stage,
+because then the recipe is wrong.
 """
 
 import itertools
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -18,11 +18,11 @@ import pyarrow as pa
 from ingot.core.errors import UserError, notify
 from ingot.corpus.documents import SCHEMA
 from ingot.corpus.funnel import Quarantined
-from ingot.corpus.readers import json_files, row_formats, tables
+from ingot.corpus.readers import json_files, row_formats, tables, web
 from ingot.corpus.readers.content import Kind, content_kind, identify, not_text
 from ingot.corpus.readers.files import UTF8, BadRow, Row, TextFile, not_utf8, row_too_long
 from ingot.corpus.readers.locate import ROWS, InputFile, locate
-from ingot.corpus.readers.packing import Damaged
+from ingot.corpus.readers.packing import Damaged, unpacked
 from ingot.corpus.readers.python_library import docs_texts
 from ingot.corpus.readers.python_questions import docs_chats, docs_preferences, docs_prompts
 from ingot.corpus.readers.tables import LostRows
@@ -144,6 +144,7 @@ class _FileReader:
         self.remarks: list[str] = []
         """How the file was read, where it is not what its name says."""
         self._max_bytes = settings.max_bytes
+        self._html: web.Html = settings.html
         self._too_long = row_too_long(settings.max_bytes)
         field, fields = settings.names(source)
         self._field = field or ""
@@ -169,6 +170,8 @@ class _FileReader:
                 yield from self._parquet_texts() if text else self._rows(_parquet_rows(path))
             elif kind == "json":
                 yield from self._json(file)
+            elif kind in ("html", "warc"):
+                yield from self._pages(file, kind)
             else:
                 yield from self._rows(_READERS[kind](file))
         except Damaged as error:
@@ -179,8 +182,37 @@ class _FileReader:
             self.remarks.append(f"packed with {file.packing}, which unpacks slowly; gzip and zstd are faster")
         if file.encoding != UTF8:
             self.remarks.append(f"read as {file.encoding}")
+        if kind == "text" and self._file.file.name.lower().endswith(".xml") and not self._source.kind:
+            self.remarks.append('XML, read as text with its tags; kind = "text" of the source says that it is meant')
         if kind != self._file.kind and not self._source.kind:
             self.remarks.append(f"read as {kind}, which it looks like; set `kind` of the source to read it otherwise")
+
+    def _pages(self, file: TextFile, kind: Kind) -> Iterator[Raw]:
+        """The page of an HTML file, or those of an archive."""
+        if self._format != "text":
+            self._reject(f'holds pages of the web, but format = "{self._format}" needs rows ({" ".join(ROWS)})')
+            return
+        skipped: Counter[str] = Counter()
+        if kind == "html":
+            data = b"".join(unpacked(file.path, file.packing))
+            if len(data) > self._max_bytes:
+                self._reject(f"the page has {len(data):,} bytes, more than max_document_mb", bytes=len(data))
+                return
+            encoding = None if file.encoding == UTF8 and not self._source.encoding else file.encoding
+            found = iter([web.Record(web.page_of(data, self._html, encoding), 0)])
+        else:
+            found = web.records(file.path, file.packing, self._html, self._max_bytes, skipped)
+        for page, offset in found:
+            problem = page.reason if isinstance(page, web.LostPage) else self._problem(page.text)
+            if problem:
+                size = page.bytes if isinstance(page, web.LostPage) else len(page.text.encode())
+                self._reject(problem, offset=offset, bytes=size)
+                continue
+            assert isinstance(page, web.Page)
+            self._count_fields(dict.fromkeys(page.metadata, "metadata"))
+            yield self._raw(page.text, offset, web.metadata_json(page))
+        if skipped:
+            self.remarks.append("not read: " + ", ".join(f"{n:,} {reason}" for reason, n in skipped.most_common()))
 
     def _json(self, file: TextFile) -> Iterator[Raw]:
         text = self._format == "text"

@@ -1,0 +1,132 @@
+"""Pages of the web: HTML, and the records of WARC and WET archives (ISO 28500) as crawlers write them.
+
+Text comes from resiliparse: by default the main content without navigation, footers and comments. Titles, declared
+languages and addresses are kept beside it. The packages are of the extra `corpus`; without them such files are named
+and quarantined, never read as text with their tags.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from ingot.corpus.readers.packing import Damaged
+
+Html = Literal["main", "plain"]
+_INSTALL = "pip install 'ingot[corpus]' reads its text"
+_TEXT_TYPES = ("text/plain",)
+_HTML_TYPES = ("text/html", "application/xhtml+xml")
+
+
+class Page(NamedTuple):
+    """The text of a page, and what else it says about itself."""
+
+    text: str
+    metadata: dict[str, Any]
+    """`title`, `language` as declared, `link_fraction` (of its characters, those in links); `url`, `date`."""
+
+
+class LostPage(NamedTuple):
+    """A page that cannot be read."""
+
+    reason: str
+    bytes: int
+
+
+class Record(NamedTuple):
+    """A page of an archive and its place."""
+
+    page: Page | LostPage
+    offset: int
+    """Byte of the record in the file as it is packed."""
+
+
+def page_of(data: bytes, html: Html, encoding: str | None = None) -> Page:
+    """The page of an HTML file.
+
+    Args:
+        data: its bytes.
+        html: `main` content, or all of its text (`plain`).
+        encoding: None: what the page declares, or what its bytes look like.
+
+    Raises:
+        Damaged: resiliparse is missing, or the page cannot be parsed.
+    """
+    try:
+        from resiliparse.extract.html2text import extract_plain_text
+        from resiliparse.parse.encoding import bytes_to_str, detect_encoding
+        from resiliparse.parse.html import HTMLTree
+    except ImportError:
+        raise Damaged(f'is HTML; {_INSTALL}, kind = "text" of the source keeps its tags') from None
+    encoding = encoding or detect_encoding(data, from_html_meta=True) or "utf-8"
+    tree = HTMLTree.parse(bytes_to_str(data, encoding))
+    main = html == "main"
+    text = extract_plain_text(tree, main_content=main, list_bullets=main, alt_texts=False)
+    found: dict[str, Any] = {"title": (tree.title or "").strip()}
+    if tree.document is not None and (root := tree.document.query_selector("html")) is not None:
+        found["language"] = root.getattr("lang") or ""
+    if (body := tree.body) is not None:
+        links = sum(len(link.text or "") for link in body.query_selector_all("a"))
+        found["link_fraction"] = round(links / max(1, len(body.text or "")), 3)
+    return Page(text, {name: value for name, value in found.items() if value != ""})
+
+
+def records(path: Path, packing: str | None, html: Html, max_bytes: int, skipped: Counter[str]) -> Iterator[Record]:
+    """The pages of an archive: successful responses with HTML or plain text, and extracted texts (WET).
+
+    Args:
+        path: the archive.
+        packing: how it is packed; gzip, or None.
+        html: as `page_of`.
+        max_bytes: longest page.
+        skipped: counts what is not read, by reason.
+
+    Raises:
+        Damaged: fastwarc is missing, or the archive is corrupt from some record on.
+    """
+    if packing not in (None, "gzip"):
+        raise Damaged(f"is a WARC archive packed with {packing}; unpack it, or pack it with gzip")
+    try:
+        from fastwarc.warc import ArchiveIterator, WarcRecordType
+    except ImportError:
+        raise Damaged(f"is a WARC archive; {_INSTALL}") from None
+    kinds = WarcRecordType.response | WarcRecordType.conversion
+    with path.open("rb") as file:
+        try:
+            for record in ArchiveIterator(file, record_types=kinds, parse_http=True):
+                length = record.content_length
+                type_ = (record.http_content_type or "").lower() if record.is_http else "text/plain"
+                status = getattr(record.http_headers, "status_code", None) if record.is_http else 200
+                if status != 200:
+                    skipped[f"responses with status {status or 'unknown'}"] += 1
+                elif type_ not in (*_TEXT_TYPES, *_HTML_TYPES):
+                    skipped[f"responses of type {type_ or 'unknown'}"] += 1
+                else:
+                    page = _page(record, type_ in _HTML_TYPES, html, length, max_bytes)
+                    yield Record(page, record.stream_pos)
+        except (OSError, EOFError, ValueError) as error:
+            raise Damaged(f"is corrupt ({error})") from None
+
+
+def _page(record: Any, is_html: bool, html: Html, length: int, max_bytes: int) -> Page | LostPage:
+    if length > max_bytes:
+        return LostPage(f"the page has {length:,} bytes, more than max_document_mb", length)
+    data = record.reader.read()
+    if len(data) < length:
+        return LostPage(f"the record is cut off after {len(data):,} of {length:,} bytes", len(data))
+    place = {
+        "url": record.headers.get("WARC-Target-URI") or "",
+        "date": record.headers.get("WARC-Date") or "",
+    }
+    declared = (record.http_charset or None) if record.is_http else "utf-8"
+    try:
+        page = page_of(data, html, declared) if is_html else Page(data.decode(declared or "utf-8"), {})
+    except (Damaged, LookupError, ValueError) as error:
+        return LostPage(f"the page cannot be read ({error})", len(data))
+    return Page(page.text, {name: value for name, value in place.items() if value} | page.metadata)
+
+
+def metadata_json(page: Page) -> str | None:
+    """What is kept beside the text, as a JSON object."""
+    return json.dumps(page.metadata, ensure_ascii=False, sort_keys=True) if page.metadata else None
