@@ -135,28 +135,32 @@ def repetition(chunk: Chunk) -> Measures:
     sizes, word_hashes = chunk.sizes(words), _in_texts(hashes(data, words), words)
     for length in (2, 3, 4):
         out[f"top_{length}_words"] = _fraction(_most_frequent(word_hashes, sizes, words, length), total)
-    for length in _REPEATED:
+    open_ = np.ones(len(total), bool)
+    for length, bound in _REPEATED.items():
         starts_run = inside(words.starts, length)
         keys = runs(word_hashes, length)
         valid = np.flatnonzero(starts_run[: len(keys)])
         again = np.zeros(len(sizes), bool)
         again[valid] = _repeated(keys[valid])
-        out[f"repeated_{length}_words"] = _without_overlap(again, keys, sizes, words, length, total)
+        most = np.where(open_, bound * total, total)
+        fraction = _fraction(_without_overlap(again, keys, sizes, words, length, most), total)
+        out[f"repeated_{length}_words"] = fraction
+        open_ &= fraction <= bound
     return out
 
 
 def _without_overlap(
-    again: np.ndarray, keys: np.ndarray, sizes: np.ndarray, words: Pieces, length: int, total: np.ndarray
+    again: np.ndarray, keys: np.ndarray, sizes: np.ndarray, words: Pieces, length: int, most: np.ndarray
 ) -> np.ndarray:
-    """Fraction of the characters in runs of words that occurred before; a text is read on behind such a run. N.
+    """Characters in runs of words that occurred before; a text is read on behind such a run. N.
 
-    Texts are read one by one only if the characters in any repeated run are more than the rule allows; for the others
-    this upper bound is returned.
+    A text is read only if the characters in any repeated run are more than `most`; for the others this upper bound is
+    returned. Reading is slow, so a text that breaks the rule of a shorter run is not read again.
     """
     through = np.append(0, np.cumsum(sizes))
     reached = np.maximum.accumulate(np.where(again, np.arange(len(sizes)), -length)) if len(sizes) else sizes
     out = words.sums((np.arange(len(sizes)) - reached < length) * sizes)
-    for text in np.flatnonzero(out > _REPEATED[length] * total):
+    for text in np.flatnonzero(out > most):
         first, last = int(words.starts[text]), int(words.starts[text + 1])
         own, is_again = keys[first:last].tolist(), again[first:last].tolist()
         end, characters, unseen = 0, 0, set()
@@ -170,7 +174,7 @@ def _without_overlap(
             characters += int(through[first + end] - through[first + at])
             unseen.update(own[i] for i in range(at + 1, min(end, len(own))) if not is_again[i])
         out[text] = characters
-    return _fraction(out, total)
+    return out
 
 
 def _most_frequent(hashes_P: np.ndarray, sizes: np.ndarray, words: Pieces, length: int) -> np.ndarray:
@@ -181,13 +185,17 @@ def _most_frequent(hashes_P: np.ndarray, sizes: np.ndarray, words: Pieces, lengt
     heads = np.flatnonzero(first)
     at = valid[positions[heads]]
     counts = np.diff(np.append(heads, len(positions)))
-    through = np.append(0, np.cumsum(sizes))
-    characters = (through[at + length] - through[at] + length - 1) * counts
-    text = np.searchsorted(words.starts, at, side="right") - 1
-    order = np.lexsort((at, -counts, text))
-    best = order[np.unique(text[order], return_index=True)[1]]
-    out = np.zeros(len(words.counts), np.int64)
-    out[text[best]] = characters[best]
+    through, out = np.append(0, np.cumsum(sizes)), np.zeros(len(words.counts), np.int64)
+    texts = np.flatnonzero(words.counts)
+    if not len(at):
+        return out
+    occurrences = np.zeros(len(sizes), np.int64)
+    occurrences[at] = counts
+    most = np.maximum.reduceat(occurrences, words.starts[texts])
+    best = np.flatnonzero((occurrences == np.repeat(most, words.counts[texts])) & (occurrences > 0))
+    text, first_of_text = np.unique(np.searchsorted(words.starts, best, side="right") - 1, return_index=True)
+    best = best[first_of_text]
+    out[text] = (through[best + length] - through[best] + length - 1) * occurrences[best]
     return out
 
 
