@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 KINDS = {"card": "[CARD]", "iban": "[IBAN]", "key": "[KEY]"}
 PREFILTERS = {
-    "card": r"[2-6][0-9]{3}(?:[0-9]{9}|[ \-][0-9]{4}[ \-]|[ \-][0-9]{6}[ \-])",
-    "iban": r"\b[A-Z]{2}[0-9]{2} ?[0-9A-Z]{4}",
+    "card": r"[2-6][0-9]{3}(?:[0-9]{9}|[ \-][0-9]{4}[ \-][0-9]{4}|[ \-][0-9]{6}[ \-])",
+    "iban": r"[A-Z]{2}[0-9]{2} ?[0-9A-Z]{4} ?[0-9A-Z]{3}",
     "key": (
         r"-----BEGIN [A-Z ]*PRIVATE KEY|\b(?:AKIA|ASIA|AIza|gh[pousr]_|github_pat_|glpat-|xox[abeoprs]-|hf_|npm_|pypi-"
         r"|sk-|sk_live_|rk_live_|SG\.|eyJ)[A-Za-z0-9_\-]{10}"
