@@ -3,10 +3,20 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, ConfigDict, Discriminator, Field, PositiveInt, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PositiveInt,
+    Tag,
+    model_validator,
+)
 
 from ingot.core.errors import UserError
 from ingot.core.settings import EXECUTION, STAGE, Seed, Settings, Stage
+from ingot.data.mixtures import expanded
 from ingot.data.settings import PackingSettings
 from ingot.model.adapter_config import ADAPTER, AdapterSettings
 from ingot.model.config import ModelSettings
@@ -33,8 +43,8 @@ def _check_mixture(data: dict[str, float]) -> dict[str, float]:
 
 DurationText = Annotated[str, AfterValidator(_check_duration)]
 """A duration: "5000 steps", "3M tokens", "1 epoch", "20 tokens/param"."""
-Mixture = Annotated[dict[str, float], AfterValidator(_check_mixture)]
-"""Corpus -> its fraction of the tokens, on any positive scale."""
+Mixture = Annotated[dict[str, float], BeforeValidator(expanded), AfterValidator(_check_mixture)]
+"""Corpus -> its fraction of the tokens, on any positive scale; or a published mixture by name (`data/mixtures.py`)."""
 
 
 def _penalties_in(table: Mapping[str, Any]) -> list[Any]:
