@@ -19,6 +19,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small library, and a cache in which nothing is built."""
     monkeypatch.setenv("INGOT_CACHE", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(build, "_SIGN_S", 3600)
     path = tmp_path / "small.cpp"
     path.write_text('extern "C" int answer() { return ANSWER; }\n')
     return path
@@ -47,6 +48,17 @@ def test_a_library_is_built_once_for_each_set_of_macros(source: Path) -> None:
     source.write_text(source.read_text() + "\n// changed\n")
     assert build.build(source, messages.append, ("-DANSWER=42",)) is not None
     assert messages == [BUILDING] * 3
+
+
+@needs_compiler
+def test_a_slow_build_says_that_it_goes_on(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[str] = []
+    monkeypatch.setattr(build, "_SIGN_S", 0.001)
+    assert build.build(source, messages.append, ("-DANSWER=41",)) is not None
+    first, *others = messages
+    assert first == BUILDING
+    assert others
+    assert all(message.startswith("still building C++ kernels after ") for message in others)
 
 
 @needs_compiler

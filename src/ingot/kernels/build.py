@@ -4,6 +4,7 @@ A library is one source file that includes headers from its own directory and fr
 digest of the sources, the compiler, its flags and the CPU. A cache that other users can write to is not used.
 """
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -11,7 +12,9 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,7 @@ from ingot.core import artifact
 
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 _COMMON = Path(__file__).parent / "cpp" / "common"
-_TIMEOUT_S = 600
+_TIMEOUT_S, _SIGN_S = 600, 8
 
 
 def build(
@@ -50,7 +53,8 @@ def build(
         with tempfile.TemporaryDirectory() as scratch:
             output = Path(scratch, "kernels.so")
             command = [*compiler.split(), *flags, f"-I{_COMMON}", str(source), "-o", str(output)]
-            subprocess.run(command, check=True, capture_output=True, timeout=_TIMEOUT_S)
+            with _signs_of_life(notify):
+                subprocess.run(command, check=True, capture_output=True, timeout=_TIMEOUT_S)
             data = output.read_bytes()
             if path is None:
                 if notify is not None:
@@ -66,6 +70,24 @@ def build(
         if notify is not None:
             notify(f"{compiler} could not build the C++ kernels ({_reason(error)}); using PyTorch, which is slower")
         return None
+
+
+@contextlib.contextmanager
+def _signs_of_life(notify: Callable[[str], None] | None) -> Iterator[None]:
+    """Context in which a message every few seconds says that the compiler still runs."""
+    done, start = threading.Event(), time.monotonic()
+
+    def say() -> None:
+        while notify is not None and not done.wait(_SIGN_S):
+            notify(f"still building C++ kernels after {time.monotonic() - start:.0f} s")
+
+    thread = threading.Thread(target=say, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def has_fast_bf16(library: ctypes.CDLL) -> bool:
