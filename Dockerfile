@@ -7,7 +7,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-COPY constraints.txt pyproject.toml README.md LICENSE /opt/ingot/
+COPY constraints.txt pyproject.toml README.md LICENSE NOTICE /opt/ingot/
 COPY src /opt/ingot/src
 RUN pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" --constraint /opt/ingot/constraints.txt /opt/ingot \
     && rm -rf /opt/ingot

@@ -33,7 +33,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built without a network from a copy of the sources that has been used."""
     work = tmp_path_factory.mktemp("package")
     shutil.copytree(SRC, work / "src", ignore=CACHES)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, work)
     for used in ("core", "report/templates"):
         (work / "src/ingot" / used / "__pycache__").mkdir()

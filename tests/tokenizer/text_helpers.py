@@ -38,6 +38,6 @@ def documents(
         "cluster": [2**63 + n for n in numbers],
         "split": [split] * len(texts),
         "extra": extras or [None] * len(texts),
-        "metadata": [None] * len(texts),
+        **dict.fromkeys(("metadata", "language", "language_score"), [None] * len(texts)),
     }
     return pa.table(columns, schema=SCHEMA)

@@ -21,7 +21,7 @@ import numpy as np
 import polars as pl
 
 from ingot.corpus.measures import Chunk, Measures, in_chunks, is_unspaced, quality, repetition, web_lines, web_sentences
-from ingot.corpus.readers.locate import CODE_SUFFIXES
+from ingot.corpus.readers.suffixes import CODE_SUFFIXES
 
 JUDGED = "_judged"
 

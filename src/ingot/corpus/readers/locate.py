@@ -18,30 +18,10 @@ from ingot.core.artifact import FileHashes, atomic_open, cache_directory, digest
 from ingot.core.errors import MissingFile, UserError, shortened
 from ingot.corpus.readers.content import Kind
 from ingot.corpus.readers.python_library import TOPICS, library_files
+from ingot.corpus.readers.suffixes import PAGES, ROWS, SUFFIXES
 from ingot.corpus.readers.walk import Skipped, describe, expand, glob_root, literal_brackets, walk
 from ingot.corpus.settings import DOCS, STDLIB, CorpusSettings, Source
 
-_PROSE = ".txt .text .md .markdown .rst .tex .org .adoc .xml"
-_CODE = (
-    ".py .pyi .c .h .cc .cpp .cxx .hpp .hh .cu .cuh .rs .go .java .kt .scala .js .jsx .mjs .ts .tsx .rb .php .pl .pm "
-    ".lua .r .jl .swift .m .mm .cs .fs .hs .ml .ex .exs .erl .clj .lisp .el .sh .bash .zsh .ps1 .sql .css .scss .vue "
-    ".toml .yaml .yml .ini .cfg .cmake .mk .proto .zig .nim .v .vhd .asm .s"
-)
-CODE_SUFFIXES = frozenset(_CODE.split())
-SUFFIXES = frozenset(_PROSE.split()) | CODE_SUFFIXES
-"""Suffixes that a directory walk reads as text, one document per file. A file named in the recipe may have any."""
-ROWS: dict[str, Kind] = {
-    ".jsonl": "jsonl",
-    ".jsonlines": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "json",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-}
-"""Suffixes of files with one document per row; every other file is one document."""
-PAGES: dict[str, Kind] = {".html": "html", ".htm": "html", ".xhtml": "html", ".warc": "warc", ".wet": "warc"}
-"""Suffixes of pages of the web, and of archives of them."""
 _COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lzma")
 
 

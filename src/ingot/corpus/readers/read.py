@@ -1,6 +1,6 @@
 """Reads sources into batches of raw documents. A bad row is quarantined with its position and reason.
 
-The content of a file decides its type, then its suffix (`content`, `locate.ROWS`); `json_files` and `tables` yield its
+The content of a file decides its type, then its suffix (`content`, `suffixes.ROWS`); `json_files` and `tables` yield its
 rows, `row_formats` turns a row into a document, and `web` reads pages. A source without any usable row stops the stage,
 because then the recipe is wrong.
 """
@@ -21,10 +21,11 @@ from ingot.corpus.funnel import Quarantined
 from ingot.corpus.readers import json_files, row_formats, tables, web
 from ingot.corpus.readers.content import Kind, content_kind, identify, not_text
 from ingot.corpus.readers.files import UTF8, BadRow, Row, TextFile, not_utf8, row_too_long
-from ingot.corpus.readers.locate import ROWS, InputFile, locate
+from ingot.corpus.readers.locate import InputFile, locate
 from ingot.corpus.readers.packing import Damaged, unpacked
 from ingot.corpus.readers.python_library import docs_texts
 from ingot.corpus.readers.python_questions import docs_chats, docs_preferences, docs_prompts
+from ingot.corpus.readers.suffixes import ROWS
 from ingot.corpus.readers.tables import LostRows
 from ingot.corpus.settings import DOCS, STDLIB, CorpusSettings, Source
 
