@@ -218,6 +218,7 @@ def test_the_base_install_is_all_that_the_product_imports() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     base = _packages(project["dependencies"]) | set(sys.stdlib_module_names) | {"ingot", "markupsafe"}  # by jinja2
     extras = {name for extra, r in project["optional-dependencies"].items() if extra != "dev" for name in _packages(r)}
+    extras |= {"fasttext"}  # the module of fasttext-predict
     for file in (ROOT / "src").rglob("*.py"):
         tree = ast.parse(file.read_text())
         base = base | {"triton"} if file.name == "triton.py" else base - {"triton"}  # torch brings it along with CUDA
