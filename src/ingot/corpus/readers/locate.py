@@ -78,7 +78,7 @@ def source_digest(settings: CorpusSettings, hashes: FileHashes) -> str:
     the evaluations to keep out.
 
     Raises:
-        UserError: as `locate`; also for filters that do not load.
+        UserError: as `locate`; also for filters and models that do not load.
     """
     filters = []
     if settings.filters:
@@ -86,6 +86,10 @@ def source_digest(settings: CorpusSettings, hashes: FileHashes) -> str:
 
         load_filters(settings.filters)
         filters = [hashes.digest(file) for file in user_files(settings.filters)]
+    if settings.languages:
+        from ingot.corpus.languages import check_languages
+
+        check_languages(settings.languages)
     evaluations = [hashes.digest(_evaluation(name)) for name in settings.decontaminate]
     own = [filters, evaluations] if evaluations else [filters]
     return digest_json([[_content(source, hashes) for source in settings.sources], *own])

@@ -1,6 +1,6 @@
 """Reads sources into batches of raw documents. A bad row is quarantined with its position and reason.
 
-The content of a file decides its type, then its suffix (`content`, `suffixes.ROWS`); `json_files` and `tables` yield its
+The content of a file decides its type, then its suffix (`content`, `suffixes`); `json_files` and `tables` yield its
 rows, `row_formats` turns a row into a document, and `web` reads pages. A source without any usable row stops the stage,
 because then the recipe is wrong.
 """
