@@ -9,7 +9,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -121,19 +120,20 @@ def near_duplicates(stage: Path, most: int = 8) -> dict[str, Any]:
     path = stage / "near_duplicates.parquet"
     if not path.exists():
         return {}
+    rows = _parquet_rows(path)
+    clusters = Counter((row["kept_source"], row["kept_path"], row["kept_offset"]) for row in rows)
+    largest = [{"path": p, "offset": offset, "documents": n + 1} for (_, p, offset), n in clusters.most_common(most)]
+    ordered = sorted(rows, key=lambda row: row["similarity"])
+    number = min(most, len(ordered))
+    chosen = [ordered[round(i * (len(ordered) - 1) / max(1, number - 1))] for i in range(number)]
+    return {"documents": len(rows), "clusters": len(clusters), "largest": largest, "pairs": chosen}
+
+
+def _parquet_rows(path: Path) -> list[dict[str, Any]]:
     try:
-        table = pl.read_parquet(path)
-    except (pl.exceptions.PolarsError, OSError):
+        return pq.read_table(path).to_pylist()
+    except (pa.ArrowException, OSError):
         raise artifact.damaged(path, "table") from None
-    kept = ["kept_source", "kept_path", "kept_offset"]
-    clusters = table.group_by(kept, maintain_order=True).len().sort("len", descending=True, maintain_order=True)
-    largest = [
-        {"path": row["kept_path"], "offset": row["kept_offset"], "documents": row["len"] + 1}
-        for row in clusters.head(most).iter_rows(named=True)
-    ]
-    ordered = table.sort("similarity", maintain_order=True)
-    chosen = ordered[[round(i * (len(ordered) - 1) / max(1, most - 1)) for i in range(min(most, len(ordered)))]]
-    return {"documents": len(table), "clusters": len(clusters), "largest": largest, "pairs": chosen.to_dicts()}
 
 
 def contamination(stage: Path, most: int = 20) -> list[dict[str, Any]]:
@@ -141,10 +141,7 @@ def contamination(stage: Path, most: int = 20) -> list[dict[str, Any]]:
     path = stage / "contamination.parquet"
     if not path.exists():
         return []
-    try:
-        return pl.read_parquet(path).head(most).to_dicts()
-    except (pl.exceptions.PolarsError, OSError):
-        raise artifact.damaged(path, "table") from None
+    return _parquet_rows(path)[:most]
 
 
 def quarantined(stage: Path, max_groups: int = 10) -> list[dict[str, Any]]:
