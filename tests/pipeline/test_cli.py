@@ -313,6 +313,7 @@ def test_help_comes_without_torch() -> None:
         "assert 'torch' not in sys.modules and 'polars' not in sys.modules, 'heavy imports'\n"
         "import ingot.pipeline.run, ingot.report.html.page, ingot.stages.kinds\n"
         "assert 'torch' not in sys.modules, 'the parent process imports torch'\n"
+        "assert 'polars' not in sys.modules, 'polars takes over SIGINT, also of a run that ignores it'\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
