@@ -74,9 +74,12 @@ def test_B2_tokens_are_cut_like_an_english_tokenizer_does(text: str, expected: s
 
 def test_B2_tokens_do_not_depend_on_the_texts_around():
     texts = [prose(3, seed) + extra for seed in range(5) for extra in ("", ".", "...", "'s", "-", "“", "🚨", " (")]
+    texts += ["x-", "y", "A.", ".b", "it'", "s", "a:", "//b-c", "1+", "2", "AB", ".", "", "...", "..", "x"]
     data, starts = flatten(pl.Series(texts))
     found = tokens(data, starts).pieces
     assert found.counts.tolist() == [len(cut(text)) for text in texts]
+    words = [bytes(data[a:b]).decode() for a, b in zip(found.heads, found.ends, strict=True)]
+    assert words == [word for text in texts for word in cut(text)]
 
 
 # -- plain implementations ---------------------------------------------------------------------------------------------

@@ -2,8 +2,7 @@
 
 Text is cut at blanks. Marks at the ends of what is left are tokens of their own, and so are a hyphen, comma, slash and
 some other signs between letters: "(state-of-the-art)," has ten tokens, "don't" has two, "do" and "n't". These are the
-rules of spaCy's English tokenizer without most of its list of exceptions. Bytes of other scripts count as
-letters.
+rules of spaCy's English tokenizer without most of its list of exceptions. Bytes of other scripts count as letters.
 """
 
 from typing import NamedTuple
@@ -16,7 +15,7 @@ from ingot.corpus.readers.utf8 import find_sequences
 
 LETTER, DIGIT, UPPER, QUOTE, OPENING, CLOSING, LINK, OPERATOR = (1 << i for i in range(8))
 """What a byte is. LINK: a sign that cuts between letters. OPERATOR: one that cuts between digits."""
-_STOP, _HYPHEN, _COMMA = ord("."), ord("-"), ord(",")
+_STOP, _HYPHEN, _COMMA, _BLANK = ord("."), ord("-"), ord(","), ord(" ")
 
 
 def _kinds() -> np.ndarray:
@@ -57,6 +56,18 @@ def tokens(data: np.ndarray, starts: np.ndarray) -> Tokens:
         data: UTF-8 of all texts.
         starts: the first byte of each text, and the end.
     """
+    pieces, letters, words = _tokens(*_apart(data, starts))
+    shift = np.repeat(np.arange(len(starts) - 1), pieces.counts)
+    return Tokens(Pieces(pieces.heads - shift, pieces.ends - shift, pieces.starts), letters, words)
+
+
+def _apart(data: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The texts with a blank after each but the last: what a byte is depends on its neighbours in its own text."""
+    texts = len(starts) - 1
+    return np.insert(data, starts[1:-1], _BLANK), starts + np.minimum(np.arange(texts + 1), max(0, texts - 1))
+
+
+def _tokens(data: np.ndarray, starts: np.ndarray) -> Tokens:
     part = ~blanks(data)
     words = split(part, starts)
     kinds = _KINDS[data] * part
@@ -73,12 +84,9 @@ def tokens(data: np.ndarray, starts: np.ndarray) -> Tokens:
     last = np.maximum(np.append(-1, core)[np.searchsorted(core, words.ends)] + 1, first)
     begins[_ranges(words.heads, first)] = begins[_ranges(last, words.ends)] = True
     begins[first] = begins[last] = True
-    dots = np.flatnonzero(data == _STOP)
-    begins[dots[1:][np.diff(dots) == 1]] = False  # dots in a row are one token
-    ends = dots[np.append(dots[1:] - dots[:-1] > 1, True)] if len(dots) else dots
-    runs = ends[data[np.maximum(ends - 1, 0)] == _STOP]
-    begins[runs + 1] = True
-    begins[dots[:-1][(np.diff(dots) == 1) & (np.append(0, np.diff(dots)[:-1]) != 1)]] = True
+    stops, follows, precedes = _stops(data)
+    begins[stops[follows]] = False  # full stops in a row are one token
+    begins[stops[precedes & ~follows]] = begins[stops[follows & ~precedes] + 1] = True
     # signs between letters
     cuts = _cuts(data, kinds, before, after)
     addresses = words.heads.searchsorted(_addresses(data), side="right") - 1
@@ -99,17 +107,22 @@ def _shifted(kinds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([nothing, kinds[:-1]]), np.concatenate([kinds[1:], nothing])
 
 
+def _stops(data: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Full stops, and whether each follows or precedes another one directly."""
+    stops = np.flatnonzero(data == _STOP)
+    return stops, np.diff(stops, prepend=-2) == 1, np.diff(stops, append=-2) == 1
+
+
 def _close_sentences(data: np.ndarray, kinds: np.ndarray, before: np.ndarray) -> None:
     """Mark, in place, the full stops that end a word: after a small letter, a digit, a mark or two capitals."""
-    stops = np.flatnonzero(data == _STOP)
+    stops, follows, precedes = _stops(data)
     kind, second = before[stops], before[np.maximum(stops - 1, 0)]
     small = (kind & LETTER != 0) & (kind & UPPER == 0)
     capitals = (kind & UPPER != 0) & (second & UPPER != 0)
-    alone = np.diff(stops, prepend=-2) > 1
     closes = small | capitals | (kind & (DIGIT | CLOSING) != 0)
-    row = ~alone | (np.diff(stops, append=len(data) + 2) == 1)
-    kinds[stops[closes | row]] |= CLOSING
-    kinds[stops[row]] |= OPENING
+    in_a_row = follows | precedes
+    kinds[stops[closes | in_a_row]] |= CLOSING
+    kinds[stops[in_a_row]] |= OPENING
 
 
 def _cuts(data: np.ndarray, kinds: np.ndarray, before: np.ndarray, after: np.ndarray) -> np.ndarray:
