@@ -1,5 +1,7 @@
 """Items of evaluations are found in documents, verbatim and changed, and named; ordinary text stays."""
 
+import gzip
+import json
 import random
 from pathlib import Path
 
@@ -104,3 +106,29 @@ def test_B5_files_that_are_no_evaluations_are_refused(content: str | None, messa
     with pytest.raises(UserError, match=message):
         make(tmp_path / "out", jsonl(tmp_path / "in.jsonl", [{"text": prose(30, 1)}]), decontaminate=[str(path)])
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["tests.json", "tests.csv", "tests.jsonl.gz", "tests.parquet", "separated.jsonl"])
+def test_B5_evaluations_are_read_like_a_corpus(name: str, tmp_path: Path):
+    """Whatever the file is; a line separator of Unicode inside a text ends no line of JSON."""
+    path, row = tmp_path / name, {"prompt": prose(20, 1).replace(" ", "\u2028", 1)}
+    match path.suffix:
+        case ".json":
+            path.write_text(json.dumps([row]))
+        case ".csv":
+            path.write_text(f"prompt,answer\n{prose(20, 1)},4\n")
+        case ".gz":
+            path.write_bytes(gzip.compress(json.dumps(row).encode()))
+        case ".parquet":
+            pl.DataFrame([row]).write_parquet(path)
+        case _:
+            path.write_text(json.dumps(row, ensure_ascii=False) + "\n")
+    items = read_items([str(path)])
+    assert len(items.names) == 1
+    assert contained(pl.Series([f"{prose(30, 2)} {prose(20, 1)}", prose(50, 3)]), items).tolist() == [0, -1]
+
+
+def test_B5_pages_are_no_evaluations(tmp_path: Path):
+    (tmp_path / "tests.html").write_text("<html><body>question</body></html>")
+    with pytest.raises(UserError, match="is html without rows; name a file of rows or plain text"):
+        read_items([str(tmp_path / "tests.html")])

@@ -77,7 +77,7 @@ def test_B3_equal_numbers_estimate_the_similarity():
 def test_B3_a_text_longer_than_a_chunk_is_hashed_like_a_short_one(monkeypatch: pytest.MonkeyPatch):
     texts = pl.Series([prose(60, seed) for seed in range(9)] + ["", "two words", prose(4000, 9)])
     whole = minhash.signatures(texts, 20)
-    monkeypatch.setattr(minhash, "chunks", lambda starts: pieces.chunks(starts, 500))
+    monkeypatch.setattr(minhash, "chunks", lambda data, starts: pieces.chunks(data, starts, 500))
     monkeypatch.setattr(pieces, "_POWERS", pieces._POWERS[:501])
     monkeypatch.setattr(pieces, "_INVERSES", pieces._INVERSES[:501])
     np.testing.assert_array_equal(minhash.signatures(texts, 20), whole)

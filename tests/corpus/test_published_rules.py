@@ -240,7 +240,7 @@ def test_B2_reasons_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch):
     texts = [make_text() for make_text in BREAKS.values()] + [prose(n, n) for n in range(1, 60)] + [""]
     every = RuleSets(list(RULE_SETS.values()))
     whole = every(documents(texts)).to_list()
-    monkeypatch.setattr("ingot.corpus.measures.chunks", lambda starts: pieces.chunks(starts, 1000))
+    monkeypatch.setattr("ingot.corpus.measures.chunks", lambda data, starts: pieces.chunks(data, starts, 1000))
     assert every(documents(texts)).to_list() == whole
     assert every(documents([])).to_list() == []
     alone = [every(documents([text]))[0] for text in texts]

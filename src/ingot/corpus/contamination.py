@@ -1,6 +1,6 @@
 """Finds documents that contain items of evaluations, which would make their results worthless.
 
-An item is what one row of a JSONL file says, all of its texts together, or a paragraph of another text file. A document
+An item is what one row of a file of rows says, all of its texts together, or a paragraph of a text. A document
 contains an item if it has at least 25 % of the item's runs of five words; of an item of fewer than 13 words all of
 them, since short ones are often ordinary phrases. So a copy with a tenth of its words changed is found, too: it keeps
 0.9^5 = 59 % of its runs. Words are compared in lower case and without punctuation. Items of fewer than five words
@@ -9,7 +9,6 @@ cannot be searched for.
 Shapes: G runs of words of all items, N documents.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,9 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from ingot.core.errors import UserError, name_file
-from ingot.corpus.minhash import WORDS, plain_words
-from ingot.corpus.pieces import chunks, hashes, inside, runs
+from ingot.core.errors import UserError
+from ingot.corpus.minhash import WORDS, word_runs
+from ingot.corpus.pieces import chunks
+from ingot.corpus.readers.content import content_kind, identify
+from ingot.corpus.readers.files import BadRow, Row
+from ingot.corpus.readers.locate import InputFile, evaluation_file
+from ingot.corpus.readers.packing import Damaged
+from ingot.corpus.readers.rows import file_rows
+from ingot.corpus.readers.tables import LostRows
 from ingot.corpus.readers.utf8 import flatten
 
 CONTAMINATED = "contaminated"
@@ -28,6 +33,7 @@ CONTAINS = "_contains"
 FOUND = "contamination.parquet"
 """File of a corpus stage: each dropped document with the item that it contains."""
 _SHARE, _SHORT_ITEM = 0.25, 13
+_MAX_BYTES = 64_000_000
 
 
 class Items(NamedTuple):
@@ -50,19 +56,15 @@ def read_items(paths: Sequence[str]) -> Items:
     """Read the items of evaluation files.
 
     Raises:
-        UserError: a file is missing, is not JSON where its name says so, or has no item of five words.
+        UserError: a file is missing, or a row of it cannot be read; or no item has five words.
     """
     names, texts = [], []
     for path in paths:
         found = list(_items(Path(path)))
         names += [f"{path}: {unit}" for unit, _ in found]
         texts += [text for _, text in found]
-    data, starts = flatten(pl.Series(texts, dtype=pl.String))
-    words, bytes_ = plain_words(data, starts)
-    keys = runs(hashes(bytes_, words), WORDS)
-    at = np.flatnonzero(inside(words.starts, WORDS)[: len(keys)])
-    items = np.searchsorted(words.starts, at, side="right") - 1
-    pairs = np.unique(np.stack([keys[at], items.astype(np.uint64)], 1), axis=0)
+    words, at, keys = word_runs(*flatten(pl.Series(texts, dtype=pl.String)))
+    pairs = np.unique(np.stack([keys, words.texts_of(at).astype(np.uint64)], 1), axis=0)
     if not len(pairs):
         raise UserError(f"decontaminate: found no item of {WORDS} words in {', '.join(paths)}; name evaluation texts")
     of_item = pairs[:, 1].astype(np.int64)
@@ -72,24 +74,34 @@ def read_items(paths: Sequence[str]) -> Items:
 
 
 def _items(path: Path) -> Iterator[tuple[str, str]]:
-    """(row or paragraph, text) of each item."""
-    if not path.is_file():
-        raise UserError(f"decontaminate: found no file {path}, expected a JSONL file or a text with evaluation items")
-    with name_file(path):
-        text = path.read_text(encoding="utf-8-sig")
-    if path.suffix in (".jsonl", ".ndjson", ".jsonlines"):
-        for number, line in enumerate(text.splitlines(), 1):
-            if line.strip():
-                try:
-                    row = json.loads(line)
-                except ValueError as error:
-                    raise UserError(f"decontaminate: {path}: line {number}: {error}; fix the line") from None
-                if not (isinstance(row, dict) and "task" in row and "prompt" not in row):  # the first line of a task
-                    yield f"line {number}", " ".join(_strings(row))
-    else:
-        for number, paragraph in enumerate(text.split("\n\n"), 1):
-            if paragraph.strip():
-                yield f"paragraph {number}", paragraph
+    """(line, row or paragraph; text) of each item."""
+    file = InputFile(evaluation_file(str(path)), str(path), path.name)
+    try:
+        text, head = identify(file.file, None, _MAX_BYTES)
+        kind = content_kind(head, file.kind, file.is_source)
+        rows = file_rows(text, kind)
+        if rows is not None:
+            yield from _row_items(rows)
+        elif kind == "text":
+            paragraphs = b"".join(text.blocks()).decode().replace("\r\n", "\n").split("\n\n")
+            yield from ((f"paragraph {n}", paragraph) for n, paragraph in enumerate(paragraphs, 1) if paragraph.strip())
+        else:
+            raise Damaged(f"is {kind} without rows; name a file of rows or plain text")
+    except (Damaged, UnicodeDecodeError) as error:
+        raise UserError(f"decontaminate: {path}: {error}") from None
+
+
+def _row_items(rows: Iterator[Row | LostRows]) -> Iterator[tuple[str, str]]:
+    """Every row counts: an item that cannot be read could not be kept out."""
+    for row in rows:
+        if isinstance(row, LostRows):
+            raise Damaged(f"row {row.row + 1}: {row.reason}")
+        place = f"line {row.line}" if row.line else f"row {row.row}"
+        if isinstance(row.value, BadRow):
+            raise Damaged(f"{place}: {row.value}")
+        is_head = isinstance(row.value, dict) and "task" in row.value and "prompt" not in row.value  # of a task file
+        if not is_head:
+            yield place, " ".join(_strings(row.value))
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -104,23 +116,21 @@ def contained(texts: pl.Series, items: Items) -> np.ndarray:
     """For each document the number of the item of which it has the most runs beyond what is needed, or -1; N."""
     data, starts = flatten(texts)
     out = np.full(len(texts), -1, np.int64)
-    for first, last in chunks(starts):
-        _search(data[starts[first] : starts[last]], starts[first : last + 1] - starts[first], items, out[first:last])
+    for part in chunks(data, starts):
+        _search(part.data, part.starts, items, out[part.first : part.last])
     return out
 
 
 def _search(data: np.ndarray, starts: np.ndarray, items: Items, out: np.ndarray) -> None:
-    words, bytes_ = plain_words(data, starts)
-    keys = runs(hashes(bytes_, words), WORDS)
-    at = np.flatnonzero(inside(words.starts, WORDS)[: len(keys)])
-    low = np.searchsorted(items.hashes_G, keys[at])
-    hit = np.flatnonzero(items.hashes_G[np.minimum(low, len(items.hashes_G) - 1)] == keys[at])
+    words, at, keys = word_runs(data, starts)
+    low = np.searchsorted(items.hashes_G, keys)
+    hit = np.flatnonzero(items.hashes_G[np.minimum(low, len(items.hashes_G) - 1)] == keys)
     if not len(hit):
         return
-    at, low = at[hit], low[hit]
-    number = np.searchsorted(items.hashes_G, keys[at], side="right") - low
+    at, low, keys = at[hit], low[hit], keys[hit]
+    number = np.searchsorted(items.hashes_G, keys, side="right") - low
     where = np.repeat(low - np.append(0, np.cumsum(number)[:-1]), number) + np.arange(number.sum())
-    documents = np.repeat(np.searchsorted(words.starts, at, side="right") - 1, number)
+    documents = np.repeat(words.texts_of(at), number)
     seen = np.unique(np.stack([documents, where], 1), axis=0)  # a run that a document repeats counts once
     pairs, counts = np.unique(np.stack([seen[:, 0], items.items_G[seen[:, 1]]], 1), axis=0, return_counts=True)
     share = counts / items.needed[pairs[:, 1]]

@@ -28,11 +28,10 @@ from ingot.corpus.contents import PROBLEMS
 from ingot.corpus.dedup import EXACT_DUPLICATE
 from ingot.corpus.filters import QUALITY_REASONS
 from ingot.corpus.languages import OTHER_LANGUAGE
-from ingot.corpus.near_duplicates import NEAR_DUPLICATE
+from ingot.corpus.near_duplicates import NEAR_DUPLICATE, SAMPLE_CHARACTERS
 from ingot.corpus.pii import KINDS
 from ingot.corpus.published_rules import JUDGED
 
-SAMPLE_CHARACTERS = 400
 MAX_FIELDS = 1000
 """Maximum number of field names that are counted by name; data can have others in every row."""
 DROPPED = pa.schema(

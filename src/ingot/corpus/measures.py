@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from ingot.corpus.dedup import blanks
-from ingot.corpus.pieces import Pieces, chunks, hashes, inside, mix, runs, split
+from ingot.corpus.pieces import Pieces, chunks, hashes, mix, runs, split
 from ingot.corpus.readers.utf8 import flatten
 from ingot.corpus.tokens import Tokens, tokens
 
@@ -22,8 +22,8 @@ UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
 """Scripts without blanks between words, for a regular expression."""
 _LEAST_UNSPACED = 0.3
 _NEWLINE = 0x0A
-_REPEATED = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
-"""Length of a run of words -> fraction of the characters from which repeated ones are counted exactly."""
+REPEATED = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
+"""Length of a run of words -> most characters in repeated ones, as a fraction; from it on they are counted exactly."""
 
 
 def is_unspaced(texts: pl.Series) -> pl.Series:
@@ -68,8 +68,8 @@ class Chunk:
 def in_chunks(texts: pl.Series) -> Iterator[Chunk]:
     """The texts, as many at once as fit the cache."""
     data, starts = flatten(texts)
-    for a, b in chunks(starts):
-        yield Chunk(texts[a:b], data[starts[a] : starts[b]], starts[a : b + 1] - starts[a])
+    for part in chunks(data, starts):
+        yield Chunk(texts[part.first : part.last], part.data, part.starts)
 
 
 def _fraction(numbers: np.ndarray, of: np.ndarray) -> np.ndarray:
@@ -136,12 +136,10 @@ def repetition(chunk: Chunk) -> Measures:
     for length in (2, 3, 4):
         out[f"top_{length}_words"] = _fraction(_most_frequent(word_hashes, sizes, words, length), total)
     open_ = np.ones(len(total), bool)
-    for length, bound in _REPEATED.items():
-        starts_run = inside(words.starts, length)
-        keys = runs(word_hashes, length)
-        valid = np.flatnonzero(starts_run[: len(keys)])
-        again = np.zeros(len(sizes), bool)
-        again[valid] = _repeated(keys[valid])
+    for length, bound in REPEATED.items():
+        at, found = runs(word_hashes, words, length)
+        keys, again = np.zeros(len(sizes), np.uint64), np.zeros(len(sizes), bool)
+        keys[at], again[at] = found, _repeated(found)
         most = np.where(open_, bound * total, total)
         fraction = _fraction(_without_overlap(again, keys, sizes, words, length, most), total)
         out[f"repeated_{length}_words"] = fraction
@@ -179,11 +177,10 @@ def _without_overlap(
 
 def _most_frequent(hashes_P: np.ndarray, sizes: np.ndarray, words: Pieces, length: int) -> np.ndarray:
     """Characters of all occurrences of the most frequent run of words of each text, N; the first one of equals."""
-    keys = runs(hashes_P, length)
-    valid = np.flatnonzero(inside(words.starts, length)[: len(keys)])
-    positions, first = _groups(keys[valid])
+    begins, keys = runs(hashes_P, words, length)
+    positions, first = _groups(keys)
     heads = np.flatnonzero(first)
-    at = valid[positions[heads]]
+    at = begins[positions[heads]]
     counts = np.diff(np.append(heads, len(positions)))
     through, out = np.append(0, np.cumsum(sizes)), np.zeros(len(words.counts), np.int64)
     texts = np.flatnonzero(words.counts)
@@ -193,7 +190,7 @@ def _most_frequent(hashes_P: np.ndarray, sizes: np.ndarray, words: Pieces, lengt
     occurrences[at] = counts
     most = np.maximum.reduceat(occurrences, words.starts[texts])
     best = np.flatnonzero((occurrences == np.repeat(most, words.counts[texts])) & (occurrences > 0))
-    text, first_of_text = np.unique(np.searchsorted(words.starts, best, side="right") - 1, return_index=True)
+    text, first_of_text = np.unique(words.texts_of(best), return_index=True)
     best = best[first_of_text]
     out[text] = (through[best + length] - through[best] + length - 1) * occurrences[best]
     return out

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from ingot.corpus.pieces import BASE, Pieces, chunks, hashes, inside, mix, runs, split
+from ingot.corpus.pieces import BASE, Pieces, chunks, hashes, mix, runs, split
 from ingot.corpus.readers.utf8 import find_sequences, flatten
 from ingot.corpus.settings import MinHashSettings
 
@@ -57,21 +57,24 @@ def signatures(texts: pl.Series, number: int) -> np.ndarray:
     """MinHash signatures of texts, N x K uint32; a row of zeros for a text of fewer than five words."""
     data, starts = flatten(texts)
     out = np.zeros((len(texts), number), np.uint32)
-    for first, last in chunks(starts):
-        part = data[starts[first] : starts[last]]
-        _minima(*_runs(part, starts[first : last + 1] - starts[first]), out[first:last])
+    for part in chunks(data, starts):
+        _minima(*_runs(part.data, part.starts), out[part.first : part.last])
     return out
 
 
 def _runs(data: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Hashes of all runs of five words, S uint32, and how many each text has, N."""
-    words, bytes_ = plain_words(data, starts)
-    counts = np.maximum(words.counts - (WORDS - 1), 0)
-    hashed = runs(hashes(bytes_, words), WORDS)
-    return (hashed[inside(words.starts, WORDS)[: len(hashed)]] >> np.uint64(32)).astype(np.uint32), counts
+    words, _, keys = word_runs(data, starts)
+    return (keys >> np.uint64(32)).astype(np.uint32), np.maximum(words.counts - (WORDS - 1), 0)
 
 
-def plain_words(data: np.ndarray, starts: np.ndarray) -> tuple[Pieces, np.ndarray]:
+def word_runs(data: np.ndarray, starts: np.ndarray) -> tuple[Pieces, np.ndarray, np.ndarray]:
+    """The words of texts; of each run of five the number of its first word, and its hash (uint64)."""
+    words, bytes_ = _words(data, starts)
+    return words, *runs(hashes(bytes_, words), words, WORDS)
+
+
+def _words(data: np.ndarray, starts: np.ndarray) -> tuple[Pieces, np.ndarray]:
     """Words, and the bytes in lower case, without punctuation."""
     bytes_ = _CLASSES[data]
     signs = find_sequences(data, 0xE2, [*range(0x8080, 0x80C0), *range(0x8180, 0x81B0)])

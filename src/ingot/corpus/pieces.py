@@ -26,6 +26,10 @@ class Pieces(NamedTuple):
     starts: np.ndarray
     """The number of the first piece of each text, and of all pieces, N + 1."""
 
+    def texts_of(self, pieces_: np.ndarray) -> np.ndarray:
+        """The text of each of some pieces, given by their numbers."""
+        return np.searchsorted(self.starts, pieces_, side="right") - 1
+
     @property
     def counts(self) -> np.ndarray:
         """Pieces of each text, N."""
@@ -37,12 +41,23 @@ class Pieces(NamedTuple):
         return total[self.starts[1:]] - total[self.starts[:-1]]
 
 
-def chunks(starts: np.ndarray, size: int = CHUNK_BYTES) -> Iterator[tuple[int, int]]:
-    """Ranges of texts of about `size` bytes, at least one text each."""
+class Part(NamedTuple):
+    """Some texts of a batch, next to each other."""
+
+    first: int
+    last: int
+    """The number of the first of them, and of the one after the last."""
+    data: np.ndarray
+    starts: np.ndarray
+    """Their first bytes in `data`, and its end."""
+
+
+def chunks(data: np.ndarray, starts: np.ndarray, size: int = CHUNK_BYTES) -> Iterator[Part]:
+    """The texts in parts of about `size` bytes, at least one text each."""
     first = 0
     while first < len(starts) - 1:
         last = max(first + 1, int(np.searchsorted(starts, starts[first] + size, side="right")) - 1)
-        yield first, last
+        yield Part(first, last, data[starts[first] : starts[last]], starts[first : last + 1] - starts[first])
         first = last
 
 
@@ -76,23 +91,19 @@ def hashes(data: np.ndarray, pieces: Pieces) -> np.ndarray:
     return mix((sums[pieces.ends] - sums[pieces.heads]) * inverses[pieces.heads])
 
 
-def runs(hashes_P: np.ndarray, length: int) -> np.ndarray:
-    """Hashes of all runs of `length` pieces, whatever text they belong to; P - length + 1 uint64."""
+def runs(hashes_P: np.ndarray, pieces: Pieces, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """The runs of `length` pieces within a text: the piece that each begins with, and its hash (uint64)."""
     number = max(0, len(hashes_P) - (length - 1))
     out = np.zeros(number, np.uint64)
     for i in range(length):
         out *= np.uint64(BASE)
         out += hashes_P[i : i + number]
-    return mix(out)
-
-
-def inside(starts: np.ndarray, length: int) -> np.ndarray:
-    """Whether the run of `length` pieces that begins at a piece ends in its text; P bool."""
-    out = np.ones(int(starts[-1]), bool)
-    for i in range(1, length):
-        last = starts[1:] - i
-        out[last[last >= starts[:-1]]] = False
-    return out
+    inside = np.ones(len(hashes_P), bool)
+    for i in range(1, length):  # the last pieces of a text begin no run
+        last = pieces.starts[1:] - i
+        inside[last[last >= pieces.starts[:-1]]] = False
+    at = np.flatnonzero(inside[:number])
+    return at, mix(out[at])
 
 
 def mix(x: np.ndarray) -> np.ndarray:

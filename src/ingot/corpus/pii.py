@@ -184,16 +184,7 @@ def _mask_in_python(
 
 
 def _mask_ipv4_in(text: str) -> tuple[str, int]:
-    count = 0
-
-    def mark(match: re.Match[str]) -> str:
-        nonlocal count
-        if _is_version(match):
-            return match.group()
-        count += 1
-        return KINDS["ip"]
-
-    return _IPV4_ADDRESS.sub(mark, text), count
+    return secrets.replace_matches(_IPV4_ADDRESS, lambda match: None if _is_version(match) else KINDS["ip"], text)
 
 
 def _is_version(match: re.Match[str]) -> bool:
@@ -252,19 +243,15 @@ def _is_version_word(word: str) -> bool:
 
 
 def _mask_ipv6_in(text: str) -> tuple[str, int]:
-    count = 0
-
-    def mark(match: re.Match[str]) -> str:
-        nonlocal count
+    def mark(match: re.Match[str]) -> str | None:
         address = match.group().rstrip(".")
         dots = match.group()[len(address) :]
         for tail in ("", ":"):  # "at 2001:db8::1:" ends with punctuation
             if address.endswith(tail) and is_ipv6(address.removesuffix(tail)):
-                count += 1
                 return KINDS["ip"] + tail + dots
-        return match.group()
+        return None
 
-    return _IPV6.sub(mark, text), count
+    return secrets.replace_matches(_IPV6, mark, text)
 
 
 def is_ipv6(text: str) -> bool:

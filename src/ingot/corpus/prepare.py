@@ -13,7 +13,7 @@ from ingot.core.events import Display
 from ingot.corpus import contents, dedup, filters, near_duplicates
 from ingot.corpus.contamination import CONTAINS, CONTAMINATED, Items, contained, read_items
 from ingot.corpus.languages import LANGUAGE_COLUMNS, OTHER_LANGUAGE, check_languages, identify
-from ingot.corpus.published_rules import JUDGED, is_judged
+from ingot.corpus.published_rules import JUDGED, RuleSets, is_judged
 from ingot.corpus.settings import CorpusSettings
 
 KEY = "_key"
@@ -61,35 +61,36 @@ def prepare(batch: pa.Table, settings: CorpusSettings, loaded: Loaded) -> pa.Tab
     nothing = pl.Series(values=[None] * len(frame), dtype=pl.String)
     extra, metadata = (nothing, cleaned.extras) if settings.format == "text" else (cleaned.extras, nothing)
     columns = {"text": cleaned.texts, "extra": extra, "metadata": metadata, "raw_bytes": raw_bytes, "bytes": sizes}
-    frame = frame.with_columns(**columns, **cleaned.pii, **_languages(cleaned.texts, settings))
+    by_words = settings.languages or loaded.items is not None or settings.dedup.minhash
+    plain = contents.plain_texts(cleaned.texts, settings.format) if by_words else cleaned.texts
+    frame = frame.with_columns(**columns, **cleaned.pii, **_languages(plain, settings))
+    if any(isinstance(one, RuleSets) for one in loaded.filters.values()):
+        frame = frame.with_columns(is_judged(frame).alias(JUDGED))
     frame = frame.with_columns(drop_reason=_reasons(frame, cleaned, settings, loaded.filters))
     if loaded.items is not None:
-        frame = frame.with_columns(**_contamination(frame, loaded.items, settings))
-    if settings.judges_prose:
-        frame = frame.with_columns(is_judged(frame).alias(JUDGED))
+        frame = frame.with_columns(**_contamination(plain, frame["drop_reason"], loaded.items))
     table = frame.to_arrow()
     if settings.dedup.minhash:
-        texts = contents.plain_texts(frame["text"], settings.format)
         table = table.append_column(
-            near_duplicates.SIGNATURE, near_duplicates.signature_column(texts, settings.dedup.minhash)
+            near_duplicates.SIGNATURE, near_duplicates.signature_column(plain, settings.dedup.minhash)
         )
     table = table.append_column("cluster", pa.array(dedup.clusters(cleaned.clusters), pa.uint64()))
     return table.append_column(KEY, pa.array(cleaned.keys, pa.binary(16)))
 
 
-def _contamination(frame: pl.DataFrame, items: Items, settings: CorpusSettings) -> dict[str, pl.Series]:
+def _contamination(texts: pl.Series, reasons: pl.Series, items: Items) -> dict[str, pl.Series]:
     """The reason for documents that contain an item and have no other reason, and the item's number."""
-    found = pl.Series(contained(contents.plain_texts(frame["text"], settings.format), items))
-    drop = (found >= 0) & frame["drop_reason"].is_null()
+    found = pl.Series(contained(texts, items))
+    drop = (found >= 0) & reasons.is_null()
     return {
-        "drop_reason": frame["drop_reason"].scatter(drop.arg_true(), CONTAMINATED),
+        "drop_reason": reasons.scatter(drop.arg_true(), CONTAMINATED),
         CONTAINS: pl.select(pl.when(drop).then(found)).to_series(),
     }
 
 
 def _languages(texts: pl.Series, settings: CorpusSettings) -> dict[str, pl.Series]:
     if settings.languages:
-        return identify(contents.plain_texts(texts, settings.format)).to_dict()
+        return identify(texts).to_dict()
     return {name: pl.Series([None] * len(texts), dtype=dtype) for name, dtype in LANGUAGE_COLUMNS.items()}
 
 

@@ -20,10 +20,21 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from ingot.corpus.measures import Chunk, Measures, in_chunks, is_unspaced, quality, repetition, web_lines, web_sentences
+from ingot.corpus.measures import (
+    REPEATED,
+    Chunk,
+    Measures,
+    in_chunks,
+    is_unspaced,
+    quality,
+    repetition,
+    web_lines,
+    web_sentences,
+)
 from ingot.corpus.readers.suffixes import CODE_SUFFIXES
 
 JUDGED = "_judged"
+"""Column with the answer of `is_judged`, where it was asked before."""
 
 
 def is_judged(documents: pl.DataFrame) -> pl.Series:
@@ -65,7 +76,8 @@ class RuleSets(NamedTuple):
 
     def __call__(self, documents: pl.DataFrame) -> pl.Series:
         """The first reason to drop each document, or null."""
-        rows = is_judged(documents).arg_true()
+        judged = documents[JUDGED] if JUDGED in documents.columns else is_judged(documents)
+        rows = judged.arg_true()
         parts = [pl.Series([], dtype=pl.String), *map(self._reasons, in_chunks(documents["text"].gather(rows)))]
         return pl.Series([None] * len(documents), dtype=pl.String).scatter(rows, pl.concat(parts))
 
@@ -103,12 +115,7 @@ GOPHER_REPETITION = RuleSet(
         "gopher_top_2_words": Rule("top_2_words", most=0.20),
         "gopher_top_3_words": Rule("top_3_words", most=0.18),
         "gopher_top_4_words": Rule("top_4_words", most=0.16),
-        "gopher_repeated_5_words": Rule("repeated_5_words", most=0.15),
-        "gopher_repeated_6_words": Rule("repeated_6_words", most=0.14),
-        "gopher_repeated_7_words": Rule("repeated_7_words", most=0.13),
-        "gopher_repeated_8_words": Rule("repeated_8_words", most=0.12),
-        "gopher_repeated_9_words": Rule("repeated_9_words", most=0.11),
-        "gopher_repeated_10_words": Rule("repeated_10_words", most=0.10),
+        **{f"gopher_repeated_{n}_words": Rule(f"repeated_{n}_words", most=most) for n, most in REPEATED.items()},
     },
 )
 

@@ -62,51 +62,50 @@ _KEY = re.compile(
 )
 
 
+def replace_matches(
+    pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], str | None], text: str
+) -> tuple[str, int]:
+    """The text with matches replaced, and their number; a match with no replacement stays."""
+    count = 0
+
+    def replaced(match: re.Match[str]) -> str:
+        nonlocal count
+        if (new := replacement(match)) is None:
+            return match[0]
+        count += 1
+        return new
+
+    return pattern.sub(replaced, text), count
+
+
 def mask_cards(text: str) -> tuple[str, int]:
     """The text with cards masked, and their number."""
-    return _mask(_CARD, "card", lambda match: _is_card(re.sub(r"\D", "", match[0])), text)
+    return replace_matches(_CARD, lambda m: KINDS["card"] if _is_card(re.sub(r"\D", "", m[0])) else None, text)
 
 
 def mask_ibans(text: str) -> tuple[str, int]:
     """The text with bank accounts masked, and their number."""
-    count = 0
 
-    def mark(match: re.Match[str]) -> str:
+    def mark(match: re.Match[str]) -> str | None:
         """The longest part from the beginning that is an account: words may follow in capitals."""
-        nonlocal count
         length = _IBAN_LENGTHS.get(match[1], 0)
         compact = match[0].replace(" ", "")
         if not length or len(compact) < length or not _is_iban(compact[:length]):
-            return match[0]
+            return None
         end = _end_of(match[0], length)
-        if match[0][end : end + 1] not in ("", " "):
-            return match[0]
-        count += 1
-        return KINDS["iban"] + match[0][end:]
+        return KINDS["iban"] + match[0][end:] if match[0][end : end + 1] in ("", " ") else None
 
-    return _IBAN.sub(mark, text), count
+    return replace_matches(_IBAN, mark, text)
 
 
 def mask_keys(text: str) -> tuple[str, int]:
     """The text with secret keys masked, and their number."""
-    return _mask(_KEY, "key", lambda match: len(set(match[0][-20:])) > 6, text)  # a row of x is a placeholder
+    # a row of x is a placeholder
+    return replace_matches(_KEY, lambda match: KINDS["key"] if len(set(match[0][-20:])) > 6 else None, text)
 
 
 MASKS = {"key": mask_keys, "iban": mask_ibans, "card": mask_cards}
 """In the order in which they are applied."""
-
-
-def _mask(pattern: re.Pattern[str], kind: str, is_valid: Callable[[re.Match[str]], bool], text: str) -> tuple[str, int]:
-    count = 0
-
-    def mark(match: re.Match[str]) -> str:
-        nonlocal count
-        if not is_valid(match):
-            return match[0]
-        count += 1
-        return KINDS[kind]
-
-    return pattern.sub(mark, text), count
 
 
 def _is_card(digits: str) -> bool:

@@ -15,8 +15,6 @@ from ingot.corpus.readers.content import Kind
 from ingot.corpus.readers.fields import ROLES, Format, Role
 from ingot.corpus.readers.web import Html
 
-PUBLISHED = ("gopher_quality", "gopher_repetition", "c4", "fineweb")
-"""Filters that are sets of published rules (`published_rules.py`)."""
 STDLIB = "python:stdlib"
 DOCS = "python:docs"
 
@@ -208,7 +206,7 @@ class CorpusSettings(Settings):
     languages: list[str] = Field(default_factory=list)
     """Codes of the languages to keep, such as "en". Default: languages are not told apart. Needs the extra `corpus`."""
     decontaminate: list[str] = Field(default_factory=list)
-    """Files of evaluations (JSONL or text); documents that contain one of their items are dropped."""
+    """Files of evaluations (rows or text); documents that contain one of their items are dropped."""
     filters: list[str] = Field(default_factory=list)
     """More filters, in order: names of `ingot.corpus.filters.FILTERS`, or `file.py:function`."""
     workers: Annotated[int, EXECUTION] = Field(default=2, ge=1)
@@ -259,11 +257,6 @@ class CorpusSettings(Settings):
         if self.format == "chat" and field:
             fields["messages"] = field
         return field, fields | (source.fields or Fields()).given()
-
-    @property
-    def judges_prose(self) -> bool:
-        """Whether `filters` names published rules, which are for English prose."""
-        return any(name in PUBLISHED for name in self.filters)
 
     @property
     def bounds(self) -> QualityBounds | None:

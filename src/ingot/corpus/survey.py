@@ -8,17 +8,16 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from ingot.core.errors import UserError
 from ingot.corpus.funnel import Quarantined
-from ingot.corpus.readers import json_files, tables
 from ingot.corpus.readers.content import content_kind, identify
 from ingot.corpus.readers.files import BadRow, Row
 from ingot.corpus.readers.locate import InputFile, locate, not_read
 from ingot.corpus.readers.packing import Damaged
 from ingot.corpus.readers.read import read
+from ingot.corpus.readers.rows import file_rows
 from ingot.corpus.readers.walk import describe
 from ingot.corpus.settings import CorpusSettings, Source
 
@@ -121,18 +120,7 @@ def _rows(file: InputFile) -> list[dict[str, Any]]:
     """The first rows of a file; none of a text."""
     try:
         text, head = identify(file.file, None, MAX_BYTES)
-        match content_kind(head, file.kind, file.is_source):
-            case "jsonl":
-                rows = json_files.jsonl_rows(text)
-            case "json":
-                layout = json_files.scan(text, frozenset())
-                rows = iter(()) if layout.kind == "configuration" else json_files.json_rows(text, layout)
-            case "csv" | "tsv" as kind:
-                rows = tables.csv_rows(text, tabs=kind == "tsv")
-            case "parquet":
-                rows = tables.parquet_rows(Path(file.file), MAX_FIELD_ROWS, MAX_BYTES)
-            case _:
-                return []
+        rows = file_rows(text, content_kind(head, file.kind, file.is_source)) or ()
         values = [row.value for row in islice(rows, MAX_FIELD_ROWS) if isinstance(row, Row)]
         return [value for value in values if isinstance(value, dict)]
     except (Damaged, BadRow, UserError):

@@ -90,15 +90,15 @@ def source_digest(settings: CorpusSettings, hashes: FileHashes) -> str:
         from ingot.corpus.languages import check_languages
 
         check_languages(settings.languages)
-    evaluations = [hashes.digest(_evaluation(name)) for name in settings.decontaminate]
+    evaluations = [hashes.digest(evaluation_file(name)) for name in settings.decontaminate]
     own = [filters, evaluations] if evaluations else [filters]
     return digest_json([[_content(source, hashes) for source in settings.sources], *own])
 
 
-def _evaluation(name: str) -> Path:
+def evaluation_file(name: str) -> Path:
     """A file of evaluations. Raises UserError if it is missing."""
     if not Path(name).is_file():
-        raise MissingFile(f"decontaminate: found no file {name}, expected a JSONL file or a text of evaluation items")
+        raise MissingFile(f"decontaminate: found no file {name}, expected a file of evaluation items (rows or text)")
     return Path(name)
 
 
