@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.core.events import Display, EventLog
-from ingot.corpus.runner import build
+from ingot.corpus.build import build
 from ingot.corpus.settings import CorpusSettings
 
 

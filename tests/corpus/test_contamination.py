@@ -95,8 +95,7 @@ def test_B5_conversations_are_searched_by_their_words(tests_file: Path, tmp_path
     [
         (None, "decontaminate: found no file"),
         ('{"prompt": "a b', "line 1"),
-        ('{"prompt": "a b"}\n', "found no item of 5 words"),
-        ("\n", "found no item of 5 words"),
+        ("\n", "found no item in"),
     ],
 )
 def test_B5_files_that_are_no_evaluations_are_refused(content: str | None, message: str, tmp_path: Path):

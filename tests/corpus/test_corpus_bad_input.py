@@ -7,6 +7,7 @@ import json
 import tomllib
 import urllib.error
 import urllib.request
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -69,6 +70,43 @@ def test_compressed_whole_and_truncated(tmp_path, packed):
     assert 1_000 < result["documents"] < 6_000
     assert result["quarantined_documents"] == 1
     assert "truncated" in quarantine(tmp_path / "cut")[0]["reason"]
+
+
+def test_every_kind_of_bad_input_costs_its_own_rows_alone(tmp_path):
+    """In one folder, where other readers lose a file or the run."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    rows = [{"text": f"{i} {hashlib.sha256(str(i).encode()).hexdigest()}"} for i in range(4000)]
+    good = data(rows[:5])
+    packed = gzip.compress(data(rows))
+    table = pa.Table.from_pylist(rows[:5])
+    pq.write_table(table, tmp_path / "whole.parquet")
+    parquet = (tmp_path / "whole.parquet").read_bytes()
+    inputs = {  # file -> (content, documents in it, why something of it is in quarantine)
+        "malformed.jsonl": (good + b'{"text": "a\n', 5, "malformed JSON"),
+        "utf8.jsonl": (good + b'{"text": "\xff"}\n', 5, "is not UTF-8"),
+        "cut.jsonl.gz": (packed[: len(packed) // 2], None, "truncated gzip data"),
+        "blank.jsonl": (b"\n" + good + b"\n \n", 5, None),
+        "empty.jsonl": (b"", 0, None),
+        "surrogate.jsonl": (good + b'{"text": "\\ud800"}\n', 5, "surrogate"),
+        "long.jsonl": (data([{"text": "x" * 20_000_000}]) + good, 5, "16 MB"),
+        "corrupt.parquet": (parquet[: len(parquet) // 2] + parquet[len(parquet) // 2 + 9 :], 0, "cannot be decoded"),
+    }
+    for name, (content, _, _) in inputs.items():
+        (folder / name).write_bytes(content)
+    make(tmp_path / "out", folder, dedup={"exact": False})
+    documents = Counter(p for b in read_documents(tmp_path / "out", columns=["path"]) for p in b["path"].to_pylist())
+    found = {Path(path).name: number for path, number in documents.items()}
+    bad = {Path(record["path"]).name: record["reason"] for record in quarantine(tmp_path / "out")}
+    assert set(bad) == {name for name, (_, _, why) in inputs.items() if why}
+    for name, (_, number, why) in inputs.items():
+        assert why is None or why in bad[name], bad[name]
+        assert found.get(name, 0) == number or (number is None and 1000 < found[name] < 4000), name
+    counts = funnel(tmp_path / "out")
+    assert counts["in"]["documents"] == counts["kept"]["documents"] + counts["quarantined"]["documents"]
+    assert len(quarantine(tmp_path / "out")) == 6
+    assert counts["quarantined"]["documents"] == 5 + 5  # of Parquet a group of five rows
+    assert make(tmp_path / "larger", folder / "long.jsonl", max_document_mb=32)["documents"] == 6
 
 
 def test_a_line_longer_than_any_block(tmp_path):
@@ -170,7 +208,7 @@ def test_wrong_settings_of_a_recipe_are_one_sentence_each(tmp_path):
         "stage.a.quality.min_word: unknown setting",
         "stage.a.sources.0.repeet: unknown setting",
         "stage.a.sources.1.path: found '', expected 1 or more characters (A file, a directory, a glob, "
-        "`python:stdlib`, `python:docs`, or `https://...` (with its sha256).)",
+        "`python:stdlib`, `python:docs`, or `https://`, `hf://datasets/` or `s3://`.)",
         "stage.b.sources: missing",
     ]
     assert "did you mean 'min_words'?" in str(caught.value)

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from ingot.core.errors import UserError
 from ingot.core.events import Display, EventLog
+from ingot.corpus.build import build
 from ingot.corpus.documents import read_documents
 from ingot.corpus.readers import fields, read
 from ingot.corpus.readers.files import BadRow
 from ingot.corpus.readers.row_formats import Document, row_parser
-from ingot.corpus.runner import build
 from tests.corpus.corpus_helpers import funnel, jsonl, make, quarantine, settings
 
 U, A, S = "user", "assistant", "system"

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import random
 import re
 from pathlib import Path
@@ -10,8 +11,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from pydantic import ValidationError
 
-from ingot.corpus import minhash, near_duplicates, pieces
+from ingot.core.errors import UserError
+from ingot.core.events import Display
+from ingot.corpus import minhash, near_duplicates, pieces, spool
 from ingot.corpus.documents import iter_texts
 from ingot.corpus.readers import read
 from ingot.corpus.readers.utf8 import flatten
@@ -189,11 +193,63 @@ def test_B3_the_funnel_adds_up_and_a_corpus_without_documents_is_refused(tmp_pat
     assert [path.name for path in (tmp_path / "none").iterdir()] == ["metrics.jsonl"]
 
 
-def test_B3_a_disk_that_is_full_leaves_no_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_B3_a_run_whose_disk_was_full_continues_from_what_is_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(near_duplicates, "_write_pairs", full)
-    with pytest.raises(OSError, match="No space"):
-        make(tmp_path / "out", jsonl(tmp_path / "in.jsonl", [{"text": prose(50, 1)}]), dedup={"minhash": {}})
-    assert not list((tmp_path / "out").glob(".near*"))
+    source = jsonl(tmp_path / "in.jsonl", [{"text": prose(50, 1)}])
+    with monkeypatch.context() as patch:
+        patch.setattr(near_duplicates, "write_pairs", full)
+        with pytest.raises(OSError, match="No space"):
+            make(tmp_path / "out", source, dedup={"minhash": {}})
+    monkeypatch.setattr(spool, "prepare", full)
+    assert make(tmp_path / "out", source, dedup={"minhash": {}})["documents"] == 1
+    assert not (tmp_path / "out" / spool.SPOOL).exists()
+
+
+def test_B3_the_best_of_a_cluster_by_a_measure_a_field_or_its_language_can_be_kept(tmp_path: Path):
+    """Of equal ones the first; one without the number is never better."""
+    text = prose(300, 1)
+    texts = [text, f"{text} {'!' * 40}", f"{text} and", prose(60, 3)]
+    rows = [{"text": t, "score": s} for t, s in zip(texts, [None, 2.5, 2, 1], strict=True)]
+    special = {"keep": "best", "by": "quality.special_fraction"}
+    for name, minhash_, best in (
+        ("high", special, 1),
+        ("low", {**special, "prefer": "low"}, 2),  # one full stop in a few more characters
+        ("field", {"keep": "best", "by": "metadata.score"}, 1),
+        ("low-field", {"keep": "best", "by": "metadata.score", "prefer": "low"}, 2),
+    ):
+        found = kept(tmp_path / name, rows, minhash=minhash_, quality={"min_words": 1, "min_unique_fraction": 0})
+        assert found == [texts[best], texts[3]], name
+    equal = [{"text": t, "score": 1} for t in texts]
+    assert kept(tmp_path / "equal", equal, minhash={"keep": "best", "by": "metadata.score"}) == [texts[0], texts[3]]
+
+
+@pytest.mark.parametrize("prefer", ["high", "low"])
+@pytest.mark.parametrize("score", [math.inf, -math.inf, math.nan, 10**400, True, "9"])
+def test_B3_a_score_that_is_no_finite_number_is_never_the_best(
+    score: Any, prefer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    messages: list[str] = []
+    monkeypatch.setattr(Display, "notify", lambda self, message: messages.append(message))
+    texts = [f"{prose(300, 1)}{end}" for end in (" a", " b", " c")]
+    rows = [{"text": t, "score": s} for t, s in zip(texts, [score, 1, 1], strict=True)]
+    best = {"keep": "best", "by": "metadata.score", "prefer": prefer}
+    assert kept(tmp_path / "out", rows, minhash=best) == [texts[1]]
+    (message,) = [m for m in messages if "dedup.minhash.by" in m]
+    assert message.startswith("dedup.minhash.by: 1 of 3 documents have no finite number metadata.score")
+
+
+@pytest.mark.parametrize(
+    ("minhash_", "message"),
+    [
+        ({"keep": "best"}, 'keep = "best" without by'),
+        ({"by": "language_score"}, 'beside keep = "first"'),
+        ({"keep": "best", "by": "quality.word"}, r"no rule of this corpus measures; did you mean 'quality.words'"),
+        ({"keep": "best", "by": "language_score"}, "no rule of this corpus measures"),  # without `languages`
+        ({"keep": "best", "by": "metadata.score"}, "no document with the number metadata.score"),
+    ],
+)
+def test_B3_a_best_copy_by_what_is_not_known_is_refused(minhash_: dict[str, Any], message: str, tmp_path: Path):
+    with pytest.raises((UserError, ValidationError), match=message):
+        kept(tmp_path / "out", [{"text": prose(60, 1)}], minhash=minhash_, quality={"min_words": 1})

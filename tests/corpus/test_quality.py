@@ -1,6 +1,7 @@
 """SPEC B2: quality bounds, each of them a setting; cleaning before it; filters of one function."""
 
 import random
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -11,7 +12,7 @@ from ingot.core.errors import UserError
 from ingot.core.settings import canonical
 from ingot.corpus.clean import clean_texts
 from ingot.corpus.documents import iter_texts
-from ingot.corpus.filters import check_bounds, measure
+from ingot.corpus.filters import measure, quality_measures, quality_rules
 from ingot.corpus.settings import CODE, TEXT, CorpusSettings, QualityBounds
 from tests.corpus.corpus_helpers import funnel, jsonl, make
 
@@ -19,7 +20,8 @@ WORDS = [f"word{a}{b}" for a in "abcdefghijklmnop" for b in "abcdefghijklmnopqrs
 
 
 def reason(text: str, bounds: QualityBounds = TEXT) -> str | None:
-    return check_bounds(measure(pl.DataFrame({"text": [text]})), bounds)[0]
+    measures = quality_measures(measure(pl.DataFrame({"text": [text]})))
+    return next((r for r, rule in quality_rules(bounds).items() if rule.broken(measures[rule.measure])[0]), None)
 
 
 def test_B2_bounds_are_inclusive_at_128_and_4096_words():
@@ -128,3 +130,11 @@ def test_B2_special_share_0_3_and_unique_share_0_2_are_the_bounds():
     assert [reason(text(n)) for n in (660, 661)] == [None, "too_many_special_characters"]
     words = [f"word{c}" for c in "abcdefghijklmnopqrstuvwxyz"]
     assert [reason(" ".join((words[:n] * 6)[:130])) for n in (26, 25)] == [None, "too_repetitive"]
+
+
+def test_a_filter_of_the_user_sees_the_measures(tmp_path: Path):
+    (tmp_path / "mine.py").write_text("def long(documents):\n    return documents['words'] > 5\n")
+    rows = jsonl(tmp_path / "in.jsonl", [{"text": "one two three four five six"}, {"text": "one two three"}])
+    bounds = {"min_words": 1, "min_unique_fraction": 0}
+    make(tmp_path / "out", rows, quality=bounds, filters=[f"{tmp_path}/mine.py:long"])
+    assert list(iter_texts(tmp_path / "out")) == ["one two three"]

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from ingot.core.errors import Notice, UserError
 from ingot.corpus.documents import iter_texts, read_documents
 from ingot.corpus.funnel import Quarantined
-from ingot.corpus.readers import content, files, json_files, packing
+from ingot.corpus.readers import content, file_reader, files, json_files, packing
 from ingot.corpus.readers import read as reader
 from ingot.corpus.readers import tables as table_files
 from ingot.corpus.readers.locate import not_read
@@ -334,7 +334,8 @@ def test_a_file_larger_than_the_allowance_is_streamed(tmp_path, monkeypatch, nam
     rows = [{"text": f"{i} " + "x" * 1000} for i in range(3000)]  # 3 MB
     data = parquet(rows, row_group_size=300) if name == "groups.parquet" else WRITERS[name](rows)
     (tmp_path / name).write_bytes(data)
-    monkeypatch.setattr(reader, "BATCH_CHARACTERS", 20_000)
+    for module in (reader, file_reader):
+        monkeypatch.setattr(module, "BATCH_CHARACTERS", 20_000)
     monkeypatch.setattr(packing, "BLOCK", 10_000)
     monkeypatch.setattr(content, "SNIFF_BYTES", 10_000)
     taken = []
@@ -354,7 +355,7 @@ def test_a_file_larger_than_the_allowance_is_streamed(tmp_path, monkeypatch, nam
 def test_parquet_batches_are_small_where_rows_are_large(tmp_path):
     """One row group holds everything, as some writers leave it."""
     pq.write_table(pa.table({"text": ["y" * 100_000 for _ in range(64)]}), tmp_path / "a.parquet", use_dictionary=False)
-    tables = [b for _, b in table_files.parquet_batches(tmp_path / "a.parquet", ["text"], 1024, 400_000)]
+    tables = [b for _, b in table_files.parquet_batches(tmp_path / "a.parquet", 1024, 400_000)]
     assert sum(t.num_rows for t in tables) == 64
     assert max(t.num_rows for t in tables) <= 4
 

@@ -2,6 +2,9 @@
 
 import gzip
 import io
+import json
+import random
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,8 +44,10 @@ def archive(records: list[tuple[str, dict[str, Any], bytes]], packed: bool = Tru
     return out.getvalue()
 
 
-@pytest.mark.parametrize(("html", "navigation"), [("main", False), ("plain", True)])
+@pytest.mark.parametrize(("html", "navigation"), [("main", False), ("trafilatura", False), ("plain", True)])
 def test_B8_html_becomes_its_text(html: str, navigation: bool, tmp_path: Path):
+    if html == "trafilatura":
+        pytest.importorskip("trafilatura")
     (tmp_path / "page.html").write_text(PAGE)
     make(tmp_path / "out", tmp_path / "page.html", html=html)
     (text,) = iter_texts(tmp_path / "out")
@@ -158,3 +163,41 @@ def test_B8_a_real_page_says_what_its_extracted_text_says(tmp_path: Path):
     ours, theirs = words.values()
     common = sum(min(ours.count(w), theirs.count(w)) for w in {*ours} & {*theirs})
     assert 2 * common / (len(ours) + len(theirs)) > 0.9
+
+
+@pytest.mark.slow
+def test_B8_a_crawl_of_a_thousand_pages_becomes_tokens(tmp_path: Path):
+    """Near-copies (other navigation, other words) go, errors and pictures are not read, every page is accounted for."""
+    draw = random.Random(5)
+
+    def page(text: str, number: int) -> bytes:
+        links = "".join(f"<a href='/{draw.random()}'>Place {draw.random()}</a>" for _ in range(number % 7))
+        head = f"<html lang=en><head><title>{number}</title></head>"
+        return f"{head}<body><nav>{links}</nav><p>{text}</p></body></html>".encode()
+
+    def prose() -> str:
+        return " ".join(f"word{draw.randrange(5_000)}" for _ in range(200)) + "."
+
+    texts = [prose() for _ in range(1_000)]
+    records = [("response", {"url": f"http://example.org/{i}"}, page(text, i)) for i, text in enumerate(texts)]
+    copied = [text.replace("word1", "other1", 2) for text in texts[:50]]
+    records += [("response", {}, page(text, i)) for i, text in enumerate(copied)]
+    records += [("response", {"status": 404}, page("Not found", i)) for i in range(20)]
+    records += [("response", {"type": "image/png"}, b"\x89PNG") for _ in range(20)]
+    (tmp_path / "crawl.warc.gz").write_bytes(archive(records))
+    (tmp_path / "crawl.toml").write_text(
+        '[run]\nname = "crawl"\n[stage.pages]\nkind = "corpus"\nsources = ["crawl.warc.gz"]\nquality = "none"\n'
+        "dedup = { minhash = {} }\n[stage.bpe]\nkind = 'tokenizer'\nfrom = 'pages'\nvocab = 300\n"
+        "[stage.tokens]\nkind = 'tokens'\ncorpus = 'pages'\ntokenizer = 'bpe'\n"
+    )
+    command = [sys.executable, "-m", "ingot", "run", "crawl.toml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "crawl"
+    counts = json.loads((run / "pages" / "funnel.json").read_text())
+    assert counts["in"]["documents"] == 1_050
+    assert counts["dropped"]["near_duplicate"]["documents"] == 50
+    assert counts["kept"]["documents"] == 1_000
+    result = json.loads((run / "tokens" / "result.json").read_text())
+    assert sum(result[f"{split}_documents"] for split in ("train", "val")) == 1_000
+    assert result["train_tokens"] > 200_000

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingot.core.errors import UserError
-from ingot.data.packing import PAD, BestFit, Concatenated, make_row_plan
+from ingot.data.packing import PAD, BestFit, Concatenated, OnePerRow, make_row_plan
 from ingot.data.sampler import Order
 
 
@@ -145,3 +145,20 @@ def test_the_rows_of_a_document_are_the_rows_that_hold_it(lengths: list[int], co
             for document in dict.fromkeys(piece.document for piece in plan.slices(row)):
                 holds[document].append(row)
         assert {d: list(plan.rows_of(d)) for d in holds} == holds
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(4, 24), st.integers(1, 30), st.data())
+def test_the_rows_of_some_tokens_are_the_rows_that_hold_one(
+    lengths: list[int], context: int, stride: int, data: st.DataObject
+) -> None:
+    ends = _ends(lengths)
+    document = data.draw(st.integers(0, len(lengths) - 1))
+    start = data.draw(st.integers(int(ends[document]) - lengths[document], int(ends[document]) - 1))
+    tokens = start, data.draw(st.integers(start + 1, int(ends[document])))
+    for plan in (Concatenated(ends, context, stride), BestFit(ends, context), OnePerRow(ends, 24)):
+        holds = [
+            row
+            for row in range(plan.rows)
+            if any(max(p.start, tokens[0]) < min(p.stop, tokens[1]) for p in plan.slices(row))
+        ]
+        assert list(plan.rows_of(document, tokens)) == holds

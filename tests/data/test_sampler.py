@@ -29,10 +29,13 @@ def test_C4_the_shuffle_runs_backwards(n: int, key: int) -> None:
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.floats(0.1, 1), st.integers(0, 90)), min_size=1, max_size=3),
     st.integers(0, 300),
+    st.booleans(),
 )
-def test_the_places_of_a_row_are_where_it_is_drawn(sources: list[tuple[int, float, int]], end: int) -> None:
+def test_the_places_of_a_row_are_where_it_is_drawn(
+    sources: list[tuple[int, float, int]], end: int, shuffled: bool
+) -> None:
     rows, shares, drawn = zip(*sources, strict=True)
-    order = Order(rows, shares, seed=1, drawn=drawn)
+    order = Order(rows, shares, seed=1, drawn=drawn, shuffled=shuffled)
     source, row = order.at(0, end)
     for s in range(len(rows)):
         for r in {0, rows[s] // 2, rows[s] - 1}:
@@ -53,6 +56,16 @@ def test_C4_another_epoch_and_another_seed_are_other_orders() -> None:
     assert sorted(chain(*first)) == sorted(chain(*second)) == list(range(1000))
     assert first != second
     assert first[0] != other.at(0, 100)[1].tolist()
+
+
+def test_rows_in_the_stored_order_are_mixed_like_shuffled_ones() -> None:
+    """Each source ascends, epoch by epoch; which source a row comes from is the same."""
+    order = Order((50, 70), (3.0, 1.0), seed=5, drawn=(7, 0), shuffled=False)
+    source, row = order.at(0, 400)
+    assert source.tolist() == Order((50, 70), (3.0, 1.0), seed=5).at(0, 400)[0].tolist()
+    for s, (rows, first) in enumerate(((50, 7), (70, 0))):
+        own = row[source == s]
+        assert own.tolist() == [(first + i) % rows for i in range(len(own))]
 
 
 def test_C4_100_samples_in_batches_of_32(make_store) -> None:

@@ -272,8 +272,9 @@ def test_metaspace_decodes_with_and_without_its_first_space(tmp_path):
 @pytest.mark.parametrize(
     ("files", "sentence"),
     [
-        ({}, "found none of them, expected tokenizer.json, or encoder.json and vocab.bpe"),
-        ({"tokenizer.model": ""}, r"found tokenizer.model \(a SentencePiece model\)"),
+        ({}, "found none of them, expected tokenizer.json, encoder.json and vocab.bpe"),
+        ({"tokenizer.model": ""}, r"tokenizer.model: not a SentencePiece model \(found no pieces\)"),
+        ({"sentencepiece.bpe.model": ""}, r"found sentencepiece.bpe.model \(a SentencePiece model whose ids change"),
         ({"tokenizer.pkl": ""}, "found tokenizer.pkl .a pickle, which would run code"),
         ({"vocab.txt": "a"}, "found vocab.txt"),
         ({"tokenizer.json": "{"}, "tokenizer.json: not JSON"),

@@ -14,7 +14,7 @@ from tests.tokenizer.text_helpers import SOURCES, labelled, settings
 TEXT = "def lower(text): # the lowest of the newer ones, é 漢"
 
 
-@pytest.mark.parametrize("type", ["byte-bpe", "sentencepiece-bpe"])
+@pytest.mark.parametrize("type", ["byte-bpe", "sentencepiece-bpe", "end-of-word-bpe"])
 def test_the_merges_lead_from_symbols_to_the_tokens_of_the_encoder(type: str, display: Display, log: EventLog) -> None:
     tokenizer, _ = train(settings(type=type, vocab=600), labelled(*SOURCES), display, log)
     start, merges = applied_merges(tokenizer, TEXT)

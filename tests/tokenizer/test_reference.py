@@ -9,6 +9,7 @@ import rustbpe
 
 from ingot.tokenizer import trainers
 from ingot.tokenizer.byte_bpe import ByteBPE
+from ingot.tokenizer.hf_decoders import byte_letters
 from ingot.tokenizer.reference import (
     bpe,
     bpe_by_age,
@@ -120,6 +121,39 @@ def test_A3_A6_the_librarys_bpe_learns_the_references_merges(seed, display):
     for word in _corpus(draw, "abcdé", 100):
         cut = [made.token_bytes(id).decode() for id in made.encode(word)]
         assert cut == list(encode_bpe(tuple(word), merges))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_A3_the_end_of_word_trainer_learns_the_references_merges(seed, display):
+    """The marker is part of a word's last symbol, as in subword-nmt; a tie goes to the oldest symbols."""
+    draw = random.Random(300 + seed)
+    corpus = _corpus(draw, "abcd", 80)
+    vocab = 2 * 256 + 20 + len(SPECIALS)
+    made = trainers.end_of_word_bpe(settings(type="end-of-word-bpe", vocab=vocab), [" ".join(corpus)], display)
+    words: dict[tuple[str, ...], int] = {}
+    for n, word in enumerate(corpus):
+        *inner, last = word if n == 0 else "Ġ" + word
+        words[*inner, last + "</w>"] = words.get((*inner, last + "</w>"), 0) + 1
+    letters = [letter for _, letter in sorted(byte_letters().items())]
+    found = steps(words, bpe_by_age, [*letters, *(letter + "</w>" for letter in letters)])
+    merges = [step.pair for step, _ in zip(found, range(20), strict=False)]
+    assert [tuple(pair) for pair in made.data["model"]["merges"]] == merges
+    pieces = {id: piece for piece, id in made.data["model"]["vocab"].items()}
+    for word in _corpus(draw, "abcd", 100):
+        *inner, last = word
+        assert [pieces[id] for id in made.encode(word).tolist()] == [*encode_bpe((*inner, last + "</w>"), merges)]
+
+
+def test_A3_the_corpus_that_is_told_with_a_marker(display):
+    """000's corpus, as a type that a model can be trained with: l and o meet first; words end in marked pieces."""
+    given = settings(type="end-of-word-bpe", vocab=2 * 256 + 12 + len(SPECIALS))
+    made = trainers.end_of_word_bpe(given, [TOLD], display)
+    merges = [tuple(pair) for pair in made.data["model"]["merges"]]
+    assert {("l", "o"), ("e", "r</w>")} <= set(merges)
+    pieces = {id: piece for piece, id in made.data["model"]["vocab"].items()}
+    for word in TOLD.split():
+        ends = [pieces[id].endswith("</w>") for id in made.encode(" " + word).tolist()]
+        assert ends == [False] * (len(ends) - 1) + [True]
 
 
 @pytest.mark.parametrize("seed", range(12))

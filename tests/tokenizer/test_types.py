@@ -25,7 +25,7 @@ from tests.conftest import DATA
 from tests.tokenizer.hf_helpers import CHATML, like_llama, like_qwen
 from tests.tokenizer.text_helpers import SOURCES, labelled, settings
 
-SUBWORDS = ("byte-bpe", "sentencepiece-bpe", "unigram", "wordpiece")
+SUBWORDS = ("byte-bpe", "sentencepiece-bpe", "end-of-word-bpe", "unigram", "wordpiece")
 TEXT = SOURCES[3] + SOURCES[1]
 TEXTS = ("The cat sat on the mat.", "", " two  spaces ", "é 😀 漢字 ▁ ##", "I'Ll 1234567 <0x41>")
 TALK = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]
@@ -92,7 +92,7 @@ def test_A6_any_text_comes_back(types, name):
     tokenizer = types[name]
     assert tokenizer.lossless
 
-    @given(st.text() | st.text("▁#<>0x41E9 \n\r\t_|an", max_size=30))
+    @given(st.text() | st.text("▁#<>/w0x41E9 \n\r\t_|an", max_size=30))
     @hypothesis_settings(max_examples=150, deadline=None)
     def any_text(text: str) -> None:
         ids = tokenizer.encode(text)
@@ -102,7 +102,20 @@ def test_A6_any_text_comes_back(types, name):
         assert not set(ids.tolist()) & set(tokenizer.specials.values())
 
     any_text()
-    for text in ("<0x41>", "▁", " ▁ ", "##", "###a", "a##b", "<|end|>", "\x00", "\U0010ffff", "é" * 300):
+    for text in (
+        "<0x41>",
+        "▁",
+        " ▁ ",
+        "</w>",
+        "a</w> </w",
+        "##",
+        "###a",
+        "a##b",
+        "<|end|>",
+        "\x00",
+        "\U0010ffff",
+        "é" * 300,
+    ):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
@@ -257,6 +270,7 @@ def test_too_little_text_is_one_sentence(name, display, log):
     ("values", "message"),
     [
         ({"type": "wordpiece", "vocab": 400}, r"found 400, expected at least 528 \(256 bytes in two forms"),
+        ({"type": "end-of-word-bpe", "vocab": 527}, r"found 527, expected at least 528 \(256 bytes in two forms"),
         ({"type": "unigram"}, "missing; a unigram needs the size of its vocabulary"),
         ({"type": "sentencepiece-bpe", "vocab": 280}, "found 280, expected at least 288"),
         ({"type": "word", "vocab": 1}, "found 1, expected at least 2"),
@@ -288,16 +302,20 @@ def test_words_are_counted_in_order_of_their_number(display):
     assert trainers.count_words(["b a b"], [{"type": "Whitespace"}], display, max_words=1)[0] == ["b"]
 
 
-def test_rustbpe_report_and_smaller_vocabularies(types, display, log):
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("byte-bpe", [512, 1024]), ("sentencepiece-bpe", [512, 1024]), ("end-of-word-bpe", [1024])],  # alphabet of 512
+)
+def test_report_and_smaller_vocabularies(name, sizes, display, log):
     """A BPE trained to V holds what training to any smaller V gives."""
-    for name in ("byte-bpe", "sentencepiece-bpe"):
-        large, report = train(settings(type=name, vocab=1100), labelled(TEXT), display, log)
-        small, _ = train(settings(type=name, vocab=512), labelled(TEXT), display, log)
-        rows = {row["vocab"]: row["bytes_per_token"] for row in report["tradeoff"]}
-        assert list(rows) == [512, 1024, 1100]
-        assert rows[512] == pytest.approx(len(TEXT.encode()) / len(small.encode(TEXT)), rel=1e-12)
-        assert rows[1100] == pytest.approx(len(TEXT.encode()) / len(large.encode(TEXT)), rel=1e-12)
-        assert rows[512] < rows[1024] <= rows[1100]
+    large, report = train(settings(type=name, vocab=1100), labelled(TEXT), display, log)
+    small, _ = train(settings(type=name, vocab=sizes[0]), labelled(TEXT), display, log)
+    rows = {row["vocab"]: row["bytes_per_token"] for row in report["tradeoff"]}
+    assert list(rows) == [*sizes, 1100]
+    assert rows[sizes[0]] == pytest.approx(len(TEXT.encode()) / len(small.encode(TEXT)), rel=1e-12)
+    assert rows[1100] == pytest.approx(len(TEXT.encode()) / len(large.encode(TEXT)), rel=1e-12)
+    assert sorted(rows.values()) == [*rows.values()]
+    assert rows[sizes[0]] < rows[1100]
 
 
 def test_report_by_source_and_by_script(display, log):

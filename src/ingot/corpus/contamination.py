@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from ingot.core.errors import UserError
-from ingot.corpus.minhash import WORDS, word_runs
+from ingot.corpus.minhash import word_runs
 from ingot.corpus.pieces import chunks
 from ingot.corpus.readers.content import content_kind, identify
 from ingot.corpus.readers.files import BadRow, Row
@@ -56,17 +56,17 @@ def read_items(paths: Sequence[str]) -> Items:
     """Read the items of evaluation files.
 
     Raises:
-        UserError: a file is missing, or a row of it cannot be read; or no item has five words.
+        UserError: a file is missing, or a row of it cannot be read; or there is no item.
     """
     names, texts = [], []
     for path in paths:
         found = list(_items(Path(path)))
         names += [f"{path}: {unit}" for unit, _ in found]
         texts += [text for _, text in found]
+    if not texts:
+        raise UserError(f"decontaminate: found no item in {', '.join(paths)}; name evaluation texts")
     words, at, keys = word_runs(*flatten(pl.Series(texts, dtype=pl.String)))
     pairs = np.unique(np.stack([keys, words.texts_of(at).astype(np.uint64)], 1), axis=0)
-    if not len(pairs):
-        raise UserError(f"decontaminate: found no item of {WORDS} words in {', '.join(paths)}; name evaluation texts")
     of_item = pairs[:, 1].astype(np.int64)
     number = np.bincount(of_item, minlength=len(texts))
     needed = np.where(words.counts < _SHORT_ITEM, number, np.ceil(_SHARE * number)).astype(np.int64)
@@ -116,6 +116,8 @@ def contained(texts: pl.Series, items: Items) -> np.ndarray:
     """For each document the number of the item of which it has the most runs beyond what is needed, or -1; N."""
     data, starts = flatten(texts)
     out = np.full(len(texts), -1, np.int64)
+    if not len(items.hashes_G):
+        return out
     for part in chunks(data, starts):
         _search(part.data, part.starts, items, out[part.first : part.last])
     return out

@@ -7,14 +7,14 @@ the same: all pairs of one prompt are in one cluster, so no validation prompt oc
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from ingot.corpus import clean, dedup, pii
+from ingot.corpus import clean, dedup, pii, repair
 from ingot.corpus.documents import messages_of, text_fields_of
 from ingot.corpus.readers.fields import Format
 from ingot.corpus.readers.messages import is_trained_on, only_last_answer, without_reasoning
@@ -36,8 +36,8 @@ class Cleaned(NamedTuple):
     extras: pl.Series
     reasons: pl.Series
     """A key of `PROBLEMS` for each document to drop, else null."""
-    pii: dict[str, pl.Series]
-    """`pii_KIND` -> number of masked items per document."""
+    counts: dict[str, pl.Series]
+    """`pii_KIND` -> number of masked items per document; `repair.REPAIRED` and `BOILERPLATE`, where they are set."""
     keys: list[bytes]
     """Fingerprints; equal for duplicates."""
     clusters: list[bytes]
@@ -46,14 +46,15 @@ class Cleaned(NamedTuple):
     """`dedup.squeeze` of the texts (format `text` only), from which quality is measured."""
 
 
-def clean_documents(texts: pl.Series, extras: pl.Series, settings: CorpusSettings) -> Cleaned:
+def clean_documents(texts: pl.Series, extras: pl.Series, prose: pl.Series, settings: CorpusSettings) -> Cleaned:
     """Clean documents of any format and mask personal data. A pure function.
 
     Args:
         texts, extras: columns of `readers.read.RAW`.
+        prose: whether a document is not source code, in which no line is repaired or removed.
         settings: the stage's settings.
     """
-    return (_clean_texts if settings.format == "text" else _clean_rows)(texts, extras, settings)
+    return (_clean_texts if settings.format == "text" else _clean_rows)(texts, extras, prose, settings)
 
 
 def plain_texts(texts: pl.Series, format: Format) -> pl.Series:
@@ -64,32 +65,66 @@ def plain_texts(texts: pl.Series, format: Format) -> pl.Series:
     return pl.Series(["\n".join(m[n] for m, n in _text_fields(document)) for document in documents], dtype=pl.String)
 
 
-def _clean_texts(texts: pl.Series, extras: pl.Series, settings: CorpusSettings) -> Cleaned:
-    texts, pii_counts = _mask(clean.clean_texts(texts, settings.trim_lines), settings)
-    extras, pii_counts = _mask_extras(extras, settings, pii_counts)
+def _clean_texts(texts: pl.Series, extras: pl.Series, prose: pl.Series, settings: CorpusSettings) -> Cleaned:
+    texts, counts = _clean(texts, prose, settings)
+    extras, counts = _mask_extras(extras, settings, counts)
     blank = (~texts.str.contains(r"\S")).arg_true()
     reasons = _reasons([None] * len(texts)).scatter(blank, "empty")
     squeezed = dedup.squeeze(texts)
     keys = dedup.fingerprints(squeezed)
-    return Cleaned(texts, extras, reasons, pii_counts, keys, keys, pl.Series(squeezed))
+    return Cleaned(texts, extras, reasons, counts, keys, keys, pl.Series(squeezed))
 
 
-def _clean_rows(texts: pl.Series, extras: pl.Series, settings: CorpusSettings) -> Cleaned:
+def _clean_rows(texts: pl.Series, extras: pl.Series, prose: pl.Series, settings: CorpusSettings) -> Cleaned:
     documents = [_learned(json.loads(text), settings) for text in texts]
     messages = [messages_of(document) for document in documents]
     flat = pl.Series([m[name] for row in messages for m, name in _text_fields(row)], dtype=pl.String)
-    cleaned, message_counts = _mask(clean.clean_texts(flat, settings.trim_lines), settings)
+    lengths = [sum(1 for _ in _text_fields(row)) for row in messages]
+    flat_prose = pl.Series(np.repeat(prose.to_numpy(), lengths), dtype=pl.Boolean)
+    cleaned, message_counts = _clean(flat, flat_prose, settings)
     duplicate_keys, cluster_keys = _identities(documents, messages, dedup.squeeze(cleaned), settings)
     _set_texts(messages, cleaned)
-    pii_counts = _sum_per_row(message_counts, [sum(1 for _ in _text_fields(row)) for row in messages])
-    extras, pii_counts = _mask_extras(extras, settings, pii_counts)
+    counts = _sum_per_row(message_counts, lengths)
+    extras, counts = _mask_extras(extras, settings, counts)
     texts = pl.Series([dump_document(document) for document in documents], dtype=pl.String)
     reasons = _reasons([_reason(d, row, settings) for d, row in zip(documents, messages, strict=True)])
     if settings.format == "prompts":
         duplicate_keys = duplicate_keys + "\n" + extras.fill_null("")
     keys = _fingerprints(duplicate_keys)
     clusters = keys if cluster_keys is duplicate_keys else _fingerprints(cluster_keys)
-    return Cleaned(texts, extras, reasons, pii_counts, keys, clusters)
+    return Cleaned(texts, extras, reasons, counts, keys, clusters)
+
+
+def _clean(texts: pl.Series, prose: pl.Series, settings: CorpusSettings) -> tuple[pl.Series, dict[str, pl.Series]]:
+    """The texts clean and masked, and the columns of `Cleaned.counts`."""
+    texts, counts = unmasked(texts, prose, settings)
+    texts, masked = _mask(texts, settings)
+    return texts, counts | masked
+
+
+def unmasked(texts: pl.Series, prose: pl.Series, settings: CorpusSettings) -> tuple[pl.Series, dict[str, pl.Series]]:
+    """The texts clean, with personal data, and the columns of `repair`. Wrong characters are repaired before cleaning,
+    which removes some of them as control characters."""
+    counts: dict[str, pl.Series] = {}
+    if settings.repair_unicode:
+        texts, counts[repair.REPAIRED] = _where(prose, texts, repair.repair_unicode)
+    texts = clean.clean_texts(texts, settings.trim_lines)
+    if settings.boilerplate == "drop":
+        texts, counts[repair.BOILERPLATE] = _where(prose, texts, repair.remove_boilerplate)
+        texts = clean.clean_texts(texts)  # what precedes the last line may be blank
+    return texts, counts
+
+
+def _where(
+    rows: pl.Series, texts: pl.Series, change: Callable[[pl.Series], tuple[pl.Series, pl.Series]]
+) -> tuple[pl.Series, pl.Series]:
+    """A function of texts, which returns them changed with counts, applied to the rows that are true."""
+    chosen = rows.arg_true()
+    counts = pl.zeros(len(texts), dtype=pl.Int64, eager=True)
+    if not len(chosen):
+        return texts, counts
+    changed, numbers = change(texts.gather(chosen))
+    return texts.clone().scatter(chosen, changed), counts.scatter(chosen, numbers)
 
 
 def _learned(document: Any, settings: CorpusSettings) -> Any:
@@ -185,23 +220,23 @@ _STRING = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?')
 
 
 def _mask_extras(
-    extras: pl.Series, settings: CorpusSettings, pii_counts: dict[str, pl.Series]
+    extras: pl.Series, settings: CorpusSettings, counts: dict[str, pl.Series]
 ) -> tuple[pl.Series, dict[str, pl.Series]]:
-    """Mask personal data in every string value of the extra fields, and add the numbers of items to `pii_counts`.
+    """Mask personal data in every string value of the extra fields, and add the numbers of items to `counts`.
 
     Keys and other values stay unchanged. A regular expression on the JSON replaces recursion, whose depth Python limits
     and JSON does not.
     """
     if not settings.pii or extras.null_count() == len(extras):
-        return extras, pii_counts
+        return extras, counts
     values = [[json.loads(s) for s, key in _STRING.findall(extra or "") if not key] for extra in extras]
     flat = pl.Series([value for row in values for value in row], dtype=pl.String)
-    masked, counts = _mask(flat, settings)
+    masked, flat_counts = _mask(flat, settings)
     replacements = iter(masked)
 
     def replace(match: re.Match[str]) -> str:
         return match[0] if match[2] else json.dumps(next(replacements), ensure_ascii=False)
 
     replaced = [None if extra is None else _STRING.sub(replace, extra) for extra in extras]
-    counts = _sum_per_row(counts, [len(row) for row in values])
-    return pl.Series(replaced, dtype=pl.String), {name: count + counts[name] for name, count in pii_counts.items()}
+    more = _sum_per_row(flat_counts, [len(row) for row in values])
+    return pl.Series(replaced, dtype=pl.String), counts | {name: counts[name] + count for name, count in more.items()}

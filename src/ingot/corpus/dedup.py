@@ -1,7 +1,7 @@
 """Exact deduplication: texts that are equal up to white space; the first occurrence is kept.
 
 The hash (BLAKE2b, 128 bits) covers the complete text, so short texts are deduplicated like long ones and a shared
-header alone is no duplicate. Memory holds only the hashes, about 100 bytes per document.
+header alone is no duplicate. Memory holds only the hashes, about 60 bytes per document while they are sorted.
 """
 
 import hashlib
@@ -73,18 +73,23 @@ def clusters(keys: list[bytes]) -> np.ndarray:
     return np.array([int.from_bytes(key[:8], "little") for key in keys], dtype=np.uint64)
 
 
-class Seen:
-    """The set of fingerprints of all earlier documents."""
+def rows_of(column: pa.ChunkedArray) -> np.ndarray:
+    """The values of a column of fixed-size binary, N x bytes uint8."""
+    array = column.combine_chunks()
+    width = column.type.byte_width
+    flat = np.frombuffer(array.buffers()[1], np.uint8).reshape(-1, width)
+    return flat[array.offset : array.offset + len(array)]
 
-    def __init__(self) -> None:
-        self._keys: set[bytes] = set()
 
-    def repeated(self, keys: list[bytes]) -> list[bool]:
-        """Whether each key occurred before, in this call or an earlier one; adds all keys to the set."""
-        return [self._is_repeat(key) for key in keys]
+def repeats(keys: np.ndarray) -> np.ndarray:
+    """Whether each fingerprint occurred before, N bool.
 
-    def _is_repeat(self, key: bytes) -> bool:
-        if key in self._keys:
-            return True
-        self._keys.add(key)
-        return False
+    Args:
+        keys: N x 16 uint8.
+    """
+    halves = np.ascontiguousarray(keys).view(np.uint64)
+    order = np.lexsort((halves[:, 1], halves[:, 0]))  # stable: equal keys stay in the order of their documents
+    ordered = halves[order]
+    out = np.zeros(len(keys), bool)
+    out[order[1:]] = (ordered[1:] == ordered[:-1]).all(1)
+    return out

@@ -8,9 +8,9 @@ from the incoming batches: the same documents give the same bytes for any number
 # pyright: reportAttributeAccessIssue=false
 # (pyarrow.compute creates its functions at import time)
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +39,11 @@ SCHEMA = pa.schema(
     }
 )
 
+SCORE_PREFIX, PHASE = "score_", "phase"
+"""Columns beside those of `SCHEMA`: `score_NAME` (float32) of stages of kind `score`, `phase` (string) of `select`."""
+
+BATCH_ROWS = 1024
+"""Most documents that are read at once."""
 _GROUP_ROWS, _GROUP_BYTES, _PART_BYTES = 4096, 16 << 20, 128 << 20
 
 
@@ -109,9 +114,39 @@ class DocumentWriter:
         self._parts += 1
 
 
+def split_counts(splits: np.ndarray, sizes: np.ndarray) -> dict[str, int]:
+    """{train,val}_{documents,bytes} of documents, given the split and the bytes of each."""
+    counts: dict[str, int] = {}
+    for split in get_args(Split):
+        rows = splits == split
+        counts |= {f"{split}_documents": int(rows.sum()), f"{split}_bytes": int(sizes[rows].sum())}
+    return counts
+
+
 def document_parts(stage_dir: Path) -> list[Path]:
     """The Parquet files of a corpus stage, in order."""
     return sorted(stage_dir.glob("documents-[0-9][0-9][0-9][0-9][0-9].parquet"))
+
+
+def document_count(stage_dir: Path) -> int:
+    """Documents of a stage, copies of `repeat` included."""
+    return sum(_opened(pq.read_metadata, path).num_rows for path in document_parts(stage_dir))
+
+
+def columns_of(stage_dir: Path) -> list[str]:
+    """The columns of a stage's documents: those of `SCHEMA`, scores and the phase."""
+    parts = document_parts(stage_dir)
+    return _opened(pq.read_schema, parts[0]).names if parts else SCHEMA.names
+
+
+def _opened(read: Callable[[Path], Any], path: Path) -> Any:
+    """What a function reads of a Parquet file. Raises UserError if it is damaged."""
+    try:
+        return read(path)
+    except (pa.ArrowException, OSError) as error:
+        if system_error(error) is not None:
+            raise
+        raise damaged(path, "documents") from None
 
 
 def read_documents(
@@ -122,7 +157,7 @@ def read_documents(
     Args:
         stage_dir: the stage's directory.
         split: `train` or `val`; None reads both.
-        columns: columns of `SCHEMA`; None reads all.
+        columns: columns of the documents (`columns_of`); None reads those of `SCHEMA`.
         parts: number of files to read; None reads all.
 
     Raises:
@@ -147,7 +182,7 @@ def _batches(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """The rows of a Parquet file. Raises UserError if it is damaged."""
     try:
         with pq.ParquetFile(path) as file:
-            yield from file.iter_batches(batch_size=1024, columns=columns)
+            yield from file.iter_batches(batch_size=BATCH_ROWS, columns=columns)
     except (pa.ArrowException, OSError) as error:
         if system_error(error) is not None:
             raise

@@ -8,7 +8,7 @@ recipe as `"my_filters.py:too_shouty"`:
 
 A filter gets the columns `text`, `source`, `path`, `group` (and those of `measure` if the recipe sets quality bounds)
 and returns True for each document to drop; its name becomes the `drop_reason`. A filter of several rules returns the
-reason as a string, or null, as those of `published_rules.py` do.
+reason as a string, or null. Filters with a measure and bounds are rules (`published_rules.py`).
 
 Words are runs of non-blank characters. Chinese, Japanese, Thai, Lao, Khmer and Burmese have no blanks between words: in
 these scripts each character counts as a word, repetition is measured on pairs of characters, and word length is not
@@ -19,6 +19,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from ingot.core.errors import UserError, nearest
@@ -26,19 +27,26 @@ from ingot.core.functions import function_files, load_function
 from ingot.corpus.dedup import squeeze
 from ingot.corpus.measures import UNSPACED, is_unspaced
 from ingot.corpus.published_rules import RULE_SETS, RuleSets
+from ingot.corpus.rules import Rule
 from ingot.corpus.settings import QualityBounds
+from ingot.corpus.word_lists import WordLists
 
-Filter = Callable[[pl.DataFrame], pl.Series]
-"""Takes documents; returns for each True to drop it, or a reason (a string) to drop it for."""
+RULE_FILTERS = RuleSets | WordLists
+"""Filters whose `measures` of documents are compared with the bounds of their `rules`."""
+Filter = Callable[[pl.DataFrame], pl.Series] | RULE_FILTERS
+"""Takes documents; returns for each True to drop it, or a reason (a string) to drop it for. Or rules with measures."""
 
-QUALITY_REASONS = (
-    "too_few_words",
-    "too_many_words",
-    "words_too_short",
-    "words_too_long",
-    "too_many_special_characters",
-    "too_repetitive",
-)
+QUALITY = "quality"
+"""Name of the set of rules of `quality`."""
+QUALITY_RULES: dict[str, Callable[[QualityBounds], Rule]] = {
+    "too_few_words": lambda bounds: Rule("words", least=bounds.min_words),
+    "too_many_words": lambda bounds: Rule("words", most=bounds.max_words),
+    "words_too_short": lambda bounds: Rule("mean_word_length", least=bounds.min_mean_word_length),
+    "words_too_long": lambda bounds: Rule("mean_word_length", most=bounds.max_mean_word_length),
+    "too_many_special_characters": lambda bounds: Rule("special_fraction", most=bounds.max_special_fraction),
+    "too_repetitive": lambda bounds: Rule("unique_word_fraction", least=bounds.min_unique_fraction),
+}
+"""Reason -> rule, in the order of the checks."""
 
 SQUEEZED = "_squeezed"
 
@@ -102,19 +110,20 @@ def _unique_pairs(text: str) -> float:
     return len(set(itertools.pairwise(text))) / pairs
 
 
-def check_bounds(documents: pl.DataFrame, bounds: QualityBounds) -> pl.Series:
-    """The name of the first violated bound of each measured document, or null. A null measure violates no bound."""
-    words, length = pl.col("words"), pl.col("mean_word_length")
-    violated = {
-        "too_few_words": words < bounds.min_words,
-        "too_many_words": words > bounds.max_words,
-        "words_too_short": length < bounds.min_mean_word_length,
-        "words_too_long": length > bounds.max_mean_word_length,
-        "too_many_special_characters": pl.col("special_fraction") > bounds.max_special_fraction,
-        "too_repetitive": pl.col("unique_word_fraction") < bounds.min_unique_fraction,
-    }
-    reasons = [pl.when(violated[reason]).then(pl.lit(reason)) for reason in QUALITY_REASONS]
-    return documents.select(drop_reason=pl.coalesce(reasons))["drop_reason"]
+def quality_rules(bounds: QualityBounds) -> dict[str, Rule]:
+    """Reason -> rule, with the full name of its measure."""
+    rules = {reason: rule(bounds) for reason, rule in QUALITY_RULES.items()}
+    return {reason: rule._replace(measure=f"{QUALITY}.{rule.measure}") for reason, rule in rules.items()}
+
+
+def quality_measures(measured: pl.DataFrame) -> dict[str, np.ndarray]:
+    """The measures of `quality` by full name; NaN where one does not apply to the script.
+
+    Args:
+        measured: documents, as `measure` returns them.
+    """
+    names = ("words", "mean_word_length", "special_fraction", "unique_word_fraction")
+    return {f"{QUALITY}.{name}": measured[name].cast(pl.Float64).to_numpy() for name in names}
 
 
 def lorem_ipsum(documents: pl.DataFrame) -> pl.Series:
@@ -171,18 +180,25 @@ def user_files(names: list[str]) -> list[Path]:
     return [file for name in names if ":" in name for file in function_files(name, "filters")]
 
 
-def apply_filters(documents: pl.DataFrame, filters: Mapping[str, Filter]) -> pl.Series:
-    """The name of the first filter that drops each document, or null."""
-    reasons = pl.Series("drop_reason", [None] * len(documents), dtype=pl.String)
-    for name, function in filters.items():
-        found = _call(name, function, documents)
-        if found.dtype == pl.Boolean:
-            found = pl.select(pl.when(found).then(pl.lit(name))).to_series()
-        reasons = reasons.fill_null(found)
-    return reasons
+def rules_of(filters: Mapping[str, Filter], bounds: QualityBounds | None) -> dict[str, Rule]:
+    """Reason -> rule of all filters that have a measure, in the order of the checks."""
+    rules = quality_rules(bounds) if bounds is not None else {}
+    for function in filters.values():
+        rules |= function.rules if isinstance(function, RULE_FILTERS) else {}
+    return rules
 
 
-def _call(name: str, function: Filter, documents: pl.DataFrame) -> pl.Series:
+def apply_filter(
+    name: str, function: Callable[[pl.DataFrame], pl.Series], documents: pl.DataFrame
+) -> dict[str, np.ndarray]:
+    """Reason -> whether each document is dropped for it, of a filter without measures."""
+    found = _call(name, function, documents)
+    if found.dtype == pl.Boolean:
+        return {name: found.fill_null(False).to_numpy()}
+    return {reason: (found == reason).fill_null(False).to_numpy() for reason in found.drop_nulls().unique().sort()}
+
+
+def _call(name: str, function: Callable[[pl.DataFrame], pl.Series], documents: pl.DataFrame) -> pl.Series:
     try:
         drop = function(documents)
     except UserError:

@@ -1,9 +1,10 @@
 """Accounts for every document and byte: in = kept + dropped (per reason) + quarantined.
 
 Bytes are sizes of the raw text (of the unreadable line or file for quarantined ones), so the sum is exact;
-`clean_bytes` is the size of the kept documents after cleaning. The result is three files: `funnel.json` (counts),
-`dropped.parquet` (every dropped document with its reason and first 400 characters) and `quarantine.jsonl` (rows and
-files that could not be read). `funnel.json` also says what became of the fields of the rows.
+`clean_bytes` is the size of the kept documents after cleaning. The result is four files: `funnel.json` (counts),
+`rules.json` (what each rule did, `rule_counts.py`), `dropped.parquet` (every dropped document with its reason and first
+400 characters) and `quarantine.jsonl` (rows and files that could not be read). `funnel.json` also says what became of
+the fields of the rows.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -26,11 +27,16 @@ from ingot.core.artifact import atomic_json, atomic_open
 from ingot.corpus.contamination import CONTAINS, CONTAMINATED, FOUND, Items
 from ingot.corpus.contents import PROBLEMS
 from ingot.corpus.dedup import EXACT_DUPLICATE
-from ingot.corpus.filters import QUALITY_REASONS
+from ingot.corpus.filters import QUALITY_RULES
 from ingot.corpus.languages import OTHER_LANGUAGE
+from ingot.corpus.left_out import LEFT_OUT
 from ingot.corpus.near_duplicates import NEAR_DUPLICATE, SAMPLE_CHARACTERS
 from ingot.corpus.pii import KINDS
 from ingot.corpus.published_rules import JUDGED
+from ingot.corpus.repair import BOILERPLATE, REPAIRED
+from ingot.corpus.repeated import OVERLAP, REMOVED_LINES, REPEATED_LINES
+from ingot.corpus.rule_counts import RuleCounts
+from ingot.corpus.rules import Rule
 
 MAX_FIELDS = 1000
 """Maximum number of field names that are counted by name; data can have others in every row."""
@@ -53,12 +59,33 @@ CONTAMINATION = pa.schema(
         "text": pa.string(),  # first 400 characters of the item
     }
 )
-_ORDER = {r: i for i, r in enumerate((*PROBLEMS, *QUALITY_REASONS))} | {
+_ORDER = {r: i for i, r in enumerate((*PROBLEMS, *QUALITY_RULES))} | {
     OTHER_LANGUAGE: len(PROBLEMS) - 0.5,
     CONTAMINATED: 9_999,
+    LEFT_OUT: 9_999.5,
     EXACT_DUPLICATE: 10_000,
     NEAR_DUPLICATE: 10_001,
+    OVERLAP: 10_002,
+    REPEATED_LINES: 10_003,
 }
+STEPS = (
+    *("reading", "content", "language", "quality", "filters", "evaluations"),
+    *("exact duplicates", "near-duplicates", "overlap", "repeated lines"),
+)
+"""The steps of a corpus, in order."""
+_STEP_OF = {
+    **dict.fromkeys(PROBLEMS, "content"),
+    OTHER_LANGUAGE: "language",
+    **dict.fromkeys(QUALITY_RULES, "quality"),
+    CONTAMINATED: "evaluations",
+    EXACT_DUPLICATE: "exact duplicates",
+    NEAR_DUPLICATE: "near-duplicates",
+    OVERLAP: "overlap",
+    REPEATED_LINES: "repeated lines",
+}
+"""Reason -> step; others are of filters."""
+RULES = "rules.json"
+"""File of a corpus stage: what each rule removed, near misses, and histograms of its measure."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +120,8 @@ class Counts:
         self.quarantined = [0, 0]
         self.dropped: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         self.pii = dict.fromkeys(KINDS, 0)
+        self.lines: Counter[str] = Counter()
+        """Lines that were repaired or removed."""
         self.clean_bytes = 0
         self.languages: Counter[str] = Counter()
 
@@ -106,8 +135,24 @@ class Counts:
             "dropped": {reason: _pair(self.dropped[reason]) for reason in reasons},
             "quarantined": _pair(self.quarantined),
             "pii": self.pii,
+            **({"lines": dict(self.lines)} if self.lines else {}),
             **({"languages": dict(self.languages.most_common())} if self.languages else {}),
         }
+
+
+def _steps(total: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Documents and bytes in and out of each step, from the total counts; a document counts where it is removed."""
+    removed = {step: [0, 0] for step in STEPS}
+    removed["reading"] = [*total["quarantined"].values()]
+    for reason, pair in total["dropped"].items():
+        step = removed[_STEP_OF.get(reason, "filters")]
+        step[:] = [step[0] + pair["documents"], step[1] + pair["bytes"]]
+    left, rows = [*total["in"].values()], []
+    for name, (documents, bytes_) in removed.items():
+        out = [left[0] - documents, left[1] - bytes_]
+        rows.append({"step": name, "in": _pair(left), "out": _pair(out)})
+        left = out
+    return rows
 
 
 def _pair(counts: Iterable[int]) -> dict[str, int]:
@@ -115,10 +160,11 @@ def _pair(counts: Iterable[int]) -> dict[str, int]:
 
 
 class Funnel:
-    """Context manager that counts documents and writes its three files on success, none of them after an exception."""
+    """Context manager that counts documents and writes its four files on success, none of them after an exception."""
 
-    def __init__(self, out: Path):
+    def __init__(self, out: Path, rules: Mapping[str, Rule] | None = None):
         self._out = out
+        self.by_rule = RuleCounts(rules or {})
         self._stack = ExitStack()
         self.total = Counts()
         self.sources: dict[str, Counts] = defaultdict(Counts)
@@ -126,6 +172,8 @@ class Funnel:
         """Reason -> (path, offset) of the first document dropped for it."""
         self.not_judged = 0
         """Documents that the published rules are not made for."""
+        self.removed_lines = 0
+        """Lines that were removed from kept documents, because many share them."""
         self.first_quarantined: Quarantined | None = None
         self.fields: Counter[tuple[str, str]] = Counter()
         """(field, what became of it) -> number of rows."""
@@ -152,7 +200,12 @@ class Funnel:
                     pq.write_table(pa.concat_tables(self._contamination), file, compression="zstd")
             by_source = {name: counts.summary() for name, counts in self.sources.items()}
             fields = [{"field": name, "use": use, "rows": rows} for (name, use), rows in self.fields.most_common()]
-            atomic_json(self._out / "funnel.json", {**self.total.summary(), "sources": by_source, "fields": fields})
+            total = self.total.summary()
+            lines = {"removed_lines": self.removed_lines} if self.removed_lines else {}
+            counts = {**total, "steps": _steps(total), **lines, "sources": by_source, "fields": fields}
+            atomic_json(self._out / "funnel.json", counts)
+            removed = {reason: pair["documents"] for reason, pair in total["dropped"].items()}
+            atomic_json(self._out / RULES, self.by_rule.summary(removed))
 
     def quarantine(self, record: Quarantined) -> None:
         """Record and count an unreadable row or file."""
@@ -172,21 +225,23 @@ class Funnel:
         if JUDGED in documents.column_names:
             self.not_judged += documents.num_rows - (pc.sum(documents[JUDGED]).as_py() or 0)
         pii_columns = [f"pii_{kind}" for kind in KINDS]
-        frame = pl.from_arrow(
-            documents.select(["source", "drop_reason", "path", "offset", "raw_bytes", "bytes", *pii_columns])
-        )
+        line_columns = [name for name in (REPAIRED, BOILERPLATE) if name in documents.column_names]
+        sums = ["raw_bytes", "bytes", *pii_columns, *line_columns]
+        frame = pl.from_arrow(documents.select(["source", "drop_reason", "path", "offset", *sums]))
         assert isinstance(frame, pl.DataFrame)
         rows = frame.group_by("source", "drop_reason", maintain_order=True).agg(
-            pl.col("path", "offset").first(), pl.len(), pl.col("raw_bytes", "bytes", *pii_columns).sum()
+            pl.col("path", "offset").first(), pl.len(), pl.col(*sums).sum()
         )
-        for source, reason, path, offset, number, raw, clean, *masked in rows.iter_rows():
+        for source, reason, path, offset, number, raw, clean, *changed in rows.iter_rows():
             self.first.setdefault(reason, (path, offset))
             for counts in (self.total, self.sources[source]):
                 outcome = counts.kept if reason is None else counts.dropped[reason]
                 outcome[0] += number
                 outcome[1] += raw
                 counts.clean_bytes += clean if reason is None else 0
-                counts.pii = {k: counts.pii[k] + n for k, n in zip(KINDS, masked, strict=True)}
+                counts.pii = {k: counts.pii[k] + n for k, n in zip(KINDS, changed[: len(KINDS)], strict=True)}
+                for name, n in zip(line_columns, changed[len(KINDS) :], strict=True):
+                    counts.lines[name] += n
         languages = (
             documents.select(["source", "language"]).group_by(["source", "language"]).aggregate([([], "count_all")])
         )
@@ -194,6 +249,9 @@ class Funnel:
             if row["language"] is not None:
                 for counts in (self.total, self.sources[row["source"]]):
                     counts.languages[row["language"]] += row["count_all"]
+        if REMOVED_LINES in documents.column_names:
+            self.removed_lines += pc.sum(documents[REMOVED_LINES]).as_py() or 0
+        self.by_rule.count(documents)
         self._record_dropped(documents.filter(pc.is_valid(documents["drop_reason"])))
 
     def count_contamination(self, documents: pa.Table, items: Items) -> None:

@@ -69,12 +69,17 @@ def _runs(data: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def word_runs(data: np.ndarray, starts: np.ndarray) -> tuple[Pieces, np.ndarray, np.ndarray]:
-    """The words of texts; of each run of five the number of its first word, and its hash (uint64)."""
-    words, bytes_ = _words(data, starts)
-    return words, *runs(hashes(bytes_, words), words, WORDS)
+    """`run_hashes` of runs of five."""
+    return run_hashes(data, starts, WORDS)
 
 
-def _words(data: np.ndarray, starts: np.ndarray) -> tuple[Pieces, np.ndarray]:
+def run_hashes(data: np.ndarray, starts: np.ndarray, length: int) -> tuple[Pieces, np.ndarray, np.ndarray]:
+    """The words of texts; of each run of `length` the number of its first word, and its hash (uint64)."""
+    words, bytes_ = split_words(data, starts)
+    return words, *runs(hashes(bytes_, words), words, length)
+
+
+def split_words(data: np.ndarray, starts: np.ndarray) -> tuple[Pieces, np.ndarray]:
     """Words, and the bytes in lower case, without punctuation."""
     bytes_ = _CLASSES[data]
     signs = find_sequences(data, 0xE2, [*range(0x8080, 0x80C0), *range(0x8180, 0x81B0)])
@@ -106,19 +111,20 @@ class Match(NamedTuple):
     """Estimated similarity to that document."""
 
 
-def find(signatures_NK: np.ndarray, sizes: np.ndarray, settings: MinHashSettings) -> Match:
+def find(signatures_NK: np.ndarray, preference: np.ndarray, settings: MinHashSettings) -> Match:
     """Find near-duplicates.
 
     Args:
         signatures_NK: uint32, may be a memory map; a row of zeros has no near-duplicates.
-        sizes: bytes of each document, for `keep = "longest"`.
-        settings: bands, rows, threshold, which document to keep.
+        preference: a number for each document, N; the one with the highest of a cluster is kept, of equal ones the
+            first.
+        settings: bands, rows, threshold.
     """
     a, b = _candidates(signatures_NK, settings)
     good = _similarity(signatures_NK, a, b) >= settings.threshold
     labels = _components(len(signatures_NK), a[good], b[good])
     numbers = np.arange(len(labels))
-    order = np.lexsort((numbers, -sizes if settings.keep == "longest" else numbers, labels))
+    order = np.lexsort((numbers, -preference, labels))
     heads = np.flatnonzero(np.append(True, labels[order][1:] != labels[order][:-1])) if len(order) else order
     kept_for = np.empty(len(labels), np.int64)
     kept_for[order] = np.repeat(order[heads], np.diff(np.append(heads, len(order))))

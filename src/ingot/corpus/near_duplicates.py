@@ -1,15 +1,17 @@
 """Drops near-duplicates: documents that share most of their text with one that is kept (`minhash.py`).
 
-All documents must be seen before the first is kept or dropped, so they wait in a temporary directory with their
-signatures; text is not held in memory.
+Signatures of all documents are compared before the first is kept or dropped; text is not held in memory.
 """
 
 # pyright: reportAttributeAccessIssue=false
 # (pyarrow.compute creates its functions at import time)
 
-import shutil
-from collections.abc import Iterable, Iterator
+import json
+import math
+import sys
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -18,8 +20,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ingot.core.artifact import atomic_open
-from ingot.core.events import Display
+from ingot.core.errors import UserError, nearest
+from ingot.corpus.dedup import rows_of
 from ingot.corpus.minhash import Match, find, signatures
+from ingot.corpus.rules import MEASURES
 from ingot.corpus.settings import MinHashSettings
 
 NEAR_DUPLICATE = "near_duplicate"
@@ -28,7 +32,8 @@ SIGNATURE = "_signature"
 PAIRS = "near_duplicates.parquet"
 """File of a corpus stage: each dropped near-duplicate with the document that is kept for it, and their similarity."""
 SAMPLE_CHARACTERS = 400
-_SPOOL = ".near.tmp"
+LANGUAGE_SCORE, METADATA = "language_score", "metadata."
+"""What `keep = "best"` can go by beside the measures of rules: a column, and `metadata.NAME`, a number of a row."""
 _PLACE = pa.schema({"source": pa.string(), "path": pa.string(), "offset": pa.int64(), "text": pa.string()})
 
 
@@ -38,76 +43,116 @@ def signature_column(texts: pl.Series, settings: MinHashSettings) -> pa.Array:
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(4 * flat.shape[1]), len(flat), [None, pa.py_buffer(flat)])
 
 
-def mark(tables: Iterable[pa.Table], settings: MinHashSettings, out: Path, display: Display) -> Iterator[pa.Table]:
-    """Set the reason `near_duplicate` for documents that resemble another one.
-
-    All documents are read, and wait in a temporary directory of `out`, before the first is returned. Writes `PAIRS`.
+def check_measure(settings: MinHashSettings, measures: Collection[str], languages: Collection[str]) -> None:
+    """Raise UserError if `by` is no measure of the corpus.
 
     Args:
-        tables: documents with a signature each; those that have a reason are not compared.
-        settings: of the signatures.
-        out: the stage's directory.
-        display: the terminal.
+        settings: of the near-duplicates.
+        measures: those of the rules of the corpus.
+        languages: the setting `languages`.
     """
-    spool = out / _SPOOL
-    shutil.rmtree(spool, ignore_errors=True)
-    spool.mkdir(parents=True)
+    known = [*measures, *([LANGUAGE_SCORE] if languages else [])]
+    if settings.by is not None and settings.by not in known and not settings.by.startswith(METADATA):
+        raise UserError(
+            f"dedup.minhash.by: found '{settings.by}', which no rule of this corpus measures; "
+            f"{nearest(settings.by, [*known, f'{METADATA}FIELD'])}"
+        )
+
+
+def columns(settings: MinHashSettings) -> list[str]:
+    """The columns by which near-duplicates are found and chosen."""
+    match settings.keep, settings.by or "":
+        case "first", _:
+            return [SIGNATURE]
+        case "longest", _:
+            return [SIGNATURE, "bytes"]
+        case _, by if by.startswith(METADATA):
+            return [SIGNATURE, "metadata", "extra"]
+        case _, by:
+            return [SIGNATURE, LANGUAGE_SCORE if by == LANGUAGE_SCORE else MEASURES]
+
+
+def preference(table: pa.Table, settings: MinHashSettings) -> np.ndarray:
+    """How much each document is preferred over others of its cluster, N float64; -inf where the measure is missing."""
+    if settings.by is None:
+        return table["bytes"].to_numpy().astype(np.float64) if settings.keep == "longest" else np.zeros(len(table))
+    if settings.by.startswith(METADATA):
+        values = _metadata(table, settings.by.removeprefix(METADATA))
+    elif settings.by == LANGUAGE_SCORE:
+        values = table[LANGUAGE_SCORE].to_numpy().astype(np.float64)
+    else:
+        values = table[MEASURES].combine_chunks().field(settings.by).to_numpy(zero_copy_only=False)
+    return np.where(np.isnan(values), -np.inf, values if settings.prefer == "high" else -values)
+
+
+def _metadata(table: pa.Table, name: str) -> np.ndarray:
+    """A number that rows have beside the document, N float64; NaN without a finite one."""
+    rows = pc.coalesce(table["metadata"], table["extra"]).to_pylist()
+    return np.array([_finite(json.loads(row).get(name)) if row else np.nan for row in rows], float)
+
+
+def _finite(value: Any) -> float:
+    """A finite number; NaN for anything else: JSON has Infinity, and a document with it would always be the best."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) <= sys.float_info.max else math.nan
+
+
+def find_near_duplicates(
+    tables: Iterable[pa.Table],
+    dropped: np.ndarray,
+    settings: MinHashSettings,
+    scratch: Path,
+    notify: Callable[[str], None] = lambda message: None,
+) -> Match:
+    """Compare all documents by their signatures, which wait in a file so that memory does not grow with them.
+
+    Args:
+        tables: the columns `columns(settings)` of all documents, in order.
+        dropped: documents that are not compared, N bool.
+        settings: of the signatures.
+        scratch: a file that is written and removed.
+        notify: is given a message if documents have no number to prefer them by.
+    """
+    width = settings.bands * settings.rows
+    preferences, first = [np.zeros(0)], 0
     try:
-        sizes = _spool(tables, spool)
-        width = settings.bands * settings.rows
-        stored = np.memmap(spool / "signatures", np.uint32, "r", shape=(len(sizes), width)) if len(sizes) else None
-        match = find(np.zeros((0, width), np.uint32) if stored is None else stored, sizes, settings)
-        _write_pairs(spool, match, out)
-        first = 0
-        with display.bar("near-duplicates", len(sizes), "documents") as bar:
-            for table in _read_spool(spool):
-                numbers = np.arange(first, first + table.num_rows)
-                first += table.num_rows
-                near = pa.array(match.kept_for[numbers] != numbers)
-                reasons = pc.if_else(near, pa.scalar(NEAR_DUPLICATE, pa.large_string()), table["drop_reason"])
-                bar.advance(table.num_rows)
-                yield table.set_column(table.schema.get_field_index("drop_reason"), "drop_reason", reasons)
+        with scratch.open("wb") as file:
+            for table in tables:
+                flat = rows_of(table[SIGNATURE]).view(np.uint32)
+                file.write(np.where(dropped[first : first + len(flat), None], np.uint32(0), flat).tobytes())
+                preferences.append(preference(table, settings))
+                first += len(flat)
+        stored = np.memmap(scratch, np.uint32, "r", shape=(first, width)) if first else np.zeros((0, width), np.uint32)
+        preferred = np.concatenate(preferences)
+        without = int((preferred == -np.inf).sum())
+        if without and without == len(preferred):
+            raise UserError(
+                f"dedup.minhash.by: found no document with the number {settings.by}, expected some; name another one"
+            )
+        if without:
+            notify(
+                f"dedup.minhash.by: {without:,} of {len(preferred):,} documents have no finite number {settings.by}; "
+                "any other copy is preferred"
+            )
+        return find(stored, preferred, settings)
     finally:
-        shutil.rmtree(spool, ignore_errors=True)
+        scratch.unlink(missing_ok=True)
 
 
-def _spool(tables: Iterable[pa.Table], spool: Path) -> np.ndarray:
-    """Write documents and signatures to files; the sizes of the documents."""
-    sizes, writer = [np.zeros(0, np.int64)], None
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with (spool / "documents").open("wb") as documents, (spool / "signatures").open("wb") as file:
-        for table in tables:
-            dropped = pc.is_valid(table["drop_reason"]).to_numpy(zero_copy_only=False)
-            width = table.schema.field(SIGNATURE).type.byte_width
-            column = table[SIGNATURE].combine_chunks()
-            flat = np.frombuffer(column.buffers()[1], np.uint8)[
-                column.offset * width : (column.offset + len(column)) * width
-            ]
-            flat = np.where(dropped[:, None], 0, flat.reshape(len(column), width)).astype(np.uint8)
-            file.write(flat.tobytes())
-            sizes.append(table["bytes"].to_numpy())
-            rest = table.drop_columns([SIGNATURE])
-            writer = writer or pa.ipc.new_stream(documents, rest.schema, options=options)
-            writer.write_table(rest)
-        if writer is not None:
-            writer.close()
-    return np.concatenate(sizes)
+def write_pairs(tables: Iterable[pa.Table], match: Match, out: Path) -> None:
+    """Write `PAIRS`: where each dropped near-duplicate and the document kept for it come from, and how both begin.
 
-
-def _read_spool(spool: Path) -> Iterator[pa.Table]:
-    if (spool / "documents").stat().st_size:
-        with (spool / "documents").open("rb") as file, pa.ipc.open_stream(file) as reader:
-            yield from (pa.Table.from_batches([batch]) for batch in reader)
-
-
-def _write_pairs(spool: Path, match: Match, out: Path) -> None:
-    """Write where each dropped near-duplicate and the document kept for it come from, and how both begin."""
+    Args:
+        tables: `source`, `path`, `offset` and `text` of all documents, in order.
+        match: what becomes of them.
+        out: the stage's directory.
+    """
     dropped = np.flatnonzero(match.kept_for != np.arange(len(match.kept_for)))
     wanted = np.unique(np.concatenate([dropped, match.kept_for[dropped]]))
     places, first = [_PLACE.empty_table()], 0
-    for table in _read_spool(spool):
+    for table in tables:
         inside = wanted[np.searchsorted(wanted, first) : np.searchsorted(wanted, first + table.num_rows)] - first
-        chosen = table.select(["source", "path", "offset", "text"]).take(inside)
+        chosen = table.take(inside)
         beginning = pc.utf8_slice_codeunits(chosen["text"], 0, SAMPLE_CHARACTERS)
         places.append(chosen.set_column(3, "text", beginning).cast(_PLACE))
         first += table.num_rows

@@ -6,18 +6,20 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 
 from ingot.core.events import Display
-from ingot.corpus import contents, dedup, filters, near_duplicates
+from ingot.corpus import contents, dedup, filters, near_duplicates, pii_audit, repeated
 from ingot.corpus.contamination import CONTAINS, CONTAMINATED, Items, contained, read_items
 from ingot.corpus.languages import LANGUAGE_COLUMNS, OTHER_LANGUAGE, check_languages, identify
-from ingot.corpus.published_rules import JUDGED, RuleSets, is_judged
+from ingot.corpus.packages import check_packages
+from ingot.corpus.published_rules import JUDGED, RuleSets, is_code, is_judged
+from ingot.corpus.rules import KEY, MEASURES, REASONS, Rule, first_reasons, measures_column, reasons_column
 from ingot.corpus.settings import CorpusSettings
-
-KEY = "_key"
-"""Column with the fingerprint of a document."""
+from ingot.corpus.timer import SECONDS, Timer
+from ingot.corpus.word_lists import load_word_lists
 
 
 class Loaded(NamedTuple):
@@ -35,10 +37,21 @@ def load(settings: CorpusSettings, display: Display) -> Loaded:
         UserError: one of them cannot be loaded.
     """
     check_languages(settings.languages)
+    check_packages(settings)
     items = read_items(settings.decontaminate) if settings.decontaminate else None
     if items and items.too_short:
-        display.notify(f"decontaminate: {items.too_short:,} items have fewer than five words and are not searched for")
-    return Loaded(filters.load_filters(settings.filters), items)
+        display.notify(
+            f"decontaminate: {items.too_short:,} of {len(items.texts):,} items have fewer than five words and are not "
+            "searched for"
+        )
+    words = load_word_lists(settings.words, settings.format)
+    loaded = Loaded({**words, **filters.load_filters(settings.filters)}, items)
+    if settings.dedup.minhash:
+        rules = filters.rules_of(loaded.filters, settings.bounds)
+        near_duplicates.check_measure(
+            settings.dedup.minhash, {rule.measure for rule in rules.values()}, settings.languages
+        )
+    return loaded
 
 
 def prepare(batch: pa.Table, settings: CorpusSettings, loaded: Loaded) -> pa.Table:
@@ -50,42 +63,89 @@ def prepare(batch: pa.Table, settings: CorpusSettings, loaded: Loaded) -> pa.Tab
         loaded: what the settings name (`load`).
 
     Returns:
-        The same rows with the columns of `SCHEMA` except `split`, and raw_bytes, pii_*, drop_reason (null: keep), _key,
-        and _signature if near-duplicates are dropped.
+        The same rows with the columns of `SCHEMA` except `split`, and raw_bytes, pii_*, drop_reason (null: keep),
+        _reasons (all of them), _measures (if there are rules), _key, those of `repair`, `near_duplicates`, `repeated`
+        and `pii_audit` if they are set, and _seconds, which differ from call to call.
     """
+    timer = Timer()
     frame = pl.from_arrow(batch)
     assert isinstance(frame, pl.DataFrame)
-    raw_bytes = frame["text"].str.len_bytes().cast(pl.Int64)
-    cleaned = contents.clean_documents(frame["text"], frame["extra"], settings)
+    raw = frame["text"]
+    raw_bytes = raw.str.len_bytes().cast(pl.Int64)
+    with timer("clean"):
+        prose = ~_is_code(frame["path"], settings)
+        cleaned = contents.clean_documents(raw, frame["extra"], prose, settings)
     sizes = cleaned.texts.str.len_bytes().cast(pl.Int64)
     nothing = pl.Series(values=[None] * len(frame), dtype=pl.String)
     extra, metadata = (nothing, cleaned.extras) if settings.format == "text" else (cleaned.extras, nothing)
     columns = {"text": cleaned.texts, "extra": extra, "metadata": metadata, "raw_bytes": raw_bytes, "bytes": sizes}
-    by_words = settings.languages or loaded.items is not None or settings.dedup.minhash
+    by_words = settings.languages or loaded.items is not None or settings.dedup.minhash or settings.dedup.overlap
     plain = contents.plain_texts(cleaned.texts, settings.format) if by_words else cleaned.texts
-    frame = frame.with_columns(**columns, **cleaned.pii, **_languages(plain, settings))
+    with timer("language"):
+        frame = frame.with_columns(**columns, **cleaned.counts, **_languages(plain, settings))
     if any(isinstance(one, RuleSets) for one in loaded.filters.values()):
         frame = frame.with_columns(is_judged(frame).alias(JUDGED))
-    frame = frame.with_columns(drop_reason=_reasons(frame, cleaned, settings, loaded.filters))
+    broken, measures = _checks(frame, cleaned, settings, loaded.filters, timer)
+    added: dict[str, pa.Array] = {}
     if loaded.items is not None:
-        frame = frame.with_columns(**_contamination(plain, frame["drop_reason"], loaded.items))
-    table = frame.to_arrow()
-    if settings.dedup.minhash:
-        table = table.append_column(
-            near_duplicates.SIGNATURE, near_duplicates.signature_column(plain, settings.dedup.minhash)
-        )
-    table = table.append_column("cluster", pa.array(dedup.clusters(cleaned.clusters), pa.uint64()))
-    return table.append_column(KEY, pa.array(cleaned.keys, pa.binary(16)))
-
-
-def _contamination(texts: pl.Series, reasons: pl.Series, items: Items) -> dict[str, pl.Series]:
-    """The reason for documents that contain an item and have no other reason, and the item's number."""
-    found = pl.Series(contained(texts, items))
-    drop = (found >= 0) & reasons.is_null()
-    return {
-        "drop_reason": reasons.scatter(drop.arg_true(), CONTAMINATED),
-        CONTAINS: pl.select(pl.when(drop).then(found)).to_series(),
+        with timer("evaluations"):
+            found = contained(plain, loaded.items)
+        contaminates = (found >= 0) & ~np.any([*broken.values()], axis=0)
+        broken[CONTAMINATED] = found >= 0
+        added[CONTAINS] = pa.array(found, mask=~contaminates)
+    reasons = reasons_column(broken, len(frame))
+    added |= {"drop_reason": first_reasons(reasons), REASONS: reasons}
+    if measures:
+        added[MEASURES] = measures_column(measures)
+    added |= _compared(plain, cleaned.texts, settings, timer)
+    if settings.pii_audit:
+        added[pii_audit.PLACES] = pii_audit.places_column(raw, prose, cleaned, settings)
+    added |= {
+        "cluster": pa.array(dedup.clusters(cleaned.clusters), pa.uint64()),
+        KEY: pa.array(cleaned.keys, pa.binary(16)),
+        SECONDS: timer.column(len(frame), steps(settings, loaded)),
     }
+    table = frame.to_arrow()
+    for name, column in added.items():
+        table = table.append_column(name, column)
+    return table
+
+
+def _compared(plain: pl.Series, texts: pl.Series, settings: CorpusSettings, timer: Timer) -> dict[str, pa.Array]:
+    """The columns by which documents are compared with each other.
+
+    Args:
+        plain: the words of each document.
+        texts: the documents in the format's form.
+        settings, timer: as in `prepare`.
+    """
+    columns = {}
+    if settings.dedup.minhash:
+        with timer("signatures"):
+            columns[near_duplicates.SIGNATURE] = near_duplicates.signature_column(plain, settings.dedup.minhash)
+    if settings.dedup.overlap:
+        with timer("runs"):
+            columns[repeated.RUNS] = repeated.runs_column(plain, settings.dedup.overlap.words)
+    if settings.dedup.lines:
+        with timer("lines"):
+            columns[repeated.LINES] = repeated.lines_column(texts, settings.dedup.lines.min_characters)
+    return columns
+
+
+def _is_code(paths: pl.Series, settings: CorpusSettings) -> pl.Series:
+    if settings.quality == "code":
+        return pl.Series([True] * len(paths), dtype=pl.Boolean)
+    return is_code(paths)
+
+
+def steps(settings: CorpusSettings, loaded: Loaded) -> list[str]:
+    """The steps of `prepare` that are timed, in order."""
+    out = ["clean", "language"]
+    out += [filters.QUALITY] if settings.bounds is not None else []
+    out += loaded.filters
+    out += ["evaluations"] if loaded.items is not None else []
+    dedup = {"signatures": settings.dedup.minhash, "runs": settings.dedup.overlap, "lines": settings.dedup.lines}
+    return out + [name for name, wanted in dedup.items() if wanted]
 
 
 def _languages(texts: pl.Series, settings: CorpusSettings) -> dict[str, pl.Series]:
@@ -94,23 +154,50 @@ def _languages(texts: pl.Series, settings: CorpusSettings) -> dict[str, pl.Serie
     return {name: pl.Series([None] * len(texts), dtype=dtype) for name, dtype in LANGUAGE_COLUMNS.items()}
 
 
-def _reasons(
-    frame: pl.DataFrame, cleaned: contents.Cleaned, settings: CorpusSettings, user_filters: Mapping[str, filters.Filter]
-) -> pl.Series:
-    """The first reason to drop each document, or null: content, language, quality bounds, then `user_filters`."""
-    reasons = cleaned.reasons
+def _checks(
+    frame: pl.DataFrame,
+    cleaned: contents.Cleaned,
+    settings: CorpusSettings,
+    user_filters: Mapping[str, filters.Filter],
+    timer: Timer,
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Reason -> whether it holds for each document, in the order of the checks: content, language, quality bounds, then
+    `user_filters`; and the measures. Documents without usable content, or in another language, are not measured."""
+    broken = {reason: (cleaned.reasons == reason).fill_null(False).to_numpy() for reason in contents.PROBLEMS}
     if settings.languages:
-        others = ~frame["language"].is_in(settings.languages) & reasons.is_null()
-        reasons = reasons.scatter(others.arg_true(), OTHER_LANGUAGE)
-    rows = reasons.is_null().arg_true()
-    if not len(rows):
-        return reasons
+        broken[OTHER_LANGUAGE] = ~frame["language"].is_in(settings.languages).to_numpy()
+    rows = np.flatnonzero(~np.any([*broken.values()], axis=0))
     if settings.bounds is not None and cleaned.squeezed is not None:
         frame = frame.with_columns(cleaned.squeezed.alias(filters.SQUEEZED))
     rest = frame[rows] if len(rows) < len(frame) else frame
+    measures: dict[str, np.ndarray] = {}
+    found: dict[str, np.ndarray] = {}
     if settings.bounds is not None:
-        rest = filters.measure(rest)
-        reasons = reasons.scatter(rows, filters.check_bounds(rest, settings.bounds))
-    if user_filters:
-        reasons = reasons.scatter(rows, reasons.gather(rows).fill_null(filters.apply_filters(rest, user_filters)))
-    return reasons
+        with timer(filters.QUALITY):
+            rest = filters.measure(rest)
+            measures |= filters.quality_measures(rest)
+        found |= _broken(filters.quality_rules(settings.bounds), measures)
+    for name, function in user_filters.items() if len(rest) else ():
+        with timer(name):
+            if isinstance(function, filters.RULE_FILTERS):
+                measures |= function.measures(rest)
+                found |= _broken(function.rules, measures)
+            else:
+                found |= filters.apply_filter(name, function, rest)
+    rules = filters.rules_of(user_filters, settings.bounds)
+    names = dict.fromkeys(rule.measure for rule in rules.values())
+    return (
+        broken | {reason: _spread(mask, rows, len(frame), False) for reason, mask in found.items()},
+        {name: _spread(measures.get(name, np.zeros(0)), rows, len(frame), np.nan) for name in names},
+    )
+
+
+def _broken(rules: Mapping[str, Rule], measures: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {reason: rule.broken(measures[rule.measure]) for reason, rule in rules.items()}
+
+
+def _spread(values: np.ndarray, rows: np.ndarray, documents: int, fill: float) -> np.ndarray:
+    """The values of some documents as those of all."""
+    out = np.full(documents, fill)
+    out[rows] = values
+    return out

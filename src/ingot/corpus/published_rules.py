@@ -32,6 +32,7 @@ from ingot.corpus.measures import (
     web_sentences,
 )
 from ingot.corpus.readers.suffixes import CODE_SUFFIXES
+from ingot.corpus.rules import Rule
 
 JUDGED = "_judged"
 """Column with the answer of `is_judged`, where it was asked before."""
@@ -42,31 +43,31 @@ def is_judged(documents: pl.DataFrame) -> pl.Series:
 
     Without the setting `languages`, only scripts without blanks between words are known not to be English.
     """
-    suffix = documents["path"].str.extract(r"(\.[A-Za-z0-9]+)$").str.to_lowercase()
-    code = suffix.is_in(list(CODE_SUFFIXES)).fill_null(False)
     english = (documents["language"] == "en").fill_null(~is_unspaced(documents["text"]))
-    return english & ~code
+    return english & ~is_code(documents["path"])
 
 
-class Rule(NamedTuple):
-    """Drops a document whose measure is below `least` or above `most`."""
-
-    measure: str
-    least: float = -np.inf
-    most: float = np.inf
+def is_code(paths: pl.Series) -> pl.Series:
+    """Whether a file's suffix is that of source code."""
+    suffix = paths.str.extract(r"(\.[A-Za-z0-9]+)$").str.to_lowercase()
+    return suffix.is_in(list(CODE_SUFFIXES)).fill_null(False)
 
 
 class RuleSet(NamedTuple):
     """Rules that share their measures."""
 
+    name: str
     measure: Callable[[Chunk], Measures]
     rules: Mapping[str, Rule]
 
-    def broken(self, chunk: Chunk) -> dict[str, np.ndarray]:
-        """Reason -> whether each document breaks that rule."""
-        measures = self.measure(chunk)
-        values = {reason: measures[rule.measure] for reason, rule in self.rules.items()}
-        return {r: (v < self.rules[r].least) | (v > self.rules[r].most) for r, v in values.items()}
+    def full_name(self, measure: str) -> str:
+        """The name of a measure beside those of other sets."""
+        return f"{self.name}.{measure}"
+
+    @property
+    def measures(self) -> list[str]:
+        """Full names of the measures that the rules read."""
+        return [*dict.fromkeys(self.full_name(rule.measure) for rule in self.rules.values())]
 
 
 class RuleSets(NamedTuple):
@@ -74,22 +75,33 @@ class RuleSets(NamedTuple):
 
     sets: Sequence[RuleSet]
 
-    def __call__(self, documents: pl.DataFrame) -> pl.Series:
-        """The first reason to drop each document, or null."""
+    @property
+    def rules(self) -> dict[str, Rule]:
+        """Reason -> rule, with the full name of its measure, in order."""
+        return {
+            reason: rule._replace(measure=one.full_name(rule.measure))
+            for one in self.sets
+            for reason, rule in one.rules.items()
+        }
+
+    def measures(self, documents: pl.DataFrame) -> Measures:
+        """Full name -> value of each document, NaN for one that is not judged."""
         judged = documents[JUDGED] if JUDGED in documents.columns else is_judged(documents)
         rows = judged.arg_true()
-        parts = [pl.Series([], dtype=pl.String), *map(self._reasons, in_chunks(documents["text"].gather(rows)))]
-        return pl.Series([None] * len(documents), dtype=pl.String).scatter(rows, pl.concat(parts))
-
-    def _reasons(self, chunk: Chunk) -> pl.Series:
-        reasons = pl.Series([None] * len(chunk.texts), dtype=pl.String)
-        for rule_set in reversed(self.sets):
-            for reason, broken in reversed(rule_set.broken(chunk).items()):
-                reasons = reasons.scatter(np.flatnonzero(broken), reason)
-        return reasons
+        out = {name: np.full(len(documents), np.nan) for one in self.sets for name in one.measures}
+        first = 0
+        for chunk in in_chunks(documents["text"].gather(rows)):
+            own = rows[first : first + len(chunk.texts)].to_numpy()
+            for one in self.sets:
+                values = one.measure(chunk)
+                for measure in {rule.measure for rule in one.rules.values()}:
+                    out[one.full_name(measure)][own] = values[measure]
+            first += len(chunk.texts)
+        return out
 
 
 GOPHER_QUALITY = RuleSet(
+    "gopher_quality",
     quality,
     {
         "gopher_few_words": Rule("words", least=50),
@@ -106,6 +118,7 @@ GOPHER_QUALITY = RuleSet(
 )
 
 GOPHER_REPETITION = RuleSet(
+    "gopher_repetition",
     repetition,
     {
         "gopher_repeated_paragraphs": Rule("repeated_paragraphs", most=0.30),
@@ -120,6 +133,7 @@ GOPHER_REPETITION = RuleSet(
 )
 
 C4 = RuleSet(
+    "c4",
     web_sentences,
     {
         "c4_lorem_ipsum": Rule("lorem_ipsum", most=0),
@@ -129,6 +143,7 @@ C4 = RuleSet(
 )
 
 FINEWEB = RuleSet(
+    "fineweb",
     web_lines,
     {
         "fineweb_lines_without_end": Rule("lines_with_an_end", least=0.12),
@@ -138,9 +153,4 @@ FINEWEB = RuleSet(
     },
 )
 
-RULE_SETS: dict[str, RuleSet] = {
-    "gopher_quality": GOPHER_QUALITY,
-    "gopher_repetition": GOPHER_REPETITION,
-    "c4": C4,
-    "fineweb": FINEWEB,
-}
+RULE_SETS: dict[str, RuleSet] = {one.name: one for one in (GOPHER_QUALITY, GOPHER_REPETITION, C4, FINEWEB)}

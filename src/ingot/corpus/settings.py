@@ -19,6 +19,9 @@ STDLIB = "python:stdlib"
 DOCS = "python:docs"
 
 
+Runner = Literal["local", "daft", "ray"]
+
+
 class QualityBounds(Settings):
     """Inclusive bounds on the documents to keep. The defaults suit prose."""
 
@@ -112,11 +115,13 @@ class Source(Settings):
     """A source of documents. In a recipe, a plain string means `{ path = string }`."""
 
     path: str = Field(min_length=1)
-    """A file, a directory, a glob, `python:stdlib`, `python:docs`, or `https://...` (with its sha256)."""
+    """A file, a directory, a glob, `python:stdlib`, `python:docs`, or `https://`, `hf://datasets/` or `s3://`."""
     repeat: int = Field(default=1, ge=1)
     """How often each training document of this source is written; held-out documents are always written once."""
     sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
     """SHA-256 of the single file at `path`, in hex. Required for `https://`; checked if given."""
+    checksums: Annotated[str | None, EXECUTION] = None
+    """For `hf://` and `s3://`: a file of SHA-256 sums as `sha256sum` writes them, which the first run writes."""
     field: str | None = None
     """Field or column of this source with the text, if it differs from the stage's `field`."""
     fields: Fields | None = None
@@ -127,6 +132,15 @@ class Source(Settings):
     """The encoding of its files, such as `cp1252`. Default: UTF-8, or what a byte order mark says."""
     follow_links: bool = False
     """Also read what links inside a directory (or below a glob) lead to outside of it."""
+
+    @model_validator(mode="after")
+    def _checksums_fit_path(self) -> "Source":
+        if self.checksums and (self.sha256 or not self.path.startswith(("hf://", "s3://"))):
+            raise UserError(
+                f"checksums: found '{self.checksums}' for '{self.path}', expected it for hf:// or s3:// without a "
+                "sha256; remove one"
+            )
+        return self
 
 
 def _as_source(value: Any) -> Any:
@@ -146,8 +160,39 @@ class MinHashSettings(Settings):
     """Bands of a signature; documents that agree in one are compared. More find pairs of less similarity."""
     rows: int = Field(default=5, ge=1)
     """Hash functions of a band; more let fewer pairs agree in one."""
-    keep: Literal["first", "longest"] = "first"
-    """Which document of a cluster is kept."""
+    keep: Literal["first", "longest", "best"] = "first"
+    """Which document of a cluster is kept; of equal ones the first."""
+    by: str | None = None
+    """`keep = "best"`: the number that decides: a measure of a rule of this corpus, such as
+    "quality.unique_word_fraction"; "language_score"; or "metadata.NAME", a field of the row."""
+    prefer: Literal["high", "low"] = "high"
+    """`keep = "best"`: whether a high or a low value is better."""
+
+    @model_validator(mode="after")
+    def _best_by_a_measure(self) -> "MinHashSettings":
+        if self.keep == "best" and self.by is None:
+            raise UserError('found keep = "best" without by, expected the measure that decides; name one with `by`')
+        if self.keep != "best" and (self.by is not None or self.prefer != "high"):
+            raise UserError(f'found by or prefer beside keep = "{self.keep}", expected keep = "best"; remove them')
+        return self
+
+
+class LineSettings(Settings):
+    """Lines that many documents share (`corpus/repeated.py`)."""
+
+    documents: int = Field(default=10, ge=1)
+    """A line that occurs in more documents is removed from all of them."""
+    min_characters: int = Field(default=20, ge=1)
+    """A shorter line stays: a closing bracket is no boilerplate."""
+
+
+class OverlapSettings(Settings):
+    """Copies by runs of words (`corpus/repeated.py`)."""
+
+    words: int = Field(default=13, ge=2)
+    """Words of a run."""
+    fraction: float = Field(default=0.5, gt=0, le=1)
+    """A document is dropped if this fraction of its runs occurred in documents that are kept before it."""
 
 
 class DedupSettings(Settings):
@@ -157,6 +202,39 @@ class DedupSettings(Settings):
     """Drop each document whose text equals an earlier one up to white space."""
     minhash: MinHashSettings | None = None
     """Drop documents that share most of their text with another one; `{}` for the defaults. Default: they are kept."""
+    overlap: OverlapSettings | None = None
+    """Drop documents whose runs of 13 words occurred before; `{}` for the defaults. Default: they are kept."""
+    lines: LineSettings | None = None
+    """Remove lines that many documents share, after duplicates are gone; `text` only. Default: they stay."""
+
+
+class CheckSettings(Settings):
+    """Checks of the finished corpus, which it does not depend on."""
+
+    plant: int = Field(default=0, ge=0)
+    """Damaged documents of each kind that are planted in a copy of the corpus, to measure what the recipe removes of
+    them (`corpus/planted.py`); `text` only. 0: none."""
+
+
+class WordList(Settings):
+    """A list of words that a document may have few of (`corpus/word_lists.py`)."""
+
+    path: str | None = None
+    """File with a word or phrase on each line; default: the list of ours of that name."""
+    max_per_thousand: float = Field(default=10.0, ge=0)
+    """Most hits per 1,000 words."""
+    min_hits: int = Field(default=2, ge=1)
+    """Fewer hits never drop a document."""
+    languages: list[str] = Field(default_factory=list)
+    """Languages that the list is for; default: "en" for lists of ours, else all. Of a corpus without the setting
+    `languages` all documents are searched."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _ours_is_for_english(cls, table: Any) -> Any:
+        if isinstance(table, dict) and table.get("path") is None:
+            return {"languages": ["en"], **table}
+        return table
 
 
 class HoldoutSettings(Settings):
@@ -165,9 +243,9 @@ class HoldoutSettings(Settings):
     RENAMED: ClassVar = {"share": "fraction"}
 
     fraction: float = Field(default=0.05, ge=0, lt=1)
-    """Expected fraction of documents (`document`) or groups (`group`), or exact fraction of characters (`tail`)."""
-    by: Literal["document", "tail", "group"] = "document"
-    """`document`: by hash of the text; `group`: by hash of the file's name; `tail`: the last characters."""
+    """Expected fraction of documents or groups, or exact fraction of characters (`characters`, `tail`)."""
+    by: Literal["document", "characters", "group", "tail"] = "document"
+    """By hash of the text (`document`; `characters`: as many as hold the fraction) or file name; or the `tail`."""
 
 
 class CorpusSettings(Settings):
@@ -194,23 +272,46 @@ class CorpusSettings(Settings):
     trim_lines: bool = False
     """Also remove blanks at the end of each line. Off by default because Markdown and strings in code may need them."""
     html: Html = "main"
-    """Pages of the web: their `main` content, or all of their text (`plain`). Needs the extra `corpus`."""
+    """Pages of the web: their `main` content, as resiliparse or (slower) `trafilatura` finds it, or all of their text
+    (`plain`). Needs the extra `corpus`."""
+    repair_unicode: bool = False
+    """Repair lines that were decoded wrongly (`cafÃ©`), where that can be undone; not in code. Needs the extra
+    `corpus`."""
+    boilerplate: Literal["keep", "drop"] = "keep"
+    """Drop lines that are cookie notices, menus, buttons or footers (`corpus/repair.py`); not in code."""
     pii: bool
     """Mask e-mail addresses, phone numbers, social security numbers and IP addresses. Default: on for `text` only."""
+    pii_audit: int = Field(default=0, ge=0)
+    """Masked places of each kind that are stored with 40 characters around them, as read: personal data. Format `text`
+    only."""
     quality: Quality
     """A named set of bounds (`text`, `code`, `none`) or a table of bounds. Default: `text`; other formats: `none`."""
+    without: list[str] = Field(default_factory=list)
+    """Documents to leave out with all copies of their text: PATH#OFFSET as `ingot trace` shows them, or PATH for all of
+    a file. `ingot without` writes it."""
     dedup: DedupSettings = DedupSettings()
     """Deduplication."""
     holdout: HoldoutSettings = HoldoutSettings()
     """The documents held out for validation, chosen after deduplication."""
     languages: list[str] = Field(default_factory=list)
     """Codes of the languages to keep, such as "en". Default: languages are not told apart. Needs the extra `corpus`."""
-    decontaminate: list[str] = Field(default_factory=list)
-    """Files of evaluations (rows or text); documents that contain one of their items are dropped."""
+    decontaminate: list[str] | None = None
+    """Files of evaluations (rows or text); documents that contain one of their items are dropped. Default: the task
+    files that the recipe evaluates, for `text` only."""
+    overlap_with: Annotated[list[str] | None, EXECUTION] = None
+    """Other formats than `text`: files of evaluations whose items the report of instructions counts; no document is
+    dropped. Default: the task files that the recipe evaluates."""
+    check: CheckSettings = CheckSettings()
+    """Checks of the finished corpus, such as { plant = 200 }."""
+    words: dict[str, WordList] = Field(default_factory=dict)
+    """Lists of words, such as { toxicity = {}, rivals = { path = "rivals.txt" } }; ours are `toxicity`, `spam` and
+    `adult`. A document with many of a list's words is dropped."""
     filters: list[str] = Field(default_factory=list)
     """More filters, in order: names of `ingot.corpus.filters.FILTERS`, or `file.py:function`."""
-    workers: Annotated[int, EXECUTION] = Field(default=2, ge=1)
-    """Threads that clean and filter batches; the result does not depend on it."""
+    runner: Annotated[Runner, EXECUTION] = "local"
+    """Who reads, cleans and filters: processes of this machine, `daft`, or `ray` (a cluster). Same result."""
+    workers: Annotated[Annotated[int, Field(ge=1)] | None, EXECUTION] = None
+    """Processes that read, clean and filter; None: all usable cores. The result does not depend on it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -225,12 +326,30 @@ class CorpusSettings(Settings):
     def _fits_format(self) -> "CorpusSettings":
         if self.format != "text" and self.quality != "none":
             raise UserError(f'quality: found bounds for format {self.format}, expected format text; set "none"')
+        if self.format != "text" and self.check.plant:
+            raise UserError(
+                f"check.plant: found {self.check.plant} for format {self.format}, expected format text; set 0"
+            )
+        if self.pii_audit and (self.format != "text" or not self.pii):
+            raise UserError(f"pii_audit: found {self.pii_audit}, expected format text and pii = true beside it; set 0")
+        if self.format == "text" and self.overlap_with:
+            raise UserError(
+                "overlap_with: not used by format text; name the files in decontaminate, which drops documents"
+            )
+        if self.format != "text" and self.dedup.lines:
+            raise UserError(f"dedup.lines: found it for format {self.format}, expected format text; leave it out")
         if self.format != "chat" and self.train_on != "all answers":
             raise UserError(f"train_on: not used by format {self.format}; remove it")
         if self.format == "text" and self.reasoning != "keep":
             raise UserError("reasoning: not used by format text; remove it")
         if self.format in ("pairs", "prompts") and any(s.field for s in (self, *self.sources)):
             raise UserError(f"field: not used by format {self.format}; name the fields of a row with `fields`")
+        for name, words in self.words.items():
+            if self.languages and words.languages and not set(words.languages) & set(self.languages):
+                raise UserError(
+                    f"words.{name}: found languages = {words.languages}, expected some of {self.languages}, which the "
+                    "corpus keeps; name a list for these, or remove it"
+                )
         repeats: dict[str, int] = {}
         for source in self.sources:
             if repeats.setdefault(source.path, source.repeat) != source.repeat:

@@ -1,9 +1,10 @@
 """Published mixtures by name: `data = { mixture = "llama", commoncrawl = "crawl", c4 = "c4", ... }`.
 
-The table names the recipe's corpus for each source of the mixture; sources that share a corpus add up.
+The table names the recipe's corpus for each source of the mixture; sources that share a corpus add up. Below
+them is the arithmetic of any mixture: temperature and caps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingot.core.errors import UserError, nearest
@@ -75,3 +76,35 @@ def expanded(table: Any) -> Any:
     for source, corpus in corpora.items():
         out[corpus] = round(out.get(corpus, 0.0) + fractions[source], 6)
     return out
+
+
+def tempered(weights: Sequence[float], sizes: Sequence[float], temperature: float) -> list[float]:
+    """Fractions proportional to weight x size^(1 / temperature): 1 follows the sizes, infinity ignores them
+    (Arivazhagan et al. 2019, arXiv:1907.05019, section 4.2)."""
+    total = sum(sizes)
+    raw = [weight * (size / total) ** (1 / temperature) for weight, size in zip(weights, sizes, strict=True)]
+    return [value / sum(raw) for value in raw]
+
+
+def capped(fractions: Sequence[float], limits: Sequence[float]) -> list[float] | None:
+    """Fractions of which none is above its limit; the others share the rest in proportion (water filling, as UniMax,
+    Chung et al. 2023, arXiv:2304.09151).
+
+    Args:
+        fractions: they add up to 1.
+        limits: the largest fraction of each.
+
+    Returns:
+        Fractions that add up to 1; None if the limits of all sources in use add up to less.
+    """
+    full: set[int] = set()
+    while True:
+        rest = 1 - sum(limits[i] for i in full)
+        free = sum(f for i, f in enumerate(fractions) if i not in full)
+        if rest < -1e-12 or (not free and rest > 1e-12):
+            return None
+        scale = rest / free if free else 0.0
+        over = {i for i, f in enumerate(fractions) if i not in full and f * scale > limits[i]}
+        if not over:
+            return [limits[i] if i in full else f * scale for i, f in enumerate(fractions)]
+        full |= over

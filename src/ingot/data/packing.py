@@ -74,11 +74,11 @@ class Concatenated:
     def slices(self, row: int) -> list[Slice]:
         return _slices(*self.index(np.array([row])))
 
-    def rows_of(self, document: int) -> range:
-        """The rows that contain a document; the inverse of `slices`."""
-        start = int(self._ends[document - 1]) if document else 0
+    def rows_of(self, document: int, tokens: tuple[int, int] | None = None) -> range:
+        """The rows that contain a document, or some of its `tokens` [start, stop); the inverse of `slices`."""
+        start, stop = tokens or (int(self._ends[document - 1]) if document else 0, int(self._ends[document]))
         first = max(0, -(-(start - self.context) // self.stride))
-        return range(first, min(self.rows, (int(self._ends[document]) - 1) // self.stride + 1))
+        return range(first, min(self.rows, (stop - 1) // self.stride + 1))
 
 
 class BestFit:
@@ -133,9 +133,11 @@ class BestFit:
     def slices(self, row: int) -> list[Slice]:
         return [Slice(*map(int, p)) for p in self._pieces[self._first[row] : self._first[row + 1]]]
 
-    def rows_of(self, document: int) -> list[int]:
-        """The rows that contain a document; the inverse of `slices`."""
-        pieces = np.flatnonzero(self._pieces[:, 0] == document)
+    def rows_of(self, document: int, tokens: tuple[int, int] | None = None) -> list[int]:
+        """The rows that contain a document, or some of its `tokens` [start, stop); the inverse of `slices`."""
+        start, stop = tokens or (0, np.inf)
+        documents, starts, stops = self._pieces.T
+        pieces = np.flatnonzero((documents == document) & (starts < stop) & (stops > start))
         return np.unique(np.searchsorted(self._first, pieces, side="right") - 1).tolist()
 
     def save(self, path: Path) -> None:
@@ -195,8 +197,8 @@ class OnePerRow:
         bounds = self._bounds[first : first + self.group + 1].tolist()
         return [Slice(first + i, bounds[i], bounds[i + 1]) for i in range(self.group)]
 
-    def rows_of(self, document: int) -> list[int]:
-        """The rows that contain a document; the inverse of `slices`."""
+    def rows_of(self, document: int, tokens: tuple[int, int] | None = None) -> list[int]:
+        """The rows that contain a document, and with it all of its `tokens`; the inverse of `slices`."""
         return np.flatnonzero(self._groups == document // self.group).tolist()
 
 

@@ -85,12 +85,14 @@ class Order:
         weights: relative number of rows of each source; 0 excludes a source.
         seed: seed of the shuffle.
         drawn: number of rows drawn from each source before position 0, so that a phase continues an earlier one.
+        shuffled: whether the rows of an epoch are shuffled; else they come in the order of the store.
     """
 
     rows: tuple[int, ...]
     weights: tuple[float, ...]
     seed: int
     drawn: tuple[int, ...] = ()
+    shuffled: bool = True
     _pattern: np.ndarray = field(init=False, repr=False, compare=False)
     _rank: np.ndarray = field(init=False, repr=False, compare=False)
     _counts: np.ndarray = field(init=False, repr=False, compare=False)
@@ -127,9 +129,15 @@ class Order:
             source_rows = np.empty_like(within)
             for e in np.unique(epoch):
                 of_epoch = epoch == e
-                source_rows[of_epoch] = permute(within[of_epoch], self.rows[s], key_of(self.seed, int(s), int(e)))
+                source_rows[of_epoch] = self._within_epoch(within[of_epoch], int(s), int(e))
             row[of_source] = source_rows
         return source, row
+
+    def _within_epoch(self, index: np.ndarray, source: int, epoch: int, inverse: bool = False) -> np.ndarray:
+        """The rows at places of an epoch of a source; with `inverse` the places of rows."""
+        if not self.shuffled:
+            return index
+        return permute(index, self.rows[source], key_of(self.seed, source, epoch), inverse)
 
     def drawn_after(self, count: int) -> tuple[int, ...]:
         """Number of rows drawn from each source after `count` positions, including the initial `drawn`."""
@@ -143,7 +151,7 @@ class Order:
         in_pattern = np.flatnonzero(self._pattern == source)
         positions = []
         for epoch in range(first // rows, -(-last // rows)):
-            within = permute(np.array([row]), rows, key_of(self.seed, source, epoch), inverse=True)
+            within = self._within_epoch(np.array([row]), source, epoch, inverse=True)
             drawn = epoch * rows + int(within[0])
             if first <= drawn < last:
                 block, rank = divmod(drawn - first, len(in_pattern))

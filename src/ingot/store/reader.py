@@ -108,7 +108,7 @@ class Store:
         self.columns: dict[str, Column] = columns
         """All columns except ids and ends, by name; includes `bytes` and overlays."""
         self._identities = BlockFile(path / DOCUMENTS, manifest["files"][DOCUMENTS])
-        self._row_group: tuple[int, list[dict[str, Any]]] = (-1, [])
+        self._row_group: tuple[int, Any] = (-1, None)
 
     @classmethod
     def open(cls, path: Path, *, tokenizer: str | None = None, overlays: Sequence[Path] = ()) -> "Store":
@@ -156,8 +156,8 @@ class Store:
             raise UserError(f"{self.path}: no document {document:,}; it has {self.documents:,}, numbered from 0")
         number, row = divmod(document, IDENTITY_ROWS)
         if self._row_group[0] != number:
-            self._row_group = (number, self._table.read_row_group(number).to_pylist())
-        return self._row_group[1][row]
+            self._row_group = (number, self._table.read_row_group(number))
+        return self._row_group[1].slice(row, 1).to_pylist()[0]
 
     def extra(self, documents: np.ndarray) -> np.ndarray:
         """Extra fields of the rows of prompts or pairs: an object array of JSON strings or None."""

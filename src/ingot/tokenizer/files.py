@@ -6,12 +6,20 @@ The parent process calls this for every recipe, so the module imports no tokeniz
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from ingot.core.artifact import FileHashes, digest_json, regular
 from ingot.core.errors import MissingFile, UserError
 from ingot.tokenizer.settings import TokenizerSettings
 
-GPT2_FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
+SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model")
+VOCABULARIES = (
+    ("tokenizer.json",),
+    ("encoder.json", "vocab.bpe"),
+    ("vocab.json", "merges.txt"),
+    *((name,) for name in SENTENCEPIECE_FILES),
+)
+"""The files that a vocabulary can consist of. The first that are all in a directory are read."""
 COMPANION_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -22,8 +30,7 @@ COMPANION_FILES = (
     "chat_template.json",
 )
 _UNSUPPORTED = {
-    "tokenizer.model": "a SentencePiece model",
-    "spiece.model": "a SentencePiece model",
+    "sentencepiece.bpe.model": "a SentencePiece model whose ids change in code",
     "tekken.json": "Mistral's own format",
     "vocab.txt": "BERT's own format",
     "tokenizer.pkl": "a pickle, which would run code",
@@ -42,17 +49,17 @@ def tokenizer_files(path: Path) -> list[Path]:
     directory = path.parent if path.name == "tokenizer.json" else path
     if not directory.is_dir():
         raise MissingFile(
-            f"{path}: no such directory (relative to {Path.cwd()}), expected one with a tokenizer.json or GPT-2's "
-            "encoder.json and vocab.bpe; check the path"
+            f"{path}: no such directory (relative to {Path.cwd()}), expected one with a tokenizer.json, GPT-2's "
+            "encoder.json and vocab.bpe, or SentencePiece's tokenizer.model; check the path"
         )
     companions = [regular(directory / name) for name in COMPANION_FILES if os.path.lexists(directory / name)]
-    for names in (("tokenizer.json",), *GPT2_FILES):
+    for names in VOCABULARIES:
         if all(os.path.lexists(directory / name) for name in names):
             return [*(regular(directory / name) for name in names), *companions]
     unsupported = (f"{name} ({what})" for name, what in _UNSUPPORTED.items() if (directory / name).exists())
     raise UserError(
-        f"{directory}: found {next(unsupported, 'none of them')}, expected tokenizer.json, or encoder.json and "
-        "vocab.bpe, or vocab.json and merges.txt; convert it to tokenizer.json (transformers: "
+        f"{directory}: found {next(unsupported, 'none of them')}, expected tokenizer.json, encoder.json and "
+        "vocab.bpe, vocab.json and merges.txt, or tokenizer.model; convert it to tokenizer.json (transformers: "
         "AutoTokenizer.from_pretrained(...).save_pretrained(...))"
     )
 
@@ -104,3 +111,15 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: byte {error.start} is not UTF-8; save it as UTF-8, or copy it again") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; raises UserError if there is none."""
+    text = read_text(path)
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not JSON ({error}); copy the file again") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: found a {type(data).__name__}, expected a JSON object; use the original file")
+    return data

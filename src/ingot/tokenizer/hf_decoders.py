@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Regex, decoders
 
 from ingot.core.errors import UserError
-from ingot.tokenizer.hf_fields import flattened, prepends
+from ingot.tokenizer.hf_fields import flattened, prepends, suffix_as_blank
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CLEANUP = (
@@ -48,7 +48,7 @@ class PieceDecoder:
         self.leading_space = not parts
         """Decoding yields a blank before the text that is not part of it."""
         by_type = {part["type"]: part for part in parts}
-        self._suffix = model.get("end_of_word_suffix") or by_type.get("BPEDecoder", {}).get("suffix") or ""
+        self._suffix = suffix_as_blank(data)
         self._steps: list[Step] = [] if parts else [_after_blank]
         fused = False
         for part in parts:

@@ -5,6 +5,7 @@ no table is refused unless it is empty (null, false, 0, "" or an empty container
 processors and older versions leave much that concerns no text, unknown fields are named in one message.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -123,7 +124,9 @@ def switch_off(data: Mapping[str, Any], notify: Notify) -> dict[str, Any]:
         decoder = _inverse(data)
         doing = f"text is decoded by {decoder['type']}" if decoder else "pieces are decoded with a blank between them"
         notify(f"tokenizer.json: decoder is null; {doing}")
-    elif (suffix := model.get("end_of_word_suffix")) and suffix != _field(decoder, "BPEDecoder", "suffix"):
+    elif (suffix := suffix_as_blank({"model": model, "decoder": decoder})) != (
+        _field(decoder, "BPEDecoder", "suffix") or ""
+    ):
         notify(f"tokenizer.json: its decoder leaves the end of a word, {suffix!r}, in texts; it is decoded as a blank")
     _check_prefix(model, decoder)
     return {**data, "model": model, "decoder": decoder, "truncation": None, "padding": None}
@@ -215,6 +218,14 @@ def types_of(component: Mapping[str, Any] | None, name: str) -> set[str]:
 def flattened(component: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any]]:
     """The members of a component in order, without the sequences that contain them."""
     return [part for type, part in _typed(component, name) if type != "Sequence"]
+
+
+def suffix_as_blank(data: Mapping[str, Any]) -> str:
+    """The end of a word that stands for a blank in texts, such as `</w>`; "" for none, or if the decoder removes it."""
+    parts = dict(_typed(data.get("decoder"), "decoder"))
+    suffix = data["model"].get("end_of_word_suffix") or parts.get("BPEDecoder", {}).get("suffix") or ""
+    removed = {"pattern": {"Regex": f"{re.escape(suffix)}$"}, "content": ""}
+    return "" if parts.get("Replace", {}).items() >= removed.items() else suffix
 
 
 def _check_prefix(model: Mapping[str, Any], decoder: Mapping[str, Any] | None) -> None:

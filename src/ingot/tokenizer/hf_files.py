@@ -1,13 +1,13 @@
 """Imports the tokenizer of a Hugging Face model directory, and exports one that `transformers` reads with equal ids.
 
-Supported are `tokenizer.json` (with the companions of `files.COMPANION_FILES`) and the two files of GPT-2
-(`encoder.json` + `vocab.bpe`, or `vocab.json` + `merges.txt`). All are JSON or text: no file with code is opened, and
-Python in the directory is ignored.
+Supported are `tokenizer.json` (with the companions of `files.COMPANION_FILES`), the two files of GPT-2 (`encoder.json`
++ `vocab.bpe`, or `vocab.json` + `merges.txt`) and a model of SentencePiece (`tokenizer.model`, `spiece.model`). None
+contains code, and Python in the directory is ignored.
 """
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,12 @@ from ingot.core.errors import UserError
 from ingot.tokenizer.base import FORMAT, Tokenizer
 from ingot.tokenizer.byte_bpe import ByteBPE, Char, load_tokenizer
 from ingot.tokenizer.chat_template import with_defaults
-from ingot.tokenizer.files import COMPANION_FILES, read_text, tokenizer_files
+from ingot.tokenizer.files import COMPANION_FILES, SENTENCEPIECE_FILES, read_object, read_text, tokenizer_files
+from ingot.tokenizer.gpt2_files import byte_level_bpe, read_gpt2
 from ingot.tokenizer.hf_decoders import byte_letters
 from ingot.tokenizer.hf_fields import ROLES, Notify, check_config, check_fields, surrounding, switch_off, with_bos
 from ingot.tokenizer.hf_tokenizers import HFTokenizer, added_tokens, backend_data, ids_of, load_backend
+from ingot.tokenizer.sentencepiece_files import read_sentencepiece, write_sentencepiece
 from ingot.tokenizer.settings import BYTES, TURNS
 
 FILE = "file"
@@ -44,29 +46,27 @@ def import_tokenizer(path: Path, notify: Notify = lambda message: None) -> Token
         UserError: files are missing, unreadable, in an unsupported format, or with a part that is not known.
     """
     files = {file.name: file for file in tokenizer_files(path)}
-    configs = {name: _read_object(files[name]) for name in COMPANION_FILES if name in files and name.endswith(".json")}
+    configs = {name: read_object(files[name]) for name in COMPANION_FILES if name in files and name.endswith(".json")}
     config = configs.get("tokenizer_config.json", {})
     if "tokenizer.json" in files:
-        data = _read_object(files["tokenizer.json"])
+        data = read_object(files["tokenizer.json"])
         if data.get("format") == FORMAT:  # the file of an ingot stage
             return load_tokenizer(files["tokenizer.json"])
         if not isinstance(data.get("model"), dict):
             raise UserError(f"{files['tokenizer.json']}: found no model, expected a file of the tokenizers library")
     else:
-        vocab, merges = (file for name, file in files.items() if name not in COMPANION_FILES)
-        class_name = str(config.get("tokenizer_class", "GPT2Tokenizer"))
-        if class_name.removesuffix("Fast") != "GPT2Tokenizer":
-            raise UserError(
-                f"{vocab.parent}: found {vocab.name} and {merges.name} of a {class_name}, expected GPT-2's, because "
-                "these files do not define how other classes split text; convert the tokenizer to tokenizer.json"
-            )
-        data = _gpt2(vocab, merges)
-        config = {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>", **config}
+        vocabulary = [file for name, file in files.items() if name not in COMPANION_FILES]
+        class_name = config.get("tokenizer_class")
+        read = read_sentencepiece if vocabulary[0].name in SENTENCEPIECE_FILES else read_gpt2
+        data, roles = read(*vocabulary, class_name=class_name and str(class_name))
+        config = {**roles, **config}
+        if vocabulary[0].name in SENTENCEPIECE_FILES and config.get("legacy") is False:
+            notify("tokenizer_config.json: legacy = false is not used: text after a special token begins with a blank")
     try:
         data = _with_model_type(data)
         check_fields(data)
         data = switch_off(data, notify)
-        if "tokenizer.json" in files:
+        if {"tokenizer.json", *SENTENCEPIECE_FILES} & files.keys():
             check_config(config, data, notify)
         data = _apply_config(data, config, configs.get("added_tokens.json", {}))
         ids = ids_of(data)
@@ -89,7 +89,9 @@ def import_tokenizer(path: Path, notify: Notify = lambda message: None) -> Token
 
 
 def export_tokenizer(tokenizer: Tokenizer, directory: Path) -> list[Path]:
-    """Write `tokenizer.json`, `tokenizer_config.json` and, with a chat format, `chat_template.jinja`.
+    """Write `tokenizer.json`, `tokenizer_config.json`, and with a chat format `chat_template.jinja`.
+
+    A tokenizer that SentencePiece can express, such as an imported one of Llama, is also written as `tokenizer.model`.
 
     `transformers.AutoTokenizer` gives the same ids as `encode` and renders the same conversations. The exception is
     text with the name of a special token, which it encodes as the token unless `split_special_tokens=True`.
@@ -105,35 +107,19 @@ def export_tokenizer(tokenizer: Tokenizer, directory: Path) -> list[Path]:
         load_backend(data)
     except UserError as error:  # training uses another regex engine, so a pattern can be invalid in the library
         raise UserError(f"export: {error}; train the tokenizer with another pattern") from None
-    files = {
+    files: dict[str, str | bytes] = {
         "tokenizer.json": json.dumps(data, ensure_ascii=False),
         "tokenizer_config.json": json.dumps(_config(tokenizer), ensure_ascii=False, indent=2) + "\n",
     }
     if tokenizer.template:
         source = TURNS_JINJA if tokenizer.template == TURNS else tokenizer.template
         files["chat_template.jinja"] = with_defaults(source, tokenizer.template_variables)
+    if model := write_sentencepiece(data, tokenizer.special_tokens_map):
+        files[SENTENCEPIECE_FILES[0]] = model
     directory.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        atomic_write(directory / name, text)
+    for name, content in files.items():
+        atomic_write(directory / name, content)
     return [directory / name for name in files]
-
-
-def byte_level_bpe(
-    vocab: dict[str, int], merges: list[list[str]], specials: Mapping[str, int], pattern: str | None
-) -> dict[str, Any]:
-    """The `tokenizer.json` of a byte-level BPE. Pattern None means GPT-2's."""
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": pattern is None}
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    steps = byte_level if pattern is None else {"type": "Sequence", "pretokenizers": [split, byte_level]}
-    return {
-        "version": "1.0",
-        "added_tokens": added_tokens(specials),
-        "normalizer": None,
-        "pre_tokenizer": steps,
-        "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {"type": "BPE", "vocab": vocab, "merges": merges},
-    }
 
 
 def _data(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -208,28 +194,6 @@ def _with_model_type(data: dict[str, Any]) -> dict[str, Any]:
     if "type" in data["model"]:
         return data
     return {**data, "model": {"type": backend_data(load_backend(data))["model"]["type"], **data["model"]}}
-
-
-def _gpt2(vocab_file: Path, merges_file: Path) -> dict[str, Any]:
-    vocab: dict[str, int] = _read_object(vocab_file)
-    if sorted(map(str, vocab.values())) != sorted(map(str, range(len(vocab)))):
-        raise UserError(
-            f"{vocab_file}: the ids of {len(vocab):,} tokens are not 0 to {len(vocab) - 1:,}; use GPT-2's original file"
-        )
-    merges = []
-    for number, line in enumerate(read_text(merges_file).split("\n"), 1):
-        if not line.strip() or (number == 1 and line.startswith("#version")):
-            continue
-        pair = line.split(" ")
-        if len(pair) != 2 or any(part not in vocab for part in (*pair, "".join(pair))):
-            raise UserError(
-                f"{merges_file}, line {number}: found {line!r}, expected two tokens of {vocab_file.name} whose "
-                "concatenation is a third; use the original files"
-            )
-        merges.append(pair)
-    if missing := [letter for letter in byte_letters().values() if letter not in vocab]:
-        raise UserError(f"{vocab_file}: has no token for {len(missing)} of the 256 bytes, expected GPT-2's vocabulary")
-    return byte_level_bpe(vocab, merges, {n: vocab[n] for n in ("<|endoftext|>",) if n in vocab}, None)
 
 
 def _apply_config(data: dict[str, Any], config: dict[str, Any], added: dict[str, int]) -> dict[str, Any]:
@@ -378,14 +342,3 @@ def _template(files: dict[str, Path], configs: dict[str, dict[str, Any]], ids: d
     if source == TURNS_JINJA and "<|end|>" in ids:
         return TURNS
     return source or ""
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    text = read_text(path)
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON ({error}); copy the file again") from None
-    if not isinstance(data, dict):
-        raise UserError(f"{path}: found a {type(data).__name__}, expected a JSON object; use the original file")
-    return data

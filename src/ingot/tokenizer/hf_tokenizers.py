@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 from ingot.core.errors import UserError
 from ingot.tokenizer.base import Tokenizer, random_placeholders
 from ingot.tokenizer.hf_decoders import LETTER_BYTES, PieceDecoder
-from ingot.tokenizer.hf_fields import flattened, leaves_out_bos, types_of
+from ingot.tokenizer.hf_fields import flattened, leaves_out_bos, suffix_as_blank, types_of
 
 
 class HFTokenizer(Tokenizer):
@@ -198,7 +198,7 @@ def _is_lossless(data: dict[str, Any], ids: Mapping[str, int]) -> bool:
     """Whether decoding restores every text: no normaliser, no token that strips blanks, and an id for every byte."""
     splits = flattened(data.get("pre_tokenizer"), "pre_tokenizer")
     keeps_text = all(p["type"] in ("Split", "Digits", "ByteLevel") and p.get("behavior") != "Removed" for p in splits)
-    keeps_text = keeps_text and not data["model"].get("end_of_word_suffix") and data.get("normalizer") is None
+    keeps_text = keeps_text and not suffix_as_blank(data) and data.get("normalizer") is None
     adds_space = any(p.get("add_prefix_space") for p in splits)
     strips = any(t.get("lstrip") or t.get("rstrip") for t in data.get("added_tokens") or [] if not t.get("special"))
     return keeps_text and not adds_space and not strips and _spells_every_byte(data, ids)
@@ -208,5 +208,6 @@ def _spells_every_byte(data: dict[str, Any], ids: Mapping[str, int]) -> bool:
     byte_level = types_of(data.get("pre_tokenizer"), "pre_tokenizer") | types_of(data.get("normalizer"), "normalizer")
     if "ByteLevel" in byte_level:
         prefixes = {"", data["model"].get("continuing_subword_prefix") or ""}
-        return all(prefix + letter in ids for letter in LETTER_BYTES for prefix in prefixes)
+        suffixes = {"", data["model"].get("end_of_word_suffix") or ""}
+        return all(p + letter + s in ids for letter in LETTER_BYTES for p in prefixes for s in suffixes)
     return bool(data["model"].get("byte_fallback")) and all(f"<0x{b:02X}>" in ids for b in range(256))

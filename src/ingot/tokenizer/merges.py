@@ -43,7 +43,8 @@ def applied_merges(tokenizer: Tokenizer, text: str) -> tuple[list[Word], list[Ap
     """
     rank, spelling = _rank(tokenizer), _spelling(tokenizer)
     pieces = [spelling[id] for id in tokenizer.encode(text).tolist()]
-    start = [tuple(piece) if len(_merge_all(tuple(piece), rank)) == 1 else (piece,) for piece in pieces]
+    symbols = [(_symbols(tokenizer, piece), piece) for piece in pieces]
+    start = [word if len(_merge_all(word, rank)) == 1 else (piece,) for word, piece in symbols]
     tokens, merges = start, list[AppliedMerge]()
     while pair := _first(tokens, rank):
         size = sum(map(len, tokens))
@@ -79,6 +80,15 @@ def _spelling(tokenizer: Tokenizer) -> dict[int, str]:
         return {id: token.decode("latin-1") for id, token in enumerate(tokenizer.tokens)}
     assert isinstance(tokenizer, HFTokenizer)
     return {id: piece for piece, id in ids_of(tokenizer.data).items()}
+
+
+def _symbols(tokenizer: Tokenizer, piece: str) -> Word:
+    """The characters of a piece, the last with the marker of the end of a word."""
+    suffix = tokenizer.data["model"].get("end_of_word_suffix") if isinstance(tokenizer, HFTokenizer) else None
+    if not suffix or not piece.endswith(suffix) or piece == suffix:
+        return tuple(piece)
+    *inner, last = piece.removesuffix(suffix)
+    return (*inner, last + suffix)
 
 
 def _merge_all(token: Word, rank: Rank) -> Word:

@@ -33,6 +33,7 @@ BYTES = 256
 MIN_VOCAB = {
     "byte-bpe": (BYTES + len(SPECIALS), f"{BYTES} bytes + {len(SPECIALS)} special tokens"),
     "sentencepiece-bpe": (BYTES + len(SPECIALS) + 16, f"{BYTES} bytes, {len(SPECIALS)} special tokens, 16 pieces"),
+    "end-of-word-bpe": (2 * BYTES + len(SPECIALS), f"{BYTES} bytes in two forms + {len(SPECIALS)} special tokens"),
     "unigram": (BYTES + len(SPECIALS) + 16, f"{BYTES} bytes, {len(SPECIALS)} special tokens, 16 pieces"),
     "wordpiece": (2 * BYTES + len(SPECIALS), f"{BYTES} bytes in two forms + {len(SPECIALS)} special tokens"),
 }
@@ -58,14 +59,17 @@ class TokenizerSettings(Settings):
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
-    type: Literal["byte-bpe", "sentencepiece-bpe", "unigram", "wordpiece", "word", "char", "file"] = "byte-bpe"
+    type: Literal[
+        "byte-bpe", "sentencepiece-bpe", "end-of-word-bpe", "unigram", "wordpiece", "word", "char", "file"
+    ] = "byte-bpe"
     """The algorithm. Subword types can encode any text, `word` and `char` cannot; `file` imports a vocabulary."""
     source: Annotated[list[str], Stage("documents")] = Field(default=[], alias="from")
     """Corpus stages to train on, a name or a list (`from` in a recipe). A `file` is only measured on them."""
     vocab: int | None = None
     """Size of a subword vocabulary with special tokens, or maximum number of words of a `word` (default: all)."""
     path: Annotated[Path | None, EXECUTION] = None
-    """`file` only: a directory with `tokenizer.json`, or with GPT-2's two files. Their content is part of the key."""
+    """`file` only: a directory with `tokenizer.json`, GPT-2's two files, or SentencePiece's `tokenizer.model`. Their
+    content is part of the key."""
     alphabet: Literal["corpus", "unicode"] = "corpus"
     """`char` only: the characters of the train split, or all Unicode code points."""
     pattern: str = Field(default=PATTERN, min_length=1)

@@ -33,6 +33,7 @@ PIECE_CHARACTERS = 1 << 20
 TRAINERS: dict[str, Callable[[TokenizerSettings, list[str], Display], Tokenizer]] = {
     "byte-bpe": trainers.byte_bpe,
     "sentencepiece-bpe": trainers.sentencepiece_bpe,
+    "end-of-word-bpe": trainers.end_of_word_bpe,
     "unigram": trainers.unigram_model,
     "wordpiece": trainers.wordpiece_model,
     "word": trainers.word_model,

@@ -24,6 +24,8 @@ from ingot.tokenizer.hf_tokenizers import HFTokenizer, added_tokens, backend_dat
 from ingot.tokenizer.settings import BYTES, SPECIAL_TOKENS_MAP, SPECIALS, TURNS, TokenizerSettings
 
 UNKNOWN = "<unk>"
+END_OF_WORD = "</w>"
+"""Suffix of a piece at the end of a word."""
 WORDS = "|".join(
     (
         r"'(?i:[stdm]|ll|ve|re)",
@@ -82,6 +84,34 @@ def sentencepiece_bpe(settings: TokenizerSettings, texts: list[str], display: Di
     return _tokenizer(settings, model, [_split()], [{"type": "ByteFallback"}, {"type": "Fuse"}])
 
 
+def end_of_word_bpe(settings: TokenizerSettings, texts: list[str], display: Display) -> HFTokenizer:
+    """BPE whose last piece of a word carries the marker `</w>` (Sennrich et al. 2016), over bytes.
+
+    In the paper the marker also stands for the blank after the word. Here a word contains the blank before it, so that
+    the marker adds no text and nothing is lost. No word can contain `</w>` itself: it is two runs of symbols and a
+    letter (`WORDS`), so the marker of a piece is never ambiguous.
+    """
+    assert settings.vocab is not None
+    letters = [letter for _, letter in sorted(byte_letters().items())]
+    backend = Backend(models.BPE(end_of_word_suffix=END_OF_WORD))
+    steps = [_split(), _byte_level()]
+    backend.pre_tokenizer = load_backend(_data({"type": "BPE", "vocab": {}, "merges": []}, steps, [], {})).pre_tokenizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings.vocab - len(SPECIALS),
+        special_tokens=[*letters, *(letter + END_OF_WORD for letter in letters)],  # in an order that breaks ties
+        end_of_word_suffix=END_OF_WORD,
+        show_progress=False,
+    )
+    with _reading(texts, display) as read:
+        backend.train_from_iterator(read, trainer)
+    learned = backend_data(backend)["model"]
+    parts = "256 bytes in two forms, their merges and the special tokens"
+    _check_size(settings.vocab, len(learned["vocab"]), texts, parts)
+    model = {name: learned[name] for name in ("type", "vocab", "merges", "end_of_word_suffix")}
+    remove_marker = {"type": "Replace", "pattern": {"Regex": f"{END_OF_WORD}$"}, "content": ""}
+    return _tokenizer(settings, model, steps, [remove_marker, _byte_level()])
+
+
 def unigram_model(settings: TokenizerSettings, texts: list[str], display: Display) -> HFTokenizer:
     """Unigram with byte fallback: the most probable segmentation of each word."""
     assert settings.vocab is not None
@@ -104,8 +134,11 @@ def wordpiece_model(settings: TokenizerSettings, texts: list[str], display: Disp
     assert settings.vocab is not None
     ordinary = settings.vocab - len(SPECIALS)
     hashes = {"type": "Split", "pattern": {"String": "#"}, "behavior": "Isolated", "invert": False}
-    letters = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    steps = [hashes, _split(), letters]  # isolates each `#` of the text, so that `##` is always the prefix of a piece
+    steps = [
+        hashes,
+        _split(),
+        _byte_level(),
+    ]  # isolates each `#` of the text, so that `##` is always the prefix of a piece
     words, counts = count_words(texts, steps, display)
     alphabet = [letter for _, letter in sorted(byte_letters().items())]
     with display.bar("merging", total=ordinary, unit="pieces", done=2 * BYTES) as bar:
@@ -182,6 +215,10 @@ def _data(
 
 def _split() -> dict[str, Any]:
     return {"type": "Split", "pattern": {"Regex": WORDS}, "behavior": "Isolated", "invert": False}
+
+
+def _byte_level() -> dict[str, Any]:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 
 
 def _byte_pieces() -> list[str]:

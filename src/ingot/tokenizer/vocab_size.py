@@ -62,7 +62,7 @@ def nested(tokenizer: Tokenizer) -> Iterator[Tokenizer]:
 
 
 def _has_merges(tokenizer: Tokenizer) -> bool:
-    return isinstance(tokenizer, ByteBPE) or tokenizer.kind == "sentencepiece-bpe"
+    return isinstance(tokenizer, ByteBPE) or tokenizer.kind in ("sentencepiece-bpe", "end-of-word-bpe")
 
 
 def _truncate(tokenizer: Tokenizer, vocab: int) -> Tokenizer | None:
@@ -72,7 +72,8 @@ def _truncate(tokenizer: Tokenizer, vocab: int) -> Tokenizer | None:
         return ByteBPE(tokenizer.tokens[:ordinary], tokenizer.pattern, tokenizer.template)
     assert isinstance(tokenizer, HFTokenizer)
     model = tokenizer.data["model"]
-    if any(id >= ordinary for piece, id in model["vocab"].items() if len(piece) == 1):
+    merged = {"".join(pair) for pair in model["merges"]}
+    if any(id >= ordinary for piece, id in model["vocab"].items() if piece not in merged):
         return None
     pieces = {piece: id for piece, id in model["vocab"].items() if id < ordinary}
     merges = list(itertools.takewhile(lambda pair: "".join(pair) in pieces, model["merges"]))

@@ -6,6 +6,7 @@ readers of Daft, Polars and pyarrow stop at such a line without naming it; datat
 
 import codecs
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,9 @@ class TextFile:
     """Maximum size of a row, which bounds the memory of every reader."""
     newline: bytes = b"\n"
     """What ends a line; `\\r` in files of old Macintosh programs."""
+    start: int = 0
+    end: int | None = None
+    """The range of unpacked bytes in which the lines to read begin; of UTF-8 only. Lines are counted from its start."""
 
     def blocks(self) -> Iterator[bytes]:
         """The unpacked content as UTF-8; what claims to be UTF-8 is not checked. Raises Damaged and UserError."""
@@ -90,9 +94,13 @@ class TextFile:
 
     def lines(self) -> Iterator[Line]:
         """All lines. Raises Damaged, after the last complete line."""
-        number, offset, size = 1, 0, 0
+        blocks, offset = self._after_line() if self.start else (self.blocks(), 0)
+        end = math.inf if self.end is None else self.end
+        number, size = 1, 0
         pieces: list[bytes] = []  # joining at every block would be quadratic in the length of a line
-        for block in self.blocks():
+        if offset >= end:
+            return
+        for block in blocks:
             first, *others = block.split(self.newline)
             if size <= self.max_bytes:
                 pieces.append(first)
@@ -100,9 +108,24 @@ class TextFile:
             for following in others:
                 yield Line(number, offset, size, self._joined(pieces, size))
                 number, offset = number + 1, offset + size + 1
+                if offset >= end:
+                    return
                 pieces, size = [following], len(following)
         if size:
             yield Line(number, offset, size, self._joined(pieces, size))
+
+    def _after_line(self) -> tuple[Iterator[bytes], int]:
+        """What follows the line that begins before `start`, and where; an earlier range names damage within it."""
+        position = self.start - 1
+        blocks = unpacked(self.path, self.packing, position)
+        try:
+            for block in blocks:
+                if (end := block.find(self.newline)) >= 0:
+                    return itertools.chain([block[end + 1 :]], blocks), position + end + 1
+                position += len(block)
+        except Damaged:
+            pass
+        return iter(()), position
 
     def _joined(self, pieces: list[bytes], size: int) -> bytes:
         return b"".join(pieces)[: size if size <= self.max_bytes else 80]

@@ -1,28 +1,22 @@
 """Resolves the sources of a recipe to files, and computes one digest of all their content.
 
-Directories are walked in sorted order, so the same files give the same corpus on every file system. Only a source with
-`https://` and a SHA-256 is downloaded; its digest is known from the recipe without the download.
+Directories are walked in sorted order, so the same files give the same corpus on every file system. Files of other
+machines are in `remote.py`; their digests are known from the recipe without a download.
 """
 
 import glob
-import hashlib
-import http.client
-import os.path
-import urllib.error
-import urllib.parse
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingot.core.artifact import FileHashes, atomic_open, cache_directory, digest_json
+from ingot.core.artifact import FileHashes, digest_json
 from ingot.core.errors import MissingFile, UserError, shortened
+from ingot.corpus.packages import check_packages
 from ingot.corpus.readers.content import Kind
 from ingot.corpus.readers.python_library import TOPICS, library_files
-from ingot.corpus.readers.suffixes import PAGES, ROWS, SUFFIXES
+from ingot.corpus.readers.remote import fetch, is_remote, remote_files, sha256_of
+from ingot.corpus.readers.suffixes import PAGES, ROWS, SUFFIXES, inner_suffix, is_readable
 from ingot.corpus.readers.walk import Skipped, describe, expand, glob_root, literal_brackets, walk
 from ingot.corpus.settings import DOCS, STDLIB, CorpusSettings, Source
-
-_COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lzma")
 
 
 @dataclass(frozen=True)
@@ -36,22 +30,16 @@ class InputFile:
     @property
     def kind(self) -> Kind:
         """What the suffix says."""
-        return (ROWS | PAGES).get(_inner_suffix(self.file.name), "text")
+        return (ROWS | PAGES).get(inner_suffix(self.file.name), "text")
 
     @property
     def is_source(self) -> bool:
         """Whether the suffix says source code or markup."""
-        return _inner_suffix(self.file.name) in SUFFIXES - {".txt", ".text"}
-
-
-def _inner_suffix(name: str) -> str:
-    """The suffix below a compression suffix: `.jsonl` of `a.jsonl.zst`."""
-    stem, suffix = os.path.splitext(name.lower())
-    return os.path.splitext(stem)[1] if suffix in _COMPRESSED else suffix
+        return inner_suffix(self.file.name) in SUFFIXES - {".txt", ".text"}
 
 
 def locate(source: Source) -> list[InputFile]:
-    """The files of a source in reading order. Downloads an `https://` file that is not in the cache.
+    """The files of a source in reading order. Downloads remote files that are not in the cache.
 
     Raises:
         UserError: the source is missing or empty, cannot be downloaded, or has another sha256.
@@ -61,8 +49,8 @@ def locate(source: Source) -> list[InputFile]:
         return [InputFile(file, group, group) for group, file in files]
     if source.path.startswith("python:"):
         raise UserError(f"sources: unknown source '{source.path}'; known: {DOCS}, {STDLIB}")
-    if "://" in source.path:
-        return [_remote(source, fetch=True)]
+    if is_remote(source.path):
+        return [InputFile(fetch(source, one), one.url, one.group(source.path)) for one in remote_files(source)]
     files, _ = _local(source)
     if source.sha256 is not None:
         _check_sha256(source, files)
@@ -74,8 +62,8 @@ def locate(source: Source) -> list[InputFile]:
 
 
 def source_digest(settings: CorpusSettings, hashes: FileHashes) -> str:
-    """One digest of all raw inputs: names and contents of the source files, of the user's own filters, and of
-    the evaluations to keep out.
+    """One digest of all raw inputs: names and contents of the source files, of the user's own filters, of the
+    evaluations to keep out, and of lists of words.
 
     Raises:
         UserError: as `locate`; also for filters and models that do not load.
@@ -90,8 +78,13 @@ def source_digest(settings: CorpusSettings, hashes: FileHashes) -> str:
         from ingot.corpus.languages import check_languages
 
         check_languages(settings.languages)
-    evaluations = [hashes.digest(evaluation_file(name)) for name in settings.decontaminate]
-    own = [filters, evaluations] if evaluations else [filters]
+    check_packages(settings)
+    evaluations = [hashes.digest(evaluation_file(name)) for name in settings.decontaminate or ()]
+    own: list[object] = [filters, evaluations] if evaluations else [filters]
+    if settings.words:
+        from ingot.corpus.word_lists import list_file
+
+        own.append({name: hashes.digest(list_file(name, words)) for name, words in settings.words.items()})
     return digest_json([[_content(source, hashes) for source in settings.sources], *own])
 
 
@@ -103,15 +96,15 @@ def evaluation_file(name: str) -> Path:
 
 
 def _content(source: Source, hashes: FileHashes) -> object:
-    if "://" in source.path:
-        _remote(source, fetch=False)
-        return source.sha256
+    if is_remote(source.path):
+        files = remote_files(source)
+        return source.sha256 or [[f.url, f.sha256] for f in files]
     return [[f.path, f.group, hashes.digest(f.file)] for f in locate(source)]
 
 
 def not_read(source: Source) -> list[Skipped]:
     """What is in the directory (or below the glob) of a local source and is not read."""
-    if source.path in (STDLIB, DOCS) or "://" in source.path:
+    if source.path in (STDLIB, DOCS) or is_remote(source.path):
         return []
     return _local(source)[1]
 
@@ -128,7 +121,7 @@ def _local(source: Source) -> tuple[list[InputFile], list[Skipped]]:
         return [InputFile(path, name, path.name)], []
     skipped: list[Skipped] = []
     if path.is_dir():
-        below = walk(path, path, source.follow_links, _is_readable, skipped)
+        below = walk(path, path, source.follow_links, is_readable, skipped)
         files = [_input_file(file, path, name.rstrip("/"), path) for file in below]
         return _nonempty(name, files, skipped), skipped
     if path.exists():
@@ -136,11 +129,11 @@ def _local(source: Source) -> tuple[list[InputFile], list[Skipped]]:
     if not glob.has_magic(name):
         raise MissingFile(
             f"sources: '{name}' does not exist (relative to {Path.cwd()}), expected a file, a directory, a glob, "
-            f"{STDLIB}, {DOCS} or https://; check the path"
+            f"{STDLIB}, {DOCS}, https://, hf://datasets/ or s3://; check the path"
         )
     pattern = literal_brackets(path)
     root = glob_root(pattern)
-    matches = expand(pattern, root, source.follow_links, _is_readable, skipped)
+    matches = expand(pattern, root, source.follow_links, is_readable, skipped)
     found = {file: _input_file(file, match, str(match), root) for match, below in matches for file in below}
     return _nonempty(name, list(found.values()), skipped), skipped
 
@@ -149,11 +142,6 @@ def _input_file(file: Path, top: Path, name: str, root: Path) -> InputFile:
     """A file at or below `top`, which the recipe calls `name`; its group is relative to `root`."""
     path = name if file == top else f"{name}/{file.relative_to(top).as_posix()}"
     return InputFile(file, path, file.relative_to(root).as_posix())
-
-
-def _is_readable(file: str) -> bool:
-    suffix = _inner_suffix(file)
-    return suffix in SUFFIXES or suffix in ROWS or suffix in PAGES
 
 
 def _nonempty(name: str, files: list[InputFile], skipped: list[Skipped]) -> list[InputFile]:
@@ -177,51 +165,7 @@ def _check_sha256(source: Source, files: list[InputFile]) -> None:
         raise UserError(
             f"sources: '{source.path}' has a sha256 but is {len(files)} files; give a sha256 to single files only"
         )
-    if (digest := _sha256(files[0].file)) != source.sha256:
+    if (digest := sha256_of(files[0].file)) != source.sha256:
         raise UserError(
             f"sources: '{source.path}' has sha256 {digest}, expected {source.sha256}; correct the sha256 or the path"
         )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _remote(source: Source, fetch: bool) -> InputFile:
-    try:
-        url = urllib.parse.urlsplit(source.path)
-    except ValueError as error:
-        raise UserError(f"sources: '{source.path}' is no address ({error}); correct it") from None
-    if url.scheme != "https":
-        raise UserError(
-            f"sources: '{source.path}' has scheme {url.scheme}://, expected https:// (or a local file); change it"
-        )
-    if source.sha256 is None:
-        raise UserError(
-            f"sources: '{source.path}' has no sha256, which a remote file needs so that results are reproducible; "
-            'write { path = "https://...", sha256 = "..." }'
-        )
-    name = url.path.rpartition("/")[2] or "download"
-    file = cache_directory() / source.sha256 / name
-    if fetch and not (file.exists() and _sha256(file) == source.sha256):  # the cached file may be damaged
-        _download(source, file)
-    return InputFile(file, source.path, name)
-
-
-def _download(source: Source, file: Path) -> None:
-    instead = "put the file on this machine and use it with --set 'stage.NAME.sources=[\"FILE\"]'"
-    state = hashlib.sha256()
-    try:
-        with urllib.request.urlopen(source.path, timeout=30) as response, atomic_open(file) as out:
-            while block := response.read(1 << 20):
-                state.update(block)
-                out.write(block)
-            if state.hexdigest() != source.sha256:
-                raise UserError(
-                    f"sources: '{source.path}' was downloaded with sha256 {state.hexdigest()}, expected "
-                    f"{source.sha256}: the remote file has changed; correct the recipe, or {instead}"
-                )
-    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        reason = getattr(error, "reason", error)
-        raise UserError(f"sources: '{source.path}' could not be downloaded ({reason}); {instead}") from None

@@ -45,23 +45,32 @@ def packing_of(head: bytes) -> str | None:
     return next((name for name, pattern in _PATTERNS.items() if pattern.match(head)), None)
 
 
-def unpacked(file: Path, packing: str | None) -> Iterator[bytes]:
-    """The unpacked content in blocks of at most `BLOCK` bytes.
+def unpacked(file: Path, packing: str | None, start: int = 0) -> Iterator[bytes]:
+    """The unpacked content from its byte `start` on, in blocks of at most `BLOCK` bytes.
 
     Raises:
         Damaged: after all that can be decoded, for data that is corrupt, truncated or packed in another way.
     """
     if packing is None:
         with file.open("rb") as plain:
+            plain.seek(start)
             while block := plain.read(BLOCK):
                 yield block
     elif packing == "zstd":
-        yield from _zstd(file)
+        yield from _skip(_zstd(file), start)
     elif packing in _DECODERS:
         with file.open("rb") as packed:
-            yield from _decoded(packed, packing, _DECODERS[packing])
+            yield from _skip(_decoded(packed, packing, _DECODERS[packing]), start)
     else:
         raise Damaged(f"is packed with {packing}; unpack it, or pack it with gzip or zstd")
+
+
+def _skip(blocks: Iterator[bytes], number: int) -> Iterator[bytes]:
+    """The blocks without their first bytes."""
+    for block in blocks:
+        if number < len(block):
+            yield block[number:]
+        number = max(0, number - len(block))
 
 
 class _Gzip:

@@ -1,5 +1,7 @@
 """What the suffix of a file says: prose, source code, rows or pages of the web."""
 
+import os.path
+
 from ingot.corpus.readers.content import Kind
 
 _PROSE = ".txt .text .md .markdown .rst .tex .org .adoc .xml"
@@ -23,3 +25,16 @@ ROWS: dict[str, Kind] = {
 """Suffixes of files with one document per row; every other file is one document."""
 PAGES: dict[str, Kind] = {".html": "html", ".htm": "html", ".xhtml": "html", ".warc": "warc", ".wet": "warc"}
 """Suffixes of pages of the web, and of archives of them."""
+_COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lzma")
+
+
+def inner_suffix(name: str) -> str:
+    """The suffix below a compression suffix: `.jsonl` of `a.jsonl.zst`."""
+    stem, suffix = os.path.splitext(name.lower())
+    return os.path.splitext(stem)[1] if suffix in _COMPRESSED else suffix
+
+
+def is_readable(name: str) -> bool:
+    """Whether a directory walk reads a file of this name."""
+    suffix = inner_suffix(name)
+    return suffix in SUFFIXES or suffix in ROWS or suffix in PAGES

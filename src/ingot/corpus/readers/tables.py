@@ -233,40 +233,39 @@ def parquet_columns(file: Path) -> tuple[pa.Schema, int]:
 
 
 def parquet_batches(
-    file: Path, columns: list[str] | None, rows: int, size: int
+    file: Path, rows: int, size: int, groups: slice = slice(None)
 ) -> Iterator[tuple[int, pa.RecordBatch] | LostRows]:
     """Yield (number of the first row from 0, batch).
 
     Args:
         file: a Parquet file without an outer compression.
-        columns: names of the columns to read; None reads all.
         rows: maximum number of rows per batch.
         size: approximate maximum number of bytes per batch.
+        groups: the row groups to read.
 
     Raises:
         Damaged: not a Parquet file.
     """
     with _open(file) as table:
-        start = 0
-        for number in range(table.num_row_groups):
-            group = table.metadata.row_group(number)
+        sizes = [table.metadata.row_group(number).num_rows for number in range(table.num_row_groups)]
+        for number in range(table.num_row_groups)[groups]:
+            start, group = sum(sizes[:number]), table.metadata.row_group(number)
             batch_rows = max(1, min(rows, size * group.num_rows // max(group.total_byte_size, 1)))
             done = 0
             try:
-                for batch in table.iter_batches(batch_rows, [number], columns, use_threads=False):
+                for batch in table.iter_batches(batch_rows, [number], use_threads=False):
                     yield start + done, batch
                     done += batch.num_rows
             except (pa.ArrowException, OSError) as error:
                 lost = group.num_rows - done
                 reason = f"row group {number} cannot be decoded from row {start + done + 1} on ({_first_line(error)})"
                 yield LostRows(start + done, lost, f"{reason}, {lost:,} rows lost")
-            start += group.num_rows
 
 
-def parquet_rows(file: Path, rows: int, size: int) -> Iterator[Row | LostRows]:
+def parquet_rows(file: Path, rows: int, size: int, groups: slice = slice(None)) -> Iterator[Row | LostRows]:
     """One dict of Python values per row. Raises Damaged."""
     parquet_columns(file)
-    for item in parquet_batches(file, None, rows, size):
+    for item in parquet_batches(file, rows, size, groups):
         if isinstance(item, LostRows):
             yield item
             continue

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ingot.corpus import runner
+from ingot.corpus import build as corpus
 from ingot.corpus.settings import CorpusSettings
 from ingot.stages.job import Job
 
@@ -10,4 +10,4 @@ from ingot.stages.job import Job
 def build(job: Job) -> dict[str, Any]:
     """Read, clean, filter, deduplicate and split the sources."""
     assert isinstance(job.settings, CorpusSettings)
-    return runner.build(job.settings, job.out.path, job.display, job.log)
+    return corpus.build(job.settings, job.out.path, job.display, job.log)

@@ -1,8 +1,9 @@
-"""The kinds `tokenizer` and `tokens`: a vocabulary, and documents encoded with it."""
+"""The kinds `tokenizer`, `tokens` and `token-files`: a vocabulary, and documents encoded with it, here or elsewhere."""
 
 from typing import Any
 
 from ingot.stages.kind import Kind, Node, Resolve
+from ingot.stages.tokenize.settings import TokenFilesSettings, files_digest
 from ingot.tokenizer.files import has_template, source_digest
 from ingot.tokenizer.settings import TokenizerSettings, TokensSettings
 
@@ -65,5 +66,14 @@ TOKENS = Kind(
     "ingot.stages.tokenize.build:tokens",
     _SOURCES,
     makes="tokens",
+    panel="ingot.report.html.panels:tokens",
+)
+TOKEN_FILES = Kind(
+    TokenFilesSettings,
+    1,
+    "ingot.stages.tokenize.build:token_files",
+    _SOURCES,
+    makes="tokens",
+    raw=files_digest,
     panel="ingot.report.html.panels:tokens",
 )

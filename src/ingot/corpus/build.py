@@ -1,7 +1,10 @@
-"""The corpus pipeline: read -> prepare (pure, on threads) -> deduplicate -> split -> write, in document order.
+"""The corpus pipeline, in two phases.
 
-Any engine can map `prepare`; threads suffice because Polars, numpy and hashlib release the GIL. Deduplication and the
-split depend on the order and run in this loop. The result is byte-identical for any number of workers.
+1. `gather`: workers read and prepare partitions, each alone, and spool what they made (`spool`, `runners`).
+2. `verdicts` looks at columns of all documents, without their text, and drops duplicates. Then the text is read once,
+   in the order of the sources, split and written.
+
+The result is byte-identical for any runner and any number of workers; a killed run continues from the spool.
 
 Repeated documents (`repeat`) are appended after all others: beside its original, a copy could be packed into the same
 window and teach the model to copy.
@@ -10,36 +13,32 @@ window and teach the model to copy.
 # pyright: reportAttributeAccessIssue=false
 # (pyarrow.compute creates its functions at import time)
 
-import shutil
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingot.core.errors import UserError, shortened
 from ingot.core.events import Display, EventLog, size
-from ingot.corpus import contents, dedup, filters, holdout, near_duplicates
-from ingot.corpus.contamination import FOUND
+from ingot.corpus import contents, filters, holdout, instructions, near_duplicates, planted
+from ingot.corpus.contamination import CONTAMINATED, FOUND, read_items
 from ingot.corpus.documents import SCHEMA, DocumentWriter, document_parts, read_documents
 from ingot.corpus.funnel import Funnel
-from ingot.corpus.prepare import KEY, Loaded, load, prepare
+from ingot.corpus.gather import prepare_all
+from ingot.corpus.partitions import plan
+from ingot.corpus.pii_audit import AUDIT, Audit
+from ingot.corpus.prepare import Loaded, load
 from ingot.corpus.readers.locate import not_read
-from ingot.corpus.readers.read import read
 from ingot.corpus.readers.walk import describe
 from ingot.corpus.settings import CorpusSettings
-
-A = TypeVar("A")
-B = TypeVar("B")
-
-_SPOOL = ".kept.tmp"
+from ingot.corpus.spool import SPOOL, Spool
+from ingot.corpus.verdicts import Verdicts, decide
 
 
-def build(settings: CorpusSettings, out: Path, display: Display, log: EventLog) -> dict[str, int]:
+def build(settings: CorpusSettings, out: Path, display: Display, log: EventLog) -> dict[str, Any]:
     """Write the corpus to `out`: documents-*.parquet, dropped.parquet, quarantine.jsonl, funnel.json.
 
     Args:
@@ -50,23 +49,39 @@ def build(settings: CorpusSettings, out: Path, display: Display, log: EventLog) 
 
     Returns:
         Counts: documents, characters, bytes (kept, without repeats), train_*, val_* (written, with repeats), input_*,
-        dropped_documents, quarantined_documents, cut_documents, pii_*.
+        dropped_documents, quarantined_documents, cut_documents, pii_*; with `check.plant` planted_*.
 
     Raises:
         UserError: an invalid source or filter, or no training document left.
     """
     _remove_old(out)
     loaded = load(settings, display)
+    counted = read_items(settings.overlap_with) if settings.overlap_with else None
+    partitions = plan(settings)
+    spool = Spool(out / SPOOL, partitions, settings)
     try:
-        with Funnel(out) as funnel:
-            tally = _write_kept(settings, loaded, out, funnel, display)
+        with Funnel(out, filters.rules_of(loaded.filters, settings.bounds)) as funnel:
+            prepare_all(settings, partitions, spool, funnel, display)
+            verdicts = decide(settings, spool, out, display)
+            audit = Audit(settings.pii_audit) if settings.pii_audit else None
+            train = _train_characters(settings, spool, verdicts) if settings.holdout.by in holdout.BY_SIZE else None
+            tally = _write_kept(settings, _kept_documents(spool, verdicts, loaded, funnel, audit), train, out)
             _check_nonempty(settings, funnel)
             holdout.check_split(settings.holdout, tally["train_documents"], tally["val_documents"])
     except UserError:
         _remove_old(out)
+        spool.remove()
         raise
+    spool.remove()
     result = {**_summary(funnel), **tally}
+    if audit is not None:
+        audit.write(out)
+    if settings.check.plant:
+        result |= planted.check(settings, loaded, out, settings.check.plant)
+    if settings.format != "text":
+        instructions.describe(settings, out, funnel.total.dropped.get(CONTAMINATED, (0, 0))[0], counted)
     log.write("corpus", step=1, **result)
+    log.write("cost", step=1, seconds={step: round(seconds, 3) for step, seconds in funnel.by_rule.seconds.items()})
     log.flush()
     _show_summary(display, funnel, result)
     if funnel.first_quarantined:
@@ -79,6 +94,8 @@ def build(settings: CorpusSettings, out: Path, display: Display, log: EventLog) 
             f"{funnel.not_judged:,} documents are source code or not in English: the published rules did not judge them"
         )
     for notice in _field_notices(funnel, settings.format):
+        display.notify(notice)
+    if notice := holdout.share_notice(settings.holdout, result["val_bytes"], result["bytes"]):
         display.notify(notice)
     if warning := _quality_warning(funnel):
         display.notify(warning)
@@ -93,129 +110,71 @@ def build(settings: CorpusSettings, out: Path, display: Display, log: EventLog) 
 
 def _remove_old(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(out / _SPOOL, ignore_errors=True)
     for part in document_parts(out):
         part.unlink()
-    for name in (near_duplicates.PAIRS, FOUND):
+    for name in (near_duplicates.PAIRS, FOUND, planted.PLANTED, instructions.INSTRUCTIONS, AUDIT):
         (out / name).unlink(missing_ok=True)
 
 
-def ordered_map(function: Callable[[A], B], items: Iterable[A], workers: int) -> Iterator[B]:
-    """`map` on threads, results in input order, with at most `2 * workers` items in flight."""
-    if workers == 1:
-        yield from map(function, items)
-        return
-    with ThreadPoolExecutor(workers) as pool:
-        in_flight: deque[Future[B]] = deque()
-        try:
-            for item in items:
-                in_flight.append(pool.submit(function, item))
-                if len(in_flight) >= 2 * workers:
-                    yield in_flight.popleft().result()
-            while in_flight:
-                yield in_flight.popleft().result()
-        finally:
-            for future in in_flight:
-                future.cancel()
-
-
-def _prepared_documents(
-    settings: CorpusSettings,
-    loaded: Loaded,
-    funnel: Funnel,
-    display: Display,
-) -> Iterator[pa.Table]:
-    """All documents, in order, as `prepare` returns them, with exact duplicates marked."""
-    seen, kept = dedup.Seen(), 0
-    raw = read(settings, funnel.quarantine, funnel.count_fields)
-    with display.bar("documents", unit="documents") as bar:
-        one = partial(prepare, settings=settings, loaded=loaded)
-        for table in ordered_map(one, raw, settings.workers):
-            if settings.dedup.exact:
-                table = _drop_duplicates(table, seen)
-            kept += table["drop_reason"].null_count
-            yield table
-            bar.advance(table.num_rows, kept=f"{kept:,}")
-
-
 def _kept_documents(
-    settings: CorpusSettings,
-    loaded: Loaded,
-    out: Path,
-    funnel: Funnel,
-    display: Display,
+    spool: Spool, verdicts: Verdicts, loaded: Loaded, funnel: Funnel, audit: Audit | None
 ) -> Iterator[pa.Table]:
     """Documents to keep, in order, as tables of `SCHEMA` with a null `split`; counts all documents in the funnel."""
-    tables = _prepared_documents(settings, loaded, funnel, display)
-    if settings.dedup.minhash:
-        tables = near_duplicates.mark(tables, settings.dedup.minhash, out, display)
-    for table in tables:
+    first = 0
+    for prepared in spool.tables():
+        table = verdicts.apply(prepared, first)
+        first += table.num_rows
         funnel.count(table)
+        if audit is not None:
+            audit.add(table)
         if loaded.items is not None:
             funnel.count_contamination(table, loaded.items)
         kept = table.filter(pc.is_null(table["drop_reason"]))
         yield kept.append_column("split", pa.nulls(kept.num_rows, pa.string())).select(SCHEMA.names).cast(SCHEMA)
 
 
-def _drop_duplicates(table: pa.Table, seen: dedup.Seen) -> pa.Table:
-    """Set the reason `exact_duplicate` for documents that have no other reason and equal an earlier kept document."""
-    is_kept = pc.is_null(table["drop_reason"])
-    repeated = iter(seen.repeated(table[KEY].filter(is_kept).to_pylist()))
-    is_duplicate = [kept and next(repeated) for kept in is_kept.to_pylist()]
-    reasons = pc.if_else(
-        pa.array(is_duplicate, pa.bool_()), pa.scalar(dedup.EXACT_DUPLICATE, pa.large_string()), table["drop_reason"]
+def _train_characters(settings: CorpusSettings, spool: Spool, verdicts: Verdicts) -> np.ndarray:
+    """`holdout.train_characters` of the documents to keep."""
+    clusters, characters, first = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)], 0
+    for prepared in spool.tables(verdicts.columns(["drop_reason", "cluster", "text"])):
+        table = verdicts.apply(prepared, first)
+        first += table.num_rows
+        kept = table.filter(pc.is_null(table["drop_reason"]))
+        clusters.append(kept["cluster"].to_numpy())
+        characters.append(pc.utf8_length(kept["text"]).to_numpy().astype(np.int64))
+    is_divisible = settings.format == "text"
+    return holdout.train_characters(
+        settings.holdout, np.concatenate(clusters), np.concatenate(characters), is_divisible
     )
-    return table.set_column(table.schema.get_field_index("drop_reason"), "drop_reason", reasons)
 
 
 def _write_kept(
-    settings: CorpusSettings,
-    loaded: Loaded,
-    out: Path,
-    funnel: Funnel,
-    display: Display,
+    settings: CorpusSettings, kept: Iterator[pa.Table], train: np.ndarray | None, out: Path
 ) -> dict[str, int]:
-    """Split and write the kept documents; returns the counts of `build` that concern them."""
-    kept = _kept_documents(settings, loaded, out, funnel, display)
+    """Split and write the kept documents; returns the counts of `build` that concern them.
+
+    Args:
+        settings: the stage's settings.
+        kept: tables of `SCHEMA`.
+        train: characters of each of them that are trained on; None for a split by hash alone.
+        out: the stage's directory.
+    """
     tally = dict.fromkeys([f"{s}_{u}" for s in ("train", "val") for u in ("documents", "characters", "bytes")], 0)
     writer = DocumentWriter(out)
-    cut = 0
-    if settings.holdout.by == "tail":
-        spool = out / _SPOOL
-        splitter = holdout.TailSplitter(_spool(kept, spool), settings.holdout.fraction, settings.format == "text")
-        for batch in _read_spool(spool):
-            _write(splitter.split(batch), writer, tally)
-        shutil.rmtree(spool)
-        cut = splitter.cut_documents
-    else:
-        for table in kept:
-            _write(holdout.split_by_hash(table, settings.holdout), writer, tally)
+    done = cut = 0
+    for table in kept:
+        if train is None:
+            split = holdout.split_by_hash(table, settings.holdout)
+        else:
+            split = holdout.split_at(table, train[done : done + table.num_rows])
+        done, cut = done + table.num_rows, cut + split.num_rows - table.num_rows
+        _write(split, writer, tally)
     unique = {u: tally[f"train_{u}"] + tally[f"val_{u}"] for u in ("documents", "characters", "bytes")}
     unique["documents"] -= cut
     parts = writer.flush()
     _write_repeats(settings, out, parts, writer, tally)
     writer.flush()
     return {**unique, **tally, "cut_documents": cut}
-
-
-def _spool(kept: Iterator[pa.Table], spool: Path) -> int:
-    """Write documents to a temporary directory, because the tail's start depends on their total number of characters.
-
-    Returns:
-        The total number of characters.
-    """
-    spool.mkdir()
-    writer = DocumentWriter(spool)
-    characters = 0
-    for table in kept:
-        characters += pc.sum(pc.utf8_length(table["text"])).as_py() or 0
-        writer.write(table)
-    writer.flush()
-    return characters
-
-
-def _read_spool(spool: Path) -> Iterator[pa.Table]:
-    return (pa.Table.from_batches([b]) for b in read_documents(spool)) if document_parts(spool) else iter(())
 
 
 def _write(table: pa.Table, writer: DocumentWriter, tally: dict[str, int]) -> None:
@@ -272,7 +231,7 @@ def _first_dropped(funnel: Funnel, reason: str) -> str:
     return f"{path}, document at {offset:,}: {contents.PROBLEMS[reason]}"
 
 
-def _summary(funnel: Funnel) -> dict[str, int]:
+def _summary(funnel: Funnel) -> dict[str, Any]:
     total = funnel.total.summary()
     return {
         "input_documents": total["in"]["documents"],
@@ -304,7 +263,7 @@ def _listed(names: list[str], limit: int = 20) -> str:
 
 def _quality_warning(funnel: Funnel) -> str | None:
     """A warning if the quality bounds dropped more than half of the bytes, which may be unintended."""
-    dropped = {r: funnel.total.dropped[r][1] for r in filters.QUALITY_REASONS if r in funnel.total.dropped}
+    dropped = {r: funnel.total.dropped[r][1] for r in filters.QUALITY_RULES if r in funnel.total.dropped}
     total = sum(count for _, count in (funnel.total.kept, *funnel.total.dropped.values()))
     if 2 * sum(dropped.values()) <= total:
         return None
@@ -315,11 +274,12 @@ def _quality_warning(funnel: Funnel) -> str | None:
     )
 
 
-def _show_summary(display: Display, funnel: Funnel, result: dict[str, int]) -> None:
+def _show_summary(display: Display, funnel: Funnel, result: dict[str, Any]) -> None:
     removed = {reason: documents for reason, (documents, _) in funnel.total.dropped.items()}
     removed |= {"quarantined": result["quarantined_documents"]} if result["quarantined_documents"] else {}
     reasons = ", ".join(f"{reason} {documents:,}" for reason, documents in removed.items())
     display.notify(
         f"{result['documents']:,} of {result['input_documents']:,} documents kept ({size(result['bytes'])}), "
-        f"{result['val_documents']:,} held out for validation" + (f"; removed: {reasons}" if reasons else "")
+        f"{result['val_documents']:,} held out for validation ({result['val_bytes'] / result['bytes']:.1%} of the text)"
+        + (f"; removed: {reasons}" if reasons else "")
     )

@@ -1,4 +1,4 @@
-"""The loop: sums that close, duplicates, holdout, repeats, and bytes that depend on nothing but the input."""
+"""The pipeline: sums that close, duplicates, holdout, repeats, and bytes that depend on nothing but the input."""
 
 import hashlib
 import json
@@ -9,12 +9,14 @@ import polars as pl
 import pytest
 
 from ingot.core.errors import UserError
-from ingot.core.events import Display
+from ingot.core.events import Display, EventLog
+from ingot.corpus.build import build
 from ingot.corpus.documents import SCHEMA, iter_texts, read_documents
 from ingot.corpus.readers import locate, read
 from ingot.corpus.readers.python_library import library_files
 from ingot.corpus.settings import DOCS, STDLIB
-from tests.corpus.corpus_helpers import funnel, jsonl, make
+from ingot.corpus.spool import SPOOL
+from tests.corpus.corpus_helpers import funnel, jsonl, make, settings
 
 
 def column(out, name, split=None):
@@ -75,7 +77,7 @@ def test_result_does_not_depend_on_workers_or_batches(tmp_path, mixed, monkeypat
         files = sorted(p for p in out.iterdir() if p.name != "metrics.jsonl")
         return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
-    for by in ("document", "tail"):
+    for by in ("document", "tail", "characters"):
         monkeypatch.setattr(read, "BATCH_DOCUMENTS", 1024)
         one = digests("one", by, workers=1)
         assert digests("three", by, workers=3) == one
@@ -83,10 +85,12 @@ def test_result_does_not_depend_on_workers_or_batches(tmp_path, mixed, monkeypat
         assert digests("fifty", by, workers=2) == one
 
 
-def test_an_interrupted_run_is_started_over(tmp_path, mixed):
+def test_what_another_recipe_left_is_removed(tmp_path, mixed):
     out = tmp_path / "out"
-    (out / ".kept.tmp").mkdir(parents=True)
-    (out / ".kept.tmp/documents-00000.parquet").write_bytes(b"torn")
+    (out / SPOOL).mkdir(parents=True)
+    (out / SPOOL / "plan.txt").write_text("another")
+    (out / SPOOL / "part-00000.arrow").write_bytes(b"torn")
+    (out / SPOOL / "part-00000.json").write_text("{}")
     (out / "documents-00007.parquet").write_bytes(b"old")
     make(out, mixed, holdout={"fraction": 0.1, "by": "tail"})
     assert sorted(p.name for p in out.iterdir()) == [
@@ -95,6 +99,7 @@ def test_an_interrupted_run_is_started_over(tmp_path, mixed):
         "funnel.json",
         "metrics.jsonl",
         "quarantine.jsonl",
+        "rules.json",
     ]
 
 
@@ -152,9 +157,59 @@ def test_tail_over_several_documents_counts_characters_not_bytes(tmp_path):
     assert [len(json.loads(t)) for t in iter_texts(tmp_path / "chat")] == [1] * 10
 
 
+def test_holdout_by_characters_takes_the_documents_of_smallest_hash(tmp_path):
+    """Those that `document` draws first: of texts alike in size it holds out the same, up to the one on the border."""
+    source = jsonl(tmp_path / "a.jsonl", [{"text": f"document {i:04d}"} for i in range(2000)])
+    for by in ("document", "characters"):
+        make(tmp_path / by, source, holdout={"fraction": 0.1, "by": by})
+    drawn, exact = (list(iter_texts(tmp_path / by, "val")) for by in ("document", "characters"))
+    assert len(exact) == 200
+    assert set(drawn) <= set(exact) or set(exact) <= set(drawn)
+    assert list(iter_texts(tmp_path / "characters", "train")) == sorted(iter_texts(tmp_path / "characters", "train"))
+
+
+def test_holdout_by_characters_cuts_one_text_and_no_row(tmp_path):
+    sizes = (300, 50, 20, 900)
+    texts = ["".join(random.Random(n).choices("abcdefgh", k=n)) for n in sizes]
+    result = make(
+        tmp_path / "text",
+        jsonl(tmp_path / "a.jsonl", [{"text": t} for t in texts]),
+        holdout={"fraction": 0.25, "by": "characters"},
+    )
+    assert result["train_characters"] == int(0.75 * sum(sizes))
+    assert result["cut_documents"] == 1
+    assert "".join(iter_texts(tmp_path / "text")) == "".join(texts)
+    chat = [{"messages": [{"role": "assistant", "content": text}]} for text in texts]
+    source = jsonl(tmp_path / "c.jsonl", chat)
+    result = make(tmp_path / "chat", source, format="chat", holdout={"fraction": 0.25, "by": "characters"})
+    assert (result["train_documents"] + result["val_documents"], result["cut_documents"]) == (4, 0)
+
+
+def test_equal_texts_are_not_separated_by_the_border(tmp_path):
+    source = jsonl(tmp_path / "a.jsonl", [{"text": f"document {i % 3}"} for i in range(60)])
+    out = tmp_path / "out"
+    result = make(out, source, dedup={"exact": False}, holdout={"fraction": 0.4, "by": "characters"})
+    assert result["val_documents"] == 40
+    assert not set(column(out, "cluster", "val")) & set(column(out, "cluster", "train"))
+
+
+@pytest.mark.parametrize(("by", "notified"), [("document", True), ("characters", False)])
+def test_a_held_out_share_of_the_text_far_from_the_wanted_is_named(tmp_path, capsys, by, notified):
+    """One document is longer than all others: held out by document it is most of the text, else too little is."""
+    rows = [{"text": f"document {i}" * (1 if i else 1000)} for i in range(200)]
+    source, out = jsonl(tmp_path / "a.jsonl", rows), tmp_path / "out"
+    out.mkdir()
+    log = EventLog(out / "metrics.jsonl")
+    build(settings(source, holdout={"fraction": 0.1, "by": by}), out, Display(), log)
+    log.close()
+    said = capsys.readouterr()
+    assert ("% of the text is held out, expected 10.0%" in said.err + said.out) == notified
+    assert "% of the text)" in said.err + said.out
+
+
 def test_an_empty_split_is_refused_with_the_way_out(tmp_path):
     (tmp_path / "a.txt").write_text("only one")
-    with pytest.raises(UserError, match=r'leaves no held-out document of 1; use by = "tail"'):
+    with pytest.raises(UserError, match=r'leaves no held-out document of 1; use by = "characters"'):
         make(tmp_path / "out", tmp_path / "a.txt", holdout={"fraction": 0.01})
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["metrics.jsonl"]
 
