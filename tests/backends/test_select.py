@@ -20,7 +20,7 @@ from ingot.backends.select import select
 from ingot.core.errors import UserError
 from ingot.kernels import cpu_train
 from ingot.model.backend import TORCH, Backend
-from ingot.model.config import ModelSettings
+from ingot.model.config import Checkpointing, ModelSettings
 from ingot.model.transformer import Transformer, build
 from ingot.stages.models import backend as backends
 from tests.backends.comparison import BF16, FP32, FP64, MODELS, ROWS, batch, compute, make, reference_of, same
@@ -272,14 +272,18 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return graphs
 
 
-@pytest.mark.parametrize("depth", [2, 9])
+@pytest.mark.parametrize(
+    ("depth", "checkpointing"), [(2, "none"), (2, "full"), (2, "selective"), (9, "none"), (9, "sqrt")]
+)
 def test_blocks_of_the_one_shape_are_compiled_once_for_all(
-    depth: int, compilations: list[Any], monkeypatch: pytest.MonkeyPatch
+    depth: int, checkpointing: Checkpointing, compilations: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other shapes, passes without gradients and taps are the base's: to the bit, and without compiling again."""
     monkeypatch.setitem(MODELS, "qwen3", MODELS["qwen3"]._replace(settings={"family": "qwen3", "depth": depth}))
     model = make("qwen3")
-    model.backend = CompiledBackend(CPUDecodeBackend(), "cpu", depth, (ROWS["ragged"].rows, ROWS["ragged"].tokens))
+    model.checkpointing, shape = checkpointing, (ROWS["ragged"].rows, ROWS["ragged"].tokens)
+    segmented = checkpointing in ("full", "sqrt")
+    model.backend = CompiledBackend(CPUDecodeBackend(), "cpu", depth, shape, segmented=segmented)
     plain = reference_of(model)
     assert same(model, plain, ROWS["documents"], FP32)
     ids_BT = batch(ROWS["ragged"], model.config.vocab)["ids_BT"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ingot.evaluate.bootstrap import ratio
-from ingot.evaluate.likelihood import Likelihood, divergence, likelihood
+from ingot.evaluate.likelihood import Likelihood, comparison, likelihood
 from ingot.model.config import ModelSettings
 from ingot.model.losses import cross_entropy
 from ingot.model.transformer import build
@@ -49,10 +49,11 @@ def test_a_model_does_not_diverge_from_itself(make_store, family):
     """Whatever mode it was left in: dropout would make two models of one."""
     store = make_store([np.random.default_rng(0).integers(0, V, 40).tolist()], vocab=V)
     model = build(ModelSettings(family=family, depth=1, width=32, heads=2, context=T, dropout=0.5).resolve(V), seed=0)
-    assert divergence(model.train(), copy.deepcopy(model).train(), store, 0.5, 3)["value"] == pytest.approx(0, abs=1e-6)
+    same = comparison(model.train(), copy.deepcopy(model).train(), store, 0.5, 3)
+    assert same.kl["value"] == pytest.approx(0, abs=1e-6)
     other = build(model.config, seed=1)
-    assert divergence(model.train(), other, store, 0.5, 3)["value"] > 1e-4
-    assert divergence(model, other, store, 0.5, 3, context=4) != divergence(model, other, store, 0.5, 3)
+    assert comparison(model.train(), other, store, 0.5, 3).kl["value"] > 1e-4
+    assert comparison(model, other, store, 0.5, 3, context=4) != comparison(model, other, store, 0.5, 3)
 
 
 def test_ratio_is_of_sums_and_holds_its_value():

@@ -14,6 +14,7 @@ from ingot.model.attention import attend_eager, document_mask
 from ingot.model.lm_head import LMHead
 from ingot.model.losses import IGNORE, cross_entropy, token_logps
 from ingot.model.rope import Rope, apply_rope, make_rope
+from ingot.train.divergences import Divergence, LiveTeacher, StoredTeacher, distillation_terms, most_likely
 from tests.exactness import FLOOR, draw, error, failures
 
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
@@ -295,3 +296,76 @@ def test_a_head_in_bf16_is_refused(dtype: torch.dtype) -> None:
 def test_dtypes_without_kernels() -> None:
     assert not cpu_train.available(FP64)
     assert not cpu_train.available(torch.float16)
+
+
+# -- the head with a teacher -------------------------------------------------------------------------------------------
+
+DISTILLED = {
+    "one softmax": (37, 32, 500, 500, None, 1.0),
+    "temperature": (37, 48, PIECE + 1, PIECE + 1, None, 2.5),
+    "padded heads": (9, 32, PIECE - 1, PIECE + 40, PIECE - 9, 1.0),
+}
+"""Positions, width, ids of the student, of the teacher, and of the tokenizer; temperature."""
+
+
+def _distilled(
+    head: type[LMHead], shape: tuple[Any, ...], dtype: torch.dtype, name: str, stored: bool, **options: Any
+) -> Results:
+    """Losses, and gradients of the student's hidden states and matrix."""
+    n, width, vocab, teacher_vocab, cut, temperature = shape
+    like = FP64 if dtype == FP64 else FP32
+    draws = draw(n, width), draw(vocab, width) / width**0.5 * 3, draw(n, 64), draw(teacher_vocab, 64) / 4
+    hidden, weight, known, known_weight = (x.bfloat16().to(like) for x in draws)
+    labels_n = torch.randint(cut or vocab, (n,), generator=torch.Generator().manual_seed(n))
+    ids, logits, tails = most_likely(known.float() @ known_weight.float().T[:, : cut or vocab], 6, (temperature,))
+    labels_n[: n // 2] = ids[: n // 2, 2]  # labels among the stored ids, and others
+    teacher = LiveTeacher(known[None], head(known_weight))
+    if stored:
+        teacher = StoredTeacher(ids[None], logits[None].to(like), tails[None, :, 0].to(like))
+    hidden, weight = hidden.requires_grad_(), weight.requires_grad_()
+    with torch.autocast("cpu", dtype=BF16, enabled=dtype == BF16):
+        d = Divergence(name, temperature, 0.3, cut)
+        terms = distillation_terms(hidden[None], head(weight), labels_n[None], teacher, d, 0.3, **options)
+    gradients = torch.autograd.grad((terms[0] * draw(n, seed=1)).sum(), (hidden, weight))
+    return dict(zip(("loss", "nll", "divergence"), (x.detach()[0] for x in terms), strict=True)) | {
+        "hidden": gradients[0],
+        "weight": gradients[1],
+    }
+
+
+@pytest.mark.parametrize("source", ["stored forward", "stored jsd", "live forward"])
+@pytest.mark.parametrize("shape", _named(DISTILLED))
+def test_the_head_with_a_teacher(shape: tuple[Any, ...], source: str, dtype: torch.dtype) -> None:
+    kind, name = source.split()
+    compared = [(CPUHead, dtype), (LMHead, dtype), (LMHead, FP64)]
+    found, torchs, exact = (_distilled(head, shape, of, name, kind == "stored") for head, of in compared)
+    assert failures(found, torchs, exact, 1e-5) == []
+    chunks = _distilled(CPUHead, shape, dtype, name, kind == "stored", max_logits=5 * shape[2])
+    assert failures(chunks, torchs, exact, 1e-5) == []
+
+
+def test_a_control_a_kernel_that_forgets_the_tail_is_noticed(dtype: torch.dtype) -> None:
+    shape = DISTILLED["one softmax"]
+    without = _distilled(CPUHead, (*shape[:4], 400, 1.0), dtype, "forward", True)
+    torchs, exact = (_distilled(LMHead, shape, of, "forward", True) for of in (dtype, FP64))
+    assert failures(without, torchs, exact, 1e-5)
+
+
+def test_rows_without_labels_have_no_loss_and_no_gradient() -> None:
+    hidden, weight = draw(3, 32).requires_grad_(), draw(50, 32)
+    labels_n = torch.full((1, 3), IGNORE)
+    for teacher in (
+        LiveTeacher(draw(1, 3, 32), CPUHead(weight)),
+        StoredTeacher(torch.zeros(1, 3, 2, dtype=torch.int64), torch.zeros(1, 3, 2), torch.full((1, 3), -1.0)),
+    ):
+        terms = distillation_terms(hidden[None], CPUHead(weight), labels_n, teacher, Divergence(), 0.5)
+        assert all(x.tolist() == [[0.0] * 3] for x in terms)
+        assert not torch.autograd.grad(terms[0].sum(), hidden)[0].any()
+
+
+def test_stored_ids_outside_the_vocabulary_are_refused() -> None:
+    """The kernel would read and write memory that is not there."""
+    hidden, weight, labels_n = draw(3, 32), draw(50, 32), torch.arange(3)
+    teacher = StoredTeacher(torch.full((1, 3, 2), 50), torch.zeros(1, 3, 2), torch.full((1, 3), -1.0))
+    with pytest.raises(AssertionError, match="stored ids"):
+        distillation_terms(hidden[None], CPUHead(weight), labels_n[None], teacher, Divergence(), 0.5)

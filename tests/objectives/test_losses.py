@@ -11,9 +11,10 @@ import torch
 from ingot.data.batches import IGNORE, Batch
 from ingot.model.lm_head import LMHead
 from ingot.model.transformer import ModelOut
-from ingot.objectives.preference import LOSSES, Options, Preference, Unpaired, kto, log1mexp
+from ingot.objectives.preference import LOSSES, Options, Preference, Unpaired, kto
 from ingot.objectives.reward import bradley_terry, calibration
 from ingot.objectives.settings import PreferenceSettings, UnpairedSettings
+from ingot.train.divergences import log1mexp
 from ingot.train.execution import Execution
 from ingot.train.objective import Context
 from ingot.train.runner import Runner

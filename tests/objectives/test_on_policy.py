@@ -554,7 +554,7 @@ def _run(engine, path, stop_at=None):
         return {"val_reward": engine.evaluate([held_out])[2]["reward"]}
 
     log = EventLog(path / "metrics.jsonl")
-    return train(engine, batches(), evaluation, log, lambda m, rate: None)
+    return train(engine, lambda first: batches(), evaluation, log, lambda m, rate: None)
 
 
 @pytest.mark.parametrize("method", ["ppo", "grpo as published"])
@@ -591,7 +591,7 @@ def test_the_best_weights_are_those_of_the_highest_reward(tmp_path):
     rewards = iter([0.1, 0.9, 0.3, 0.3])
     log = EventLog(tmp_path / "metrics.jsonl")
     batches = (ragged_prompts(4, seed=s) for s in range(10))
-    train(engine, batches, lambda step, whole: {"val_reward": next(rewards)}, log, lambda m, rate: None)
+    train(engine, lambda first: batches, lambda step, whole: {"val_reward": next(rewards)}, log, lambda m, rate: None)
     assert (engine.state["best_step"], engine.state["best_val"]) == (5, 0.9)
     event = read_events(tmp_path / "metrics.jsonl", "step")[0]
     assert {"loss", "reward", "completion_tokens", "sampler_gap"} <= set(event)
@@ -612,8 +612,8 @@ def test_2_3_entropy_is_that_of_the_distribution():
 
 def test_what_came_before_a_step_that_could_not_sample_is_in_the_log(tmp_path):
     engine = play(grpo(group=4, max_new=8), tmp_path, steps=4, lr=1e38, log_every=1)
-    log = EventLog(tmp_path / "metrics.jsonl")
+    log, rows = EventLog(tmp_path / "metrics.jsonl"), [ragged_prompts(8)] * 4
     with pytest.raises(UserError, match="its weights have diverged"):
-        train(engine, iter([ragged_prompts(8)] * 4), lambda step, whole: {"val_reward": 0.0}, log, lambda *_: None)
+        train(engine, lambda first: iter(rows), lambda step, whole: {"val_reward": 0.0}, log, lambda *_: None)
     log.close()
     assert [event["step"] for event in read_events(tmp_path / "metrics.jsonl", "step")] == [1]

@@ -2,7 +2,8 @@
 
 Other shapes (the rest of a batch, evaluations, rollouts) would need too many compilations and run on the underlying
 backend. All blocks of a model are alike, so a deep model compiles one block and reuses it; a shallow model compiles all
-blocks as one function, which saves Python calls.
+blocks as one function, which saves Python calls, unless its activations are checkpointed. (`selective` changes nothing
+here: torch.compile decides itself which cheap operations the backward pass computes again.)
 """
 
 import contextlib
@@ -34,6 +35,7 @@ class CompiledBackend(Backend):
         depth: number of blocks of the model.
         shape: rows and tokens of the micro-batches to compile for.
         notify: receives a message if compilation fails, and `base` computes the blocks; without it the error is raised.
+        segmented: whether segments of blocks are computed again in the backward pass.
     """
 
     name = "compiled"
@@ -45,9 +47,10 @@ class CompiledBackend(Backend):
         depth: int,
         shape: tuple[int, int],
         notify: Callable[[str], None] | None = None,
+        segmented: bool = False,
     ):
         self._base, self._device, self._shape, self._notify = base, device, shape, notify
-        self._all_blocks = depth <= _MAX_DEPTH[device]
+        self._all_blocks = depth <= _MAX_DEPTH[device] and not segmented
         function: Any = Transformer.run_blocks if self._all_blocks else Block.forward
         self._compiled: Any = torch.compile(function, dynamic=False, options=_options(device))
 
@@ -76,9 +79,8 @@ class CompiledBackend(Backend):
         with _cudnn_attention() if self._device == "cuda" else contextlib.nullcontext():
             if self._all_blocks:
                 return self._compiled(model, x_BTW, rope, mask)
-            for block in model.layers.values():
-                x_BTW, _ = self._compiled(block, x_BTW, rope, mask)
-            return model.norm(x_BTW), {}
+            checkpointing = "none" if model.checkpointing == "selective" else model.checkpointing
+            return model.run_blocks(x_BTW, rope, mask, (), checkpointing, self._compiled)
 
     def lm_head(self, weight_VD: Tensor) -> LMHead:
         return self._base.lm_head(weight_VD)

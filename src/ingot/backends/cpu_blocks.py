@@ -26,7 +26,7 @@ from ingot.kernels import cpu_decode, cpu_train
 from ingot.kernels.build import pack_arguments
 from ingot.kernels.cpu_train import call, function
 from ingot.model.backend import Backend, Taps
-from ingot.model.config import ModelConfig
+from ingot.model.config import ModelConfig, segment_blocks
 from ingot.model.lm_head import LMHead
 from ingot.model.precision import autocast_dtype
 from ingot.model.rope import Rope
@@ -72,7 +72,9 @@ class CPUBackend(CPUDecodeBackend):
         angles = None if rope is None else torch.cat((rope.cos_BT1E, rope.sin_BT1E), -1)
         if mask is not None:
             mask = mask.expand(x_BTW.shape[:2]).contiguous()
-        shared = _SharedArguments(model.config, _product_dtype(), x_BTW.shape, angles, mask)
+        segment = segment_blocks(model.checkpointing, model.config.depth)
+        stored = model.checkpointing in ("none", "selective")  # the kernels compute activation functions again anyway
+        shared = _SharedArguments(model.config, _product_dtype(), x_BTW.shape, angles, mask, 0 if stored else segment)
         inputs = x_BTW, *_parameters(model)
         needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
         return _Blocks.apply(shared, needs_grad, *inputs), {}  # type: ignore[return-value]
@@ -169,6 +171,7 @@ class _SharedArguments:
         dtype: of matrix products.
         angles: (1 or B) x T x 1 x 2E, cosines and then sines; None with learned positions.
         first_BT: the first position that each token attends to, int32; None: the first of the row.
+        segment: blocks of a segment, which stores its input only (`model/checkpointing.py`); 0: all is stored.
     """
 
     def __init__(
@@ -178,8 +181,9 @@ class _SharedArguments:
         shape: torch.Size,
         angles: Tensor | None,
         first_BT: Tensor | None,
+        segment: int = 0,
     ):
-        self.config, self.dtype, (self.B, self.T, self.W) = config, dtype, shape
+        self.config, self.dtype, (self.B, self.T, self.W), self.segment = config, dtype, shape, segment
         self.M, self.V, self.threads = self.B * self.T, config.heads * config.head_size, torch.get_num_threads()
         self._references = angles, first_BT  # `packed` has their addresses
         angle_rows = 0 if angles is None else len(angles)
@@ -218,15 +222,15 @@ class _Blocks(torch.autograd.Function):
     ) -> Tensor:
         x_MW, saved = x_BTW.reshape(shared.M, shared.W).contiguous(), []
         blocks, last_W = _by_block(parameters)
-        forward = function(shared.dtype, "forward_block")
-        for weights in blocks:
-            activations = shared.empty_saved(x_MW) if needs_grad or not saved else saved.pop()._replace(x_MW=x_MW)
-            x_MW = torch.empty_like(x_MW)
-            forward(shared.packed, pack_arguments(*weights), pack_arguments(*activations), x_MW.data_ptr())
-            saved.append(activations)
+        size = shared.segment or len(blocks)
+        segments = [blocks[first : first + size] for first in range(0, len(blocks), size)]
+        store = needs_grad and not shared.segment
+        for segment in segments:
+            saved.append([x_MW])
+            x_MW = _run_segment(shared, segment, x_MW, saved[-1] if store else None)
         out_BTW = torch.empty(x_BTW.shape)
         call(shared.dtype, "final_norm", out_BTW, x_MW, last_W, *shared.norm_arguments)
-        ctx.shared, ctx.blocks, ctx.last_W, ctx.saved = shared, blocks, last_W, (saved, x_MW)
+        ctx.shared, ctx.segments, ctx.last_W, ctx.saved = shared, segments, last_W, (saved, x_MW)
         return out_BTW
 
     @staticmethod
@@ -237,10 +241,38 @@ class _Blocks(torch.autograd.Function):
         (saved, x_MW), stream, gradients = all_saved, shared.empty_stream_grad(), [torch.empty_like(ctx.last_W)]
         inputs = (*stream, gradients[0], False, None, gradient_BTW.contiguous(), x_MW, ctx.last_W)
         call(shared.dtype, "final_norm_backward", *inputs, *shared.norm_arguments)
-        backward = function(shared.dtype, "backward_block")
-        for weights in reversed(ctx.blocks):
-            activations, block_gradients = saved.pop(), weights.empty_gradients()
-            arguments = (weights, activations, block_gradients, stream)
-            backward(shared.packed, *(pack_arguments(*tensors) for tensors in arguments))
-            gradients[:0] = block_gradients
+        del all_saved, x_MW, inputs
+        for segment in reversed(ctx.segments):
+            stored = saved.pop()
+            if shared.segment:
+                _run_segment(shared, segment, stored[0], stored)
+            for weights in reversed(segment):
+                gradients[:0] = _block_gradients(shared, weights, stored.pop(), stream)
         return None, None, stream.fp32_MW.view_as(gradient_BTW), *gradients
+
+
+def _run_segment(shared: _SharedArguments, blocks: Sequence[_Weights], x_MW: Tensor, saved: list[Any] | None) -> Tensor:
+    """The residual stream after some blocks.
+
+    Args:
+        saved: receives the activations of each block; None: all blocks share one set of buffers.
+    """
+    forward, activations = function(shared.dtype, "forward_block"), None
+    for weights in blocks:
+        if saved is None and activations is not None:
+            activations = activations._replace(x_MW=x_MW)
+        else:
+            activations = shared.empty_saved(x_MW)
+        x_MW = torch.empty_like(x_MW)
+        forward(shared.packed, pack_arguments(*weights), pack_arguments(*activations), x_MW.data_ptr())
+        if saved is not None:
+            saved.append(activations)
+    return x_MW
+
+
+def _block_gradients(shared: _SharedArguments, weights: _Weights, activations: _Saved, stream: _StreamGrad) -> _Weights:
+    """The gradients of a block's weights; `stream` becomes that of its input."""
+    gradients = weights.empty_gradients()
+    arguments = (weights, activations, gradients, stream)
+    function(shared.dtype, "backward_block")(shared.packed, *(pack_arguments(*tensors) for tensors in arguments))
+    return gradients

@@ -1,7 +1,14 @@
 """The LM head with C++ kernels: the softmax of a row runs while its logits are in the cache.
 
-Shapes: n positions, D features, V vocabulary.
+Distillation has kernels for stored teachers, and for live ones with the forward KL divergence; other divergences with
+a live teacher are those of `train/divergences.py`.
+
+Shapes: n positions, D features, V vocabulary, k stored tokens, K = k + 1 outcomes, P the padded vocabulary.
 """
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,6 +16,7 @@ from torch import Tensor
 from ingot.kernels import LANES
 from ingot.kernels.cpu_train import available, call
 from ingot.model.lm_head import LMHead
+from ingot.train.divergences import Divergence, LiveTeacher, StoredTeacher, outcome_gradient
 
 
 class CPUHead(LMHead):
@@ -22,12 +30,9 @@ class CPUHead(LMHead):
         return weight_VD.contiguous()
 
     def nll_chunk(self, x_nD: Tensor, weight_PD: Tensor, labels_n: Tensor, needs_grad: bool) -> tuple[Tensor, Tensor]:
-        if len(labels_n):
-            low, high = map(int, labels_n.aminmax())
-            assert 0 <= low <= high < len(weight_PD), f"found labels {low} to {high}, expected 0 to {len(weight_PD)}"
-        padded = -(-len(weight_PD) // LANES) * LANES
+        _check("labels", labels_n, len(weight_PD))
         nll_n = torch.empty(len(x_nD), dtype=torch.float32)
-        logit_grad_nP = torch.empty(len(x_nD) * padded, dtype=x_nD.dtype)
+        logit_grad_nP = _flat(x_nD, weight_PD)
         inputs = (x_nD.contiguous(), weight_PD, labels_n.long().contiguous())
         call(x_nD.dtype, "head_nll", nll_n, logit_grad_nP, *inputs, needs_grad, *self._sizes(x_nD))
         return nll_n, logit_grad_nP
@@ -45,5 +50,86 @@ class CPUHead(LMHead):
         call(logit_grad_nP.dtype, "head_weight_grad", *inputs, *self._sizes(scaled_nD))
         return out_VD
 
+    def distillation_chunk(self, teacher: Any, divergence: Any, alpha: float, vocab: int) -> Callable[..., Any] | None:
+        if isinstance(teacher, StoredTeacher):
+            return partial(self._stored, teacher, divergence, alpha, vocab)
+        if divergence.name != "forward" or not isinstance(teacher, LiveTeacher):
+            return None
+        head = teacher.head
+        readable = isinstance(head, CPUHead) and head.weight.dtype == torch.float32
+        return partial(self._live, head, divergence, alpha, vocab) if readable else None  # pyright: ignore[reportArgumentType]
+
+    def _stored(
+        self,
+        teacher: StoredTeacher,
+        d: Divergence,
+        alpha: float,
+        vocab: int,
+        x_nD: Tensor,
+        weight_PD: Tensor,
+        labels_n: Tensor,
+        *rest: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """A chunk for `LMHead.fused`; `rest` is that of `train/divergences.py`."""
+        ids_nk, _, _ = values_n = rest[:-1]
+        _check("labels", labels_n, len(weight_PD))
+        _check("stored ids", ids_nk, vocab)
+        logits_nP = self._logits(x_nD, weight_PD)
+        one_softmax = d.temperature == 1.0 and vocab == len(weight_PD)
+        outcomes_nK = torch.empty(len(x_nD), ids_nk.shape[1] + 1, dtype=torch.float32)
+        label_logits_n, log_z_n = torch.empty(2, len(x_nD), dtype=torch.float32)
+        ids = ids_nk.contiguous(), labels_n.long().contiguous()
+        sizes = ids_nk.shape[1], len(x_nD), len(weight_PD), vocab, torch.get_num_threads()
+        results, scale = (outcomes_nK, label_logits_n, log_z_n), 1 / d.temperature
+        call(x_nD.dtype, "head_outcomes", *results, logits_nP, *ids, not one_softmax, scale, *sizes)
+        teacher_nK, log_sum_n1 = teacher.targets(values_n, d, vocab).teacher_nK, outcomes_nK.logsumexp(-1, keepdim=True)
+        divergence_n, grad_nK = outcome_gradient(teacher_nK, outcomes_nK - log_sum_n1, d, alpha, one_softmax)
+        nll_n = (log_sum_n1[:, 0] if one_softmax else log_z_n) - label_logits_n
+        if rest[-1]:
+            sums = None if one_softmax else log_z_n
+            inputs = (outcomes_nK, grad_nK.contiguous(), sums, *ids, float(alpha), scale)
+            call(x_nD.dtype, "head_outcome_gradient", logits_nP, *inputs, *sizes)
+        return torch.stack((alpha * nll_n + (1 - alpha) * divergence_n, nll_n, divergence_n), -1), logits_nP
+
+    def _live(
+        self,
+        teacher: "CPUHead",
+        d: Divergence,
+        alpha: float,
+        vocab: int,
+        x_nD: Tensor,
+        weight_PD: Tensor,
+        labels_n: Tensor,
+        hidden_nD: Tensor,
+        needs_grad: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """A chunk for `LMHead.fused`; `hidden_nD` are the teacher's hidden states."""
+        _check("labels", labels_n, len(weight_PD))
+        teacher_PD = teacher.prepare(x_nD.dtype)
+        logits_nP = self._logits(x_nD, weight_PD)
+        teacher_nP = teacher._logits(hidden_nD.to(x_nD.dtype), teacher_PD)
+        nll_n, divergence_n = torch.empty(2, len(x_nD), dtype=torch.float32)
+        inputs = (logits_nP, teacher_nP, labels_n.long().contiguous(), needs_grad, float(alpha), 1 / d.temperature)
+        sizes = len(x_nD), len(weight_PD), len(teacher_PD), vocab, torch.get_num_threads()
+        call(x_nD.dtype, "head_kl", nll_n, divergence_n, *inputs, *sizes)
+        return torch.stack((alpha * nll_n + (1 - alpha) * divergence_n, nll_n, divergence_n), -1), logits_nP
+
+    def _logits(self, x_nD: Tensor, weight_PD: Tensor) -> Tensor:
+        """The logits in the layout of the kernels, flat."""
+        logits_nP = _flat(x_nD, weight_PD)
+        call(x_nD.dtype, "head_logits", logits_nP, x_nD.contiguous(), weight_PD, *self._sizes(x_nD))
+        return logits_nP
+
     def _sizes(self, x_nD: Tensor) -> tuple[int, ...]:
         return *x_nD.shape, len(self.weight), torch.get_num_threads()
+
+
+def _flat(x_nD: Tensor, weight_VD: Tensor) -> Tensor:
+    return torch.empty(len(x_nD) * -(-len(weight_VD) // LANES) * LANES, dtype=x_nD.dtype)
+
+
+def _check(name: str, ids: Tensor, vocab: int) -> None:
+    """The kernels read and write memory at these ids."""
+    if ids.numel():
+        low, high = map(int, ids.aminmax())
+        assert 0 <= low <= high < vocab, f"found {name} {low} to {high}, expected 0 to {vocab}"

@@ -26,7 +26,7 @@ WARMUP_UPDATES = 3
 MAX_MEMORY_FRACTION = 0.25
 """An update is recorded only if it takes at most this fraction of the GPU's memory."""
 
-UpdateResult = tuple[Tensor, dict[str, Tensor], Tensor, bool]
+UpdateResult = tuple[Tensor, dict[str, Tensor], Tensor, Tensor]
 """Loss, penalties and metrics by name, gradient norm, whether the update was skipped."""
 UpdateFunction = Callable[[Batch, Mapping[str, int], float | Tensor, int], UpdateResult]
 """(batch, its counts, learning rate, number of the update within the step) -> result of the update."""
@@ -83,4 +83,4 @@ class _Recording:
         self._lr.fill_(lr)
         self._graph.replay()
         loss, others, norm, skipped = self._out
-        return loss.clone(), {name: value.clone() for name, value in others.items()}, norm.clone(), skipped
+        return loss.clone(), {name: value.clone() for name, value in others.items()}, norm.clone(), skipped.clone()

@@ -99,7 +99,8 @@ def _compiled(
             'loop.backend: found "compiled" but no C++ compiler on the PATH, expected c++, g++ or clang++; install '
             'one, or use "auto"'
         )
-    return CompiledBackend(base, device.split(":")[0], model.config.depth, training["shape"], notify)
+    segmented = model.checkpointing not in ("none", "selective")
+    return CompiledBackend(base, device.split(":")[0], model.config.depth, training["shape"], notify, segmented)
 
 
 def _trains_on_cpu(model: Any, device: str, dtype: torch.dtype, notify: Callable[[str], None] | None) -> bool:

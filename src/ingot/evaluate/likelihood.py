@@ -11,6 +11,7 @@ import lzma
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,10 +19,12 @@ import torch
 from ingot.data.batches import IGNORE, Batch, Source, all_rows
 from ingot.data.packing import BestFit, Concatenated
 from ingot.evaluate.bootstrap import ratio
-from ingot.model.losses import kl_divergence, token_logps
+from ingot.model.losses import at_labels, chunked, token_logps
+from ingot.model.precision import at_least_fp32
 from ingot.model.transformer import Transformer
 from ingot.store.reader import Store
 from ingot.tokenizer.byte_bpe import Tokenizer
+from ingot.train.divergences import kl
 
 MAX_EXPONENT = 709.0
 """Largest exponent whose exponential is a finite float64; tables must not contain infinity."""
@@ -47,6 +50,20 @@ class Likelihood:
             yield {"metric": "bits_per_byte", **ratio(self.nats / math.log(2), self.bytes)}
 
 
+class Sums(NamedTuple):
+    """Sums over the targets of each document."""
+
+    nats: np.ndarray
+    """float64; of several values for each target a row of a document."""
+    tokens: np.ndarray
+    """int64"""
+
+    @classmethod
+    def zero(cls, store: Store, *values: int) -> "Sums":
+        """No sums yet of one value for each target, or of several."""
+        return cls(np.zeros((store.documents, *values)), np.zeros(store.documents, np.int64))
+
+
 def likelihood(
     model: Transformer,
     store: Store,
@@ -66,17 +83,68 @@ def likelihood(
         context: tokens of a window; default: the model's context.
     """
     model.eval()
+    rows = _held_out(store, overlap, context or model.config.context)
+    sums, tokens = _by_document(_nll(model), model, *rows, rows_per_batch, advance)
+    return Likelihood(sums, tokens, _sizes(store), all_tokens="mask" not in store.columns)
 
+
+def by_itself(
+    model: Transformer,
+    store: Store,
+    rows_per_batch: int,
+    advance: Callable[[int], None] = lambda n: None,
+    sums: Sums | None = None,
+    first: int = 0,
+) -> Likelihood:
+    """The likelihood of each document of a text store alone, which does not depend on its neighbours.
+
+    Attention stops at the ends of documents. A document that is longer than the model's context is cut into pieces,
+    which overlap by one token.
+
+    Args:
+        model, store, rows_per_batch, advance: as in `likelihood`.
+        sums: what earlier rows add up to; changed in place before each call of `advance`. Default: nothing.
+        first: the number of these rows, a multiple of `rows_per_batch`.
+    """
+    model.eval()
+    source = _documents(store, model.config.context)
+    nats, tokens = _by_document(
+        _nll(model), model, source, 0, rows_per_batch, advance, sums=sums or Sums.zero(store), first=first
+    )
+    return Likelihood(nats, tokens, _sizes(store), all_tokens=True)
+
+
+def document_rows(store: Store, context: int) -> int:
+    """Number of rows that `by_itself` reads."""
+    return _documents(store, context).plan.rows
+
+
+def _documents(store: Store, context: int) -> Source:
+    return Source("documents", store, BestFit(np.asarray(store.ends), context), isolate=True)
+
+
+def _nll(model: Transformer) -> Callable[[Batch], torch.Tensor]:
     def nll(batch: Batch) -> torch.Tensor:
         out = model(**batch.inputs)
         return -token_logps(out.hidden, out.head, batch.labels_BT)
 
-    sums, tokens = _by_document(nll, model, store, overlap, rows_per_batch, advance, context)
-    lengths = store.columns["bytes"].read(0, store.documents)
-    return Likelihood(sums, tokens, np.asarray(lengths, np.float64), all_tokens="mask" not in store.columns)
+    return nll
 
 
-def divergence(
+def _sizes(store: Store) -> np.ndarray:
+    return np.asarray(store.columns["bytes"].read(0, store.documents), np.float64)
+
+
+class Comparison(NamedTuple):
+    """Means over tokens with their intervals, as `bootstrap.ratio` gives them."""
+
+    kl: dict[str, float]
+    """KL(old || new) of the next-token distributions in nats; the sum over the shared vocabulary is exact."""
+    agreement: dict[str, float]
+    """The fraction of tokens for which both models have the same most likely token."""
+
+
+def comparison(
     old: Transformer,
     new: Transformer,
     store: Store,
@@ -85,21 +153,41 @@ def divergence(
     advance: Callable[[int], None] = lambda n: None,
     context: int | None = None,
     limit: int | None = None,
-) -> dict[str, float]:
-    """KL(old || new) of the next-token distributions, in nats per token, with its interval.
+) -> Comparison:
+    """How closely two models predict the same.
 
-    The sum over the vocabulary, which both models share, is exact. Tokens and arguments are those of `likelihood`;
-    `context` defaults to the shorter of both contexts, and `limit` rows, evenly spaced, are read (default: all).
+    Tokens and arguments are those of `likelihood`; `context` defaults to the shorter of both contexts, and `limit`
+    rows, evenly spaced, are read (default: all).
     """
     context = context or min(old.config.context, new.config.context)
     models = old.eval(), new.eval()
 
-    def kl(batch: Batch) -> torch.Tensor:
+    def both(batch: Batch) -> torch.Tensor:
         before, after = (model(**batch.inputs) for model in models)
-        return kl_divergence(after.hidden, after.head, before.hidden, before.head, batch.labels_BT)
+        return _compared(before, after, batch.labels_BT)
 
-    nats, tokens = _by_document(kl, new, store, overlap, rows_per_batch, advance, context, limit)
-    return ratio(nats[tokens > 0], tokens[tokens > 0])
+    rows, zero = _held_out(store, overlap, context), Sums.zero(store, len(Comparison._fields))
+    sums, tokens = _by_document(both, new, *rows, rows_per_batch, advance, limit, zero)
+    return Comparison(*(ratio(column[tokens > 0], tokens[tokens > 0]) for column in sums.T))
+
+
+def _compared(before: Any, after: Any, labels_BT: torch.Tensor) -> torch.Tensor:
+    """The values of a `Comparison` for each target, [B, T, 2]."""
+    vocab = min(len(out.head.weight) for out in (before, after))
+
+    def values(after_nV: torch.Tensor, hidden_nD: torch.Tensor) -> torch.Tensor:
+        before_nV, after_nV = (at_least_fp32(x[:, :vocab]) for x in (before.head(hidden_nD), after_nV))
+        same_n = before_nV.argmax(-1) == after_nV.argmax(-1)
+        return torch.stack((kl(before_nV.log_softmax(-1), after_nV.log_softmax(-1)), same_n), -1)
+
+    return torch.stack(at_labels(chunked(values, after.head, None), after.hidden, labels_BT, IGNORE, before.hidden), -1)
+
+
+def held_out_rows(store: Store, overlap: float, context: int, number: int) -> Iterator[Batch]:
+    """`number` rows of a held-out split, evenly spaced, one at a time."""
+    source, repeated = _held_out(store, overlap, context)
+    for batch in all_rows(source, 1, min(number, source.plan.rows)):
+        yield _without_overlap(batch, repeated) if repeated else batch
 
 
 def row_count(store: Store, overlap: float, context: int) -> int:
@@ -119,33 +207,35 @@ def _held_out(store: Store, overlap: float, context: int) -> tuple[Source, int]:
 def _by_document(
     measure: Callable[[Batch], torch.Tensor],
     model: Transformer,
-    store: Store,
-    overlap: float,
+    source: Source,
+    repeated: int,
     rows_per_batch: int,
     advance: Callable[[int], None],
-    context: int | None,
     limit: int | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
+    sums: Sums | None = None,
+    first: int = 0,
+) -> Sums:
     """Sums of a measure per document, and the number of targets per document.
 
     Args:
-        measure: a batch of tensors -> a value for each target, [B, T].
+        measure: a batch of tensors -> a value for each target, [B, T], or several, [B, T, values].
+        source: all rows of a store.
+        repeated: tokens of a row that repeat the row before it, which has predicted them.
+        sums: of the rows before row `first`; changed in place.
     """
-    source, repeated = _held_out(store, overlap, context or int(model.config.context))
-    sums = np.zeros(store.documents)
-    tokens = np.zeros(store.documents, np.int64)
+    sums = sums or Sums.zero(source.store)
     device = next(model.parameters()).device
     with torch.inference_mode():
-        for batch in all_rows(source, rows_per_batch, limit):
+        for batch in all_rows(source, rows_per_batch, limit, first):
             if repeated:
                 batch = _without_overlap(batch, repeated)
             document_BT = source.plan.index(batch.row_B)[1][:, 1:]
             measured_BT = measure(batch.to(device)).double().cpu().numpy()
             counted = batch.labels_BT != IGNORE
-            np.add.at(sums, document_BT[counted], measured_BT[counted])
-            np.add.at(tokens, document_BT[counted], 1)
+            np.add.at(sums.nats, document_BT[counted], measured_BT[counted])
+            np.add.at(sums.tokens, document_BT[counted], 1)
             advance(len(batch))
-    return sums, tokens
+    return sums
 
 
 def _without_overlap(batch: Batch, overlap: int) -> Batch:

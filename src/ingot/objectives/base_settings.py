@@ -26,6 +26,16 @@ class MethodSettings(Settings):
         """Roles of companions that must be reward models; these skip rows that are too long for them."""
         return frozenset()
 
+    @property
+    def stored_temperature(self) -> float | None:
+        """Temperature of the `teacher` if an annotate stage may have stored its predictions; None: it may not."""
+        return None
+
+    @property
+    def reads_layers(self) -> bool:
+        """Whether the loss reads tensors inside the model, which only PyTorch hands out."""
+        return False
+
     def files(self) -> Iterable[Path]:
         """Files whose content determines the result."""
         return ()

@@ -172,7 +172,8 @@ def _reward_metrics(scores_B: Tensor, mean_name: str, std_name: str | None = Non
     scored_K = scores_B[~scores_B.isnan()]
     if not len(scored_K):
         return {}
-    metrics: dict[str, float | Mean] = {mean_name: Mean(float(scored_K.mean()), len(scored_K))}
+    mean = Mean(float(scored_K.mean()), len(scored_K), tuple(scored_K.tolist()))
+    metrics: dict[str, float | Mean] = {mean_name: mean}
     if std_name:
         metrics[std_name] = Mean(float(scored_K.std(correction=0)), len(scored_K))
     return metrics

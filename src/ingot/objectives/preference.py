@@ -23,7 +23,6 @@ epochs and stored in the stage's directory, or per step if the run does not see 
 Shapes: B rows, T positions, P pairs; rows 2 i and 2 i + 1 are the chosen and the rejected answer of pair i.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -37,6 +36,7 @@ from ingot.core.errors import UserError
 from ingot.data.batches import Batch
 from ingot.model.losses import token_logps
 from ingot.objectives.settings import PreferenceSettings, UnpairedSettings
+from ingot.train.divergences import log1mexp
 from ingot.train.objective import Column, Context, Needs, Objective, Term
 
 REFERENCE = "reference_logps"
@@ -81,15 +81,6 @@ def total(side: Side) -> Tensor:
 def log_odds(side: Side) -> Tensor:
     """ln(p / (1 - p)) with ln p the mean log-probability per token; exact also for p near 1."""
     return mean(side) - log1mexp(mean(side))
-
-
-def log1mexp(x: Tensor) -> Tensor:
-    """ln(1 - e^x) for x < 0 (Maechler 2012): by expm1 near 0, where 1 - e^x cancels, and by log1p elsewhere."""
-    x = x.clamp(max=-torch.finfo(x.dtype).tiny)
-    near_0 = x > -math.log(2)
-    # `where` also differentiates the branch that is not selected, so each branch gets arguments with finite gradients.
-    by_expm1 = torch.log(-torch.expm1(torch.where(near_0, x, -1.0)))
-    return torch.where(near_0, by_expm1, torch.log1p(-torch.exp(torch.where(near_0, -1.0, x))))
 
 
 def sigmoid(h_P: Tensor, o: Options) -> Tensor:

@@ -11,7 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, create_model, model_validator
 
+from ingot.core.errors import UserError
+from ingot.core.settings import Stage
 from ingot.objectives.base_settings import Companion, MethodSettings
+from ingot.objectives.layer_settings import FeatureSettings, RelationSettings, layer_map
 from ingot.objectives.on_policy_settings import GRPOSettings, PPOSettings
 
 
@@ -87,6 +90,112 @@ class UnpairedSettings(MethodSettings):
     """Stage of the frozen reference model. Default: `init`."""
 
 
+Temperature = Annotated[float, Field(ge=0.01, le=100)]
+"""Of a softmax that is distilled. At 0.01 only the most likely token has any probability. At 100, T^2 D is a difference
+of nearly equal numbers and wrong by 1 % in fp32; at 300 by 20 %."""
+
+
+class TeacherSettings(MethodSettings):
+    """Settings of the objectives that learn from a teacher's distributions.
+
+    The loss of a token is alpha (-ln p(label)) + (1 - alpha) T^2 D(teacher, student), both distributions at temperature
+    T. The reported loss is -ln p(label) as with `lm`, so that students with and without a teacher can be compared.
+    """
+
+    teacher: Annotated[str, Stage("model")]
+    """The frozen teacher: a train or import stage, which runs beside the student, or an annotate stage, which has
+    stored the predictions of one."""
+    alpha: float = Field(default=0.5, ge=0, le=1)
+    """Weight of the labels; 1 is `lm`, 0 learns from the teacher alone."""
+    temperature: Temperature = 1.0
+    """T, above 1 the teacher's less likely tokens count more; below 0.01 only the most likely token would have any
+    probability, and above 100 fp32 would round the divergence away."""
+    divergence: Literal["forward", "reverse", "jsd", "skew"] = "forward"
+    """D: KL(teacher, student), KL(student, teacher), generalised Jensen-Shannon, or KL(teacher, mixture)."""
+    beta: float | None = Field(default=None, gt=0, lt=1)
+    """Weight of the teacher in the mixture of jsd (default 0.5) and skew (default 0.1)."""
+
+    @property
+    def stored_temperature(self) -> float | None:
+        return self.temperature
+
+    @model_validator(mode="after")
+    def _beta_applies(self) -> "TeacherSettings":
+        if self.beta is not None and self.divergence not in MIXTURE_WEIGHTS:
+            raise ValueError(
+                f'found beta with divergence = "{self.divergence}", expected it with {" and ".join(MIXTURE_WEIGHTS)}; '
+                "leave it out"
+            )
+        return self
+
+
+class DistillSettings(TeacherSettings):
+    """`objective = { kind = "distill", teacher = "large" }`: next-token prediction with a teacher's distributions."""
+
+    kind: Literal["distill"] = "distill"
+    features: FeatureSettings | None = None
+    """Learn the states of layers of a teacher that runs beside the student."""
+    relations: RelationSettings | None = None
+    """Learn how tokens relate to each other in layers of a teacher that runs beside the student."""
+
+    @property
+    def reads_layers(self) -> bool:
+        return bool(self.features or self.relations)
+
+    def layer_maps(self, student: int, teacher: int) -> tuple[dict[int, int], dict[int, int]]:
+        """The maps of features and of relations: layer of the student -> layer of the teacher.
+
+        Args:
+            student, teacher: number of blocks.
+
+        Raises:
+            UserError: a layer is not there.
+        """
+        features, relations = (
+            layer_map(f"objective.{name}.layers", part.layers, student, teacher, first) if part else {}
+            for name, part, first in (("features", self.features, 0), ("relations", self.relations, 1))
+        )
+        return features, relations
+
+
+class GKDSettings(TeacherSettings):
+    """`objective = { kind = "gkd", teacher = "large" }`: distillation, with steps on samples of the student.
+
+    The teacher corrects every token that the student has written itself (Agarwal et al. 2023, arXiv:2306.13649).
+    """
+
+    kind: Literal["gkd"] = "gkd"
+    on_policy: float = Field(default=0.5, ge=0, le=1)
+    """Fraction of the steps that train on samples of the student, GKD's lambda; 0 is `distill`."""
+    ramp: int = Field(default=0, ge=0)
+    """Steps over which that fraction grows from 0: the first samples of a new student are noise."""
+    max_new: int = Field(default=128, ge=1)
+    """Longest sample in tokens."""
+    prompt: int = Field(default=16, ge=1)
+    """Tokens that a sample continues, of running text; of a conversation, all before its first answer."""
+    sample_temperature: float = Field(default=1.0, gt=0)
+    """Temperature of sampling."""
+
+    @property
+    def stored_temperature(self) -> float | None:
+        return None  # nothing is stored for what the student will write
+
+    @property
+    def max_completion_tokens(self) -> int:
+        return self.max_new if self.on_policy else 0
+
+    def max_prompt_tokens(self, context: int) -> int:
+        longest = super().max_prompt_tokens(context)
+        if self.on_policy and self.prompt > longest:
+            raise UserError(
+                f"objective.prompt: found {self.prompt:,}, expected at most {longest:,}, which the context of "
+                f"{context:,} has beside max_new = {self.max_new:,}; lower one of them, or set a longer context"
+            )
+        return longest
+
+
+MIXTURE_WEIGHTS = {"jsd": 0.5, "skew": 0.1}
+"""Default `beta` of the divergences from a mixture."""
 REFERENCE_FREE = ("simpo", "orpo", "cpo")
 """Preference losses without a reference model."""
 
@@ -117,6 +226,8 @@ def plain(kind: str, base: type[MethodSettings] = MethodSettings, **fields: tupl
 
 OBJECTIVES: dict[str, Entry] = {
     "lm": Entry(LanguageModelSettings, "ingot.objectives.lm:LanguageModel"),
+    "distill": Entry(DistillSettings, "ingot.objectives.distill:Distill"),
+    "gkd": Entry(GKDSettings, "ingot.objectives.gkd:GKD"),
     "reward": Entry(RewardSettings, "ingot.objectives.reward:Reward", ("pairs",), scores=True),
     "dpo": Entry(PreferenceSettings, "ingot.objectives.preference:Preference", ("pairs",)),
     "kto": Entry(UnpairedSettings, "ingot.objectives.preference:Unpaired", ("pairs",), smallest_batch=2),

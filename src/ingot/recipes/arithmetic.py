@@ -1,4 +1,4 @@
-"""Sums of two numbers below 100 for grpo-arithmetic.toml: run it to write them; the recipe calls `right` as its reward.
+"""Sums of two numbers below 100 for grpo-arithmetic.toml: run it to write them.
 
 Digits of an answer are reversed and fill three places, so that each follows from the two digits above it and a carry.
 """
@@ -14,11 +14,6 @@ SHOWN = 4000
 def answer(a: int, b: int) -> str:
     """57, 68 -> "521"."""
     return f"{a + b:03d}"[::-1]
-
-
-def right(prompts: list[dict[str, str]], completions: list[str]) -> list[float]:
-    """1 for the right digits, else 0."""
-    return [float(said.strip() == prompt["answer"]) for prompt, said in zip(prompts, completions, strict=True)]
 
 
 def main() -> None:

@@ -1,11 +1,13 @@
 """Builder of the kind `evaluate`: loss on held-out corpora, baselines, samples and tasks of each model."""
 
+import contextlib
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import torch
 
 from ingot.core.artifact import atomic_lines
 from ingot.evaluate.abilities import ItemResult, Subject, rows, run_task
@@ -18,10 +20,12 @@ from ingot.stages.evaluation.exact_match import question_task
 from ingot.stages.evaluation.forgetting import forgetting_rows
 from ingot.stages.evaluation.kind import QUESTIONS
 from ingot.stages.evaluation.settings import EvaluateStageSettings
+from ingot.stages.evaluation.teacher import teacher_rows
 from ingot.stages.job import ANSWERS, TABLE, Input, Job, corpus_of, read_config
 from ingot.stages.models.lineage import is_chat_model
 from ingot.stages.models.load import LoadedModel, evaluation_context, load_model
 from ingot.store.reader import Store
+from ingot.train.execution import AUTOCAST, fastest_precision, resolve_device
 from ingot.train.settings import rows_per_pass
 
 
@@ -29,6 +33,19 @@ def run(job: Job) -> dict[str, Any]:
     """Evaluate every model on every corpus that was encoded with its tokenizer, and on every task."""
     settings = job.settings
     assert isinstance(settings, EvaluateStageSettings)
+    with _arithmetic(settings):
+        return _evaluate(job, settings)
+
+
+def _arithmetic(settings: EvaluateStageSettings) -> contextlib.AbstractContextManager[Any]:
+    """The autocast context of all forward passes."""
+    device = resolve_device(settings.device)
+    precision = fastest_precision(device)[0] if settings.precision == "auto" else settings.precision
+    dtype = AUTOCAST.get(precision)
+    return torch.autocast(device, dtype) if dtype else contextlib.nullcontext()
+
+
+def _evaluate(job: Job, settings: EvaluateStageSettings) -> dict[str, Any]:
     table: list[dict[str, Any]] = []
     answers: list[dict[str, Any]] = []
     scores: dict[tuple[str, str], Scores] = {}
@@ -58,6 +75,7 @@ def run(job: Job) -> dict[str, Any]:
     if answers:
         atomic_lines(job.out / ANSWERS, answers)
     table += forgetting_rows(job, settings, scores)
+    table += teacher_rows(job, settings) if settings.teacher else []
     atomic_lines(job.out / TABLE, table)
     return {f"{r['model']}/{r['task']}/{r['metric']}": r["value"] for r in table}
 

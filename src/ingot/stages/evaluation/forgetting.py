@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ingot.evaluate.forgetting import ChainStage, Scores, summary
-from ingot.evaluate.likelihood import divergence, row_count
+from ingot.evaluate.likelihood import comparison, row_count
 from ingot.stages.evaluation.settings import EvaluateStageSettings
 from ingot.stages.job import Input, Job, corpus_of, read_record
 from ingot.stages.models.lineage import lineage
@@ -74,5 +74,5 @@ def _divergence(job: Job, settings: EvaluateStageSettings, old: str, new: str, c
     context = min(evaluation_context(settings.context, model.config) for model in (before, after))
     size, rows = rows_per_pass(context), min(MAX_KL_ROWS, row_count(store, settings.overlap, context))
     with job.display.bar(f"KL of {new} from {old} on {corpus}", rows, "rows") as bar:
-        kl = divergence(before.model, after.model, store, settings.overlap, size, bar.advance, context, rows)
+        kl = comparison(before.model, after.model, store, settings.overlap, size, bar.advance, context, rows).kl
     return {"model": new, "task": corpus, "metric": "kl_from_before_nats", **kl}

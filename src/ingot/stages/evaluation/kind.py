@@ -1,12 +1,13 @@
 """The kinds that evaluate finished models: `evaluate`, `judge` and `fisher`."""
 
+from pathlib import Path
 from typing import Any
 
 from ingot.core.artifact import FileHashes, digest_json
 from ingot.core.errors import MissingFile, UserError
 from ingot.core.functions import function_files, is_function
 from ingot.evaluate.sandbox import bwrap_problem
-from ingot.evaluate.tasks import load_task, task_file
+from ingot.evaluate.tasks import SUFFIX, load_task, task_file
 from ingot.objectives.settings import scores_rows
 from ingot.stages.evaluation.settings import EvaluateStageSettings, FisherSettings, JudgeSettings
 from ingot.stages.kind import Kind, Node, Resolve
@@ -32,6 +33,16 @@ _PROMPT_FORMATS = ("chat", "prompts", "pairs")
 def _evaluate_reads(settings: EvaluateStageSettings, resolve: Resolve) -> dict[str, Node]:
     models = [resolve.model(name, "models") for name in settings.models]
     inputs = {f"model:{model.name}": model for model in models}
+    if settings.teacher:
+        tokenizer = resolve.model(settings.teacher, "teacher").inputs["tokenizer"]
+        if settings.teacher not in settings.models or len(set(settings.models)) < 2:
+            resolve.refuse(
+                "teacher",
+                f"found '{settings.teacher}' with models {', '.join(settings.models)}, expected one of several models; "
+                "add it, or the model that is compared with it, to models",
+            )
+        for name in settings.models:
+            companion("model", name, tokenizer, "models", resolve)
     corpora = settings.data or _trained_on(settings, resolve)
     for corpus in settings.data or ():
         check_held_out([corpus], "data", "likelihood is measured on", resolve)
@@ -83,6 +94,10 @@ def _evaluate_digest(settings: EvaluateStageSettings, hashes: FileHashes) -> str
     return digest_json([hashes.digest(task_file(name)) for name in settings.tasks]) if settings.tasks else None
 
 
+def _task_files(settings: EvaluateStageSettings) -> list[str]:
+    return [str(Path(name).expanduser()) for name in settings.tasks if name.endswith(SUFFIX)]
+
+
 EVALUATE = Kind(
     EvaluateStageSettings,
     10,
@@ -92,10 +107,12 @@ EVALUATE = Kind(
         *("data", "evaluate"),
         *LOADING_SOURCES,
         *("stages/evaluation/evaluate.py", "stages/evaluation/exact_match.py", "stages/evaluation/forgetting.py"),
+        *("stages/evaluation/teacher.py", "stages/training/initial_layers.py"),
     ),
     reads=_evaluate_reads,
     facts=lambda settings: {"models": settings.models},
     seeded=True,
+    evaluates=_task_files,
     raw=_evaluate_digest,
     panel="ingot.report.html.panels_model:evaluate",
 )

@@ -14,6 +14,9 @@ class EvaluateStageSettings(Settings):
 
     models: Annotated[list[str], Stage("model")] = Field(min_length=1)
     """Train or import stages to evaluate."""
+    teacher: Annotated[str | None, Stage("model")] = None
+    """One of the models, with which the others are compared: most likely tokens, KL divergence, and the predictions of
+    sampled positions side by side."""
     data: Annotated[list[str] | None, STAGE] = None
     """Corpora whose held-out split is used; default: all that the models were trained on."""
     overlap: float = Field(default=0.5, ge=0, lt=1)
@@ -45,8 +48,10 @@ class EvaluateStageSettings(Settings):
     sandbox: Mode = "bwrap"
     """How they run. `bwrap`: without network and without files of this machine; it needs bubblewrap. `weak`: guarded
     inside the interpreter, with known holes."""
+    precision: Literal["fp32", "bf16", "auto"] = "fp32"
+    """Arithmetic of the forward pass; `auto`: the best of the hardware, as training does, which is faster."""
     device: Annotated[Literal["auto", "cpu", "cuda"], EXECUTION] = "auto"
-    """Where to compute, in fp32; `auto` takes a GPU if there is one."""
+    """Where to compute; `auto` takes a GPU if there is one."""
 
 
 class JudgeSettings(Settings):

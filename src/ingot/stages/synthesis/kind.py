@@ -13,26 +13,40 @@ from ingot.stages.training.kind import check_format, companion
 
 
 def _generate_reads(settings: GenerateSettings, resolve: Resolve) -> dict[str, Node]:
-    model = resolve.model(settings.model, "model")
     prompts = resolve.stage(settings.data, "data", "documents")
     check_format(settings.data, ("prompts",), "data", "a generate stage answers", resolve)
+    if settings.model is None:
+        return {"data": prompts}
+    model = resolve.model(settings.model, "model")
     check_turns(settings.data, resolve.format_of(settings.data), model.inputs["tokenizer"], "model", resolve)
     return {"model": model, "tokenizer": model.inputs["tokenizer"], "data": prompts}
 
 
 def _generate_facts(settings: GenerateSettings) -> dict[str, Any]:
-    return {"model": settings.model, "data": settings.data, "samples": settings.samples}
+    calls = settings.endpoint and f"calls {settings.endpoint.url} ({settings.endpoint.model})"
+    model = {"calls": calls} if calls else {"model": settings.model}
+    return {**model, "data": settings.data, "samples": settings.samples}
+
+
+def _generate_waiting_for(settings: GenerateSettings) -> str | None:
+    return settings.endpoint.missing_key() if settings.endpoint else None
 
 
 GENERATE = Kind(
     GenerateSettings,
-    3,
+    4,
     "ingot.stages.synthesis.generate:run",
-    (*MODEL_SOURCES, "distributed", "data/sampler.py", *LOADING_SOURCES, "stages/synthesis/generate.py"),
+    (
+        *MODEL_SOURCES,
+        *("distributed", "data/sampler.py", *LOADING_SOURCES),
+        *(f"stages/synthesis/{name}.py" for name in ("generate", "instructions", "local_model")),
+        *(f"stages/synthesis/{name}.py" for name in ("endpoint", "remote_model")),
+    ),
     makes="documents",
     reads=_generate_reads,
     facts=_generate_facts,
     seeded=True,
+    waiting_for=_generate_waiting_for,
 )
 
 
@@ -40,10 +54,12 @@ def _label_reads(settings: LabelSettings, resolve: Resolve) -> dict[str, Node]:
     samples = resolve.stage(settings.data, "data", "documents")
     if samples.kind != "generate":
         resolve.refuse("data", f"stage '{settings.data}' is a {samples.kind}, expected a generate")
-    inputs = {"samples": samples, "tokenizer": samples.inputs["tokenizer"]}
-    if settings.reward:
-        inputs["reward"] = companion("reward", settings.reward, inputs["tokenizer"], "by", resolve, scores=True)
-    return inputs
+    check_format(settings.data, ("chat",), "data", "a label stage compares answers of format", resolve)
+    inputs, tokenizer = {"samples": samples}, samples.inputs.get("tokenizer")
+    if settings.reward:  # answers of an endpoint belong to no tokenizer
+        tokenizer = tokenizer or resolve.model(settings.reward, "by").inputs["tokenizer"]
+        inputs["reward"] = companion("reward", settings.reward, tokenizer, "by", resolve, scores=True)
+    return inputs | ({"tokenizer": tokenizer} if tokenizer else {})
 
 
 def _label_digest(settings: LabelSettings, hashes: FileHashes) -> str | None:
@@ -72,7 +88,7 @@ LABEL = Kind(
         *("distributed", "objectives"),
         *LOADING_SOURCES,
         "stages/models/reward_scores.py",
-        *("stages/synthesis/label.py", "stages/synthesis/human_labels.py"),
+        *(f"stages/synthesis/{name}.py" for name in ("label", "human_labels", "majority")),
     ),
     makes="documents",
     reads=_label_reads,

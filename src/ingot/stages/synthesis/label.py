@@ -1,7 +1,7 @@
 """Builder of the kind `label`: turns answers into preference pairs or conversations.
 
-A reward model or a function scores the answers to a prompt, of which the best and the worst become a pair. People
-compare two answers at a time. Pairs of equal scores are counted as ties and left out.
+A reward model, a function or the majority scores the answers to a prompt, of which the best and the worst become a
+pair. People compare two answers at a time. Pairs of equal scores are counted as ties and left out.
 """
 
 import itertools
@@ -23,7 +23,8 @@ from ingot.objectives.reward_functions import call_reward_function, prompt_table
 from ingot.stages.job import TOKENIZER, Job
 from ingot.stages.models.reward_scores import RewardStage
 from ingot.stages.synthesis import human_labels
-from ingot.stages.synthesis.settings import LabelSettings
+from ingot.stages.synthesis.majority import agreement
+from ingot.stages.synthesis.settings import MAJORITY, LabelSettings
 from ingot.tokenizer.byte_bpe import Tokenizer, load_tokenizer
 from ingot.tokenizer.chat import length_to_last_target, render
 from ingot.tokenizer.template_sandbox import ConversationRefused
@@ -39,7 +40,7 @@ def run(job: Job) -> dict[str, Any]:
     settings = job.settings
     assert isinstance(settings, LabelSettings)
     groups = list(_groups(job.inputs["samples"].path))
-    tokenizer = load_tokenizer(job.inputs["tokenizer"].path / TOKENIZER)
+    tokenizer = load_tokenizer(job.inputs["tokenizer"].path / TOKENIZER) if "tokenizer" in job.inputs else None
     if settings.label_file:
         scored_groups = _scores_of_people(settings.label_file, groups)
     else:
@@ -50,7 +51,7 @@ def run(job: Job) -> dict[str, Any]:
     ties = unscored = low = 0
     chosen, rejected, scores = [], [], []
     for group in scored_groups:
-        scored = [(row, score) for row, score in group if not math.isnan(score)]
+        scored = [(row, score) for row, score in group if math.isfinite(score)]
         unscored += len(group) - len(scored)
         if not scored:
             continue
@@ -73,6 +74,15 @@ def run(job: Job) -> dict[str, Any]:
             f"found no usable answers to {len(groups)} prompts ({ties} with answers of equal scores, {low} below "
             f"min_score, {unscored} answers without a score); generate more samples, or score them in another way"
         )
+    answers = sum(map(len, groups))
+    what = "pairs" if settings.format == "pairs" else "conversations"
+    reasons = {
+        "prompts with equal scores": ties,
+        "prompts with a best score below min_score": low,
+        "answers without a score": unscored,
+    }
+    dropped = "".join(f"; {number:,} {name}" for name, number in reasons.items() if number)
+    job.display.notify(f"{sum(written.values()):,} {what} from {answers:,} answers to {len(groups):,} prompts{dropped}")
     counts = {"documents": sum(written.values()), "train_documents": written["train"], "val_documents": written["val"]}
     counts |= {"prompts": len(groups), "ties": ties, "below_min_score": low, "unscored": unscored}
     return counts | {"score": _mean(scores), "best_score": _mean(chosen), "worst_score": _mean(rejected)}
@@ -85,11 +95,16 @@ def _groups(samples: Path) -> Iterator[Answers]:
         yield list(group)
 
 
-def _scores(job: Job, settings: LabelSettings, groups: list[Answers], tokenizer: Tokenizer) -> list[ScoredAnswers]:
-    """The answers with scores of a reward model or a function."""
+def _scores(
+    job: Job, settings: LabelSettings, groups: list[Answers], tokenizer: Tokenizer | None
+) -> list[ScoredAnswers]:
+    """The answers with scores of a reward model or a function, or with their agreement."""
+    if settings.by == MAJORITY:
+        return [list(zip(group, agreement([*map(_answer, group)]), strict=True)) for group in groups]
     rows = [row for group in groups for row in group]
     with job.display.bar("scoring", len(rows), "answers") as bar:
         if settings.reward:
+            assert tokenizer is not None
             conversations = [_conversation(row, tokenizer) for row in rows]
             usable = [ids for ids in conversations if ids is not None]
             found = iter(RewardStage(job.inputs["reward"], job, settings.device)(usable, bar.advance).tolist())
@@ -155,8 +170,10 @@ def _question(row: dict[str, Any]) -> str:
     return "\n\n".join(message["content"] for message in json.loads(row["text"])[:-1])
 
 
-def _prompt(row: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """The prompt as a reward function receives it, as in training."""
+def _prompt(row: dict[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """The prompt as a reward function receives it: as in training, or, of answers of an endpoint, its text."""
+    if tokenizer is None:
+        return {**(json.loads(row["extra"]) if row["extra"] else {}), "prompt": _question(row)}
     ids, _ = render(json.loads(row["text"])[:-1], tokenizer, generation_prompt=True)
     return prompt_table(ids, row["extra"], tokenizer)
 

@@ -44,14 +44,19 @@ static float row_nll(Number* logits, float* buffer, bool needs_grad, long m, lon
   return nll;
 }
 
-// -ln p(label) of M rows x, M x W. The logits, M times the padded vocabulary, become its gradients if `needs_grad`.
-static void head_nll(float* nlls, Number* logits, const Number* x, const float* weight, const int64_t* labels,
-                     bool needs_grad, long M, long W, long vocab, int threads) {
+// The logits of M rows x, M x W, in M times the padded vocabulary.
+static void head_logits(Number* logits, const Number* x, const float* weight, long M, long W, long vocab, int threads) {
   auto packed = panel_buffer(VOCAB_CHUNK, W);
   vocab_chunks(logits, M, vocab, [&](long first, long tokens, long padded, Number* at) {
     pack_weight(packed.get(), weight + first * W, tokens, W, 0, 1, 0, threads);
     project(at, x, packed.get(), M, W, padded, threads);
   });
+}
+
+// -ln p(label) of M rows x, M x W. The logits, M times the padded vocabulary, become its gradients if `needs_grad`.
+static void head_nll(float* nlls, Number* logits, const Number* x, const float* weight, const int64_t* labels,
+                     bool needs_grad, long M, long W, long vocab, int threads) {
+  head_logits(logits, x, weight, M, W, vocab, threads);
 #pragma omp parallel num_threads(threads) if (M * vocab > MIN_PARALLEL)
   {
     std::vector<float> buffer(round_up(vocab, V));

@@ -1,0 +1,31 @@
+"""Agreement of several answers to one prompt (self-consistency, Wang et al. 2022, arXiv:2203.11171).
+
+Right answers agree more often than wrong ones, which differ from each other. The final answers are compared: what
+follows the last of `####`, `Answer:` and `answer is` in its line, or the content of the last `\\boxed{...}`, or else
+the last line.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+_MARKED = re.compile(
+    r"####[ \t]*(?P<hashes>.+)|\\boxed\{(?P<boxed>[^{}]*)\}|\banswer(?:[ \t]+is\b[ \t]*:?|[ \t]*:)[ \t]*(?P<named>.+)",
+    re.IGNORECASE,
+)
+
+
+def agreement(answers: Sequence[str]) -> list[float]:
+    """For each answer, the fraction of all answers that have its final answer."""
+    final = [*map(final_answer, answers)]
+    counts = Counter(final)
+    return [counts[one] / len(final) for one in final]
+
+
+def final_answer(text: str) -> str:
+    """The final answer of a text, in lower case, without emphasis, currency, commas in numbers and a full stop."""
+    marked = [next(filter(None, match.groups()), "") for match in _MARKED.finditer(text)]
+    lines = [line for line in text.splitlines() if line.strip()]
+    found = marked[-1] if marked else lines[-1] if lines else ""
+    found = re.sub(r"(?<=\d),(?=\d{3}\b)", "", re.sub(r"[*_`$]", "", found))
+    return " ".join(found.casefold().split()).rstrip(" .")
