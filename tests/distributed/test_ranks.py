@@ -22,7 +22,7 @@ from ingot.distributed.mesh import Mesh
 from ingot.distributed.sharding import gathered, local
 from ingot.model import lora
 from ingot.model.adapter_config import AdapterSettings
-from ingot.model.config import ModelSettings
+from ingot.model.config import Checkpointing, ModelSettings
 from ingot.model.transformer import Transformer, build
 from ingot.objectives.lm import LanguageModel
 from ingot.objectives.preference import Preference, Unpaired
@@ -37,7 +37,7 @@ from ingot.stages.models.parts import build_on, empty_on, shard_model
 from ingot.train.engine import Engine, Plan
 from ingot.train.execution import Execution
 from ingot.train.objective import Objective
-from ingot.train.penalties import Divergence, Penalties
+from ingot.train.penalties import KLPenalty, Penalties
 from ingot.train.settings import LoopSettings
 from tests.distributed.ranks import Peak, on_ranks
 from tests.objectives.helpers import pairs
@@ -51,6 +51,12 @@ ADAPTER = AdapterSettings(rank=2, alpha=4)
 def _model(seed: int = 1, **settings: Any) -> Transformer:
     shape = {"depth": 2, "width": 32, "heads": 4, "kv_heads": 2, "context": T, **settings}
     return build(ModelSettings(**shape).resolve(V), seed, dtype=FP64)
+
+
+def _checkpointed(mode: Checkpointing) -> Transformer:
+    model = _model(depth=3)
+    model.checkpointing = mode
+    return model
 
 
 def _text(step: int, rows: int = 15) -> Batch:
@@ -94,7 +100,7 @@ class Case:
 
 
 def _kl(model: Transformer, mesh: Mesh) -> Penalties:
-    return Penalties([Divergence("kl", 2.0, _sharded(_model(8).requires_grad_(False).eval(), mesh))])
+    return Penalties([KLPenalty("kl", 2.0, _sharded(_model(8).requires_grad_(False).eval(), mesh))])
 
 
 def _anchored(model: Transformer, mesh: Mesh) -> Penalties:
@@ -117,11 +123,15 @@ CASES = {
     "smoothing and z-loss": Case(_smooth),
     "replay": Case(LanguageModel, batch=_replay),
     "ema": Case(LanguageModel, optim=OptimSettings(ema=0.9)),
+    "bf16 moments": Case(LanguageModel, optim=OptimSettings(state="bf16", clip=0.5)),
     "muon": Case(LanguageModel, optim=OptimSettings(kind="muon")),
     "sgd": Case(LanguageModel, optim=OptimSettings(kind="sgd", momentum=0.9, lr=0.1)),
     "kl": Case(LanguageModel, penalties=_kl),
     "anchors": Case(LanguageModel, penalties=_anchored, optim=OptimSettings(weight_decay=0.0)),
     "lora": Case(LanguageModel, adapter=True),
+    "every block again": Case(LanguageModel, model=lambda: _checkpointed("full")),
+    "two blocks again": Case(LanguageModel, model=lambda: _checkpointed(2)),
+    "all but products again": Case(LanguageModel, model=lambda: _checkpointed("selective"), adapter=True),
     "reward": Case(lambda: Reward(RewardSettings()), batch=_pairs),
     "dpo": Case(lambda: Preference(PreferenceSettings(sft_weight=0.5)), batch=_pairs, companions=("reference",)),
     "simpo": Case(lambda: Preference(PreferenceSettings(loss="simpo")), batch=_pairs),
@@ -211,7 +221,13 @@ MESHES = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if MESHES[n][0] > 2 or MESHES[n][2] < 3 else n for n in MESHES]
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.slow] + [pytest.mark.long] * (MESHES[n][0] == 4))  # two minutes on two cores
+        if MESHES[n][0] > 2 or MESHES[n][2] < 3
+        else n
+        for n in MESHES
+    ],
 )
 def test_D11_every_objective_trains_alike_on_every_mesh(name: str, tmp_path: Path) -> None:
     """Twenty steps on four ranks, six in the fast tests on two."""

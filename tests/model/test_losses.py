@@ -8,7 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ingot.model import lm_head
 from ingot.model.lm_head import LMHead
-from ingot.model.losses import IGNORE, cross_entropy, cross_entropy_terms, kl_divergence, token_logps
+from ingot.model.losses import IGNORE, cross_entropy, cross_entropy_terms, token_logps
+from ingot.train.divergences import kl_divergence
 
 D, V = 5, 11
 
@@ -59,7 +60,7 @@ def test_D1_chunked_equals_whole(max_logits):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_D1_a_few_rows_at_a_time_equal_torchs_cross_entropy(dtype, monkeypatch):
     """Logits become the gradient where they lie, in their own precision; columns past the vocabulary are not read."""
-    monkeypatch.setitem(lm_head._SOFTMAX_CHUNK, "cpu", 3 * V)
+    monkeypatch.setitem(lm_head.SOFTMAX_CHUNK, "cpu", 3 * V)
     filled = torch.full((20, V + 3), torch.nan, dtype=dtype)
     filled[:, :V] = 3 * torch.randn(20, V, generator=torch.Generator().manual_seed(1))
     labels = torch.arange(20) % V

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from ingot.model.attention import document_mask
 from ingot.model.config import ModelSettings
 from ingot.model.losses import IGNORE, cross_entropy
 from ingot.model.transformer import Transformer, build
@@ -188,6 +189,17 @@ def test_all_ignored_gives_every_parameter_a_zero_gradient():
             assert torch.equal(parameter.grad, torch.zeros_like(parameter))
 
 
+def test_attention_follows_from_the_taps_of_queries_and_keys():
+    model = build(ModelSettings(**SMALL).resolve(65), seed=0, dtype=torch.float64)
+    ids, documents = _ids(65, 2, 10), torch.tensor([[0] * 4 + [1] * 6, [0] * 10])
+    names = [f"{name}.2" for name in ("query", "key", "value", "attention")]
+    q, k, v, p = (model(ids, documents_BT=documents, taps=frozenset(names)).taps[name] for name in names)
+    assert (q.shape, k.shape, v.shape) == ((2, 6, 10, 8), (2, 2, 10, 8), (2, 2, 10, 8))
+    scores = q @ k.repeat_interleave(3, 1).transpose(2, 3) / 8**0.5
+    mask = document_mask(documents)[:, None]
+    torch.testing.assert_close(scores.masked_fill(~mask, -torch.inf).softmax(-1), p)
+
+
 def test_taps_return_what_they_name_and_change_nothing():
     model = build(ModelSettings(**SMALL).resolve(65), seed=0)
     ids = _ids(65, 2, 10)
@@ -198,6 +210,6 @@ def test_taps_return_what_they_name_and_change_nothing():
         assert torch.equal(model.norm(out.taps["hidden.3"]), out.hidden)
     assert out.taps["attention.1"].shape == (2, 6, 10, 10)
     torch.testing.assert_close(out.taps["attention.1"].sum(-1), torch.ones(2, 6, 10))
-    for name in ("attention.3", "hidden.4", "logits"):
+    for name in ("attention.3", "hidden.4", "value.3", "logits"):
         with pytest.raises(ValueError, match=f"tap '{name}' does not exist in a model of 3 layers"):
             model(ids, taps=frozenset({name}))

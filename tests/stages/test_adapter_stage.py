@@ -19,6 +19,7 @@ from ingot.model.config import ModelSettings
 from ingot.pipeline.gc import orphans
 from ingot.pipeline.graph import import_graph, load_graph
 from ingot.pipeline.run import job_of, link, require_files
+from ingot.report.plan import plan_rows
 from ingot.stages import child
 from ingot.stages.models.export import export_hf, export_peft
 from ingot.stages.models.load import load_model, load_with_adapter
@@ -185,8 +186,23 @@ def test_a_checkpoint_holds_what_is_trained_and_its_moments() -> None:
     assert len(layers) == 2 * 7
     trained = {f"{n}{part}" for n in layers for part in ("lora_A", "lora_B", "lora_magnitude")}
     moments = {f"optim.{n}.{m}" for n in trained for m in ("step", "exp_avg", "exp_avg_sq")}
-    assert set(_tensors(checkpoints / "00000008")) == {f"model.{n}" for n in trained} | moments
+    assert set(_tensors(checkpoints / "00000008")) == {f"model.{n}" for n in trained} | moments | {"guard.losses"}
     assert set(_tensors(checkpoints / "best")) == {f"model.{n}" for n in trained}
+
+
+def test_the_run_and_its_plan_name_the_backend_and_why(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An adapter trains without the C++ kernels; all weights of the same model train with them, where there are any."""
+    graph = load_graph(work / "small.toml", [], Path("runs"))
+    reason = "the C++ kernels do not train adapters"
+    told = {row["name"]: row["forecast"]["execution"] for row in plan_rows(graph) if "forecast" in row}
+    assert told["tuned"]["why_backend"] == reason
+    assert reason not in told["base"].get("why_backend", "")
+    for name in ("base", "tuned"):
+        job = job_of(graph, graph.nodes[name], quiet=False)
+        job["dir"] = str((work / "runs" / "stages" / f"said-{name}").absolute())
+        child.run(job)
+        said = " ".join(capsys.readouterr().err.split())
+        assert (f"backend torch: {reason}" in said) == (name == "tuned")
 
 
 def test_the_result_counts_what_is_trained() -> None:
@@ -259,7 +275,7 @@ def test_embedding_and_head_are_trained_whole_beside_it(tmp_path: Path) -> None:
     """Saved, counted, held by penalties, carried out and in as the corrections are; to the bit, for they are whole."""
     tables, base = {"embedding.weight", "head.weight"}, _weights(_at("base"))
     saved = _tensors(_at("whole") / "checkpoints" / "00000004")
-    assert {n for n in saved if "lora_" not in n} == {f"model.{n}" for n in tables} | {
+    assert {n for n in saved if "lora_" not in n} == {"guard.losses"} | {f"model.{n}" for n in tables} | {
         f"optim.{n}.{m}" for n in tables for m in ("step", "exp_avg", "exp_avg_sq")
     }
     trained, count = _weights(_at("whole")), _result("whole")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from ingot.core.errors import UserError
 from ingot.core.recipe import load_recipe
-from ingot.evaluate.likelihood import divergence
+from ingot.evaluate.likelihood import comparison
 from ingot.pipeline.graph import Graph, load_graph
 from ingot.pipeline.run import job_of, link
 from ingot.stages import child
@@ -273,8 +273,8 @@ def test_2_7_a_chain_of_stages_has_a_forgetting_matrix(graph: Graph) -> None:
     moved = table["tuned", "old", "kl_from_before_nats"]
     models = [load_model(_at(graph, name), print, device="cpu").model for name in ("base", "tuned")]
     store = Store.open(_at(graph, "old@bpe") / "val")
-    assert divergence(models[0], models[0], store, 0.5, 4)["value"] == pytest.approx(0, abs=1e-6)
-    assert moved["value"] == pytest.approx(divergence(*models, store, 0.5, 7)["value"], rel=1e-5)
+    assert comparison(models[0], models[0], store, 0.5, 4).kl["value"] == pytest.approx(0, abs=1e-6)
+    assert moved["value"] == pytest.approx(comparison(*models, store, 0.5, 7).kl["value"], rel=1e-5)
     assert moved["value"] > 0
     (chain,) = chains(card)
     assert [row["stage"] for row in chain["rows"]] == ["base", "tuned"]

@@ -247,6 +247,38 @@ def test_d4_numbers_that_an_optimizer_keeps(family: str, optim: dict) -> None:
     assert moments(config, settings) == sum(t.numel() for t in kept.values() if t.dim() > 0)
 
 
+@pytest.mark.parametrize("state", ["fp32", "bf16", "8bit"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("adapted", [False, True])
+def test_d4_bytes_that_an_optimizer_keeps(adapted: bool, family: str, state: str) -> None:
+    if state == "8bit":
+        pytest.importorskip("torchao")
+    config = ModelSettings(family=family, depth=2, width=64, context=32).resolve(300)  # type: ignore[arg-type]
+    optim = OptimSettings.model_validate({"state": state, "ema": 0.9})
+    model = Transformer(config)
+    adapter = AdapterSettings(rank=64, modules_to_save=("embedding",)) if adapted else None
+    if adapter:
+        lora.add_adapters(model, adapter, 0)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    kept = build(trained, optim, 0.1).tensors() | Average(trained, optim.ema).tensors()
+    told = _tuned(config, CPU, adapter=adapter, optim=optim) if adapter else _small_state(family, optim)
+    assert told["memory"]["optimizer"] == sum(t.nbytes for t in kept.values() if t.dim() > 0)
+
+
+def _small_state(family: str, optim: OptimSettings) -> dict:
+    return _told(_small(model={"family": family, "depth": 2, "width": 64, "context": 32}, optim=optim))
+
+
+def test_d9_checkpointing_lowers_the_forecast() -> None:
+    model = {"depth": 16, "width": 64, "context": 64}
+    modes = ("none", "selective", "sqrt", "full")
+    memory = [_told(_small(model=model, loop={"checkpointing": mode}))["memory"] for mode in modes]
+    sums = [m["activations"] + m["attention"] + m["casts"] + m["recomputed"] for m in memory]
+    assert sums == sorted(sums, reverse=True)
+    assert memory[0]["recomputed"] == 0
+    assert all(m["total"] == sum(n for name, n in m.items() if name not in ("total", "available")) for m in memory)
+
+
 def test_f2_memory_adds_up_and_follows_the_micro_batch() -> None:
     one, two = (_told(_small(loop={"micro_batch": n}, precision="fp32"))["memory"] for n in (1, 2))
     assert one["total"] == sum(n for name, n in one.items() if name not in ("total", "available"))

@@ -238,7 +238,7 @@ def test_a_child_killed_in_the_middle_of_a_rollout_goes_on_to_the_bit(monkeypatc
     job, hold, signal = _job_of("ppo by hand", "all"), Path("hold"), Path("held")
     hold.touch()
     with subprocess.Popen(
-        [sys.executable, "-m", "ingot.stages.child"], stdin=subprocess.PIPE, env=child_environment(1)
+        [sys.executable, "-m", "ingot.stages"], stdin=subprocess.PIPE, env=child_environment(1)
     ) as process:
         assert process.stdin
         process.stdin.write(json.dumps({**job, "dir": str(held)}).encode())

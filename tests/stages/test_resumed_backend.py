@@ -25,7 +25,7 @@ def resumed(monkeypatch: pytest.MonkeyPatch, chosen: str, notices: list[str]) ->
     model = build_model(ModelSettings(depth=1, width=8, heads=1, context=8).resolve(16), seed=1)
     execution = Execution("cpu", "fp32", 1, 2, "", 8, "cpu", False)
     job = SimpleNamespace(display=SimpleNamespace(notify=notices.append))
-    settings = SimpleNamespace(loop=SimpleNamespace(backend=chosen))
+    settings = SimpleNamespace(loop=SimpleNamespace(backend=chosen), objective=SimpleNamespace(reads_layers=False))
     return build._select_backend(job, settings, model, execution, 1.0, Mesh()), model.backend.name  # type: ignore[arg-type]
 
 

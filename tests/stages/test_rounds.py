@@ -198,12 +198,12 @@ def test_of_scored_answers_the_best_and_the_worst_make_a_pair() -> None:
 
 
 def test_sampling_goes_on_after_a_kill_to_the_byte(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ingot.stages.synthesis import generate
+    from ingot.stages.synthesis import generate, local_model
 
     whole = _documents("sample-1")
     overrides = ("repeat.rounds=1", "stage.sample.seed=1")  # the run's own, under another key
     monkeypatch.setattr(generate, "BATCH_ROWS", 12)
-    calls, real = [], generate.generate
+    calls, real = [], local_model.generate
 
     def dies(*arguments: Any, **named: Any) -> Any:
         calls.append(1)
@@ -211,7 +211,7 @@ def test_sampling_goes_on_after_a_kill_to_the_byte(work: Path, monkeypatch: pyte
             raise KeyboardInterrupt
         return real(*arguments, **named)
 
-    monkeypatch.setattr(generate, "generate", dies)
+    monkeypatch.setattr(local_model, "generate", dies)
     with pytest.raises(KeyboardInterrupt):
         _build(["sample-1"], "rounds.toml", *overrides)
     _build(["sample-1"], "rounds.toml", *overrides)

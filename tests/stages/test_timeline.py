@@ -412,3 +412,19 @@ def test_work_is_rows_times_context() -> None:
     ]
     line = _line(duration=None, phases=phases, optim=CONSTANT)
     assert [line.work(step) for step in (0, 10, 15, 20)] == [0, 5_120, 15_360, 25_600]
+
+
+def test_a_phase_in_the_stored_order_begins_with_the_first_row_and_a_shuffled_one_goes_on() -> None:
+    """`order` of a phase is its own; each order has a place of its own in a corpus."""
+    own = {}, {"order": "stored"}
+    phases = [{"name": name, "fraction": 0.25, **own[i % 2]} for i, name in enumerate("abcd")]
+    line = _line(_sizes(a=1000), phases=phases, batch=4)
+    drawn = [np.concatenate([line.at(step)[2] for step in range(p.first, p.last + 1)]) for p in line.phases]
+    assert drawn[1].tolist() == list(range(100))
+    assert drawn[3].tolist() == list(range(100, 200))
+    plain = _line(_sizes(a=1000), batch=4)
+    shuffled = np.concatenate([plain.at(step)[2] for step in range(1, 51)])
+    assert np.concatenate([drawn[0], drawn[2]]).tolist() == shuffled.tolist()
+    whole = _line(_sizes(a=1000), batch=4, order="stored")
+    assert whole.at(3)[2].tolist() == [8, 9, 10, 11]
+    assert whole.steps_of(0, 256, 9) == [3]

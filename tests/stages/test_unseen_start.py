@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ingot.stages.training.build import unseen_start
+from ingot.stages.training.data import unseen_start
 from ingot.store.encode import build_tokens
 from ingot.store.reader import Store
 from ingot.tokenizer.hf_files import import_tokenizer

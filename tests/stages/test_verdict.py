@@ -82,6 +82,11 @@ CANNOT = {
         {"nothing learned"},
         "are 1 update at batch 8: lower batch, or raise duration",
     ),
+    "talk, adapter, tiny rate": (
+        LM.format(data="talk", steps=60, lr=1e-12) + "adapter = { rank = 4 }\n",
+        {"nothing learned"},
+        "raise optim.lr or duration",
+    ),
     "reward, tiny rate": (
         PAIRS.format(data="pairs", steps=20, lr=1e-12, objective="reward"),
         {"nothing learned"},
@@ -222,6 +227,8 @@ def test_noise_of_the_rows_is_no_learning() -> None:
     rewards = [{"step": s, "val_reward": r, "val_reward_se": 0.05} for s, r in ((0, 0.3), (9, 0.4))]
     assert verdict(Training(rewards, **common))[0] == "nothing learned"
     assert verdict(Training([{**e, "val_reward_se": 0.01} for e in rewards], **common))[0] == "learned"
+    pairs = {"a": ([0.1, 0.5, 0.3], [0.2, 0.61, 0.39])}  # the same prompts: their differences count, not their spread
+    assert verdict(Training(rewards, parts=pairs, **common))[0] == "learned"
 
 
 def test_sentences() -> None:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from ingot.core.errors import UserError
 from ingot.core.events import read_events, stable
@@ -14,6 +13,7 @@ from ingot.train import health
 from ingot.train.engine import Engine
 from ingot.train.health import WINDOW, update, verdict
 from tests.train.test_engine import _engine, _run, _text
+from tests.train.test_guard import breaks_from
 
 
 def test_D6_health() -> None:
@@ -23,6 +23,20 @@ def test_D6_health() -> None:
     assert verdict([0.5, math.nan], clip=1.0) == "critical"
     assert verdict([0.5, math.inf], clip=1.0) == "critical"
     assert verdict([], clip=1.0) == "healthy"
+
+
+def test_the_guard_says_of_each_step_what_it_did() -> None:
+    skipped = [{"step": step, "updates": step - 8, "why": "W"} for step in (9, 10, 30)]
+    rollbacks = [{"step": 12, "first": 8, "to": 4, "why": "V"}, {"step": 20, "to": 16, "why": "a bit flipped"}]
+    told = {step: health.repair_of(step, skipped, rollbacks) for step in range(1, 40)}
+    assert {step: text for step, text in told.items() if text} == {
+        **dict.fromkeys(range(8, 13), "left out, because the run went back to step 4: V"),
+        30: "22 updates skipped, because W",
+    }
+    assert health.repair_of(9, skipped, []) == "skipped, because W"
+    assert (
+        health.repairs([], rollbacks) == "back to step 4, without steps 8 to 12; back to step 16, because a bit flipped"
+    )
 
 
 def test_D6_a_verdict_comes_with_a_whole_window_and_agrees_with_the_rule() -> None:
@@ -67,16 +81,11 @@ def test_D6_a_run_reports_once_that_its_threshold_is_too_low(tmp_path: Path, mak
 
 def test_D6_the_step_that_broke_is_found_wherever_it_is(tmp_path: Path, make_store) -> None:
     """Also where no line was due: every norm is checked, not only the logged ones."""
-    engine = _engine(tmp_path, "fp32", micro=8, log_every=100)
-    step = engine.step
-
-    def breaks(raw):
-        metrics = step(raw)
-        return replace(metrics, grad_norm=torch.tensor(math.nan)) if metrics.step == 7 else metrics
-
-    engine.step = breaks  # type: ignore[method-assign]
-    with pytest.raises(UserError, match=r"step 7: loss .*, gradient norm nan, expected finite numbers"):
+    engine = _engine(tmp_path, "fp32", micro=8, log_every=100, steps=40)
+    breaks_from(engine, 7)
+    with pytest.raises(UserError, match=r"step 26: loss .*, gradient norm nan, expected finite numbers"):
         _run(engine, _text(make_store), tmp_path)
     (event,) = read_events(tmp_path / "metrics.jsonl", "health")
-    assert (event["step"], event["health"]) == (7, "critical")
-    assert [e["step"] for e in read_events(tmp_path / "metrics.jsonl", "step")] == [1, 7]
+    assert (event["step"], event["health"]) == (26, "critical")
+    assert [e["step"] for e in read_events(tmp_path / "metrics.jsonl", "step")] == [1]
+    assert [e["step"] for e in read_events(tmp_path / "metrics.jsonl", "skipped")] == list(range(7, 27))

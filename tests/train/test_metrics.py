@@ -116,11 +116,14 @@ def test_an_update_that_overflowed_does_not_break_the_step_of_the_others() -> No
     """In fp16 one of several updates of a step may be skipped: its norm is not the step's."""
 
     def update(norm: float, skipped: bool) -> StepMetrics:
-        return StepMetrics(1, torch.tensor(2.0), {}, torch.tensor(norm), 1e-3, 10, 10, skipped)
+        return StepMetrics(
+            1, torch.tensor(math.nan if skipped else 2.0), {}, torch.tensor(norm), 1e-3, 10, 10, torch.tensor(skipped)
+        )
 
     some = merge_updates([update(math.inf, True), update(0.5, False), update(0.25, False)], {})
-    assert (float(some.grad_norm), some.skipped, some.tokens) == (0.5, False, 30)
-    assert merge_updates([update(math.nan, True), update(math.inf, True)], {}).skipped
+    assert (float(some.grad_norm), bool(some.lost), int(some.skipped), some.tokens) == (0.5, False, 1, 30)
+    assert float(some.loss) == 2.0
+    assert merge_updates([update(math.nan, True), update(math.inf, True)], {}).lost
 
 
 def test_the_rate_is_recent_and_the_first_step_is_no_part_of_the_mean(
@@ -167,7 +170,7 @@ def test_evaluations_are_no_part_of_the_rate(tmp_path: Path, make_store, monkeyp
         return {"val_loss_nats": 1.0}
 
     with contextlib.closing(EventLog(tmp_path / "metrics.jsonl")) as log:
-        final = train(engine, batches(), evaluation, log, lambda metrics, rate: None)
+        final = train(engine, lambda first: batches(), evaluation, log, lambda metrics, rate: None)
     assert final["tok_s"] == round(sum(tokens[1:]) / (engine.plan.steps - 1))
 
 
@@ -195,7 +198,7 @@ def test_the_time_left_is_known_after_twenty_steps(tmp_path: Path, make_store, m
         shown[m.step] = now[0], throughput.seconds_left(m.step)
 
     with contextlib.closing(EventLog(tmp_path / "metrics.jsonl")) as log:
-        train(engine, batches(), evaluation, log, progress)
+        train(engine, lambda first: batches(), evaluation, log, progress)
     assert shown[1][1] is None, "the first step alone gives no estimate"
     for step in (2, 20, 200, 399):
         at, left = shown[step]
@@ -207,6 +210,6 @@ def test_the_time_left_is_known_after_twenty_steps(tmp_path: Path, make_store, m
 def _instant_step(engine: Engine) -> Callable[[int], StepMetrics]:
     def step(number: int) -> StepMetrics:
         engine.state["step"] = number
-        return StepMetrics(number, torch.tensor(2.0), {}, torch.tensor(0.5), 1e-3, 10, 10 * number)
+        return StepMetrics(number, torch.tensor(2.0), {}, torch.tensor(0.5), 1e-3, 10, 10 * number, torch.tensor(0))
 
     return step

@@ -104,7 +104,7 @@ def test_columns_of_a_store_are_those_that_are_computed_as_rows_come(tmp_path: P
     (bare,) = all_rows(source, 1000)
     right = _gradient(engine, next(engine._expand(bare, engine.context(1))))
     done: list[int] = []
-    add_columns(engine, source, tmp_path / "columns", done.append)
+    add_columns(engine.objective.needs.columns, engine.annotate, engine.mesh, source, tmp_path / "columns", done.append)
     assert sum(done) == source.plan.rows
     engine.companions = {}
     (stored,) = all_rows(source, 1000)

@@ -14,7 +14,7 @@ from ingot.objectives.replay import Replay
 from ingot.optim.grad_terms import Anchor
 from ingot.optim.settings import OptimSettings
 from ingot.train.engine import Engine
-from ingot.train.penalties import Divergence, Penalties
+from ingot.train.penalties import KLPenalty, Penalties
 from tests.train.test_engine import _engine, _gradient, _ragged, _run, _text
 
 
@@ -34,7 +34,7 @@ def _with(engine: Engine, ewc: float | None = None, l2sp: float | None = None, k
     if l2sp is not None:
         anchors.append(Anchor("l2sp", l2sp, center))
     if kl is not None:
-        losses.append(Divergence("kl", kl, old))
+        losses.append(KLPenalty("kl", kl, old))
     plan = replace(engine.plan, optim=OptimSettings(weight_decay=0.0))
     penalties = Penalties(losses, anchors, lambda: dict(engine.model.named_parameters()))
     where = engine.training_state.checkpoints.parent

@@ -125,7 +125,7 @@ def test_D12_best_is_the_weights_of_the_lowest_validation_loss(tmp_path, make_st
 
     order = Order((source.plan.rows,), (1.0,), seed=1)
     loader = Loader(lambda step: make_batch([source], *order.at(8 * (step - 1), 8)), 1, 20)
-    train(engine, iter(loader), evaluation, EventLog(tmp_path / "m.jsonl"), lambda m, rate: None)
+    train(engine, lambda first: iter(loader), evaluation, EventLog(tmp_path / "m.jsonl"), lambda m, rate: None)
     loader.close()
     weights = {n: torch.empty_like(t) for n, t in engine.training_state.tensors(moments=False).items()}
     state = checkpoint.load(tmp_path / "checkpoints" / "best", weights)

@@ -143,16 +143,17 @@ def _unwrapped() -> Iterator[None]:
         raise
 
 
-def newest_intact(root: Path, notify: Callable[[str], None]) -> Path | None:
+def newest_intact(root: Path, notify: Callable[[str], None], before: int | None = None) -> Path | None:
     """The newest checkpoint whose files match their checksums; None if there is no checkpoint.
 
     Args:
         notify: receives a message for each damaged checkpoint.
+        before: consider only checkpoints of steps before this one.
 
     Raises:
         UserError: all checkpoints are damaged.
     """
-    steps = checkpoint_steps(root)
+    steps = [step for step in checkpoint_steps(root) if before is None or step < before]
     for step in steps:
         path = checkpoint_path(root, step)
         problem = checkpoint_problem(path)
@@ -172,7 +173,10 @@ def delete_after(root: Path, step: int) -> None:
         shutil.rmtree(checkpoint_path(root, later), ignore_errors=True)
 
 
-def prune(root: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints."""
-    for step in checkpoint_steps(root)[keep:]:
+def prune(root: Path, keep: int, spare: int | None = None, every: int | None = None) -> None:
+    """Delete all but the newest `keep` checkpoints, the newest of a step before `spare`, and those of multiples of
+    `every` steps."""
+    steps = checkpoint_steps(root)
+    spared = next((step for step in steps if spare is not None and step < spare), None)
+    for step in (step for step in steps[keep:] if step != spared and (every is None or step % every)):
         shutil.rmtree(checkpoint_path(root, step), ignore_errors=True)

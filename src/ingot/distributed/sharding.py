@@ -81,6 +81,11 @@ def local(parameter: nn.Parameter) -> nn.Parameter:
     return nn.Parameter(parameter.to_local().detach(), requires_grad=parameter.requires_grad)  # pyright: ignore
 
 
+def local_tensor(tensor: Tensor) -> Tensor:
+    """What this rank has of a tensor, sharing its memory; a whole tensor itself."""
+    return tensor.to_local() if is_part(tensor) else tensor  # pyright: ignore
+
+
 def local_part(whole_tensor: Tensor, parameter: Tensor) -> Tensor:
     """What this rank has of a whole tensor that is cut like a parameter."""
     if not is_part(parameter):

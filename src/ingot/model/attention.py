@@ -9,6 +9,7 @@ Generation uses its own forward pass with a KV cache (`infer/decoder.py`).
 Shapes: B rows, T queries, S keys, H query heads, K key heads, G = H / K, D features of a head, W width.
 """
 
+from collections.abc import Collection
 from typing import Literal, NamedTuple
 
 import torch
@@ -136,9 +137,10 @@ class Attention(nn.Module):
         self.k_norm = make_norm(config, config.head_size) if config.qk_norm else None
 
     def forward(
-        self, x_BTW: Tensor, rope: Rope | None, mask: Mask, return_probs: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Output B x T x W, and with `return_probs` the attention probabilities B x H x T x S, else None."""
+        self, x_BTW: Tensor, rope: Rope | None, mask: Mask, taps: Collection[str] = ()
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Output B x T x W, and the tensors of `taps` by name: "query" B x H x T x D, "key" and "value" B x K x S x D
+        as attention reads them, "attention" (probabilities) B x H x T x S."""
         q_BTHD, k_BTKD, v_BTKD = (
             x.unflatten(-1, (-1, self.head_size)) for x in fused_linear(x_BTW, (self.q, self.k, self.v))
         )
@@ -149,8 +151,9 @@ class Attention(nn.Module):
             q_BTHD, k_BTKD = apply_rope(q_BTHD, rope), apply_rope(k_BTKD, rope)
         q_BHTD, k_BKSD, v_BKSD = (x.transpose(1, 2) for x in (q_BTHD, k_BTKD, v_BTKD))
         p = self.dropout if self.training else 0.0
-        if return_probs:
-            out_BHTD, p_BHTS = attend_eager(q_BHTD, k_BKSD, v_BKSD, mask.attn_mask_BTS, p)
+        tapped = {"query": q_BHTD, "key": k_BKSD, "value": v_BKSD}
+        if "attention" in taps:
+            out_BHTD, tapped["attention"] = attend_eager(q_BHTD, k_BKSD, v_BKSD, mask.attn_mask_BTS, p)
         else:
-            out_BHTD, p_BHTS = attend(q_BHTD, k_BKSD, v_BKSD, mask, p), None
-        return self.o(out_BHTD.transpose(1, 2).flatten(2)), p_BHTS
+            out_BHTD = attend(q_BHTD, k_BKSD, v_BKSD, mask, p)
+        return self.o(out_BHTD.transpose(1, 2).flatten(2)), {name: tapped[name] for name in taps}

@@ -19,7 +19,7 @@ from ingot.model.precision import autocast_dtype
 from ingot.model.rope import Rope
 
 Taps = tuple[tuple[str, int], ...]
-"""Intermediate tensors to return: pairs ("hidden", block) or ("attention", block)."""
+"""Intermediate tensors to return: pairs such as ("hidden", block) (`transformer.parse_taps`)."""
 
 
 class Backend:
@@ -41,7 +41,7 @@ class Backend:
         self, model: Any, x_BTW: Tensor, rope: Rope | None, mask: Any, taps: Taps
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """All blocks and the final norm: hidden states B x T x W, and the tensors of `taps` by name."""
-        return model.run_blocks(x_BTW, rope, mask, taps)
+        return model.run_blocks(x_BTW, rope, mask, taps, model.checkpointing)
 
     def lm_head(self, weight_VD: Tensor) -> LMHead:
         """The LM head with that weight."""

@@ -9,8 +9,9 @@ A family is a row of defaults (`FAMILIES`), not a class: there is one transforme
 fields is allowed. No torch, because `ingot plan` prints shapes without loading it.
 """
 
+import math
 import re
-from typing import Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 
@@ -29,6 +30,9 @@ MAX_LOGITS = {"cpu": 1 << 26, "cuda": 1 << 30}
 """Elements of logits in memory at a time: 128 MiB in bf16 on a CPU, 2 GiB on a GPU."""
 EAGER_BF16_KEYS = 512
 """Attention in bf16 on a CPU is eager up to this number of keys (`attention.fastest_impl`)."""
+
+Checkpointing = Literal["none", "full", "sqrt", "selective"] | Annotated[int, Field(strict=True, ge=1)]
+"""Which activations the backward pass computes again (`checkpointing.py`); a number: blocks of a segment."""
 
 Family = Literal["llama", "gpt2", "mistral", "qwen2", "qwen3"]
 Positions = Literal["rope", "learned"]
@@ -310,3 +314,16 @@ def _default_ffn(width: int) -> int:
     """
     multiple = 64 if width < 1024 else 256
     return -(-8 * width // (3 * multiple)) * multiple
+
+
+def segment_blocks(checkpointing: Checkpointing, depth: int) -> int:
+    """Blocks of a segment; without checkpointing all of them are one."""
+    match checkpointing:
+        case "none":
+            return depth
+        case "full" | "selective":
+            return 1
+        case "sqrt":
+            return max(1, round(math.sqrt(depth)))
+        case blocks:
+            return min(blocks, depth)

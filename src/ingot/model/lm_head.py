@@ -5,11 +5,15 @@ with it, in the dtype of the matrix product; the backward pass is two matrix pro
 If the logits of all positions exceed `MAX_LOGITS` elements, they are computed in chunks and recomputed in the backward
 pass, so the B x T x V logits never exist at once.
 
-A backend may override `prepare`, `nll_chunk`, `hidden_grad` and `weight_grad` with faster kernels.
+Other losses with a gradient in closed form are computed alike (`LMHead.fused`).
 
-Shapes: N positions, n positions of a chunk, D features, V vocabulary, P the padded vocabulary.
+A backend may override `prepare`, `nll_chunk`, `hidden_grad` and `weight_grad` with faster kernels, and offer one for
+distillation (`distillation_chunk`).
+
+Shapes: N positions, n positions of a chunk, D features, V vocabulary, P the padded vocabulary, K values of a position.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +27,7 @@ from ingot.model.precision import at_least_fp32, autocast_dtype
 
 _MAX_LOGITS_NO_GRAD = 1 << 20
 """Elements of a chunk's logits on a CPU if no backward pass follows: 4 MiB in fp32, which fit a cache."""
-_SOFTMAX_CHUNK = {"cpu": 1 << 19, "cuda": 1 << 24}
+SOFTMAX_CHUNK = {"cpu": 1 << 19, "cuda": 1 << 24}
 """Elements of logits that one fp32 softmax processes: as many as a core's cache holds, or as fill a GPU."""
 _MIN_POSITIONS = 256
 """Positions of a chunk, at least: with fewer, reading the weight would take longer than multiplying it."""
@@ -48,10 +52,22 @@ class LMHead:
         Args:
             max_logits: elements of a chunk's logits; None: the device's default.
         """
+        return self.fused(self.nll_chunk, hidden_ND, labels_N, max_logits=max_logits)
+
+    def fused(self, chunk: Callable[..., Any], hidden_ND: Tensor, *aux_N: Tensor, max_logits: int | None) -> Tensor:
+        """A loss of every position, N or N x K. Only the first of K values has a gradient, and only to hidden states
+        and weight.
+
+        Args:
+            chunk: (x n x D, `prepare`d weight, auxiliary values n x ... each, needs_grad) to values, n or n x K, and
+                with `needs_grad` the gradient of the first one by the logits, in the layout of `hidden_grad`.
+            aux_N: auxiliary values of each position, N x ..., such as its label.
+            max_logits: elements of a chunk's logits; None: the device's default.
+        """
         dtype = autocast_dtype(hidden_ND.device) or torch.promote_types(hidden_ND.dtype, self.weight.dtype)
         needs_grad = torch.is_grad_enabled() and (hidden_ND.requires_grad or self.weight.requires_grad)
         size = chunk_size(len(self.weight), hidden_ND.device, max_logits, needs_grad)
-        return _NLL.apply(self, hidden_ND, self.weight, labels_N, dtype, size, needs_grad)  # type: ignore[no-any-return]
+        return _Fused.apply(self, chunk, hidden_ND, self.weight, dtype, size, needs_grad, *aux_N)  # type: ignore[no-any-return]
 
     def prepare(self, dtype: torch.dtype) -> Tensor:
         """The weight in the dtype of the matrix products, padded: P x D."""
@@ -61,6 +77,10 @@ class LMHead:
         """-ln p(label), n, and with `needs_grad` its gradient p - onehot(label) by the logits, n x P."""
         logits_nP = x_nD @ weight_PD.T
         return nll_(logits_nP, labels_n, len(self.weight), needs_grad), logits_nP
+
+    def distillation_chunk(self, teacher: Any, divergence: Any, alpha: float, vocab: int) -> Callable[..., Any] | None:
+        """A faster `chunk` for `fused` than the one of `train/divergences.py`; None if there is none."""
+        return None
 
     def hidden_grad(self, logit_grad_nP: Tensor, weight_PD: Tensor, grad_n: Tensor) -> Tensor:
         """The gradient of the hidden states, n x D.
@@ -104,7 +124,7 @@ def nll_(logits_nP: Tensor, labels_n: Tensor, vocab: int, needs_grad: bool) -> T
 
     With `needs_grad` the logits are overwritten with the gradient p - onehot(label), and 0 in the padding.
     """
-    rows = max(1, _SOFTMAX_CHUNK[logits_nP.device.type] // vocab)
+    rows = max(1, SOFTMAX_CHUNK[logits_nP.device.type] // vocab)
     nlls = []
     for chunk_nP, labels in zip(logits_nP.split(rows), labels_n.split(rows), strict=True):
         logp_nV = F.log_softmax(at_least_fp32(chunk_nP[:, :vocab]), dim=-1)
@@ -116,43 +136,45 @@ def nll_(logits_nP: Tensor, labels_n: Tensor, vocab: int, needs_grad: bool) -> T
     return torch.cat(nlls)
 
 
-class _NLL(torch.autograd.Function):
-    """`LMHead.nll`, `size` positions at a time."""
+class _Fused(torch.autograd.Function):
+    """`LMHead.fused`, `size` positions at a time."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any,
         head: LMHead,
+        chunk: Callable[..., Any],
         hidden_ND: Tensor,
         weight_VD: Tensor,
-        labels_N: Tensor,
         dtype: torch.dtype,
         size: int,
         needs_grad: bool,
+        *aux_N: Tensor,
     ) -> Tensor:
         x_ND, weight_PD = hidden_ND.to(dtype), head.prepare(dtype)
-        one_chunk = needs_grad and len(labels_N) <= size  # its gradient is saved, not recomputed
-        nlls, saved = [], []
-        for x_nD, labels_n in zip(x_ND.split(size), labels_N.split(size), strict=True):
-            nll_n, logit_grad_nP = head.nll_chunk(x_nD, weight_PD, labels_n, one_chunk)
-            nlls.append(nll_n)
+        one_chunk = needs_grad and len(x_ND) <= size  # its gradient is saved, not recomputed
+        values, saved = [], []
+        for x_nD, *aux_n in zip(*(x.split(size) for x in (x_ND, *aux_N)), strict=True):
+            values_n, logit_grad_nP = chunk(x_nD, weight_PD, *aux_n, one_chunk)
+            values.append(values_n)
             saved = [logit_grad_nP] if one_chunk else []
         if needs_grad:
-            ctx.save_for_backward(x_ND, weight_PD, labels_N, *saved)
-            ctx.head, ctx.size, ctx.hidden_dtype = head, size, hidden_ND.dtype
-        return torch.cat(nlls)
+            ctx.save_for_backward(x_ND, weight_PD, *aux_N, *saved)
+            ctx.head, ctx.chunk, ctx.size, ctx.hidden_dtype, ctx.aux = head, chunk, size, hidden_ND.dtype, len(aux_N)
+        return torch.cat(values)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, nll_grad_N: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x_ND, weight_PD, labels_N, *saved = ctx.saved_tensors
-        _, needs_hidden, needs_weight, *_ = ctx.needs_input_grad
+    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x_ND, weight_PD, *rest = ctx.saved_tensors
+        aux_N, saved = rest[: ctx.aux], rest[ctx.aux :]
+        _, _, needs_hidden, needs_weight, *_ = ctx.needs_input_grad
         head: LMHead = ctx.head
         hidden_grads: list[Tensor] = []
         weight_grad_VD = None
-        chunks = (x.split(ctx.size) for x in (x_ND, labels_N, nll_grad_N))
-        for x_nD, labels_n, grad_n in zip(*chunks, strict=True):
-            logit_grad_nP = saved[0] if saved else head.nll_chunk(x_nD, weight_PD, labels_n, True)[1]
+        grad_N = grad_N if grad_N.dim() == 1 else grad_N[:, 0].contiguous()
+        for x_nD, grad_n, *aux_n in zip(*(x.split(ctx.size) for x in (x_ND, grad_N, *aux_N)), strict=True):
+            logit_grad_nP = saved[0] if saved else ctx.chunk(x_nD, weight_PD, *aux_n, True)[1]
             if needs_hidden:
                 hidden_grads.append(head.hidden_grad(logit_grad_nP, weight_PD, grad_n).to(ctx.hidden_dtype))
             if needs_weight:
@@ -161,4 +183,4 @@ class _NLL(torch.autograd.Function):
         hidden_grad_ND = None
         if needs_hidden:
             hidden_grad_ND = hidden_grads[0] if len(hidden_grads) == 1 else torch.cat(hidden_grads)
-        return None, hidden_grad_ND, weight_grad_VD, *(None,) * 4
+        return None, None, hidden_grad_ND, weight_grad_VD, *(None,) * (3 + ctx.aux)

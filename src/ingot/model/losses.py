@@ -1,4 +1,4 @@
-"""Building blocks of losses, as functions of hidden states and a head: log-probabilities, cross-entropy, divergences.
+"""Building blocks of losses, as functions of hidden states and a head: log-probabilities and cross-entropy.
 
 Logits are the largest tensor of training (64 rows x 1,024 x 50,257 in fp32 take 13 GB), and a loss needs only a few
 numbers per position. So positions without a label are dropped first, which makes their loss and gradient exactly 0, and
@@ -58,7 +58,7 @@ def cross_entropy_terms(
         nll_n = F.cross_entropy(logits_nV, labels_n, reduction="none")
         return torch.stack([nll_n, log_z_n - logits_nV.mean(-1), log_z_n.square()], dim=-1)
 
-    nll, uniform, z_squared = _at_labels(_chunked(terms, head, max_logits), hidden_BTD, labels_BT, labels_BT, ignore)
+    nll, uniform, z_squared = at_labels(chunked(terms, head, max_logits), hidden_BTD, labels_BT, ignore, labels_BT)
     return nll.sum(), uniform.sum(), z_squared.sum()
 
 
@@ -79,37 +79,8 @@ def token_logps(
     def at_temperature(logits_nV: Tensor, labels_n: Tensor) -> Tensor:
         return -F.cross_entropy(at_least_fp32(logits_nV) / temperature, labels_n, reduction="none")[:, None]
 
-    function = logps if temperature == 1.0 else _chunked(at_temperature, head, max_logits)
-    return _at_labels(function, hidden_BTD, labels_BT, labels_BT, ignore)[0]
-
-
-def kl_divergence(
-    hidden_BTD: Tensor,
-    head: LMHead,
-    reference_BTD: Tensor,
-    reference_head: LMHead,
-    labels_BT: Tensor,
-    *,
-    ignore: int = IGNORE,
-    max_logits: int | None = None,
-) -> Tensor:
-    """KL(reference || model) of the next token at every labelled position, B x T in nats, 0 elsewhere.
-
-    The sum over the full vocabulary makes it exact and never negative. No gradient reaches the reference. Ids that only
-    one of the two models has, such as padding of an embedding, are ignored.
-
-    Args:
-        reference_BTD: hidden states of the reference for the same rows; their width may differ from the model's.
-    """
-    vocab = min(len(head.weight), len(reference_head.weight))
-
-    def divergence(logits_nV: Tensor, reference_nD: Tensor) -> Tensor:
-        with torch.no_grad():
-            target_nV = at_least_fp32(reference_head(reference_nD)[:, :vocab]).log_softmax(-1)
-        logp_nV = at_least_fp32(logits_nV[:, :vocab]).log_softmax(-1)
-        return F.kl_div(logp_nV, target_nV, reduction="none", log_target=True).sum(-1, keepdim=True)
-
-    return _at_labels(_chunked(divergence, head, max_logits), hidden_BTD, reference_BTD, labels_BT, ignore)[0]
+    function = logps if temperature == 1.0 else chunked(at_temperature, head, max_logits)
+    return at_labels(function, hidden_BTD, labels_BT, ignore, labels_BT)[0]
 
 
 def token_logps_and_entropies(
@@ -128,8 +99,8 @@ def token_logps_and_entropies(
         label_logp_n1 = logp_nV.gather(1, labels_n[:, None])
         return torch.cat((label_logp_n1, -(logp_nV.exp() * logp_nV).sum(1, keepdim=True)), dim=1)
 
-    function = _chunked(logps_and_entropies, head, max_logits)
-    logp_BT, entropy_BT = _at_labels(function, hidden_BTD, labels_BT, labels_BT, ignore)
+    function = chunked(logps_and_entropies, head, max_logits)
+    logp_BT, entropy_BT = at_labels(function, hidden_BTD, labels_BT, ignore, labels_BT)
     return logp_BT, entropy_BT
 
 
@@ -154,15 +125,11 @@ def random_scores(hidden_ND: Tensor, head: LMHead, key: int) -> Tensor:
         return (logits_nV * s_nV).sum(-1)
 
     index_N = torch.arange(len(hidden_ND), device=hidden_ND.device)
-    return _chunked(scores, head, None)(hidden_ND, index_N)
+    return chunked(scores, head, None)(hidden_ND, index_N)
 
 
-def _at_labels(
-    function: Callable[[Tensor, Tensor], Tensor],
-    hidden_BTD: Tensor,
-    aux_BT: Tensor,
-    labels_BT: Tensor,
-    ignore: int,
+def at_labels(
+    function: Callable[..., Tensor], hidden_BTD: Tensor, labels_BT: Tensor, ignore: int, *aux_BT: Tensor
 ) -> tuple[Tensor, ...]:
     """Apply a function to the labelled positions only.
 
@@ -170,52 +137,50 @@ def _at_labels(
     So it is padded to a multiple of M / 16 by repeating the last position.
 
     Args:
-        function: (hidden states N x D, auxiliary values N x ...) to N x K.
+        function: (hidden states N x D, auxiliary values N x ... each) to N x K.
         aux_BT: auxiliary values of each position, B x T x ..., such as the labels.
 
     Returns:
         K tensors B x T, 0 at positions without a label.
     """
     M = labels_BT.numel()
-    hidden_MD, aux_M = hidden_BTD.reshape(M, -1), aux_BT.reshape(M, *aux_BT.shape[2:])
+    values_M = [x.reshape(M, *x.shape[2:]) for x in (hidden_BTD, *aux_BT)]
     # A batch has a copy of its labels on the host, because reading a number from a GPU waits for all its work.
     host_labels_BT = getattr(labels_BT, "on_host", labels_BT)
     index_N = (host_labels_BT.reshape(M) != ignore).nonzero().squeeze(1)
     N = len(index_N)
     if N == M:
-        return function(hidden_MD, aux_M).view(*labels_BT.shape, -1).unbind(-1)
+        return function(*values_M).view(*labels_BT.shape, -1).unbind(-1)
     index_N = index_N.to(labels_BT.device, non_blocking=True)
     multiple = -(-M // _PADDED_SIZES)
     index_P = torch.cat((index_N, index_N[-1:].expand(-N % multiple))) if N else index_N
-    out_NK = function(hidden_MD[index_P], aux_M[index_P])[:N]
+    out_NK = function(*(x_M[index_P] for x_M in values_M))[:N]
     out_MK = out_NK.new_zeros(M, out_NK.shape[1]).index_put((index_N,), out_NK)
     return out_MK.view(*labels_BT.shape, -1).unbind(-1)
 
 
-def _chunked(
-    function: Callable[[Tensor, Tensor], Tensor], head: LMHead, max_logits: int | None
-) -> Callable[[Tensor, Tensor], Tensor]:
+def chunked(function: Callable[..., Tensor], head: LMHead, max_logits: int | None) -> Callable[..., Tensor]:
     """Turn a function of logits into one of hidden states that computes the logits a chunk at a time.
 
     Args:
-        function: (logits n x V, auxiliary values n x ...) to n or n x K values.
+        function: (logits n x V, auxiliary values n x ... each) to n or n x K values.
         max_logits: elements of a chunk's logits; None: the device's default.
     """
 
-    def of_hidden(hidden_nD: Tensor, aux_n: Tensor) -> Tensor:
-        return function(head(hidden_nD), aux_n)
+    def of_hidden(hidden_nD: Tensor, *aux_n: Tensor) -> Tensor:
+        return function(head(hidden_nD), *aux_n)
 
-    def chunked(hidden_ND: Tensor, aux_N: Tensor) -> Tensor:
+    def of_chunks(*values_N: Tensor) -> Tensor:
         needs_grad = torch.is_grad_enabled()
-        size = chunk_size(len(head.weight), hidden_ND.device, max_logits, needs_grad)
-        if len(aux_N) <= size:
-            return of_hidden(hidden_ND, aux_N)
+        size = chunk_size(len(head.weight), values_N[0].device, max_logits, needs_grad)
+        if len(values_N[0]) <= size:
+            return of_hidden(*values_N)
         chunks = []
-        for hidden_nD, aux_n in zip(hidden_ND.split(size), aux_N.split(size), strict=True):
+        for values_n in zip(*(x_N.split(size) for x_N in values_N), strict=True):
             if needs_grad:  # the head draws no random numbers, so no generator state is saved
-                chunks.append(checkpoint(of_hidden, hidden_nD, aux_n, use_reentrant=False, preserve_rng_state=False))
+                chunks.append(checkpoint(of_hidden, *values_n, use_reentrant=False, preserve_rng_state=False))
             else:
-                chunks.append(of_hidden(hidden_nD, aux_n))
+                chunks.append(of_hidden(*values_n))
         return torch.cat(chunks)
 
-    return chunked
+    return of_chunks

@@ -14,8 +14,8 @@ Shapes: B rows, T positions, S keys, W width, V vocabulary, H heads.
 
 import math
 import re
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from ingot.model.attention import Attention, Mask
 from ingot.model.backend import TORCH, Backend, Taps
-from ingot.model.config import ModelConfig
+from ingot.model.checkpointing import checkpointed
+from ingot.model.config import Checkpointing, ModelConfig, segment_blocks
 from ingot.model.feedforward import make_feedforward
 from ingot.model.lm_head import LMHead
 from ingot.model.norms import make_norm
@@ -64,12 +65,12 @@ class Block(nn.Module):
         self.ffn = make_feedforward(config)
 
     def forward(
-        self, x_BTW: Tensor, rope: Rope | None, mask: Mask, return_probs: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """The residual stream after the block, and with `return_probs` the attention probabilities, B x H x T x S."""
-        attended_BTW, p_BHTS = self.attention(self.attention_norm(x_BTW), rope, mask, return_probs)
+        self, x_BTW: Tensor, rope: Rope | None, mask: Mask, taps: Collection[str] = ()
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The residual stream after the block, and the tensors of `taps` (`Attention.forward`) by name."""
+        attended_BTW, tapped = self.attention(self.attention_norm(x_BTW), rope, mask, taps)
         x_BTW = x_BTW + F.dropout(attended_BTW, self.dropout, self.training)
-        return x_BTW + F.dropout(self.ffn(self.ffn_norm(x_BTW)), self.dropout, self.training), p_BHTS
+        return x_BTW + F.dropout(self.ffn(self.ffn_norm(x_BTW)), self.dropout, self.training), tapped
 
 
 class Transformer(nn.Module):
@@ -79,6 +80,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.backend: Backend = TORCH
+        self.checkpointing: Checkpointing = "none"
         self.embedding = _embedding(config.vocab, config.width)
         learned = config.positions == "learned"
         self.position_embedding = _embedding(config.context, config.width) if learned else None
@@ -103,7 +105,8 @@ class Transformer(nn.Module):
             documents_BT: document number of each token; the tokens of a document are contiguous. Tokens attend to
                 their own document only. None: each row is one document.
             taps: names of intermediate tensors to return: "hidden.N" (the residual stream before block N; N = depth is
-                the input of the final norm) or "attention.N" (attention probabilities of block N, B x H x T x S).
+                the input of the final norm), or of block N "attention.N" (probabilities, B x H x T x S), "query.N",
+                "key.N" and "value.N" (as attention reads them, B x heads x T x features).
 
         Raises:
             ValueError: the model has no tap of that name.
@@ -139,16 +142,39 @@ class Transformer(nn.Module):
         return F.dropout(x_BTW, config.dropout, self.training), rope
 
     def run_blocks(
-        self, x_BTW: Tensor, rope: Rope | None, mask: Mask, taps: Taps = ()
+        self,
+        x_BTW: Tensor,
+        rope: Rope | None,
+        mask: Mask,
+        taps: Taps = (),
+        checkpointing: Checkpointing = "none",
+        run_block: Callable[..., tuple[Tensor, dict[str, Tensor]]] = nn.Module.__call__,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """All blocks and the final norm. Backends call it, perhaps compiled."""
-        tapped: dict[str, Any] = {}
-        for i, block in enumerate(self.layers.values()):
-            if ("hidden", i) in taps:
-                tapped[f"hidden.{i}"] = x_BTW
-            x_BTW, p_BHTS = block(x_BTW, rope, mask, ("attention", i) in taps)
-            if ("attention", i) in taps:
-                tapped[f"attention.{i}"] = p_BHTS
+        """All blocks and the final norm. Backends call it, perhaps compiled.
+
+        Args:
+            checkpointing: which activations the backward pass computes again.
+            run_block: computes a block, given the block and the arguments of `Block.forward`.
+        """
+
+        def run(first: int, x_BTW: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            tapped: dict[str, Tensor] = {}
+            for i, block in blocks[first : first + segment]:
+                if ("hidden", i) in taps:
+                    tapped[f"hidden.{i}"] = x_BTW
+                inside = tuple(name for name, n in taps if n == i and name != "hidden")
+                x_BTW, of_block = run_block(block, x_BTW, rope, mask, inside)
+                tapped |= {f"{name}.{i}": tensor for name, tensor in of_block.items()}
+            return x_BTW, tapped
+
+        blocks, tapped = list(enumerate(self.layers.values())), {}
+        segment, stored = segment_blocks(checkpointing, len(blocks)), checkpointing == "none"
+        run_segment = run if stored else checkpointed(run, self, checkpointing == "selective")
+        for first in range(0, len(blocks), segment):
+            x_BTW, of_segment = run_segment(first, x_BTW)
+            tapped |= of_segment
+            if not stored:
+                torch.clear_autocast_cache()  # it has copies of the weights
         if ("hidden", self.config.depth) in taps:
             tapped[f"hidden.{self.config.depth}"] = x_BTW
         return self.norm(x_BTW), tapped
@@ -210,6 +236,12 @@ def build(
     return model
 
 
+def take_layers(model: Transformer, layers: Sequence[int]) -> None:
+    """Leave a model the given blocks, in that order, renumbered from 0."""
+    model.layers = nn.ModuleDict({str(i): model.layers[str(n)] for i, n in enumerate(layers)})
+    model.config = model.config.model_copy(update={"depth": len(layers)})
+
+
 def document_starts(documents_BT: Tensor) -> Tensor:
     """For each token, the index in its row of the first token of its document, B x T."""
     index_T = torch.arange(documents_BT.shape[1], device=documents_BT.device)
@@ -218,19 +250,19 @@ def document_starts(documents_BT: Tensor) -> Tensor:
 
 
 def parse_taps(taps: frozenset[str], depth: int) -> Taps:
-    """Tap names as pairs ("hidden" or "attention", block).
+    """Tap names as pairs (name, block).
 
     Raises:
         ValueError: a model of that depth has no tap of that name.
     """
     parsed = []
     for name in taps:
-        match = re.fullmatch(r"(hidden|attention)\.(\d+)", name)
+        match = re.fullmatch(r"(hidden|attention|query|key|value)\.(\d+)", name)
         last = depth if name.startswith("hidden") else depth - 1
         if match is None or int(match[2]) > last:
             raise ValueError(
                 f"tap '{name}' does not exist in a model of {depth} layers; "
-                f"use hidden.0 to hidden.{depth} or attention.0 to attention.{depth - 1}"
+                f"use hidden.0 to hidden.{depth}, or attention, query, key or value .0 to .{depth - 1}"
             )
         parsed.append((match[1], int(match[2])))
     return tuple(sorted(parsed))

@@ -56,11 +56,12 @@ class Adam:
         return self.fused and all(p.dtype == torch.float32 for group in self.param_groups for p in group["params"])
 
     @torch.no_grad()
-    def step(self, divisor: Tensor | None = None) -> None:
+    def step(self, divisor: Tensor | None = None, found_inf: Tensor | None = None) -> None:
         """Update all parameters that have a gradient.
 
         Args:
             divisor: fp32 scalar; gradients are divided by it in place first.
+            found_inf: fp32 scalar for the fused kernel; if it is 1, weights, moments and count do not change.
         """
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
@@ -68,18 +69,43 @@ class Adam:
             for parameter, state in zip(params, states, strict=True):
                 if not state:
                     state.update(self.initial_state(parameter))
-            first, second, counts = ([s[name] for s in states] for name in ("exp_avg", "exp_avg_sq", "step"))
-            adam(
-                params,
-                [p.grad for p in params if p.grad is not None],
-                first,
-                second,
-                [],
-                counts,
-                lr=group["lr"],
-                weight_decay=group["weight_decay"],
-                amsgrad=False,
-                maximize=False,
-                grad_scale=divisor,
-                **self._options,
-            )
+            self._update(group, params, states, divisor, found_inf)
+
+    def _update(
+        self,
+        group: dict[str, Any],
+        parameters: list[Tensor],
+        states: list[dict[str, Tensor]],
+        divisor: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
+        first, second, counts = ([s[name] for s in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        self._kernel(group, parameters, gradients, first, second, counts, divisor, found_inf)
+
+    def _kernel(
+        self,
+        group: dict[str, Any],
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        first: list[Tensor],
+        second: list[Tensor],
+        counts: list[Tensor],
+        divisor: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
+        adam(
+            parameters,
+            gradients,
+            first,
+            second,
+            [],
+            counts,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            amsgrad=False,
+            maximize=False,
+            grad_scale=divisor,
+            found_inf=found_inf,
+            **self._options,
+        )

@@ -6,6 +6,7 @@ the average; training continues from the weights themselves.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,12 +26,19 @@ class Average:
         self._weights = {name: p.detach() for name, p in named.items()} if decay else {}
         self._averages = {name: weight.clone() for name, weight in self._weights.items()}
 
-    def update(self, step: int) -> None:
-        """Update the averages with the weights after `step`, counted from 1."""
-        if self._weights:
-            fraction = max(1 - self._decay, 1 / step)
-            averages, weights = list(self._averages.values()), list(self._weights.values())
-            torch._foreach_lerp_(averages, weights, fraction)  # pyright: ignore[reportPrivateImportUsage]
+    def update(self, step: int, skipped: Tensor | None = None) -> None:
+        """Update the averages with the weights after `step`, counted from 1.
+
+        Args:
+            skipped: boolean scalar; if it is true, the averages do not change. A GPU is not waited for.
+        """
+        if not self._weights or (skipped is not None and not skipped.is_cuda and skipped):
+            return
+        fraction: Any = max(1 - self._decay, 1 / step)
+        averages, weights = list(self._averages.values()), list(self._weights.values())
+        if skipped is not None and skipped.is_cuda:
+            fraction = [(~skipped).to(weights[0].dtype) * fraction] * len(weights)
+        torch._foreach_lerp_(averages, weights, fraction)  # pyright: ignore[reportPrivateImportUsage]
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -22,6 +22,7 @@ from torch import Tensor
 from ingot.core.errors import UserError
 from ingot.optim.adam import Adam
 from ingot.optim.groups import Named, clip_, groups, needs_clipping
+from ingot.optim.low_memory import LowMemoryAdam
 from ingot.optim.muon import Cut, Gather, ShardedMuon
 from ingot.optim.settings import OptimSettings
 
@@ -48,23 +49,36 @@ class Optimizer:
         """Whether a CUDA graph can capture a step: it reads nothing back and takes the learning rate as a tensor."""
         return all(isinstance(optimizer, Adam) and optimizer.fused for optimizer in self.optimizers)
 
-    def step(self, lr: float | Tensor, clip: float = math.inf, norm: Tensor | None = None) -> None:
+    def step(
+        self, lr: float | Tensor, clip: float = math.inf, norm: Tensor | None = None, skipped: Tensor | None = None
+    ) -> None:
         """Clip the gradients in `.grad` in place and update all parameters.
 
         Args:
             lr: learning rate, a number or a scalar tensor.
             clip: largest global gradient norm.
             norm: global gradient norm; None: no clipping.
+            skipped: boolean scalar; if it is true, weights and state do not change. A GPU decides that itself if
+                `capturable`; other optimizers wait for it. On a CPU reading it costs nothing.
         """
+        found_inf = None
+        if skipped is not None and self.capturable and skipped.is_cuda:
+            found_inf = skipped.float()
+        elif skipped:
+            return
         for optimizer in self.optimizers:
+            divisor = None
             for group in optimizer.param_groups:
                 group["lr"] = lr
-            if norm is None or not needs_clipping(clip, norm):
-                optimizer.step()
-            elif isinstance(optimizer, Adam) and optimizer.supports_grad_scale:
-                optimizer.step(torch.clamp(norm / clip, min=1.0).float())
+            if norm is not None and needs_clipping(clip, norm):
+                if isinstance(optimizer, Adam) and optimizer.supports_grad_scale:
+                    divisor = torch.clamp(norm / clip, min=1.0).float()
+                else:
+                    gradients = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+                    clip_(gradients, clip, norm)
+            if isinstance(optimizer, Adam):
+                optimizer.step(divisor, found_inf)
             else:
-                clip_([p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None], clip, norm)
                 optimizer.step()
 
     def clear(self) -> None:
@@ -95,6 +109,7 @@ def build(named: Named, settings: OptimSettings, lr: float, shards: tuple[Gather
     Raises:
         UserError: the kind needs an extra that is not installed.
     """
+    assert not (shards and settings.state == "8bit"), "parts cut blocks of 256; the settings refuse it"
     if settings.kind == "muon":
         return Optimizer(_muon(named, settings, lr, shards), named)
     return Optimizer(_BUILDERS[settings.kind](named, settings, lr), named)
@@ -122,7 +137,10 @@ def _adam(named: Named, settings: OptimSettings, lr: float) -> list[TorchOptimiz
 def _adam_kernel(named: Named, settings: OptimSettings, lr: float, *, decoupled: bool) -> Adam:
     assert settings.betas
     options: dict[str, Any] = {"betas": settings.betas, "eps": settings.eps, "fused": _fused(named)}
-    return Adam(groups(named, settings), lr, decoupled=decoupled, **options)
+    options |= {"decoupled": decoupled}
+    if settings.state in (None, "fp32"):
+        return Adam(groups(named, settings), lr, **options)
+    return LowMemoryAdam(settings.state, groups(named, settings), lr, **options)
 
 
 def _sgd(named: Named, settings: OptimSettings, lr: float) -> list[TorchOptimizer]:

@@ -16,8 +16,8 @@ ScheduleKind = Literal["cosine", "linear", "wsd", "inverse-sqrt", "constant"]
 
 _ADAM = {"betas": (0.9, 0.95), "eps": 1e-8}
 KINDS: dict[str, dict[str, Any]] = {
-    "adamw": {**_ADAM, "weight_decay": 0.1},
-    "adam": {**_ADAM, "weight_decay": 0.0},
+    "adamw": {**_ADAM, "state": "fp32", "weight_decay": 0.1},
+    "adam": {**_ADAM, "state": "fp32", "weight_decay": 0.0},
     "sgd": {"momentum": 0.9, "nesterov": False, "weight_decay": 0.0},
     "muon": {**_ADAM, "momentum": 0.95, "nesterov": True, "weight_decay": 0.1},
     "lion": {"betas": (0.9, 0.99), "weight_decay": 0.5},
@@ -31,6 +31,17 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "constant": {},
 }
 """The settings of each schedule, with their defaults."""
+_INSTEAD = {
+    "galore": "whose moments take 3 bytes a parameter at a quarter of the rank; use kind = 'adamw' with "
+    "state = '8bit', which takes 2, or an adapter",
+    "lomo": "which changes weights during the backward pass, so there are no micro-batches, and clips by the global "
+    "norm only with a second one; use kind = 'adamw' with state = '8bit', mesh = { shard = N }, or an adapter",
+    "adafactor": "which is not offered; use kind = 'adamw' with state = '8bit'",
+    "adamw8bit": "expected kind = 'adamw' with state = '8bit'",
+}
+"""Low-memory optimizers that are not offered, and what to use."""
+BLOCK = 256
+"""Elements of a moment in 8 bits that share a scale."""
 
 
 _Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -43,7 +54,7 @@ class OptimSettings(Settings):
     """adamw, adam, sgd, lion (extra `lion`), or muon: Muon for the matrices inside blocks, AdamW for the others."""
     lr: float | None = Field(default=None, gt=0)
     """Peak learning rate; default: 6e-4 * sqrt(768 / width), a fifth of that for lion, a tenth if the stage has an
-    `init` and no adapter; required for sgd."""
+    `init` and neither `init_layers` nor an adapter; required for sgd."""
     momentum: float | None = Field(default=None, ge=0, lt=1)
     """sgd (default 0.9), muon (0.95): v = momentum * v + g."""
     nesterov: bool | None = None
@@ -51,6 +62,9 @@ class OptimSettings(Settings):
     betas: tuple[_Decay, _Decay] | None = None
     """Decay rates of the first and second moments, default 0.9 and 0.95; for lion of the update and its momentum, 0.9
     and 0.99."""
+    state: Literal["fp32", "bf16", "8bit"] | None = None
+    """adamw, adam: how moments are stored: fp32 (8 bytes a parameter for both), bf16 with stochastic rounding (4), or
+    8bit in blocks of 256 (2; extra `torchao`). Default: fp32."""
     eps: float | None = Field(default=None, gt=0)
     """adamw, adam, muon: added to the square root of the second moment; default: 1e-8."""
     weight_decay: float = Field(default=0.1, ge=0)
@@ -80,6 +94,9 @@ class OptimSettings(Settings):
     @classmethod
     def _fill_defaults(cls, table: Any) -> Any:
         if isinstance(table, Mapping):
+            kind = str(table.get("kind", "")).lower().replace("-", "").replace("_", "")
+            if kind in _INSTEAD:
+                raise ValueError(f"found kind = '{table['kind']}', {_INSTEAD[kind]}")
             table = _with_defaults(table, "kind", "adamw", KINDS)
             table = _with_defaults(table, "schedule", "cosine", SCHEDULES)
         return table
@@ -116,3 +133,9 @@ def _with_defaults(table: Mapping[str, Any], field: str, default: str, choices: 
                 f"or choose a {field} that has it ({owners})"
             )
     return {**table, **{name: value for name, value in own.items() if table.get(name) is None}}
+
+
+def has_codes(elements: int) -> bool:
+    """Whether the moments of a parameter of so many elements are stored in 8 bits; torchao and bitsandbytes leave
+    small ones in fp32, whose rounding would hurt most."""
+    return elements >= 4096 and elements % BLOCK == 0

@@ -1,4 +1,4 @@
-"""The process of one stage: `python -m ingot.stages.child`, with its job as JSON on standard input.
+"""The process of one stage: `python -m ingot.stages`, with its job as JSON on standard input.
 
 The process ends with its parent, holds the lock of the stage's directory, and publishes the result at the end. Exit
 code 2 means an error that the user can fix (one message on standard error), 1 means a bug.
@@ -13,9 +13,6 @@ import time
 import warnings
 from pathlib import Path
 from typing import Any
-
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports below ends without a traceback
 
 from ingot.core.artifact import RECORD, RESULT, StageDir, atomic_json, atomic_write
 from ingot.core.dashboards import Sinks, Target
@@ -159,7 +156,3 @@ def _sinks(job: dict[str, Any], log: EventLog, display: Display) -> Sinks:
         log.write("warning", why=text)
 
     return Sinks(job.get("sinks", ()), target, log.path, warn)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -35,6 +35,12 @@ class Input:
     def settings(self) -> dict[str, Any]:
         return self._record()["settings"]
 
+    @property
+    def format(self) -> Any:
+        """The format of a stage that makes documents; `score` and `select` have that of their data."""
+        settings = self.settings()
+        return settings["format"] if "format" in settings else inputs_of(self.path)["data"].format
+
     def key_of(self, role: str) -> str:
         """Key of an input of this stage."""
         return self._record()["inputs"][role]["key"]

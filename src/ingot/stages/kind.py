@@ -114,6 +114,10 @@ class Kind:
     """(settings, resolve) -> inputs by role."""
     facts: Callable[[Any], dict[str, Any]] = lambda settings: {}
     """The settings that `ingot plan` shows."""
+    evaluates: Callable[[Any], list[str]] = lambda settings: []
+    """(settings) -> files with items that models are evaluated on."""
+    keep_out: Callable[[Any, list[str]], Any] = lambda settings, files: settings
+    """(settings, files that the recipe evaluates) -> settings under which the stage's result contains none of them."""
     seeded: bool = False
     """Whether the run's seed is part of the key."""
     raw: Callable[[Any, FileHashes], str | None] | None = None

@@ -8,7 +8,7 @@ step clips by the global norm and updates the weights with the learning rate of 
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,8 +26,10 @@ from ingot.optim import optimizers
 from ingot.optim.average import Average
 from ingot.optim.settings import OptimSettings
 from ingot.tokenizer.byte_bpe import Tokenizer
-from ingot.train import loss_scaling
+from ingot.train import bit_flips, loss_scaling
+from ingot.train.bit_flips import BitFlips
 from ingot.train.execution import Execution
+from ingot.train.guard import Guard
 from ingot.train.metrics import Evaluated, StepMetrics, TermSums, evaluation_means, merge_updates
 from ingot.train.objective import Context, Objective, Term, no_grad_batches
 from ingot.train.penalties import Penalties
@@ -37,7 +39,7 @@ from ingot.train.signals import Signals
 from ingot.train.state import TrainingState
 from ingot.train.weights import Weights
 
-Update = tuple[Tensor, dict[str, Tensor], Tensor, bool]
+Update = tuple[Tensor, dict[str, Tensor], Tensor, Tensor]
 """Loss, penalties and metrics by name, gradient norm before clipping, whether the update was skipped."""
 
 
@@ -64,6 +66,12 @@ class Plan:
     """Metadata of checkpoints: the model's shape, the tokenizer."""
     label: Callable[[int], Mapping[str, str]] = lambda step: {}
     """step -> additional fields of its log line, such as its phase."""
+    guard: bool = True
+    """Whether updates that would do damage are skipped (`train/guard.py`)."""
+    phases: frozenset[int] = frozenset()
+    """First steps of phases, whose losses may jump."""
+    documents: Callable[[int], Sequence[str]] = lambda step: ()
+    """step -> the documents in its batch."""
     work: Callable[[int], float] = float
     """step -> the work of all steps up to it, in a unit that takes equally long in every step, as rows x context do."""
 
@@ -91,8 +99,9 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         replay: Objective | None = None,
     ):
-        self.model, self.objective, self.plan = model.train(objective.needs.dropout), objective, plan
         self.companions, self.penalties = companions or {}, penalties or Penalties()
+        objective = objective.for_models(model, self.companions)
+        self.model, self.objective, self.plan = model.train(objective.needs.dropout), objective, plan
         self.tokenizer, self.replay = tokenizer, replay or objective
         self.execution, self.mesh = execution, mesh
         self.runner, self.dealer = Runner(execution, mesh), Dealer(execution, mesh)
@@ -105,6 +114,7 @@ class Engine:
             self.penalties = self.penalties.on_parts(self.weights.local, self.weights.shards[1])
         self.optimizer = optimizers.build(self.weights.local, plan.optim, plan.schedule.peak, self.weights.shards)
         self.average = Average(self.weights.local, plan.optim.ema)
+        self.guard = Guard(plan.guard, objective.needs.loss_is_nll, execution.device)
         initial, keep = objective.needs.initial_state, plan.loop.keep
         self.training_state = TrainingState(
             directory,
@@ -116,14 +126,26 @@ class Engine:
             plan.config,
             plan.steps,
             mesh,
+            guard=self.guard,
+            keep_every=plan.loop.keep_every,
             background=execution.device != "cpu",  # on a CPU, the writer would take cores from training
         )
         self.state = self.training_state.numbers
         if execution.precision == "fp16":
             self.state["loss_scale"] = loss_scaling.INITIAL_SCALE
+        averages = {f"model.{n}" for n in self.average.tensors()}
+        self.bit_flips = BitFlips(
+            plan.guard,
+            updated=lambda: {n: t for n, t in self._watched() if n not in averages},
+            averages=lambda: {n: t for n, t in self._watched() if n in averages},
+            frozen=self._frozen,
+            tokens=bit_flips.TOKENS_APART[execution.device.partition(":")[0]],
+        )
         self.signals = Signals(lambda: self.training_state.unsaved, mesh.any)
         self._context = self.context(1)
         self._recorder = self._make_recorder()
+        if self._recorder:
+            self.bit_flips.steps_apart = bit_flips.RECORDED_STEPS
 
     # -- a step ----------------------------------------------------------------------------------------------------
 
@@ -135,6 +157,9 @@ class Engine:
         """
         step = self.state["step"] + 1
         lr = self.plan.schedule.lr(step)
+        if step in self.plan.phases:
+            self.guard.forget()
+        self.bit_flips.begin(step)
         self._context = context = self.context(step)
         expanded = self._expand(replace(raw, replay=None), context)
         replay = split_replay(raw.replay, self.objective.needs.updates_per_pass)
@@ -147,9 +172,10 @@ class Engine:
             replayed = counts["replay_token"] * len(updates) / len(replay)
             context.metrics["replay_fraction"] = replayed / (replayed + sum(u.tokens for u in updates))
         metrics = merge_updates(updates, context.metrics)
-        self.average.update(step)
+        with self.bit_flips.averaging():
+            self.average.update(step, metrics.lost)
         self.state["step"], self.state["tokens"] = step, metrics.tokens_seen
-        return metrics
+        return replace(metrics, checks=self.bit_flips.end(metrics.tokens // self.mesh.size))
 
     def context(self, step: int, whole_rows: bool | None = None) -> Context:
         """The objective's context. Step 0 is an evaluation, which gets a copy of the objective's state.
@@ -213,19 +239,35 @@ class Engine:
             batch = batch.share(self.mesh.rank, self.mesh.size)
         counts = self._global_counts(batch)
         one_micro_batch = len(batch) <= self.execution.rows(batch.context)
-        replayed = self._recorder(batch, counts, lr) if self._recorder and one_micro_batch else None
+        replays = one_micro_batch and not self.bit_flips.watching
+        replayed = self._recorder(batch, counts, lr) if self._recorder and replays else None
         loss, others, norm, skipped = replayed or self._compute_update(batch, counts, lr, inner)
+        self.bit_flips.after_update()
         tokens_seen = self.state["tokens"] + counts["token"]
         return StepMetrics(step, loss, others, norm, lr, counts["token"], tokens_seen, skipped)
 
     def _compute_update(self, batch: Batch, counts: Mapping[str, int], lr: float | Tensor, inner: int) -> Update:
         loss, _, others = self.gradients(batch, inner, counts)
+        self.bit_flips.before_update()
         norm = self.weights.norm()
-        skipped = self._overflowed(loss, norm)
-        if not skipped:
-            regroup(self.model)
-            self.optimizer.step(lr, self.plan.optim.clip, norm)
+        skipped = self.guard.rejects(loss, norm) | self._overflowed(loss, norm)
+        regroup(self.model)
+        self.optimizer.step(lr, self.plan.optim.clip, norm, skipped)
         return loss, others, norm, skipped
+
+    def _watched(self) -> Iterator[tuple[str, Tensor]]:
+        """The trained tensors, without counts that an optimizer keeps on the host and the losses of the guard."""
+        tensors = self.training_state.tensors().items()
+        return ((n, t) for n, t in tensors if self._is_on_device(t) and not n.startswith("guard."))
+
+    def _frozen(self) -> dict[str, Tensor]:
+        """The weights on the device that are not trained, each once: a reference may share those of the model."""
+        models = {"model": self.named} | {role: dict(m.named_parameters()) for role, m in self.companions.items()}
+        named = {p: f"{role}.{n}" for role, model in reversed(models.items()) for n, p in model.items()}
+        return {n: p for p, n in named.items() if not p.requires_grad and self._is_on_device(p)}
+
+    def _is_on_device(self, tensor: Tensor) -> bool:
+        return tensor.device.type == self.execution.device.partition(":")[0]
 
     def _make_recorder(self) -> Callable[..., Update | None] | None:
         """The backend's graph recorder, or None if an update of this run cannot be captured."""
@@ -241,18 +283,15 @@ class Engine:
     def _overflowed(self, loss: Tensor, norm: Tensor) -> bool:
         """Whether the loss scale made this gradient overflow in fp16. Adjusts the scale; waits for the device.
 
-        False if the scale is not the cause (the loss itself is not finite, or the scale is 1). The run then stops as in
-        any other precision.
+        False if the scale is not the cause: the loss itself is not finite, or the scale is 1.
         """
         if self.execution.precision != "fp16":
             return False
-        state = self.state
-        finite = math.isfinite(float(norm))
-        overflowed = not finite and state["loss_scale"] > 1 and math.isfinite(float(loss))
+        state, finite = self.state, math.isfinite(norm)
+        overflowed = not finite and state["loss_scale"] > 1 and math.isfinite(loss)
         if finite or overflowed:
             scale, steps = loss_scaling.adjust(state["loss_scale"], state["loss_scale_steps"], finite)
             state["loss_scale"], state["loss_scale_steps"] = scale, steps
-        state["skipped_steps"] += overflowed
         return overflowed
 
     def _terms(self, out: Any, batch: Batch, context: Context) -> dict[str, Term]:
@@ -300,8 +339,11 @@ class Engine:
                     parts.append((batch_terms, batch_counts))
                 batch_metrics.append((len(raw), context.metrics))
         loss, metrics = evaluation_means(terms, counts, batch_metrics, self.mesh.sum)
-        losses = [evaluation_means(*part, (), self.mesh.sum)[0] for part in parts]
-        return Evaluated(loss, dict(counts), metrics, losses, sum(n for n, _ in batch_metrics))
+        best = self.objective.needs.best_metric
+        values = [evaluation_means(*part, (), self.mesh.sum)[0] for part in parts]
+        if self.objective.needs.samples:
+            values = [value for _, m in batch_metrics if best in m for value in m[best].each]
+        return Evaluated(loss, dict(counts), metrics, values, sum(n for n, _ in batch_metrics))
 
     @torch.no_grad()
     def annotate(self, batch: Batch) -> dict[str, Tensor]:

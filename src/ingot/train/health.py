@@ -20,11 +20,11 @@ _CLIPPED_FRACTION = 0.9
 INITIAL: Mapping[str, Any] = {"now": "healthy", "steps": 0, "clipped": 0}
 """The state before the first step: verdict, and steps and counted norms of the current window."""
 ADVICE: dict[Health, str] = {
-    "healthy": f"all gradient norms are finite, and less than 90 % of them exceed {FAR:g} times optim.clip",
+    "healthy": "gradient norms are finite and not far above optim.clip",
     "always clipped": f"at least 90 % of the gradient norms exceed {FAR:g} times optim.clip; raise it, or lower "
     "optim.lr",
-    "critical": "a gradient was NaN or infinite, and the run stopped there; lower optim.lr, or look at that batch with "
-    "`ingot trace`",
+    "critical": "losses or gradients of many steps in a row were NaN or infinite, and the run stopped; lower optim.lr, "
+    "or look at a batch with `ingot trace`",
 }
 
 
@@ -43,6 +43,38 @@ def update(before: Mapping[str, Any], norm: float, clip: float) -> dict[str, Any
     if steps == WINDOW:
         return {**INITIAL, "now": _of_window(clipped, steps)}
     return {"now": before["now"], "steps": steps, "clipped": clipped}
+
+
+def repairs(skipped: Sequence[Mapping[str, Any]], rollbacks: Sequence[Mapping[str, Any]]) -> str:
+    """What the guard did in a run (`train/guard.py`), such as "3 steps skipped, the last one 47"; "" for nothing.
+
+    Args:
+        skipped: events `skipped`.
+        rollbacks: events `rollback`.
+    """
+    parts = []
+    if skipped:
+        parts.append(f"{len(skipped):,} step{'s' * (len(skipped) > 1)} skipped, the last one {skipped[-1]['step']:,}")
+    for event in rollbacks:
+        left_out = f", without steps {event['first']:,} to {event['step']:,}" if "first" in event else ""
+        parts.append(f"back to step {event['to']:,}{left_out or ', because a bit flipped'}")
+    return "; ".join(parts)
+
+
+def repair_of(step: int, skipped: Sequence[Mapping[str, Any]], rollbacks: Sequence[Mapping[str, Any]]) -> str:
+    """Why a step did not update the weights as planned; "" if it did, or is not made yet.
+
+    Args:
+        skipped, rollbacks: as in `repairs`.
+    """
+    for event in rollbacks:
+        if event.get("first", math.inf) <= step <= event["step"]:
+            return f"left out, because the run went back to step {event['to']:,}: {event['why']}"
+    for event in skipped:
+        if event["step"] == step:
+            updates = f"{event['updates']} updates skipped" if event["updates"] > 1 else "skipped"
+            return f"{updates}, because {event['why']}"
+    return ""
 
 
 def _of_window(clipped: int, steps: int) -> Health:

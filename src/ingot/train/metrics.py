@@ -1,5 +1,6 @@
 """Metrics of steps and evaluations: loss terms summed over micro-batches, and several updates merged to one step."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -7,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ingot.train.bit_flips import Check
 from ingot.train.objective import Mean, Term
 
 
@@ -26,8 +28,16 @@ class StepMetrics:
     """Predicted tokens of the step's updates."""
     tokens_seen: int
     """Predicted tokens of all steps up to this one, for comparing runs of different batch sizes."""
-    skipped: bool = False
-    """Whether the update was skipped because the gradient overflowed in fp16."""
+    skipped: Tensor
+    """Number of updates that were skipped (`train/guard.py`)."""
+    updates: int = 1
+    checks: Sequence[Check] = ()
+    """For bits that flipped before its updates (`train/bit_flips.py`)."""
+
+    @property
+    def lost(self) -> Tensor:
+        """Whether no update of the step was applied."""
+        return self.skipped == self.updates
 
 
 class Evaluated(NamedTuple):
@@ -38,7 +48,7 @@ class Evaluated(NamedTuple):
     """Units of all batches."""
     metrics: dict[str, float]
     parts: list[float]
-    """The loss of each batch."""
+    """The loss of each batch; the reward of each row if the objective samples."""
     rows: int
 
 
@@ -98,7 +108,7 @@ def evaluation_means(
     scored_rows: dict[str, int] = {}  # of a `Mean`
     for n, metrics in batch_metrics:
         for name, metric in metrics.items():
-            value, weight = metric if isinstance(metric, Mean) else (float(metric), n)
+            value, weight = (metric.value, metric.rows) if isinstance(metric, Mean) else (float(metric), n)
             totals[name] = totals.get(name, 0.0) + value * weight
             scored_rows[name] = scored_rows.get(name, 0) + (weight if isinstance(metric, Mean) else 0)
     all_rows = sum(n for n, _ in batch_metrics)
@@ -109,8 +119,8 @@ def evaluation_means(
 def merge_updates(updates: Sequence[StepMetrics], metrics: Mapping[str, Any]) -> StepMetrics:
     """The metrics of a step from those of its updates.
 
-    Losses and other metrics are averaged over the updates that have them, the gradient norm is the largest of the
-    applied updates, tokens are summed.
+    Losses and other metrics are averaged over the updates that have them, the gradient norm is the largest, tokens are
+    summed. Skipped updates do not count, unless all are.
 
     Args:
         metrics: `Context.metrics` of the step.
@@ -119,15 +129,25 @@ def merge_updates(updates: Sequence[StepMetrics], metrics: Mapping[str, Any]) ->
     metrics = {name: metric.value if isinstance(metric, Mean) else metric for name, metric in metrics.items()}
     if len(updates) == 1:
         return replace(last, others={**last.others, **metrics})
+    skipped = torch.stack([u.skipped for u in updates]).sum()
+    counted = [(u, ~u.lost | (skipped == len(updates))) for u in updates]
     names = dict.fromkeys(name for u in updates for name in u.others)
-    others = {name: torch.stack([u.others[name] for u in updates if name in u.others]).mean() for name in names}
-    tokens, applied = sum(u.tokens for u in updates), [u for u in updates if not u.skipped]
+    others = {name: _mean([(u.others[name], counts) for u, counts in counted if name in u.others]) for name in names}
+    norms = [torch.where(counts, u.grad_norm, -math.inf) for u, counts in counted]
+    tokens = sum(u.tokens for u in updates)
     return replace(
         last,
-        loss=torch.stack([u.loss for u in updates]).mean(),
+        loss=_mean([(u.loss, counts) for u, counts in counted]),
         others={**others, **metrics},
-        grad_norm=torch.stack([u.grad_norm for u in applied or updates]).max(),
+        grad_norm=torch.stack(norms).max(),
         tokens=tokens,
         tokens_seen=last.tokens_seen - last.tokens + tokens,
-        skipped=not applied,
+        skipped=skipped,
+        updates=len(updates),
     )
+
+
+def _mean(values: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """The mean of the values whose second part is true; NaN if there is none."""
+    total = torch.stack([torch.where(counts, value, 0) for value, counts in values]).sum()
+    return total / torch.stack([counts for _, counts in values]).sum()

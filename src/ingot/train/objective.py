@@ -44,6 +44,8 @@ class Mean(NamedTuple):
 
     value: float
     rows: int
+    each: tuple[float, ...] = ()
+    """The values of these rows, if evaluations are compared row by row."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,13 @@ class Objective:
     """Base class of training methods. A subclass overrides what differs from next-token training."""
 
     needs = Needs()
+
+    def for_models(self, model: nn.Module, companions: Mapping[str, nn.Module]) -> "Objective":
+        """This objective for these models, called once before all else.
+
+        Where taps or modules depend on the shapes of models: an objective that knows them.
+        """
+        return self
 
     def modules(self, model: nn.Module) -> dict[str, nn.Module]:
         """Additional modules to train (value head, projections): new ones, saved with checkpoints, never exported."""

@@ -1,6 +1,6 @@
 """Penalties against forgetting, independent of the objective.
 
-There are two kinds. A loss penalty (`Divergence`) is computed with the objective's terms from the same forward pass and
+There are two kinds. A loss penalty (`KLPenalty`) is computed with the objective's terms from the same forward pass and
 divided by the same counts. An anchor (`optim/grad_terms.py`) is a function of the weights and adds its gradient once
 per update. Both are logged under their own names and are not part of the reported loss. Clipping includes their
 gradients.
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ingot.data.batches import Batch
-from ingot.model.losses import kl_divergence
 from ingot.optim.grad_terms import Anchor
+from ingot.train.divergences import kl_divergence
 from ingot.train.objective import Term
 
 
@@ -28,7 +28,7 @@ class LossPenalty(Protocol):
 
 
 @dataclass(frozen=True)
-class Divergence:
+class KLPenalty:
     """KL(reference || model) of the next-token distributions at all labelled tokens, over the full vocabulary.
 
     This direction is the cross-entropy with the reference's predictions minus their entropy, as in learning without

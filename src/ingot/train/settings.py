@@ -7,9 +7,13 @@ from pydantic import Field, model_validator
 
 from ingot.core.errors import UserError, notify
 from ingot.core.settings import EXECUTION, Settings
+from ingot.model.config import Checkpointing
 
 MICRO_TOKENS = 16_384
 """Default tokens of a micro-batch."""
+FIRST_SAVE = 30.0
+"""Seconds until the first checkpoint; each later one is due after twice as long, up to `save_minutes`. So a short run
+that is killed loses no more than about half of its work, and a long one saves only a few times more."""
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp64"]
 
@@ -97,6 +101,9 @@ class LoopSettings(Settings):
     apart."""
     keep: Annotated[int, EXECUTION] = Field(default=2, ge=1)
     """Number of checkpoints to retain."""
+    keep_every: Annotated[int | None, EXECUTION] = Field(default=None, ge=1)
+    """Also retain the checkpoints of multiples of this many steps, which are written whatever `save_every` says. Other
+    runs with the same steps up to one of them can go on from it."""
     threads: Annotated[int | None, EXECUTION] = Field(default=None, ge=1)
     """Compute threads; default: one per core."""
     backend: Annotated[Literal["auto", "torch", "compiled", "cpu"], EXECUTION] = "auto"
@@ -106,6 +113,10 @@ class LoopSettings(Settings):
     cuda_graphs: Annotated[bool | None, EXECUTION] = None
     """On a GPU, capture an update as a CUDA graph and replay it, so that small models do not wait for kernel launches;
     false: never. Default: if an update can be captured."""
+    checkpointing: Annotated[Checkpointing, EXECUTION] = "none"
+    """Activations that the backward pass computes again instead of reading them from memory: `none`; all of a block
+    (`full`), of a segment of blocks (a number, or `sqrt` for the square root of the depth); or `selective`: all but
+    matrix products and attention. Saves memory, takes up to a third more time, and changes no gradient."""
     device: Annotated[Literal["auto", "cpu", "cuda"], EXECUTION] = "auto"
     """Device; `auto` is a GPU if there is one."""
     restarts: Annotated[int, EXECUTION] = Field(default=3, ge=0)

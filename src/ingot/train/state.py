@@ -21,11 +21,14 @@ from ingot.distributed.sharding import described
 from ingot.optim.average import Average
 from ingot.optim.optimizers import Optimizer
 from ingot.train import health
+from ingot.train.guard import INITIAL as GUARD
+from ingot.train.guard import Guard, begin
 
 INITIAL: dict[str, Any] = {
     "step": 0,
     "tokens": 0,
     "skipped_steps": 0,
+    "guard": GUARD,
     "loss_scale": 1.0,
     "loss_scale_steps": 0,
     "best_step": 0,
@@ -47,9 +50,11 @@ class TrainingState:
         average: its averages are saved.
         objective_state: the objective's state before the first step.
         keep: number of checkpoints to retain.
+        keep_every: also retain those of multiples of this many steps.
         config: metadata of checkpoints: the model's shape, the tokenizer.
         last_step: the last step of the plan; no later checkpoint is resumed.
         mesh: the ranks, which save and load together.
+        guard: its losses are saved, and the checkpoint that a trouble would need is retained.
         background: copy the tensors to the host and write them while training goes on, as for a GPU. Not with parts of
             tensors, which all ranks write together.
     """
@@ -65,11 +70,14 @@ class TrainingState:
         config: Mapping[str, Any],
         last_step: int,
         mesh: Mesh = Mesh(),  # noqa: B008 - immutable
+        guard: Guard | None = None,
         background: bool = False,
+        keep_every: int | None = None,
     ):
         self.checkpoints = directory / CHECKPOINTS
         self.named, self.optimizer, self.average = named, optimizer, average
-        self.keep, self.config, self.last_step, self.mesh = keep, config, last_step, mesh
+        self.keep, self.config, self.last_step, self.mesh, self.guard = keep, config, last_step, mesh, guard
+        self.keep_every = keep_every
         self._objective_names = set(objective_state)
         self.numbers: dict[str, Any] = {**copy.deepcopy(INITIAL), "objective": dict(objective_state)}
         self.saved_step = 0
@@ -95,6 +103,7 @@ class TrainingState:
             for n, t in self.optimizer.tensors().items():
                 out[f"optim.{n}"] = described(t, self.named[n.rpartition(".")[0]])
             out |= {f"optim.{n}.weight": weights[n] for n in averages}
+            out |= self.guard.tensors() if self.guard else {}
         return out
 
     def save(self) -> None:
@@ -118,23 +127,52 @@ class TrainingState:
     def _write(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], mesh: Mesh) -> None:
         checkpoint.save(checkpoint_path(self.checkpoints, numbers["step"]), tensors, numbers, self.config, mesh)
         if mesh.leads:
-            checkpoint.prune(self.checkpoints, self.keep)
+            spare = begin(numbers["guard"], numbers["step"]) if self.guard and self.guard.spikes else None
+            checkpoint.prune(self.checkpoints, self.keep, spare, self.keep_every)
+
+    def discard(self) -> None:
+        """Delete the checkpoint of the present step."""
+        self.finish_saving()
+        if self.mesh.leads:
+            checkpoint.delete_after(self.checkpoints, self.numbers["step"] - 1)
+        self.mesh.wait()
 
     def save_best(self) -> None:
         """Write the current weights, without moments, as the best checkpoint."""
         path, tensors = self.checkpoints / checkpoint.BEST, self.tensors(moments=False)
         checkpoint.save(path, tensors, self.numbers, self.config, self.mesh)
 
-    def resume(self, notify: Callable[[str], None]) -> bool:
+    def roll_back(self, first: int, last: int, notify: Callable[[str], None], leave_out: bool = True) -> bool:
+        """Load the newest checkpoint from before step `first`.
+
+        Args:
+            last: the step that showed that the run has to go back.
+            leave_out: leave out the steps from `first` to `last` from then on.
+
+        Returns:
+            Whether there is such a checkpoint; otherwise nothing changes.
+        """
+        self.finish_saving()
+        left_out, stale = self.numbers["guard"]["left_out"], self.numbers["best_step"] >= first
+        if not self.resume(notify, before=first):
+            return False
+        if leave_out:
+            self.numbers["guard"] = {**self.numbers["guard"], "left_out": [*left_out, [first, last]]}
+        if stale and leave_out:  # else it is saved again, the same
+            self.numbers |= {"best_step": 0, "best_val": None}
+        return True
+
+    def resume(self, notify: Callable[[str], None], before: int | None = None) -> bool:
         """Load the newest intact checkpoint. Returns whether there was one.
 
         Args:
             notify: receives a message for each damaged checkpoint.
+            before: consider only checkpoints of steps before this one.
 
         Raises:
             UserError: all checkpoints are damaged, or the numbers of the newest intact one cannot be those of this run.
         """
-        path = self.mesh.first(lambda: checkpoint.newest_intact(self.checkpoints, notify))
+        path = self.mesh.first(lambda: checkpoint.newest_intact(self.checkpoints, notify, before))
         if path is None:
             return False
         numbers = read_json(path / STATE)
@@ -173,6 +211,10 @@ def _is_alike(found: Any, now: Any) -> bool:
     """Whether a value is of the type of the current one, finite, and no negative count; None stands for a number."""
     if isinstance(now, dict):
         return isinstance(found, dict) and all(_is_alike(found[name], now[name]) for name in found.keys() & now.keys())
+    if isinstance(now, list):  # stretches of steps
+        return isinstance(found, list) and all(
+            isinstance(pair, list) and len(pair) == 2 and all(type(n) is int and n > 0 for n in pair) for pair in found
+        )
     if now is None:
         return found is None or type(found) in (int, float)
     if isinstance(now, float):

@@ -30,14 +30,17 @@ class Throughput:
         self._steps = 0  # number of steps so far
         self._rate, self._rate_of_first = 0.0, True
         self._waited_before = 0.0  # of the heartbeat's time, what is not in steps after the first
-        self._pause_s = {"evaluation": 0.0, "save": 0.0}
+        self._first_s = 0.0
+        self._pause_s = {"evaluation": 0.0, "final evaluation": 0.0, "save": 0.0}  # the last one of each
+        self._pauses: dict[str, list[float]] = {name: [] for name in self._pause_s}
 
     def add(self, tokens: int) -> None:
         """Count a step."""
         now = time.monotonic()
         self._steps += 1
         if self._first is None:
-            self._rate = tokens / max(1e-9, now - self._read_at)
+            self._first_s = now - self._read_at
+            self._rate = tokens / max(1e-9, self._first_s)
             self._read_at = self._first = now
             self._waited_before = HEARTBEAT.waited_s
         else:
@@ -57,6 +60,18 @@ class Throughput:
         if self._first is None or not self._since_first:
             return {}
         return {"tok_s": round(self._since_first / max(1e-9, time.monotonic() - self._first))}
+
+    def seconds(self) -> dict[str, float]:
+        """Mean seconds of a step of the run's last size (of the steps after the first), of the first step, and of
+        evaluations and saves; those that are known.
+        """
+        seconds = {name: sum(times) / len(times) for name, times in self._pauses.items() if times}
+        if self._first is not None and self._steps > 1:
+            plan, last = self._plan, self._plan.steps
+            done = plan.work(last) - plan.work(last - self._steps + 1)
+            per_work = (time.monotonic() - self._first) / done
+            seconds |= {"step": per_work * (plan.work(last) - plan.work(last - 1)), "first": self._first_s}
+        return seconds
 
     def waiting(self) -> tuple[float, float]:
         """Seconds of the steps after the first, and how many of them this rank waited for others."""
@@ -88,7 +103,7 @@ class Throughput:
         return True
 
     @contextlib.contextmanager
-    def paused(self, work: Literal["evaluation", "save"]) -> Iterator[None]:
+    def paused(self, work: Literal["evaluation", "final evaluation", "save"]) -> Iterator[None]:
         """Exclude the time inside the context, which does other work."""
         start, waited = time.monotonic(), HEARTBEAT.waited_s
         try:
@@ -97,6 +112,7 @@ class Throughput:
         finally:
             self._waited_before += HEARTBEAT.waited_s - waited
             self._pause_s[work] = elapsed = time.monotonic() - start
+            self._pauses[work].append(elapsed)
             self._read_at += elapsed
             self._first = self._first and self._first + elapsed
 

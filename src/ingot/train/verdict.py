@@ -2,7 +2,7 @@
 
 The deciding metric is measured on the same held-out rows before the first step and after the last one. A change counts
 if it is larger than `MIN_CHANGE` of the start and than `MIN_ERRORS` standard errors. The error is that of the paired
-differences of parts of the rows, or of the mean reward of samples.
+differences of parts of the rows; samples of both evaluations have the same prompts and random numbers.
 """
 
 import math
@@ -19,7 +19,7 @@ MIN_ERRORS = 2.5
 FEW_UPDATES = 50
 """With fewer updates, their number is the likely reason that nothing was learned."""
 PARTS = 8
-"""Parts of an evaluation's held-out rows whose losses are compared in pairs."""
+"""Parts of an evaluation's held-out rows whose losses are compared in pairs. Rewards: those of all prompts."""
 METRICS = (
     ("val_reward", "reward", True),
     ("val_loss_nats", "validation loss", False),
@@ -52,7 +52,7 @@ class Training:
 
     Args:
         evaluations: metrics of all evaluations during training, in order of their steps, with `step`.
-        parts: corpus -> losses of the parts of its held-out rows, at the first and at the last evaluation.
+        parts: corpus -> losses or rewards of the parts of its held-out rows, at the first and at the last evaluation.
         fractions: corpus -> its fraction of the tokens of the run.
         updates: number of steps.
         batch_rows: rows of a batch.
@@ -96,14 +96,14 @@ def verdict(training: Training) -> tuple[Verdict, str]:
 
 def standard_error(training: Training, found: Change) -> float:
     """The standard error of the change; 0 if it is not known."""
-    if found.field == "val_reward":
-        ends = [e for e in training.evaluations if e.get("val_reward_se") is not None]
-        return math.hypot(ends[0]["val_reward_se"], ends[-1]["val_reward_se"]) if ends else 0.0
     total = 0.0
     for corpus, (first, last) in training.parts.items():
         differences = [b - a for a, b in zip(first, last, strict=True)]
         if len(differences) > 1:
             total += training.fractions.get(corpus, 1.0) ** 2 * variance(differences) / len(differences)
+    ends = [e["val_reward_se"] for e in training.evaluations if e.get("val_reward_se") is not None]
+    if found.field == "val_reward" and ends and not total:  # too few prompts for parts
+        return math.hypot(ends[0], ends[-1])
     return math.sqrt(total)
 
 

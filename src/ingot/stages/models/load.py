@@ -206,6 +206,8 @@ def companion(stage: Path, loaded: LoadedModel) -> nn.Module:
     if record["kind"] != "train":
         return model
     objective = _objective_of(record)
+    if not _has_companion(objective):
+        return model
     extra = nn.ModuleDict(objective.modules(model)).to(model.embedding.weight.device)
     if tensors := {f"model.extra.{n}": p.detach() for n, p in extra.named_parameters()}:
         checkpoint.load(loaded.checkpoint, tensors)
@@ -217,7 +219,12 @@ def companion_is_model(stage: Path) -> bool:
     record = read_record(stage)
     if record["kind"] != "train":
         return True
-    return type(_objective_of(record)).companion is Objective.companion
+    return not _has_companion(_objective_of(record))
+
+
+def _has_companion(objective: Objective) -> bool:
+    """Whether the companion of an objective is more than its model."""
+    return type(objective).companion is not Objective.companion
 
 
 def build_objective(settings: MethodSettings) -> Objective:

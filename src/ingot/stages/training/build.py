@@ -1,40 +1,44 @@
 """Builder of the kind `train`: creates the engine from settings and inputs, and trains."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from ingot.core.errors import UserError
 from ingot.core.events import METRICS, read_events
 from ingot.core.process import peak_memory_bytes
-from ingot.data.batches import Loader
+from ingot.data.batches import Batch, Loader
 from ingot.data.packing import BestFit, OnePerRow
 from ingot.data.sampler import key_of
 from ingot.distributed import mesh
 from ingot.model import lora
 from ingot.model.backend import TORCH, Backend
 from ingot.model.config import ModelConfig
-from ingot.model.transformer import Transformer
+from ingot.model.transformer import Transformer, take_layers
 from ingot.objectives.replay import Replay
 from ingot.optim.groups import decay_counts
 from ingot.stages.job import EXECUTION_FILE, TOKENIZER, Job, read_config
 from ingot.stages.models.backend import backend_for
 from ingot.stages.models.load import build_objective, companion_is_model, load_frozen, load_model, save_description
 from ingot.stages.models.parts import build_on, shard_model
-from ingot.stages.training.data import Data, initial_config, open_data
+from ingot.stages.training.annotate import add_stored
+from ingot.stages.training.data import Data, initial_config, open_data, unseen_start
+from ingot.stages.training.earlier_run import go_on
 from ingot.stages.training.evaluation import Evaluation
-from ingot.stages.training.forecast import training_flops
+from ingot.stages.training.forecast import slow_backend, training_flops
+from ingot.stages.training.initial_layers import initial_layers
 from ingot.stages.training.penalties import build_penalties
 from ingot.stages.training.phases import build_timeline, rows_per_draw, trained_config
+from ingot.stages.training.prediction import predict
 from ingot.stages.training.reference_columns import add_columns
 from ingot.stages.training.settings import TrainSettings
 from ingot.stages.training.timeline import Timeline, overshoot
+from ingot.stages.training.trace import documents
 from ingot.tokenizer.byte_bpe import Tokenizer, load_tokenizer
 from ingot.train.engine import Engine, Plan
 from ingot.train.execution import Execution, choose, resolve_device, resumed, write
@@ -43,9 +47,6 @@ from ingot.train.metrics import StepMetrics
 from ingot.train.penalty_settings import ANCHORS
 from ingot.train.throughput import Throughput
 from ingot.train.verdict import Training, mean_reward, parts_by_corpus, verdict
-
-_SCAN_TOKENS = 1 << 18
-"""Tokens that are searched at once for the begin of text."""
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -56,16 +57,21 @@ def run(job: Job) -> dict[str, Any]:
     initial = initial_config(settings, job.inputs, tokenizer)
     config = trained_config(settings, initial)
     data = open_data(settings, job.roles("data"), initial, tokenizer)
+    for stored in job.roles("stored").values():
+        add_stored(stored, {"train": data.train_sources, "val": data.held_out})
     timeline = build_timeline(settings, initial, data.source_size, job.seed)
     device = resolve_device(settings.loop.device, "loop.device")
     ranks = mesh.current(settings.mesh.shards(mesh.current().size), settings.mesh.zero, device)
     if ranks.leads:
         _save_rows(job, data)
+    earlier = go_on(job, data, timeline, settings.evaluate.interval(timeline.steps)) if ranks.leads else {}
     if "init" not in job.inputs and (message := unseen_start(tokenizer, data)):
         job.display.notify(message)
+    fresh = not (job.out / EXECUTION_FILE).exists()  # neither resumed nor tuned
     execution = _execution(job, settings, timeline, ranks)
     ranks = replace(ranks, gathered=execution.product_dtype)
     model = _model(job, settings, config, execution, ranks)
+    model.checkpointing = settings.loop.checkpointing
     execution = _select_backend(job, settings, model, execution, training_flops(settings, config, timeline), ranks)
     if ranks.leads:
         write(job.out / EXECUTION_FILE, execution)
@@ -78,6 +84,9 @@ def run(job: Job) -> dict[str, Any]:
         evaluate_every=settings.evaluate.interval(timeline.steps),
         config={"model": config.model_dump(), "tokenizer": tokenizer.fingerprint},
         label=lambda step: {"phase": timeline.phase(step).name} if settings.phases else {},
+        guard=settings.guard,
+        phases=frozenset(phase.first for phase in timeline.phases),
+        documents=lambda step: documents(data, timeline, step),
         work=timeline.work,
     )
     companions = _companions(job, settings, model, execution, timeline.context, ranks)
@@ -100,6 +109,9 @@ def run(job: Job) -> dict[str, Any]:
         save_description(job.out.path, config, tokenizer)
     facts = _facts(settings, engine, config, data, timeline)
     job.display.notify(f"{facts['parameters']:,} parameters, {timeline.steps:,} steps; {execution.summary()}")
+    is_slow = execution.device == "cpu" and settings.loop.backend == "auto" and execution.backend != "cpu"
+    if is_slow and (why := slow_backend(config, execution.precision, settings)):
+        job.display.notify(f"backend {execution.backend}: {why}")
     line = "{name}: " if settings.phases else ""
     line += "steps {first_step:,} to {last_step:,}: {rows}{growth} rows of {context:,} tokens each"
     for phase in timeline.summary():
@@ -114,29 +126,18 @@ def run(job: Job) -> dict[str, Any]:
     if engine.training_state.resume(job.display.notify):
         job.display.notify(f"resuming from step {engine.state['step']:,}")
         job.log.write("resume", after=engine.state["step"])
-    else:
-        job.log.write("plan", **facts)
+    if not read_events(job.out / METRICS, "plan"):  # an earlier run's checkpoint has none
+        job.log.write("plan", **facts, **earlier)
         for phase in timeline.summary():
             job.log.write("phase", **phase)
     _annotate(job, engine, data, timeline)
-    return _loop(job, settings, engine, data, timeline, tokenizer) | facts
-
-
-def unseen_start(tokenizer: Tokenizer, data: Data) -> str:
-    """A message about a begin of text that generation will use and that training does not see, or ""."""
-    stores = [source.store for source in data.train_sources]
-    start = tokenizer.start_ids
-    if not start or any(store.content == "text" for store in stores):
-        return ""
-    spans = ((store, first) for store in stores for first in range(0, store.tokens, _SCAN_TOKENS))
-    for store, first in spans:  # most often the first ends the search; reading a span verifies its checksums
-        if np.isin(store.ids.read(first, min(first + _SCAN_TOKENS, store.tokens)), start).any():
-            return ""
-    name = tokenizer.token_bytes(start[0]).decode(errors="replace")
-    return (
-        f"use `ingot chat`: `ingot generate` and tasks of running text begin with {name}, which these conversations do "
-        "not contain; add text to the stage's data if the model is to continue texts, too"
-    )
+    others = {p for companion in companions.values() for p in companion.parameters()} - set(model.parameters())
+    prediction = predict(settings, initial, data, execution.device, ranks.size, sum(p.numel() for p in others))
+    prediction.log(job.log)
+    result = _loop(job, settings, engine, data, timeline, tokenizer)
+    if fresh and ranks.leads:
+        prediction.keep(job.out / METRICS)
+    return result | facts
 
 
 def _save_rows(job: Job, data: Data) -> None:
@@ -168,6 +169,7 @@ def _select_backend(
         return replace(execution, backend=TORCH.name)
 
     def select(name: str) -> Backend:
+        name = TORCH.name if settings.objective.reads_layers else name
         training = {"shape": execution.shape, "flops": flops}
         dtype, notify = execution.product_dtype, job.display.notify
         return backend_for(model, execution.device, dtype, name=name, training=training, notify=notify)
@@ -202,12 +204,19 @@ def _execution(job: Job, settings: TrainSettings, timeline: Timeline, ranks: mes
 def _model(
     job: Job, settings: TrainSettings, config: ModelConfig, execution: Execution, ranks: mesh.Mesh
 ) -> Transformer:
-    """The initial model, already in parts, unless adapters or anchors are derived from its whole weights first."""
-    if settings.adapter or any(penalty.kind in ANCHORS for penalty in settings.penalties):
+    """The initial model, already in parts, unless adapters or anchors are derived from its whole weights first, or it
+    starts with some layers of another one."""
+    if (
+        settings.adapter
+        or settings.init_layers is not None
+        or any(penalty.kind in ANCHORS for penalty in settings.penalties)
+    ):
         ranks = mesh.Mesh()
     if "init" in job.inputs:
         path, device = job.inputs["init"].path, "cpu" if ranks.shard == 1 else execution.device
         model = load_model(path, job.display.notify, device, exact=True, context=config.context, mesh=ranks).model
+        if settings.init_layers is not None:
+            take_layers(model, initial_layers(settings.init_layers, model.config.depth))
         model.to(dtype=execution.parameter_dtype)
         if settings.adapter:
             lora.add_adapters(model, settings.adapter, key_of(job.seed, int(job.inputs["init"].key[:15], 16)))
@@ -228,6 +237,11 @@ def _companions(
     for role, source in job.roles("companion").items():
         shape = read_config(source.path)
         scores = role in settings.objective.scoring_roles
+        if role.startswith(("teacher", "kl.")) and shape.vocab != model.config.vocab:
+            job.display.notify(
+                f"{role}: ids that only one of '{source.name}' ({shape.vocab:,}) and '{job.name}' "
+                f"({model.config.vocab:,}) has are left out before the softmax"
+            )
         if not scores and shape.positions == "learned" and shape.context < context:
             raise UserError(
                 f"{role}: '{source.name}' has {shape.context:,} learned positions, expected {context:,}, the longest "
@@ -258,7 +272,8 @@ def _annotate(job: Job, engine: Engine, data: Data, timeline: Timeline) -> None:
     rows = sum(source.plan.rows * source.plan.group for _, source in splits)
     with job.display.bar(f"reference outputs for {job.name}", rows, "rows") as bar:
         for split, source in splits:
-            add_columns(engine, source, job.out / "columns" / f"{source.name}-{split}", bar.advance)
+            directory, needs = job.out / "columns" / f"{source.name}-{split}", engine.objective.needs
+            add_columns(needs.columns, engine.annotate, engine.mesh, source, directory, bar.advance)
     if not engine.objective.needs.companions_after_annotate and len(complete) == len(sources):
         engine.companions = {}
 
@@ -269,7 +284,7 @@ def _facts(
     """Facts of the run that are known before its first step. Facts about the batch are those of the last step."""
     sampled = engine.objective.needs.samples  # then the tokens of a step are known only after it
     return {
-        "parameters": sum(p.numel() for p in engine.named.values()),
+        "parameters": sum(p.numel() for p in engine.model.parameters()),
         "trained_parameters": sum(p.numel() for p in engine.trained.values()),
         **decay_counts(engine.named, engine.plan.optim),
         "steps": timeline.steps,
@@ -297,14 +312,20 @@ def _sizes(settings: TrainSettings, config: ModelConfig, timeline: Timeline) -> 
 def _loop(
     job: Job, settings: TrainSettings, engine: Engine, data: Data, timeline: Timeline, tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    first = engine.state["step"] + 1
     share = (0, 1) if engine.objective.needs.whole_step else (engine.mesh.rank, engine.mesh.size)
-    loader = Loader(lambda step: data.batch(timeline, step, *share), first, timeline.steps)
+    loaders: list[Loader] = []
     fractions = dict(zip(timeline.sources, timeline.fractions, strict=True))
     evaluation = Evaluation(job, settings, engine, data, fractions, tokenizer)
     best_metric = engine.objective.needs.best_metric
+
+    def batches(first: int) -> Iterator[Batch]:
+        for before in loaders:
+            before.close()
+        loaders.append(Loader(lambda step: data.batch(timeline, step, *share), first, timeline.steps))
+        return iter(loaders[-1])
+
     try:
-        with job.display.bar(f"train {job.name}", timeline.steps, "steps", done=first - 1) as bar:
+        with job.display.bar(f"train {job.name}", timeline.steps, "steps", done=engine.state["step"]) as bar:
             newest: dict[str, str] = {}
 
             def evaluate(step: int, final: bool) -> dict[str, float]:
@@ -320,9 +341,10 @@ def _loop(
                 shown["tok/s"] = f"{throughput.recent():,.0f}"
                 bar.show(m.step, throughput.seconds_left(m.step), **shown, **engine.plan.label(m.step))
 
-            final = train(engine, iter(loader), evaluate, job.log, progress, job.display.notify)
+            final = train(engine, batches, evaluate, job.log, progress, job.display.notify)
     finally:
-        loader.close()
+        for loader in loaders:
+            loader.close()
     on_gpu = engine.execution.device == "cuda"
     peak = torch.cuda.max_memory_allocated() if on_gpu else peak_memory_bytes()
     state = {name: engine.state[name] for name in ("best_step", "skipped_steps")}
@@ -347,7 +369,7 @@ def _training(
 ) -> Training:
     """What the verdict follows from, from the log of all attempts."""
     events = read_events(metrics)
-    parts = [e["loss_nats"] for e in events if e["event"] == "parts"]
+    parts = [e["values"] for e in events if e["event"] == "parts"]
     evaluations = (e for e in events if e["event"] == "evaluation")
     return Training(
         evaluations=sorted(evaluations, key=lambda e: e["step"]),

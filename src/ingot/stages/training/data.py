@@ -11,10 +11,14 @@ from ingot.data.packing import BestFit, Concatenated, Mask, OnePerRow, RowPlan, 
 from ingot.model.config import ModelConfig
 from ingot.objectives.settings import OBJECTIVES
 from ingot.stages.job import Input, read_config
+from ingot.stages.training.initial_layers import with_initial_layers
 from ingot.stages.training.settings import TrainSettings
 from ingot.stages.training.timeline import Timeline
 from ingot.store.reader import Store
 from ingot.tokenizer.byte_bpe import Tokenizer
+
+_SCAN_TOKENS = 1 << 18
+"""Tokens that are searched at once for the begin of text."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,11 @@ class Data:
         """Each training source once, in rows of the largest context that it is trained with."""
         merged = {s: source for _, sources in sorted(self.train.items()) for s, source in sources.items()}
         return [source for _, source in sorted(merged.items())]
+
+    @property
+    def held_out_tokens(self) -> dict[str, int]:
+        """Corpus -> tokens of its held-out rows, padding included, as a forward pass has them."""
+        return {s.name: s.plan.rows * s.plan.group * s.plan.context for s in self.held_out}
 
     @property
     def without_validation(self) -> list[str]:
@@ -161,4 +170,21 @@ def initial_config(settings: TrainSettings, inputs: Mapping[str, Input], tokeniz
     """Configuration of the initial model: of `init`, or of the settings. A phase may extend its context."""
     if settings.model:
         return settings.model.resolve(tokenizer.vocab)
-    return read_config(inputs["init"].path)
+    return with_initial_layers(read_config(inputs["init"].path), settings.init_layers)
+
+
+def unseen_start(tokenizer: Tokenizer, data: Data) -> str:
+    """A message about a begin of text that generation will use and that training does not see, or ""."""
+    stores = [source.store for source in data.train_sources]
+    start = tokenizer.start_ids
+    if not start or any(store.content == "text" for store in stores):
+        return ""
+    spans = ((store, first) for store in stores for first in range(0, store.tokens, _SCAN_TOKENS))
+    for store, first in spans:  # most often the first ends the search; reading a span verifies its checksums
+        if np.isin(store.ids.read(first, min(first + _SCAN_TOKENS, store.tokens)), start).any():
+            return ""
+    name = tokenizer.token_bytes(start[0]).decode(errors="replace")
+    return (
+        f"use `ingot chat`: `ingot generate` and tasks of running text begin with {name}, which these conversations do "
+        "not contain; add text to the stage's data if the model is to continue texts, too"
+    )

@@ -57,7 +57,7 @@ class Evaluation:
         if final:
             return metrics | bits_per_byte | self._final_metrics()
         if parts and step in (0, self.engine.plan.steps):
-            self.job.log.write("parts", step=step, loss_nats=parts)
+            self.job.log.write("parts", step=step, values=parts)
         if not self.sampled:  # on policy, every step logs the reward of new samples already
             metrics |= self._measure(self.data.train_sources, "train", final=False)[0]
         if self.settings.evaluate.sample is not False and self.engine.objective.needs.generates_text:
@@ -68,16 +68,16 @@ class Evaluation:
         self, sources: list[Source], prefix: str, final: bool
     ) -> tuple[dict[str, float], dict[str, float], dict[str, list[float]]]:
         """Metrics of each source and their weighted means; bits per byte where every token is a target; and the losses
-        of the parts of each source's rows."""
+        or rewards of the parts of each source's rows."""
         values: dict[str, dict[str, float]] = {}  # metric -> source -> value
         bits, nll = {}, self.engine.objective.needs.loss_is_nll
         parts: dict[str, list[float]] = {}
         for source in sources:
             limit = None if final else self._rows(source)
-            loss, counts, others, losses, rows = self.engine.evaluate(self._batches(source, prefix, limit))
+            loss, counts, others, of_parts, rows = self.engine.evaluate(self._batches(source, prefix, limit))
             without_loss = self.sampled or source.replay
-            if not without_loss:
-                parts[source.name] = losses
+            if not source.replay:
+                parts[source.name] = of_parts
             if "reward_std" in others:
                 others["reward_se"] = mean_error(others["reward_std"], rows)
             for name, value in (others if without_loss else {"loss_nats": loss, **others}).items():

@@ -19,19 +19,24 @@ from ingot.model.adapter_config import (
     low_rank_parameters,
     modules_to_save,
 )
-from ingot.model.config import EAGER_BF16_KEYS, MAX_LOGITS, ModelConfig
+from ingot.model.config import EAGER_BF16_KEYS, MAX_LOGITS, ModelConfig, segment_blocks
 from ingot.objectives.on_policy_settings import OnPolicySettings
-from ingot.optim.settings import OptimSettings
+from ingot.optim.settings import BLOCK, OptimSettings, has_codes
 from ingot.plan.batch import accumulation
 from ingot.plan.flops import training_flops_per_token
 from ingot.plan.machine import Device, gpu_hours
 from ingot.plan.memory import (
+    ADAM_MOMENTS,
+    FP32,
     Activations,
     Memory,
     activation_bytes,
     adapter_activations,
+    block_gradients,
     cache_bytes,
+    checkpointed,
     engine_activations,
+    gradients_at_peak,
     state_bytes,
 )
 from ingot.plan.sharding import sharded_state, wire_bytes
@@ -59,6 +64,10 @@ class ForecastInputs:
     """Whether attention is masked between the documents of a row."""
     companions: int = 0
     """Parameters of all companions: references, reward models."""
+    held_out: Mapping[str, int] | None = None
+    """Tokens of the held-out rows of each corpus; None before they are encoded."""
+    here: bool = True
+    """Whether the device is this machine's, whose speed may have been measured."""
 
 
 def forecast(settings: TrainSettings, inputs: ForecastInputs) -> dict[str, Any]:
@@ -128,6 +137,30 @@ def moments(config: ModelConfig, optim: OptimSettings, adapter: int | None = Non
     return (each + bool(optim.ema)) * trained - saved
 
 
+def _moment_bytes(config: ModelConfig, settings: TrainSettings, weight_bytes: int, adapter: int | None) -> int:
+    """Bytes of the optimizer's state; `adapter` as in `moments`."""
+    optim, trained = settings.optim, config.parameters if adapter is None else adapter
+    whole = moments(config, optim, adapter) * weight_bytes
+    match optim.state:
+        case "bf16":
+            return whole - ADAM_MOMENTS * trained * (weight_bytes - 2)
+        case "8bit":
+            coded = ADAM_MOMENTS * sum(size for size in _trained_sizes(config, settings) if has_codes(size))
+            small = ADAM_MOMENTS * trained - coded
+            return whole - ADAM_MOMENTS * trained * weight_bytes + coded + coded // BLOCK * FP32 + small * FP32
+        case _:
+            return whole
+
+
+def _trained_sizes(config: ModelConfig, settings: TrainSettings) -> list[int]:
+    """Elements of each trained matrix."""
+    if (adapter := settings.adapter) is not None:
+        low_rank = [adapter.rank * n for sizes in adapted_layers(adapter, config).values() for n in sizes]
+        return [*low_rank, *modules_to_save(adapter, config).values()]
+    tables = [config.parameters_by_module()[part] for part in ("embedding", "positions", "head")]
+    return [*(inputs * outputs for inputs, outputs in linear_layers(config).values()), *tables]
+
+
 def _matrices(config: ModelConfig) -> int:
     """Parameters of the matrices inside blocks."""
     return sum(inputs * outputs for inputs, outputs in linear_layers(config).values())
@@ -187,7 +220,7 @@ def _execution(
     if precision == "auto":
         precision = device.half or "fp32"
     passes = [
-        _pass(
+        _peak_of_pass(
             config.model_copy(update={"context": p.context}),
             _micro_batch(settings, timeline, p, inputs.ranks),
             precision,
@@ -209,14 +242,17 @@ def _execution(
         "weights": state.weights,
         "companions": sharded_state(frozen, config.depth, rest, shard, 3, narrow).weights,  # some are released early
         "sampling": whole.weights if sampled and shard > 1 else 0,  # every rank gathers the model to sample from it
-        "gradients": state.gradients,
+        "gradients": _gradients(state, config, settings, activations, batch) if shard == 1 else state.gradients,
         "optimizer": state.moments,
         "activations": activations.layers,
         "attention": activations.scores,
         "casts": activations.casts,
         "logits": activations.logits,
+        "recomputed": activations.recomputed,
     }
     choice = {"device": device.name, "precision": precision, "optimizer": settings.optim.kind, "attention": attention}
+    if not device.is_gpu:
+        choice |= _backend(config, precision, settings)
     cache = cache_bytes(config.depth, config.kv_heads * config.head_size, config.context, 1, weight_bytes)
     longest = max(timeline.phases, key=lambda phase: phase.context)
     rows = _micro_batch(settings, timeline, longest, inputs.ranks)
@@ -237,16 +273,37 @@ def _execution(
     }
 
 
+def _gradients(
+    state: Memory, config: ModelConfig, settings: TrainSettings, activations: Activations, batch: Mapping[str, Any]
+) -> int:
+    """Bytes of gradients at the peak; activations go as the gradients of a step's only micro-batch come."""
+    if batch["accumulation"] > 1 or settings.adapter:
+        return state.gradients
+    head = config.vocab * config.width * state.gradients // config.parameters
+    return gradients_at_peak(state.gradients, head, activations.total)
+
+
 def _state(config: ModelConfig, settings: TrainSettings, weight_bytes: int, compute_bytes: int) -> Memory:
     """Memory of weights, gradients and moments. With an adapter, frozen matrices have the dtype of the forward pass."""
-    if not settings.adapter:
-        return state_bytes(
-            config.parameters, weight_bytes, moments(config, settings.optim) / config.parameters, weight_bytes
-        )
-    trained = adapter_parameters(settings.adapter, config)
-    state = state_bytes(trained, weight_bytes, moments(config, settings.optim, trained) / trained, weight_bytes)
+    trained = adapter_parameters(settings.adapter, config) if settings.adapter else None
+    state = state_bytes(config.parameters if trained is None else trained, weight_bytes, moments=0)
+    state = replace(state, moments=_moment_bytes(config, settings, weight_bytes, trained))
+    if trained is None:
+        return state
     frozen = config.parameters * weight_bytes - _matrices(config) * max(0, weight_bytes - compute_bytes)
     return replace(state, weights=state.weights + frozen)
+
+
+def _peak_of_pass(
+    config: ModelConfig, rows: int, precision: str, inputs: ForecastInputs, settings: TrainSettings
+) -> tuple[str, Activations]:
+    """The attention implementation, and what exists when the backward pass begins: besides all activations a chunk of
+    logits, or soon after the gradients inside the last block, if they are larger."""
+    attention, activations = _pass(config, rows, precision, inputs, settings)
+    element = _ELEMENT_BYTES[precision]
+    inner = block_gradients(config, rows, element, element if inputs.device.is_gpu else _ELEMENT_BYTES["fp32"])
+    last = activations.total - activations.layers - activations.scores - activations.casts
+    return attention, replace(activations, logits=activations.logits + max(0, inner - last))
 
 
 def _pass(
@@ -264,12 +321,18 @@ def _pass(
     device, stream = ("cuda", element) if inputs.device.is_gpu else ("cpu", _ELEMENT_BYTES["fp32"])
     copied = adapter is not None and adapter.dropout > 0
     mask = 1 if inputs.device.is_gpu else element  # a CPU's dropout keeps its factor, a GPU's a byte
-    activations = engine_activations(config, rows, element, plain, MAX_LOGITS[device], masks, stream, copied, mask)
+    gains = adapter is None
+    activations = engine_activations(
+        config, rows, element, plain, MAX_LOGITS[device], masks, stream, copied, mask, gains
+    )
     if adapter:
         sizes, tokens = adapted_layers(adapter, config).values(), rows * config.context
         more = adapter_activations(sizes, adapter.rank, tokens, element, adapter.kind == "dora", copied, mask)
         casts = low_rank_parameters(adapter, config) * element if activations.casts else 0
         activations = replace(activations, layers=activations.layers + more, casts=casts)
+    if (mode := settings.loop.checkpointing) != "none":
+        segment, selective = segment_blocks(mode, config.depth), mode == "selective"
+        activations = checkpointed(activations, config, rows, element, plain, segment, selective, masks, stream)
     return "plain" if plain else "fused", activations
 
 
@@ -277,12 +340,31 @@ def _cpu_backend(
     config: ModelConfig, rows: int, precision: str, inputs: ForecastInputs, settings: TrainSettings
 ) -> Activations | None:
     """Activations of a forward pass with the backend `cpu`; None where another one is used (`backends/select.py`)."""
-    eligible = settings.loop.backend in ("auto", "cpu") and not settings.adapter and not inputs.device.is_gpu
-    if not eligible or find_spec("ingot.backends") is None:
+    plain = not settings.adapter and not settings.objective.reads_layers and not inputs.device.is_gpu
+    if settings.loop.backend not in ("auto", "cpu") or not plain or find_spec("ingot.backends") is None:
         return None
     from ingot.backends.estimate import cpu_activations
 
-    return cpu_activations(config, rows, precision, MAX_LOGITS["cpu"])
+    mode = settings.loop.checkpointing
+    segment = 0 if mode in ("none", "selective") else segment_blocks(mode, config.depth)
+    return cpu_activations(config, rows, precision, MAX_LOGITS["cpu"], segment)
+
+
+def _backend(config: ModelConfig, precision: str, settings: TrainSettings) -> dict[str, str]:
+    """The backend on a CPU, and why it is not the fastest one."""
+    name, why = settings.loop.backend, slow_backend(config, precision, settings)
+    if name not in ("auto", "cpu"):
+        return {"backend": name}
+    return {"backend": "torch, or compiled in a long run", "why_backend": why} if why else {"backend": "cpu"}
+
+
+def slow_backend(config: ModelConfig, precision: str, settings: TrainSettings) -> str | None:
+    """Why no C++ kernels train a model on this CPU; None if they do."""
+    if find_spec("ingot.backends") is None:
+        return "the package ingot.backends was removed"
+    from ingot.backends.estimate import why_not
+
+    return why_not(config, precision, adapter=settings.adapter is not None, taps=settings.objective.reads_layers)
 
 
 def _curve(timeline: Timeline) -> dict[str, Any]:

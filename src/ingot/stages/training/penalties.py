@@ -10,7 +10,7 @@ from ingot.optim.grad_terms import Anchor, mean_importance, prepare_importance
 from ingot.stages.job import Job
 from ingot.stages.models.importance import read_fisher
 from ingot.stages.training.settings import TrainSettings
-from ingot.train.penalties import Divergence, Penalties
+from ingot.train.penalties import KLPenalty, Penalties
 from ingot.train.penalty_settings import EwcSettings, KlSettings
 
 
@@ -33,7 +33,7 @@ def build_penalties(
     dtypes = {name: p.dtype for name, p in model.named_parameters()}
     for name, penalty in zip(settings.penalty_names, settings.penalties, strict=True):
         if isinstance(penalty, KlSettings):
-            losses.append(Divergence(name, penalty.weight, companions[penalty.role]))
+            losses.append(KLPenalty(name, penalty.weight, companions[penalty.role]))
         elif isinstance(penalty, EwcSettings):
             fisher, center = read_fisher(job.inputs[f"fisher:{penalty.fisher}"].path, model)
             importance = prepare_importance(fisher, penalty.clip, penalty.floor, penalty.normalise)

@@ -6,9 +6,12 @@ phase's settings begins and ends with the phase.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
+from ingot.core.errors import UserError
 from ingot.data.batch_size import BatchSizes, constant, ramp
+from ingot.data.mixtures import capped, tempered
 from ingot.data.sampler import Order
 from ingot.model.config import ModelConfig, max_context
 from ingot.objectives.settings import OBJECTIVES
@@ -69,29 +72,91 @@ class _PhaseBuilder:
         self.total_fraction = sum(p.fraction or 0 for p in settings.phases_or_default)
         self.steps, self.tokens = 0, 0.0
         self.exact_steps, self.exact_tokens = 0.0, 0.0  # lengths of the phases so far, before rounding
-        self.drawn: dict[int, tuple[int, ...]] = {}  # context -> rows drawn from each source
+        self.drawn: dict[tuple[int, bool], tuple[int, ...]] = {}  # (context, shuffled?) -> rows drawn from each source
 
     def add(self, settings: PhaseSettings) -> Phase:
-        """Build the next phase."""
+        """Build the next phase. A corpus with `max_epochs` gets so small a fraction that it lasts.
+
+        Raises:
+            UserError: all corpora together do not last.
+        """
         context = self.settings.context_of(settings, self.config.context)
         data = self.settings.mixture(settings)
-        total = sum(data.values())
-        fractions = tuple(data.get(name, 0.0) / total for name in self.sources)
         sources = [self.sizes(name, context) if name in data else AssumedSize(1.0, 0, 0) for name in self.sources]
+        wanted = self._wanted_fractions(data, sources)
+        caps = self._rows_left(sources, context)
+        spare, limits = [0] * len(sources), [math.inf] * len(sources)
+        before = self.exact_steps, self.exact_tokens
+        while True:
+            self.exact_steps, self.exact_tokens = before
+            fractions = capped(wanted, limits)
+            if fractions is None:
+                raise self._used_up(settings, data)
+            phase = self._phase(settings, context, sources, wanted, tuple(fractions))
+            after = phase.order.drawn_after(phase.rows)
+            drawn = [b - a for a, b in zip(phase.order.drawn or (0,) * len(sources), after, strict=True)]
+            over = [s for s, cap in enumerate(caps) if drawn[s] > cap]
+            if not over:
+                break
+            for s in over:
+                spare[s] += drawn[s] - int(caps[s]) if math.isfinite(limits[s]) else 0
+            for s, cap in enumerate(caps):
+                if s in over or math.isfinite(limits[s]):
+                    limits[s] = max(0.0, cap - spare[s]) * sources[s].row_targets / (phase.rows * phase.row_targets)
+        self.drawn[context, phase.order.shuffled] = after
+        self.steps, self.tokens = phase.last, self.tokens + phase.tokens
+        return phase
+
+    def _phase(
+        self,
+        settings: PhaseSettings,
+        context: int,
+        sources: list[SourceSize],
+        wanted: tuple[float, ...],
+        fractions: tuple[float, ...],
+    ) -> Phase:
         weights = tuple(fraction / source.row_targets for fraction, source in zip(fractions, sources, strict=True))
         row_targets = 1 / sum(weights)
-        epoch = _epoch_targets(fractions, sources)
+        epoch = _epoch_targets(wanted, sources)
         sizes = self._batch_sizes(settings, context, row_targets, epoch)
         before = self.exact_tokens
         steps = self._steps(settings, sizes, row_targets, epoch)
         requested = self.exact_tokens - before
-        drawn = self.drawn.get(context, (0,) * len(self.sources))
-        order = Order(tuple(source.rows for source in sources), weights, self.seed, drawn)
+        shuffled = self.settings.is_shuffled(settings)
+        drawn = self.drawn.get((context, shuffled), (0,) * len(self.sources))
+        order = Order(tuple(source.rows for source in sources), weights, self.seed, drawn, shuffled)
         first, done = self.steps + 1, self.tokens
-        phase = Phase(settings.name, first, steps, context, sizes, fractions, row_targets, requested, done, order)
-        self.drawn[context] = order.drawn_after(phase.rows)
-        self.steps, self.tokens = phase.last, self.tokens + phase.tokens
-        return phase
+        return Phase(
+            settings.name, first, steps, context, sizes, fractions, wanted, row_targets, requested, done, order
+        )
+
+    def _wanted_fractions(self, data: Mapping[str, float], sources: list[SourceSize]) -> tuple[float, ...]:
+        """The fractions of the mixture, at the stage's temperature if the sizes are known."""
+        weights = [data.get(name, 0.0) for name in self.sources]
+        targets = [source.targets for source in sources]
+        if self.settings.temperature is None or None in targets:
+            return tuple(weight / sum(weights) for weight in weights)
+        return tuple(tempered(weights, [float(n or 0) for n in targets], self.settings.temperature))
+
+    def _rows_left(self, sources: list[SourceSize], context: int) -> list[float]:
+        """Rows of each source that `max_epochs` leaves; infinity without it, or before its size is known."""
+        left: list[float] = []
+        for s, (name, source) in enumerate(zip(self.sources, sources, strict=True)):
+            most = self.settings.max_epochs.get(name)
+            if most is None or not source.targets:
+                left.append(math.inf)
+                continue
+            used = sum(drawn[s] / self.sizes(name, other).rows for (other, _), drawn in self.drawn.items() if drawn[s])
+            left.append(math.floor((most - used) * source.rows + 1e-9))
+        return left
+
+    def _used_up(self, settings: PhaseSettings, data: Mapping[str, float]) -> UserError:
+        where = "" if settings.name == "all" else f"phase {settings.name}: "
+        caps = ", ".join(f"{name} {self.settings.max_epochs[name]:g}" for name in data)
+        return UserError(
+            f"max_epochs: {where}all corpora are used up before the duration ends (epochs at most: {caps}); shorten "
+            "duration, raise max_epochs, or add text"
+        )
 
     def _batch_sizes(
         self, settings: PhaseSettings, context: int, row_targets: float, epoch: float | None
@@ -169,7 +234,8 @@ def _curves(settings: TrainSettings, config: ModelConfig, phases: tuple[Phase, .
 
     A phase's own curve starts at the rate at the end of the previous phase.
     """
-    optim, finetuned = settings.optim, settings.init is not None and settings.adapter is None
+    whole = settings.adapter is None and settings.init_layers is None
+    optim, finetuned = settings.optim, settings.init is not None and whole
     stage_curve = Curve(schedule(optim, phases[-1].last, config.width, finetuned), 0)
     curves: list[Curve] = []
     for own, phase in zip(settings.phases_or_default, phases, strict=True):

@@ -15,11 +15,12 @@ from ingot.stages.job import MODEL, TOKENIZER, Input, in_role, read_config, read
 from ingot.stages.kind import Node
 from ingot.stages.models.imports import read_model_config
 from ingot.stages.models.settings import ImportSettings
-from ingot.stages.training.data import open_data
+from ingot.stages.training.costs import costs
+from ingot.stages.training.data import Data, open_data
 from ingot.stages.training.forecast import ForecastInputs, forecast
+from ingot.stages.training.initial_layers import with_initial_layers
 from ingot.stages.training.phases import trained_config
 from ingot.stages.training.settings import TrainSettings
-from ingot.stages.training.timeline import SourceSizes
 from ingot.tokenizer.byte_bpe import load_tokenizer
 from ingot.tokenizer.settings import MIN_VOCAB, TokenizerSettings
 
@@ -27,23 +28,48 @@ Directory = Callable[[Node], StageDir]
 """Node -> its directory."""
 
 
-def forecast_of(node: Node, directory: Directory, device: Device, ranks: int) -> dict[str, Any]:
-    """The figures of `forecast`, or `unknown` with the reason that they cannot be computed yet."""
+def forecast_of(
+    node: Node, directory: Directory, device: Device, ranks: int, here: bool, per_hour: float | None = None
+) -> dict[str, Any]:
+    """The figures of `forecast` and `costs`, or `unknown` with the reason that they cannot be computed yet.
+
+    Args:
+        here: whether the device is this machine's.
+        per_hour: price of an hour of a device.
+    """
     settings = node.settings
     assert isinstance(settings, TrainSettings)
-    if settings.loop.device == "cpu" and device.is_gpu:
-        device = cpu()
     try:
-        config = _initial_config(node, directory)
-        if config is None:
-            source = node.inputs.get("init", node.inputs["tokenizer"]).name
-            return {"unknown": f"its size is known once {source} has run"}
-        sizes = _sizes(node, directory, config)
-        companions = _companion_parameters(node, directory, config)
-        inputs = ForecastInputs(config, device, ranks, sizes, _isolated(node), companions)
-        return forecast(settings, inputs)
+        inputs = forecast_inputs(node, directory, device, ranks, here)
+        figures = forecast(settings, inputs)
+        return figures | costs(settings, inputs, figures, per_hour) if "length" in figures else figures
     except UserError as error:
         return {"unknown": str(error)}
+
+
+def forecast_inputs(node: Node, directory: Directory, device: Device, ranks: int, here: bool) -> ForecastInputs:
+    """What is known about a stage before it runs.
+
+    Raises:
+        UserError: its initial model is not known yet.
+    """
+    settings = node.settings
+    assert isinstance(settings, TrainSettings)
+    config = _initial_config(node, directory)
+    if config is None:
+        source = node.inputs.get("init", node.inputs["tokenizer"]).name
+        raise UserError(f"its size is known once {source} has run")
+    data = _data(node, directory, config)
+    return ForecastInputs(
+        config,
+        cpu() if settings.loop.device == "cpu" and device.is_gpu else device,
+        ranks,
+        data and data.source_size,
+        _isolated(node),
+        _companion_parameters(node, directory, config),
+        data and data.held_out_tokens,
+        here,
+    )
 
 
 def _initial_config(node: Node, directory: Directory) -> ModelConfig | None:
@@ -51,7 +77,8 @@ def _initial_config(node: Node, directory: Directory) -> ModelConfig | None:
     settings = node.settings
     assert isinstance(settings, TrainSettings)
     if "init" in node.inputs:
-        return _config_of(node.inputs["init"], directory)
+        config = _config_of(node.inputs["init"], directory)
+        return config and with_initial_layers(config, settings.init_layers)
     vocab = _vocab(node.inputs["tokenizer"], directory)
     assert settings.model
     return settings.model.resolve(vocab) if vocab else None
@@ -82,15 +109,15 @@ def _config_of(node: Node, directory: Directory) -> ModelConfig | None:
     return None
 
 
-def _sizes(node: Node, directory: Directory, config: ModelConfig) -> SourceSizes | None:
-    """Sizes of the corpora; None unless all of them are encoded."""
+def _data(node: Node, directory: Directory, config: ModelConfig) -> Data | None:
+    """The corpora; None unless all of them are encoded."""
     assert isinstance(node.settings, TrainSettings)
     stores = in_role(node.inputs, "data")
     if not all(directory(n).is_done() for n in (*stores.values(), node.inputs["tokenizer"])):
         return None
     inputs = {name: Input(n.name, n.key, directory(n).path) for name, n in stores.items()}
     tokenizer = load_tokenizer(directory(node.inputs["tokenizer"]).path / TOKENIZER)
-    return open_data(node.settings, inputs, config, tokenizer).source_size
+    return open_data(node.settings, inputs, config, tokenizer)
 
 
 def _companion_parameters(node: Node, directory: Directory, config: ModelConfig) -> int:
@@ -108,5 +135,6 @@ def _companion_parameters(node: Node, directory: Directory, config: ModelConfig)
 def _isolated(node: Node) -> bool:
     """Whether attention is masked between the documents of a row (`PackingSettings.isolates`) for any corpus."""
     assert isinstance(node.settings, TrainSettings)
-    corpora = [n.inputs["corpus"].settings for role, n in node.inputs.items() if role.startswith("data:")]
-    return any(node.settings.packing.isolates(getattr(corpus, "format", "text")) for corpus in corpora)
+    encoded = [n.inputs.get("corpus") for role, n in node.inputs.items() if role.startswith("data:")]
+    formats = [getattr(corpus.settings, "format", "text") if corpus else "text" for corpus in encoded]
+    return any(map(node.settings.packing.isolates, formats))

@@ -1,4 +1,4 @@
-"""Columns that an objective's frozen companions compute, once for all rows.
+"""Columns that frozen models compute, once for all rows.
 
 The log-probabilities of a reference model, or the outputs of a teacher, are the same in every epoch. So they are
 computed before training and written as an overlay of the store (`store/columns.py`) in the stage's directory. They
@@ -8,17 +8,18 @@ after its last checkpoint of the columns.
 For a corpus of which the run does not use every row, `expand` computes the columns of each batch instead.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from ingot.core.errors import UserError
 from ingot.data.batches import Batch, Source, all_rows
 from ingot.data.packing import PAD, Concatenated, OnePerRow
+from ingot.distributed.mesh import Mesh
 from ingot.store.columns import ColumnFiller
 from ingot.store.reader import MANIFEST, ColumnSpec
-from ingot.train.engine import Engine
 from ingot.train.objective import Column
 from ingot.train.settings import rows_per_pass
 
@@ -26,13 +27,22 @@ CHECKPOINT_ROWS = 4096
 """Rows between two checkpoints of the columns."""
 
 
-def add_columns(engine: Engine, source: Source, directory: Path, advance: Callable[[int], None]) -> None:
-    """Add the objective's columns to a source's store; computes them unless `directory` has them already.
+def add_columns(
+    columns: tuple[Column, ...],
+    annotate: Callable[[Batch], Mapping[str, Tensor]],
+    ranks: Mesh,
+    source: Source,
+    directory: Path,
+    advance: Callable[[int], None],
+) -> None:
+    """Add columns to a source's store; computes them unless `directory` has them already.
 
     All ranks compute them together; the first one writes them.
 
     Args:
-        engine: the engine, with its companions loaded.
+        columns: what is computed.
+        annotate: batch -> values of the columns by name, on all ranks alike.
+        ranks: the ranks.
         source: the rows of a store.
         directory: directory of this source's columns.
         advance: called with the number of rows of each batch.
@@ -40,7 +50,6 @@ def add_columns(engine: Engine, source: Source, directory: Path, advance: Callab
     Raises:
         UserError: the row plan gives a token or a document several values.
     """
-    columns, ranks = engine.objective.needs.columns, engine.mesh
     _check(source, columns)
     if not ranks.first((directory / MANIFEST).exists):
         specs = {column.name: ColumnSpec(column.per, column.dtype, column.width) for column in columns}
@@ -48,7 +57,7 @@ def add_columns(engine: Engine, source: Source, directory: Path, advance: Callab
         rows = saved = ranks.first(lambda: filler.done if filler else 0)
         advance(rows * source.plan.group)
         for batch in all_rows(source, rows_per_pass(source.plan.context), first=rows):
-            values = engine.annotate(batch)
+            values = annotate(batch)
             rows += len(batch) // batch.group
             advance(len(batch))
             if filler is None:
@@ -80,10 +89,10 @@ def _check(source: Source, columns: tuple[Column, ...]) -> None:
         if column.per == "document" and not isinstance(plan, OnePerRow):
             raise UserError(
                 f"data.{source.name}: found rows of several documents, expected one document each, because the "
-                f"objective's column '{column.name}' has one value per document; name a corpus of pairs or prompts"
+                f"column '{column.name}' has one value per document; name a corpus of pairs or prompts"
             )
         if column.per == "token" and isinstance(plan, Concatenated) and plan.stride != plan.context:
             raise UserError(
                 f"packing.stride: found {plan.stride}, expected the context of {plan.context:,}, because the "
-                f"objective's column '{column.name}' has one value per token; leave stride out"
+                f"column '{column.name}' has one value per token; leave stride out"
             )

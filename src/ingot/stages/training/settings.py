@@ -1,7 +1,7 @@
 """Settings of the kind `train`."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from ingot.core.errors import UserError
+from ingot.core.errors import UserError, nearest
 from ingot.core.settings import EXECUTION, STAGE, Seed, Settings, Stage
 from ingot.data.mixtures import expanded
 from ingot.data.settings import PackingSettings
@@ -22,6 +22,7 @@ from ingot.model.adapter_config import ADAPTER, AdapterSettings
 from ingot.model.config import ModelSettings
 from ingot.objectives.settings import OBJECTIVES, LanguageModelSettings, ObjectiveSettings
 from ingot.optim.settings import OptimSettings, ScheduleKind
+from ingot.stages.training.initial_layers import InitLayers
 from ingot.train.duration import Duration
 from ingot.train.penalty_settings import ANCHORS, EwcSettings, PenaltySettings
 from ingot.train.settings import EvaluateSettings, LoopSettings, MeshSettings, Precision
@@ -79,6 +80,10 @@ RowLength = Annotated[int, Field(ge=2)]
 """Tokens of a row; at least 2, one input and one target."""
 
 
+RowOrder = Literal["shuffled", "stored"]
+"""Order of a corpus's rows within an epoch."""
+
+
 def _batch_tag(value: Any) -> str:
     return "Ramp" if isinstance(value, Mapping | RampSettings) else "Rows"
 
@@ -103,6 +108,8 @@ class PhaseSettings(Settings):
     """Duration of the phase, instead of a fraction."""
     data: Annotated[Mixture | None, STAGE] = None
     """Mixture of the phase."""
+    order: RowOrder | None = None
+    """Order of the rows of each corpus; default: the stage's."""
     context: RowLength | None = None
     """Tokens of the phase's rows; the model's context is the largest of all phases."""
     batch: RowsPerUpdate | None = None
@@ -157,11 +164,22 @@ class TrainSettings(Settings):
     own."""
     phases: tuple[PhaseSettings, ...] = ()
     """Phases of the duration, each with its own mixture, context, batch size or learning rate."""
+    order: RowOrder = "shuffled"
+    """`shuffled` anew in each epoch; or as `stored`, such as in the order of a score (`sort` of a select stage)."""
+    temperature: float | None = Field(default=None, gt=0)
+    """Multiply the fractions of `data` by size^(1 / temperature), sizes in tokens: 1 mixes by size, a large one as
+    `data` says. Default: as `data` says."""
+    max_epochs: Annotated[dict[str, float], STAGE] = Field(default_factory=dict)
+    """Corpus -> how often its rows are used at most in the stage. Its fraction is lowered so far that it lasts; the
+    others share the rest in proportion."""
     tokenizer: Annotated[str | None, Stage("tokenizer")] = None
     """Tokenizer stage; left out with `init`, whose tokenizer is used."""
     init: Annotated[str | None, Stage("model")] = None
     """Initial model: a train or import stage, `hf:DIR`, or the directory of another run's train stage; default: random
     weights."""
+    init_layers: InitLayers | None = None
+    """Start with some layers of the model of `init`, a student of its own teacher: their numbers [0, 2], or how many
+    evenly spaced ones. Default: all."""
     model: ModelSettings | None = None
     """Shape of a model with random weights."""
     context: RowLength | None = None
@@ -183,9 +201,10 @@ class TrainSettings(Settings):
     """Optimizer and schedule."""
     evaluate: EvaluateSettings = EvaluateSettings()
     """Evaluation during training."""
+    guard: bool = True
+    """Skip updates that would do damage; go back to a checkpoint if they do not end, or if a bit flipped in memory."""
     precision: Precision = "auto"
-    """Arithmetic of the forward and backward pass: fp32, tf32, bf16, fp16 (with loss scaling), fp64, or auto for the
-    best of the hardware. Weights and moments are fp32 (fp64 with `fp64`)."""
+    """Of the forward and backward pass: fp32, tf32, bf16, fp16, fp64, or auto. Weights are fp32 (fp64 with `fp64`)."""
     seed: Seed | None = None
     """Overrides [run] seed for this stage."""
     loop: LoopSettings = LoopSettings()
@@ -207,6 +226,10 @@ class TrainSettings(Settings):
         """The mixture of a phase: its own, or the stage's."""
         return phase.data or self.data or {}
 
+    def is_shuffled(self, phase: PhaseSettings) -> bool:
+        """Whether a phase shuffles its rows."""
+        return (phase.order or self.order) == "shuffled"
+
     def context_of(self, phase: PhaseSettings, initial: int) -> int:
         """Tokens of a phase's rows: its own setting, the stage's, or the context of the initial model."""
         return phase.context or self.context or initial
@@ -218,8 +241,7 @@ class TrainSettings(Settings):
             initial: context of the initial model.
             limit: longest context that it may be extended to, if it is trained already (`max_context`).
 
-        Raises:
-            UserError: rows are longer than the model of `init` was made for.
+        Raises UserError if rows are longer than the model of `init` was made for.
         """
         longest = max(self.context_of(phase, initial) for phase in self.phases_or_default)
         if self.init and longest > limit:
@@ -295,6 +317,13 @@ class TrainSettings(Settings):
             raise ValueError(f"found no data{missing}; name the corpora, for example data = {{ clean = 1.0 }}")
         if self.data is not None and names and len(own_data) == len(names):
             raise ValueError("found data beside phases that all have their own, so it is not used; leave it out")
+        for name, most in self.max_epochs.items():
+            if name not in self.corpora:
+                raise ValueError(f"found max_epochs of '{name}', which no mixture has; {nearest(name, self.corpora)}")
+            if most <= 0:
+                raise ValueError(
+                    f"found max_epochs.{name} = {most}, expected more than 0; leave the corpus out instead"
+                )
         fractions = [p.fraction for p in self.phases if p.fraction is not None]
         if fractions and len(fractions) < len(names):
             raise ValueError(
@@ -322,14 +351,23 @@ class TrainSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _backend_can(self) -> "TrainSettings":
+        """Check that the backend returns what the loss reads inside the model, and reads parts of a model."""
+        layers = self.objective.reads_layers
+        if self.loop.backend in ("cpu", "compiled") and (layers or self.mesh.shard != 1):
+            what = 'features or relations of layers, which only "torch" hands out'
+            what = what if layers else 'mesh.shard, whose parts only "torch" reads'
+            raise ValueError(f'found loop.backend = "{self.loop.backend}" with {what}; leave backend out')
+        return self
+
+    @model_validator(mode="after")
     def _runs_in_parts(self) -> "TrainSettings":
         """Check that what is set works on parts of a model."""
         if self.mesh.shard == 1:
             return self
-        if self.loop.backend in ("cpu", "compiled"):
+        if self.optim.state == "8bit":
             raise ValueError(
-                f'found loop.backend = "{self.loop.backend}" with mesh.shard, whose parts only "torch" reads; leave '
-                "backend out"
+                "found optim.state = '8bit' with mesh.shard, whose parts cut blocks of 256 elements; use state = 'bf16'"
             )
         if self.adapter and (anchors := [p.kind for p in self.penalties if p.kind in ANCHORS]):
             raise ValueError(
@@ -346,6 +384,9 @@ class TrainSettings(Settings):
             )
         if self.init and self.model:
             raise ValueError(f"found both init = '{self.init}' and a model, expected one: the shape comes with init")
+        if self.init_layers is not None and (self.adapter or not self.init):
+            other = "with an adapter" if self.adapter else "without init"
+            raise ValueError(f"found init_layers {other}, expected a trained model in init, and no adapter on it")
         if not self.init and self.context:
             raise ValueError(
                 f"found context = {self.context} without init; write model = {{ context = {self.context} }}"

@@ -7,7 +7,7 @@ show past and future steps.
 
 - Within a phase, sources are mixed by error diffusion: the fractions hold in any window of rows.
 - A source continues where the previous phase stopped: no row is repeated before all were seen. A source has different
-  rows for each context, so its position is counted per context.
+  rows for each context, so its position is counted per context, and apart for rows in the stored order.
 - Steps beyond the last phase continue it: its batch size, its mixture and the end of its curve.
 
 `stages/training/phases.py` builds a timeline. No torch, because `ingot plan` and `ingot trace` use it.
@@ -84,6 +84,8 @@ class Phase:
     """Rows of each step, with steps counted from 1 within the phase."""
     fractions: tuple[float, ...]
     """Fraction of the tokens from each source, in the order of `Timeline.sources`; 0 for sources of other phases."""
+    wanted: tuple[float, ...]
+    """The fractions without `max_epochs`."""
     row_targets: float
     """Mean targets of a row."""
     requested_tokens: float
@@ -245,6 +247,11 @@ class Timeline:
                 "first_lr": self.lr(phase.first),
                 "peak_lr": curve.schedule.peak,
                 "last_lr": self.lr(phase.last),
+                "capped": {
+                    n: wanted
+                    for n, wanted, fraction in zip(self.sources, phase.wanted, phase.fractions, strict=True)
+                    if wanted > fraction * (1 + 1e-9)
+                },
                 "data": {n: fraction for n, fraction in zip(self.sources, phase.fractions, strict=True) if fraction},
             }
             for phase, curve in zip(self.phases, self.curves, strict=True)

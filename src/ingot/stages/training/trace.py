@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from ingot.core.errors import UserError
+from ingot.core.events import METRICS, read_events
 from ingot.stages.job import TOKENIZER, in_role, inputs_of, read_record
 from ingot.stages.training.data import Data, initial_config, open_data
 from ingot.stages.training.phases import build_timeline
 from ingot.stages.training.settings import TrainSettings
 from ingot.stages.training.timeline import Timeline
 from ingot.tokenizer.byte_bpe import Tokenizer, load_tokenizer
+from ingot.train.health import repair_of
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,24 @@ def trace(stage: Path, step: int) -> Iterator[TracedRow]:
         yield TracedRow(source.name, row, pieces, np.concatenate(ids))
 
 
+def repair(stage: Path, step: int) -> str:
+    """Why a step of a stage did not update the weights as planned; "" if it did, or is not made yet."""
+    events = stage / METRICS
+    return repair_of(step, read_events(events, "skipped"), read_events(events, "rollback"))
+
+
+def documents(data: Data, timeline: Timeline, step: int) -> list[str]:
+    """The documents in the batch of a step, each once, as "corpus path offset"."""
+    phase, source_B, row_B = timeline.at(step)
+    names: dict[str, None] = {}
+    for s, row in zip(source_B.tolist(), row_B.tolist(), strict=True):
+        source = data.train[phase.context][s]
+        for piece in source.plan.slices(row):
+            identity = source.store.identity(piece.document)
+            names[f"{source.name} {identity['path']} {identity['offset']}"] = None
+    return list(names)
+
+
 def trace_document(stage: Path, path: str) -> Iterator[dict[str, Any]]:
     """The documents of a file that are trained on, each with the steps whose batch contains part of it.
 
@@ -72,24 +92,17 @@ def trace_document(stage: Path, path: str) -> Iterator[dict[str, Any]]:
     """
     data, timeline, _ = open_training_data(stage)
     documents, traced = 0, False
-    for s, source in enumerate(data.train_sources):
+    for source in data.train_sources:
         for document in source.store.find(path):
             documents += 1
-            steps = {
-                step
-                for context, sources in data.train.items()
-                if s in sources
-                for row in sources[s].plan.rows_of(document)
-                for step in timeline.steps_of(s, context, row)
-            }
-            if not steps:
+            if not (steps := steps_of(data, timeline, data.names.index(source.name), document)):
                 continue
             traced, (first, last) = True, source.store.span(document)
             yield {
                 "corpus": source.name,
                 **source.store.identity(document),
                 "tokens": last - first,
-                "steps": sorted(steps),
+                "steps": steps,
             }
     if documents and not traced:
         raise UserError(
@@ -104,6 +117,26 @@ def trace_document(stage: Path, path: str) -> Iterator[dict[str, Any]]:
         raise UserError(
             f"{path}: no document of {', '.join(timeline.sources)} is from this file, expected one such as '{example}'"
         )
+
+
+def steps_of(
+    data: Data, timeline: Timeline, source: int, document: int, tokens: tuple[int, int] | None = None
+) -> list[int]:
+    """The steps whose batch contains part of a document, in order.
+
+    Args:
+        data, timeline: of the train stage.
+        source: index in `data.names`.
+        document: number in its store.
+        tokens: only the steps that contain some of these tokens, [start, stop) in the store.
+    """
+    steps: set[int] = set()
+    for context, sources in data.train.items():
+        if source in sources:
+            plan = sources[source].plan
+            for row in plan.rows_of(document, tokens):
+                steps.update(timeline.steps_of(source, context, row))
+    return sorted(steps)
 
 
 def open_training_data(stage: Path) -> tuple[Data, Timeline, Tokenizer]:

@@ -1,0 +1,184 @@
+"""Goes on from the checkpoint of another stage that was the same run up to there.
+
+All that a run does up to a step follows from its initial model, its settings, and the batches and learning rates of
+these steps. Where another stage agrees in all of them, its checkpoint is the one that this run would write: a longer
+`duration`, or a corpus without a document that only later steps read, need not begin at step 1. The weights at the end
+are those of a run from the start, to the bit, so this is no part of the key.
+"""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingot.core.artifact import (
+    CHECKPOINTS,
+    MANIFEST,
+    STATE,
+    atomic_directory,
+    atomic_json,
+    checkpoint_path,
+    checkpoint_problem,
+    checkpoint_steps,
+    read_json,
+    write_manifest,
+)
+from ingot.core.errors import UserError
+from ingot.core.events import METRICS, read_events
+from ingot.data.batches import Batch
+from ingot.distributed.checkpoint import BEST
+from ingot.stages.job import EXECUTION_FILE, Job, read_record
+from ingot.stages.training.data import Data
+from ingot.stages.training.timeline import Timeline
+from ingot.stages.training.trace import open_training_data
+from ingot.train.settings import EvaluateSettings
+
+COMPARED = ("duration", "phases", "evaluate")
+"""Settings that may differ: what they mean for a step is compared, or they do not change the weights."""
+COMPARED_OPTIM = ("schedule", "warmup", "min_ratio", "decay_steps", "cooldown", "cooldown_shape")
+"""Settings of the optimizer that may differ: they are compared as learning rates."""
+CONTINUED = ("step", "evaluation", "sample", "skipped", "rollback", "health")
+"""Events that the log of this run begins with."""
+
+
+@dataclass(frozen=True)
+class _EarlierRun:
+    """A checkpoint of another stage that is also one of this run."""
+
+    stage: Path
+    step: int
+    same_evaluations: bool
+    """Whether this run measures the same at the same steps, so that the best weights are the same."""
+
+
+def go_on(job: Job, data: Data, timeline: Timeline, evaluate_every: int) -> dict[str, Any]:
+    """Give a stage without a checkpoint that of an earlier run. Returns facts for the log; none if it begins anew.
+
+    Args:
+        evaluate_every: steps between evaluations of this run.
+    """
+    if checkpoint_steps(job.out / CHECKPOINTS) or not (earlier := _find(job, data, timeline, evaluate_every)):
+        return {}
+    if not _adopt(earlier, job, evaluate_every):
+        return {}
+    return {"earlier_run": earlier.stage.name, "earlier_step": earlier.step}
+
+
+def _find(job: Job, data: Data, timeline: Timeline, evaluate_every: int) -> _EarlierRun | None:
+    """The newest checkpoint of a stage beside this one that was the same run up to it.
+
+    Where there is none, the user is told about a run that differs only in its length or its data, and where.
+    """
+    own, best, why = read_record(job.out.path), None, ""
+    for stage in sorted(job.out.path.resolve().parent.glob("train-*")):
+        steps = checkpoint_steps(stage / CHECKPOINTS)
+        if not steps:
+            continue
+        try:
+            if (record := read_record(stage))["key"] == own["key"] or not _alike(own, record):
+                continue
+            other_data, other, _ = open_training_data(stage)
+        except UserError:
+            continue  # damaged, or its data is gone
+        same_data = _data(own) == _data(record)
+        differs, difference = _first_difference((data, timeline), (other_data, other), max(steps), same_data)
+        step = next((s for s in steps if s < differs and _usable(checkpoint_path(stage / CHECKPOINTS, s), differs)), 0)
+        if step > (best.step if best else 0):
+            settings = EvaluateSettings.model_validate(record["settings"]["evaluate"])
+            alike = own["settings"]["evaluate"]["tokens"] == settings.tokens
+            best = _EarlierRun(stage, step, same_data and alike and settings.interval(other.steps) == evaluate_every)
+        elif not step and difference:
+            why = f"starting at step 1: {stage.name} has the same settings but for its length, and {difference}"
+    if why and not best:
+        job.display.notify(why)
+    return best
+
+
+def _adopt(earlier: _EarlierRun, job: Job, evaluate_every: int) -> bool:
+    """Copy the checkpoint, and the log up to it without evaluations that this run does not make.
+
+    Returns whether it could be read.
+    """
+    source = earlier.stage / CHECKPOINTS
+    try:
+        for event in read_events(earlier.stage / METRICS):
+            logged = event["event"] in CONTINUED and event["step"] <= earlier.step
+            if logged and (event["event"] not in ("evaluation", "sample") or event["step"] % evaluate_every == 0):
+                job.log.write(**{name: value for name, value in event.items() if name not in ("time", "attempt")})
+        job.log.flush()
+        state = read_json(checkpoint_path(source, earlier.step) / STATE)
+        has_best = earlier.same_evaluations and read_json(source / BEST / STATE)["best_step"] == state["best_step"]
+        if has_best:
+            _copy(source / BEST, job.out / CHECKPOINTS / BEST, {})
+        unknown = {} if has_best else {"best_step": 0, "best_val": None}
+        shutil.copyfile(earlier.stage / EXECUTION_FILE, job.out / EXECUTION_FILE)
+        # the checkpoint comes last: a run that is killed before it begins this anew
+        _copy(checkpoint_path(source, earlier.step), checkpoint_path(job.out / CHECKPOINTS, earlier.step), unknown)
+    except OSError:  # deleted just now by the run that wrote them
+        return False
+    job.display.notify(f"going on from step {earlier.step:,} of {earlier.stage.name}, which was the same up to there")
+    return True
+
+
+def _alike(own: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two records are of train stages with the same settings and inputs, but for what is compared by step."""
+    return all(own[name] == other[name] for name in ("kind", "version", "seed")) and _fixed(own) == _fixed(other)
+
+
+def _fixed(record: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {name: value for name, value in record["canonical"].items() if name not in COMPARED}
+    settings["optim"] = {name: value for name, value in settings["optim"].items() if name not in COMPARED_OPTIM}
+    inputs = {role: i["key"] for role, i in record["inputs"].items() if not role.startswith(("data:", "tokenizer"))}
+    return {**settings, "inputs": inputs, "corpora": sorted(_data(record))}
+
+
+def _data(record: Mapping[str, Any]) -> dict[str, str]:
+    return {role: i["key"] for role, i in record["inputs"].items() if role.startswith("data:")}
+
+
+def _usable(checkpoint: Path, differs: int) -> bool:
+    """Whether a checkpoint is intact, and says nothing of steps that differ: a run that went back left some out."""
+    if checkpoint_problem(checkpoint):
+        return False
+    return all(last < differs for _, last in read_json(checkpoint / STATE)["guard"]["left_out"])
+
+
+def _first_difference(
+    own: tuple[Data, Timeline], other: tuple[Data, Timeline], last: int, same_data: bool
+) -> tuple[int, str]:
+    """The first step that differs, and in what; the step after `last` and "" if none does."""
+    for step in range(1, min(last, own[1].steps, other[1].steps) + 1):
+        lrs = [timeline.lr(step) for _, timeline in (own, other)]
+        if lrs[0] != lrs[1]:
+            return step, f"its learning rate of step {step:,} is {lrs[1]:.3g}, here {lrs[0]:.3g}"
+        (phase, *rows), (other_phase, *other_rows) = (timeline.at(step) for _, timeline in (own, other))
+        alike = [(p.name, p.first, p.context) for p in (phase, other_phase)]
+        same_rows = all(map(np.array_equal, rows, other_rows))
+        if not same_data:
+            same_rows = _same(*(data.batch(timeline, step) for data, timeline in (own, other)))
+        if alike[0] != alike[1] or not same_rows:
+            return step, f"its rows of step {step:,} are others"
+    return min(last, own[1].steps, other[1].steps) + 1, ""
+
+
+def _same(a: Batch, b: Batch) -> bool:
+    """Whether training on two batches is the same. Numbers of rows may differ, since nothing is computed from them."""
+    if (a.replay is None) != (b.replay is None) or (a.replay and b.replay and not _same(a.replay, b.replay)):
+        return False
+    if a.columns.keys() != b.columns.keys() or (a.ignore, a.group) != (b.ignore, b.group):
+        return False
+    pairs = [(getattr(a, name), getattr(b, name)) for name in ("ids_BT", "labels_BT", "positions_BT", "documents_BT")]
+    pairs += [(a.columns[name], b.columns[name]) for name in a.columns]
+    return all(one is other if one is None or other is None else np.array_equal(one, other) for one, other in pairs)
+
+
+def _copy(source: Path, target: Path, changes: Mapping[str, Any]) -> None:
+    """Copy a checkpoint, with changes of its state."""
+    with atomic_directory(target) as directory:
+        shutil.copytree(source, directory, ignore=lambda _, names: {MANIFEST} & set(names), dirs_exist_ok=True)
+        if changes:
+            atomic_json(directory / STATE, {**read_json(directory / STATE), **changes})
+        write_manifest(directory)

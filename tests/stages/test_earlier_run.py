@@ -1,0 +1,119 @@
+"""A longer run goes on from the checkpoint of a shorter one, where all steps up to it are the same."""
+
+import json
+import shutil
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot.core.events import read_events, stable
+from ingot.pipeline.graph import load_graph
+from ingot.pipeline.run import job_of
+from ingot.stages import child
+from tests.stages.conftest import RUNS
+
+SEEDS = count(7000)
+Run = Callable[..., Path]
+pytestmark = pytest.mark.usefixtures("world")
+CONSTANT = (
+    "stage.tuned.optim={ lr = 1e-2, warmup = 2, schedule = 'constant' }",
+    "stage.tuned.evaluate={ every = 2, tokens = 1, sample = false }",
+)
+
+
+@pytest.fixture
+def run() -> Callable[..., Path]:
+    """Run the stage `tuned` with changes, and a seed that no other test has."""
+    seed = f"stage.tuned.seed={next(SEEDS)}"
+
+    def call(*changes: str, quiet: bool = True) -> Path:
+        graph = load_graph(Path("grid.toml"), [seed, *changes], RUNS)
+        for node in graph.needed(["tuned"]):
+            child.run(job_of(graph, node, quiet))
+        return graph.stage(graph.nodes["tuned"]).path
+
+    return call
+
+
+def _outcome(stage: Path, step: int) -> tuple[bytes, bytes, list[dict[str, Any]], dict[str, Any]]:
+    """Weights and moments, best weights, the log, the result."""
+    kinds = ("step", "evaluation", "final")
+    events = [stable(e) for e in read_events(stage / "metrics.jsonl") if e["event"] in kinds]
+    result = stable(json.loads((stage / "result.json").read_text()))
+    ends = [sorted(events, key=lambda e: (e["step"], e["event"]))]
+    return _weights(stage, f"{step:08d}"), _weights(stage, "best"), *ends, result
+
+
+def _weights(stage: Path, checkpoint: str) -> bytes:
+    (file,) = (stage / "checkpoints" / checkpoint).glob("*.safetensors")
+    return file.read_bytes()
+
+
+def _began(stage: Path) -> tuple[str | None, int]:
+    """The stage that a run went on from, and its step."""
+    (plan,) = read_events(stage / "metrics.jsonl", "plan")
+    return plan.get("earlier_run"), plan.get("earlier_step", 0)
+
+
+def test_a_longer_run_goes_on_from_a_shorter_one_to_the_same_bits(run: Run) -> None:
+    longer = (*CONSTANT, "stage.tuned.duration='8 steps'")
+    from_start = run(*longer)
+    assert _began(from_start) == (None, 0)
+    expected = _outcome(from_start, 8)
+    shutil.rmtree(from_start)
+    shorter = run(*CONSTANT)
+    stage = run(*longer)
+    assert _began(stage) == (shorter.name, 4)
+    assert _outcome(stage, 8) == expected
+
+
+def test_other_learning_rates_begin_at_the_first_step(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """The cosine falls to the end of the run. The control is the test above."""
+    shorter = run()
+    assert _began(run("stage.tuned.duration='8 steps'", quiet=False)) == (None, 0)
+    printed = "".join(capsys.readouterr().err.split())  # a terminal breaks lines
+    expected = f"{shorter.name} has the same settings but for its length, and its learning rate of step 1 is"
+    assert expected.replace(" ", "") in printed
+
+
+def test_a_stable_phase_may_be_extended_up_to_its_decay(run: Run) -> None:
+    wsd = "stage.tuned.optim={ lr = 1e-2, warmup = 2, schedule = 'wsd', cooldown = 2 }"
+    shorter = run(wsd, "stage.tuned.duration='6 steps'", "stage.tuned.loop.keep=3")
+    stage = run(wsd, "stage.tuned.duration='8 steps'")
+    assert _began(stage) == (shorter.name, 4)
+
+
+def test_data_that_differ_later_are_the_same_run_up_to_there(run: Run, world: Path) -> None:
+    """The second corpus has another text at its end, which rows in the stored order reach after step 4."""
+    text = (world / "notes.txt").read_text()
+    (world / "other.txt").write_text(text + "\n" + "the very last line of them all " * 20)
+    stored = (
+        *CONSTANT,
+        "stage.bpe.from='fixed'",
+        "stage.fixed={ kind = 'corpus', sources = ['notes.txt'], quality = 'none', holdout = { fraction = 0 } }",
+        "stage.tuned.data={ notes = 1.0 }",
+        "stage.tuned.order='stored'",
+        "stage.tuned.batch=2",
+        "stage.notes.holdout.fraction=0",
+        "stage.tuned.init='new'",
+        "stage.new={ kind = 'train', data = { fixed = 1.0 }, tokenizer = 'bpe', model = { depth = 1, width = 16, "
+        "heads = 2, context = 40 }, batch = 4, duration = '1 steps', precision = 'fp32', "
+        "evaluate = { tokens = 1, sample = false } }",
+    )
+    first = run(*stored)
+    changed = (*stored, "stage.notes.sources=['other.txt']", "stage.tuned.duration='8 steps'")
+    stage = run(*changed)
+    assert _began(stage) == (first.name, 4)
+    weights = _weights(stage, "00000008")
+    for path in (first, stage):
+        shutil.rmtree(path)
+    assert _weights(run(*changed), "00000008") == weights
+
+
+@pytest.mark.parametrize("change", ["stage.tuned.optim.lr=2e-2", "stage.tuned.batch=4", "stage.tuned.seed=6999"])
+def test_another_run_is_not_taken(run: Run, change: str) -> None:
+    run(*CONSTANT)
+    assert _began(run(*CONSTANT, "stage.tuned.duration='8 steps'", change)) == (None, 0)
