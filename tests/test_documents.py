@@ -26,13 +26,18 @@ PAGES_OF_KINDS = {
     "corpus": ("corpus",),
     "tokenizer": ("tokenizer",),
     "tokens": ("tokenizer", "train"),
-    "train": ("train", "adapters", "align", "forgetting", "reinforce"),
+    "token-files": ("token-files",),
+    "train": ("train", "adapters", "align", "distill", "forgetting", "reinforce"),
+    "annotate": ("distill",),
     "import": ("import",),
     "evaluate": ("evaluate", "tasks"),
     "fisher": ("forgetting",),
     "judge": ("judge",),
     "generate": ("rounds",),
     "label": ("rounds",),
+    "scorer": ("select",),
+    "score": ("select",),
+    "select": ("select",),
 }
 
 

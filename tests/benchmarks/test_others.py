@@ -125,6 +125,7 @@ def test_generation_for_real(fake, monkeypatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_startup_for_real(monkeypatch) -> None:
     """To the first step, once."""
     monkeypatch.setattr("benchmarks.startup.SCENARIOS", (("warm", "a", startup.TORCH),))

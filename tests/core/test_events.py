@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ingot.core.errors import Notice
-from ingot.core.events import EventLog, elapsed_seconds, read_events, stable
+from ingot.core.events import EventLog, attempts, elapsed_seconds, read_events, stable
 
 
 def test_the_last_attempt_of_a_step_wins(tmp_path: Path) -> None:
@@ -28,6 +28,22 @@ def test_the_time_of_interrupted_attempts_counts(tmp_path: Path) -> None:
     lines = [(1, 100.0), (1, 112.5), (2, 5000.0), (2, 5001.0), (2, 5003.0)]
     path.write_text("".join(f'{{"event": "x", "attempt": {n}, "time": {t}}}\n' for n, t in lines))
     assert elapsed_seconds(path) == 15.5
+
+
+def test_attempts_know_where_they_began_and_ended(tmp_path: Path) -> None:
+    """The first is killed at step 3, the second before its first step, the third goes on from the checkpoint."""
+    path = tmp_path / "metrics.jsonl"
+    for events in (
+        [("start", {}), ("step", {"step": 1}), ("step", {"step": 3})],
+        [("start", {})],
+        [("start", {}), ("resume", {"after": 2}), ("step", {"step": 3}), ("end", {})],
+    ):
+        log = EventLog(path)
+        for name, fields in events:
+            log.write(name, **fields)
+        log.close()
+    assert [(a.resumed_from, a.last_step) for a in attempts(path)] == [(None, 3), (None, None), (2, 3)]
+    assert attempts(tmp_path / "none") == []
 
 
 def test_a_torn_last_line_is_ignored_and_then_cut(tmp_path: Path) -> None:

@@ -36,6 +36,15 @@ def test_a_function_is_found_without_running_its_file(tmp_path: Path) -> None:
         require_file(f"{file}:score", "by")
 
 
+def test_the_files_of_the_shipped_recipes_are_found_from_anywhere(project: Path) -> None:
+    right = load_function("answers.py:right", "reward")
+    assert right([{"answer": "a"}] * 2, ["a ", "b"]) == [1.0, 0.0]
+    (project / "answers.py").write_text("def right(prompts, completions): return [7.0]")
+    assert load_function("answers.py:right", "reward")([], []) == [7.0], "a file of the user's comes first"
+    with pytest.raises(UserError, match=r"no file elsewhere/answers\.py"):
+        require_file("elsewhere/answers.py:right", "reward")
+
+
 # -- what a function imports and reads ---------------------------------------------------------------------------------
 
 

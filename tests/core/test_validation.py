@@ -1,9 +1,9 @@
 """Wrong types of settings are sentences in the words of a recipe, and never those of pydantic."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from ingot.core.settings import Settings
 from ingot.core.validation import problems
@@ -42,6 +42,10 @@ class Zoo(Settings):
     """Text of the sign."""
     guide: str | tuple[str, ...] = ()
     """One guide or several."""
+    hours: int | tuple[int, ...] | None = None
+    """Hours of feeding."""
+    feedings: tuple[Annotated[int, Field(le=24)], ...] = Field(default=(8,), min_length=1)
+    """Hours of the day."""
     animal: Annotated[Cat | Dog, Field(discriminator="kind")] = Cat()
     """The animal."""
     animals: tuple[Annotated[Cat | Dog, Field(discriminator="kind")], ...] = ()
@@ -80,6 +84,20 @@ class Zoo(Settings):
             {"animals": [{"kind": "dog", "tricks": "roll"}]},
             ["animals.0.tricks: found 'roll', expected a list of texts (Tricks it knows.)"],
         ),
+        ({"places": True}, ["places: found true, expected a whole number (Places for animals.)"]),
+        ({"share": False}, ["share: found false, expected a number (Share of cats.)"]),
+        ({"prices": [1, True]}, ["prices.1: found true, expected a number (Prices.)"]),
+        ({"mixture": {"cats": True}}, ["mixture.cats: found true, expected a number (Animal -> share.)"]),
+        ({"hours": True}, ["hours: found true, expected a whole number (Hours of feeding.)"]),
+        ({"hours": [8, False]}, ["hours.1: found false, expected a whole number (Hours of feeding.)"]),
+        (
+            {"animal": {"kind": "cat", "lives": True}},
+            ["animal.lives: found true, expected a whole number (Lives left.)"],
+        ),
+        ({"days": True}, ["days: found true, expected a list of texts (Opening days.)"]),
+        ({"feedings": [True]}, ["feedings.0: found true, expected a whole number (Hours of the day.)"]),
+        ({"feedings": [25]}, ["feedings.0: found 25, expected at most 24 (Hours of the day.)"]),
+        ({"feedings": []}, ["feedings: found [], expected 1 or more values (Hours of the day.)"]),
         ({"placs": 1}, ["placs: unknown setting; did you mean 'places'?"]),
         (
             {"name": 1, "places": "x"},
@@ -95,3 +113,38 @@ def test_sentences(table: dict[str, Any], sentences: list[str]) -> None:
         Zoo.model_validate(table)
     assert problems(Zoo, error.value) == sentences
     assert problems(Zoo, error.value, "stage.zoo") == [f"stage.zoo.{sentence}" for sentence in sentences]
+
+
+def test_true_and_false_stay_where_they_belong() -> None:
+    zoo = Zoo.model_validate({"open": False, "sign": False, "places": 1, "share": 0, "hours": [1, 0]})
+    assert (zoo.open, zoo.sign, zoo.places, zoo.hours) == (False, False, 1, (1, 0))
+
+
+class Old(Settings):
+    RENAMED: ClassVar = {"seats": "places"}
+
+    places: int = 1
+    """Places."""
+
+
+def test_true_is_no_number_under_an_old_name_either() -> None:
+    with pytest.warns(match="seats is now called places"), pytest.raises(ValidationError) as error:
+        Old.model_validate({"seats": True})
+    assert problems(Old, error.value) == ["places: found true, expected a whole number (Places.)"]
+
+
+class Guest(Settings):
+    town: str = Field(default="", alias="from")
+
+    @field_validator("town")
+    @classmethod
+    def _named(cls, value: str) -> str:
+        if not value:
+            raise ValueError("missing; name a town")
+        return value
+
+
+def test_a_setting_that_is_not_given_is_named_as_in_the_recipe():
+    with pytest.raises(ValidationError) as caught:
+        Guest()
+    assert problems(Guest, caught.value, "stage.visit") == ["stage.visit.from: missing; name a town"]

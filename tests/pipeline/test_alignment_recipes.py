@@ -123,7 +123,8 @@ def test_marks_are_what_chosen_answers_have_and_rejected_ones_have_not(work: Pat
 def test_grpo_arithmetic(work: Path) -> None:
     functions = runpy.run_path(str(work / "arithmetic.py"))
     assert functions["answer"](57, 68) == "521"
-    assert functions["right"]([{"answer": "521"}, {"answer": "521"}], [" 521", "125"]) == [1.0, 0.0]
+    right = runpy.run_path(str(work / "answers.py"))["right"]
+    assert right([{"answer": "521"}, {"answer": "521"}], [" 521", "125"]) == [1.0, 0.0]
     functions["main"]()
     sums = {name: [json.loads(line) for line in (work / f"{name}.jsonl").open()] for name in ("shown", "asked")}
     assert len({row["prompt"] for rows in sums.values() for row in rows}) == 10_000

@@ -170,7 +170,7 @@ def test_trace_is_what_was_trained_on(finished: Path, monkeypatch: pytest.Monkey
 
     from ingot.stages import child
     from ingot.stages.training import build
-    from ingot.stages.training.trace import trace
+    from ingot.stages.training.trace import documents, open_training_data, trace
     from ingot.train.engine import Engine
 
     rng = np.random.default_rng(4)
@@ -196,7 +196,11 @@ def test_trace_is_what_was_trained_on(finished: Path, monkeypatch: pytest.Monkey
         }
         child.run(job)
         monkeypatch.setattr(Engine, "step", original)
+        data, timeline, _ = open_training_data(stage)
         for step in rng.choice(np.arange(1, steps + 1), 10, replace=False):
+            pieces = ((traced.source, piece) for traced in trace(stage, int(step)) for piece in traced.pieces)
+            named = {f"{source} {piece['path']} {piece['offset']}" for source, piece in pieces}
+            assert set(documents(data, timeline, int(step))) == named
             for traced, trained in zip(trace(stage, int(step)), seen[int(step)], strict=True):
                 ids = traced.ids.tolist()
                 assert trained[: len(ids) - 1] == ids[:-1]
@@ -226,6 +230,20 @@ def test_trace_of_a_document_is_the_steps_that_hold_it(finished: Path, ingot) ->
     absent = ingot("trace", "runs/tiny/chat", "--document", "nothing.txt", cwd=finished)
     assert absent.returncode == 2
     assert "nothing.txt: no document of clean, talk is from this file, expected one such as" in absent.stderr
+
+
+@pytest.mark.slow
+def test_places_of_a_text(finished: Path, ingot) -> None:
+    note = (finished / "notes" / "07.txt").read_text().split()
+    text = " ".join(note[10:22])
+    found = json.loads(ingot("trace", "runs/tiny/chat", "--text", text, "--json", cwd=finished).stdout)
+    assert "notes/07.txt" in {place["path"] for place in found["places"]}
+    shown = ingot("trace", "runs/tiny/base", "--text", f"{text} zebra", "--rows", "1", cwd=finished)
+    assert f'"{text}": 12 words, ' in shown.stdout
+    assert "built once" not in shown.stderr, "the first search has built the index"
+    arguments = ("generate", "runs/tiny/base", "the", "--sources", "--words", "2", "--max-new", "30", "--jsonl")
+    record = json.loads(ingot(*arguments, cwd=finished).stdout)
+    assert {"first", "last", "places"} <= record["sources"][0].keys()
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from ingot.pipeline.run import job_of, link
 from ingot.pipeline.status import _changes, _differences, _file_changes
 from ingot.stages.kind import Node
 from ingot.stages.kinds import RECIPE_KINDS
+from ingot.stages.synthesis.settings import EndpointSettings
 from ingot.tokenizer.files import has_template
 
 
@@ -87,6 +88,10 @@ def test_a_changed_source_file_changes_what_is_made_of_it(work: Path) -> None:
     assert {n for n in before if before[n] != after[n]} == {"talk", "talk@bpe", "chat", "card"}
 
 
+TABLES = {"words": "rivals", "where": "quality"}
+"""Tables of tables: one entry stands for all."""
+
+
 def _fields(model: type[BaseModel], path: tuple[str, ...] = ()) -> Any:
     """(path, field, under an EXECUTION field?) of every leaf of a settings tree."""
     for name, field in model.model_fields.items():
@@ -97,6 +102,9 @@ def _fields(model: type[BaseModel], path: tuple[str, ...] = ()) -> Any:
         if name in ("sources", "phases"):  # a list of tables: the first one stands for all
             nested = None
             yield from _fields(next(models_in(field.annotation)), (*path, name, "0"))
+        if name in TABLES and (table := next(models_in(field.annotation), None)):
+            nested = None
+            yield from _fields(table, (*path, name, TABLES[name]))
         if name == "batch" and (table := next(models_in(field.annotation), None)):  # a number or a table
             yield from _fields(table, (*path, name))
         if nested is not None and not any(isinstance(m, Execution) for m in field.metadata):
@@ -108,23 +116,30 @@ BASES: dict[str, dict[str, Any]] = {
     "corpus": {"sources": ["a"]},
     "tokenizer": {"from": "clean", "type": "byte-bpe", "vocab": 400},
     "tokens": {"corpus": "a", "tokenizer": "b"},
+    "token-files": {"tokenizer": "b", "format": "nanogpt", "train": "a.bin"},
     "train": {"data": {"a": 1.0}, "duration": "5 steps", "tokenizer": "t", "model": {"depth": 2}},
     "evaluate": {"models": ["a"]},
     "import": {"path": "hf:a"},
+    "annotate": {"data": ["a"], "teacher": "m"},
     "fisher": {"model": "m", "data": {"a": 1.0}},
     "judge": {"models": ["a"], "against": "b", "data": "talk", "by": ["r"]},
     "generate": {"model": "m", "data": "a"},
     "label": {"data": "s", "by": "rm"},
+    "scorer": {"good": ["a"], "bad": ["b"]},
+    "score": {"data": "a", "by": ["s"]},
+    "select": {"data": "a", "where": {"quality": {"min": 0.2}}},
 }
 ROPE_SCALING = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_context": 64}
 CANDIDATES: list[Any] = [
     *(7, 3, 96, 0.3, 0.77, True, False, "x", "2 epochs", "8M", "char", "chat", "best-fit", "code", "none", "linear"),
     *(
         "fp32",
+        "bf16",
         "cpu",
         "group",
         "tail",
         "unicode",
+        "daft",
         [0.1, 0.2],
         ["q"],
         {"b": 0.5},
@@ -163,19 +178,25 @@ CANDIDATES: list[Any] = [
     *("rslora", ["q"]),
     *("keep", "chat"),
     *("jsonl", "cp1252", "last answer", "drop"),
-    *("2025-01-31", "weak"),
+    *("2025-01-31", "weak", "megatron"),
+    *({"plant": 20}, {"a": 2.0}, {"documents": 3}, {"words": 9}),
     ["embedding", "head"],
+    *(["words"], "http://b/v1", {"url": "https://b/v1", "model": "m"}, "prompts"),
+    *({"toxicity": {}}, {"other": {"max": 3.0}}, [{"name": "y"}], "ngram", "order"),
+    *("stored", "low", "high", "language", {"by": "quality"}),
 ]
 """Values to try on a field until one is valid and different."""
 
 ONE_VALUE = {
     ("train", "objective"),
     ("generate", "format"),
+    ("annotate", "packing", "stride"),  # a token has one stored prediction
     ("train", "phases", "0", "fraction"),  # fractions add up to 1, and here is one phase
 }
 """Fields that have one legal value so far."""
 RAMP = {"from": 4, "to": 8, "over": "9 steps"}
 WITH = {
+    ("evaluate", "teacher"): {"models": ["x", "b"]},
     ("tokenizer", "alphabet"): {"from": "clean", "type": "char"},
     ("tokenizer", "path"): {"type": "file", "path": "somewhere"},
     ("tokenizer", "type"): {"from": "clean", "type": "byte-bpe", "vocab": 400},
@@ -184,7 +205,7 @@ WITH = {
         for name in ("date", "enable_thinking")
     },
     ("train", "context"): {"data": {"a": 1.0}, "duration": "5 steps", "init": "t"},
-    ("train", "init"): {"data": {"a": 1.0}, "duration": "5 steps", "init": "t"},
+    **{("train", name): {"data": {"a": 1.0}, "duration": "5 steps", "init": "t"} for name in ("init", "init_layers")},
     ("train", "model", "size"): {"data": {"a": 1.0}, "duration": "5 steps", "tokenizer": "t", "model": {"size": "4M"}},
     **{
         ("train", "model", "rope_scaling", name): {
@@ -205,7 +226,10 @@ WITH = {
     **{
         ("train", "phases", "0", *path): {**BASES["train"], "phases": [{"name": "x", "fraction": 1.0, **more}]}
         for path, more in (
-            *(((name,), {}) for name in ("name", "fraction", "context", "batch", "schedule", "warmup", "min_ratio")),
+            *(
+                ((name,), {})
+                for name in ("name", "fraction", "order", "context", "batch", "schedule", "warmup", "min_ratio")
+            ),
             (("lr",), {"schedule": "linear"}),
             *((("batch", name), {"batch": RAMP}) for name in ("start", "to", "over")),
         )
@@ -233,15 +257,45 @@ WITH = {
             "rejected": "pairs",
         }.items()
     },
+    **{
+        ("generate", *path): {"data": "a", "endpoint": {"url": "https://a/v1", "model": "m"}}
+        for path in (("endpoint",), *(("endpoint", name) for name in EndpointSettings.model_fields))
+    },
+    **{("generate", name): {"model": "m", "data": "a", "format": "prompts"} for name in ("examples", "new")},
+    ("score", "similar_to"): {"data": "a", "measures": ["similarity"]},
     ("fisher", "gamma"): {"model": "m", "data": {"a": 1.0}, "previous": "f"},
     **{
         ("train", *path): {"data": {"a": 1.0}, "duration": "5 steps", "init": "t", "adapter": {"rank": 8}}
         for path in (("adapter",), *(("adapter", name) for name in AdapterSettings.model_fields))
     },
     ("label", "min_score"): {"data": "s", "by": "rm", "format": "chat"},
+    ("corpus", "overlap_with"): {"sources": ["a"], "format": "chat"},
     ("corpus", "fields"): {"sources": ["a"], "format": "pairs"},
     **{("corpus", name): {"sources": ["a"], "format": "chat"} for name in ("train_on", "reasoning")},
+    ("corpus", "sources", "0", "checksums"): {"sources": [{"path": "s3://bucket/x"}]},
     ("corpus", "sources", "0", "fields"): {"sources": [{"path": "a"}], "format": "pairs"},
+    **{
+        ("corpus", "words", "rivals", name): {"sources": ["a"], "words": {"rivals": {"path": "rivals.txt"}}}
+        for name in ("path", "max_per_thousand", "min_hits", "languages")
+    },
+    ("scorer", "measure"): {"type": "ngram", "good": ["a"]},
+    **{
+        ("select", "phases", "0", *path): {"data": "a", "phases": [{"name": "z", "where": {"quality": {"min": 0.2}}}]}
+        for path in (
+            *(("name",), ("where",)),
+            *(("where", "quality", name) for name in ("min", "max", "top", "bottom", "between")),
+        )
+    },
+    ("select", "where", "quality", "per"): {"data": "a", "where": {"quality": {"top": 0.2}}},
+    ("select", "phases", "0", "where", "quality", "per"): {
+        "data": "a",
+        "phases": [{"name": "z", "where": {"quality": {"top": 0.2}}}],
+    },
+    ("select", "sort", "first"): {"data": "a", "sort": {"by": "quality"}},
+    **{
+        ("corpus", "dedup", "minhash", name): {"sources": ["a"], "dedup": {"minhash": {"keep": "best", "by": "q"}}}
+        for name in ("by", "prefer")
+    },
 }
 """Fields that need other company to be legal."""
 
@@ -297,9 +351,29 @@ def test_every_semantic_field_changes_the_key_and_no_other_does(kind: str, path:
         assert found, f"no candidate value is legal for {kind}.{'.'.join(path)}; add one"
 
 
-OBJECTIVE_CANDIDATES = [0.25, 2.0, 3, True, False, "x", "ipo", "k3-loss", "mask", "others", "sequence"]
+OBJECTIVE_CANDIDATES: list[Any] = [
+    {"weight": 0.5},
+    {"gram": 0.5},
+    0.25,
+    2.0,
+    3,
+    True,
+    False,
+    "x",
+    "ipo",
+    "reverse",
+    "k3-loss",
+    "mask",
+    "others",
+    "sequence",
+]
 OBJECTIVE_WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("dpo", "gamma"): {"loss": "simpo"},
+    **{
+        (k, f): {"teacher": "m", "divergence": "jsd"}
+        for k in ("distill", "gkd")
+        for f in OBJECTIVES[k].settings.model_fields
+    },
     **{(k, f): {"reward": "rm", "beta": 0.1} for k in ("ppo", "grpo") for f in OBJECTIVES[k].settings.model_fields},
 }
 
@@ -468,3 +542,27 @@ start = { chat = "base" }
     (work / "many.toml").write_text(text)
     graph = load_graph(Path("many.toml"), [], Path("runs"))
     assert len(graph.needed(["chat-200"])) == 200 + 6  # neither too deep nor as often as there are ways there
+
+
+def test_a_corpus_of_text_keeps_out_the_task_files_that_its_recipe_evaluates(work: Path) -> None:
+    """By default, and by the key; conversations, and `decontaminate = []`, keep them in."""
+    task = work / "mine.jsonl"
+    task.write_text('{"task": "mine"}\n{"prompt": "Where does the river rise?", "answer": "here"}\n')
+    tasks = f'stage.card.tasks=["{task}", "icl-copy"]'
+    corpora = {name: node.settings for name, node in _graph(work, tasks).nodes.items() if name in CORPORA}
+    assert {name: s.decontaminate for name, s in corpora.items()} == {"clean": [str(task)], "talk": []}
+    assert {name: s.overlap_with for name, s in corpora.items()} == {"clean": [], "talk": [str(task)]}
+    assert _changed(work, tasks) == {"clean", "bpe", "clean@bpe", "talk@bpe", "base", "chat", "card"}
+    kept_in = "stage.clean.decontaminate=[]"
+    before, after = _keys(work, kept_in), _keys(work, kept_in, tasks)
+    assert {name for name in before if before[name] != after[name]} == {"card"}
+
+
+def test_the_stored_order_is_refused_where_rows_are_packed_by_length(work: Path) -> None:
+    stored = 'stage.chat.order="stored"'
+    with pytest.raises(UserError, match=r"stage.chat.order: found stored for 'talk', which best-fit packs by length"):
+        _graph(work, stored)
+    _graph(work, stored, 'stage.chat.packing.kind="concat"')
+
+
+CORPORA = ("clean", "talk")

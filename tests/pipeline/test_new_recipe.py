@@ -14,6 +14,7 @@ from ingot.corpus.survey import survey
 from ingot.pipeline.graph import Graph, load_graph
 from ingot.plan.machine import Device
 from ingot.stages.training.settings import TrainSettings
+from tests.corpus.corpus_helpers import make
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -87,7 +88,7 @@ def test_comments_name_what_is_there(files: Path) -> None:
     assert "picture.png" in text
     assert "minute" in text.splitlines()[1]
     assert text.count("\n") < 40
-    assert 'by = "document"' in text
+    assert 'by = "characters"' in text
 
 
 def test_the_card_says_what_it_measures_and_that_its_questions_are_the_files(files: Path) -> None:
@@ -114,14 +115,27 @@ def test_a_cpu_with_bf16_instructions_trains_longer_in_the_same_time(
     assert 2 < fast / slow < 4
 
 
-def test_the_field_with_the_text_is_found_and_few_documents_are_cut(files: Path) -> None:
-    """Random documents of a handful could be all or none of them."""
+def test_the_field_with_the_text_is_found(files: Path) -> None:
     settings = _written("--text", "table.csv").nodes["text"].settings
     assert isinstance(settings, CorpusSettings)
     assert settings.field == "body"
-    (files / "mine.toml").unlink()
-    (files / "book.txt").write_text("A long story.\n" * 1000)
-    assert _written("--text", "book.txt").nodes["text"].settings.holdout.by == "tail"
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [[20_000], [30_000, 10_000, 500], [300_000, *[1000] * 30], [2000] * 50, [200 * n * n for n in range(1, 30)]],
+    ids=["a book", "three files", "a book and notes", "equal files", "sizes of a square law"],
+)
+def test_a_tenth_of_the_text_is_held_out_whatever_the_sizes(files: Path, sizes: list[int]) -> None:
+    """The recipe that is written, run on folders of few documents; by = "document" fails on most of them."""
+    (files / "mine").mkdir()
+    for number, size in enumerate(sizes):
+        words = " ".join(f"word{number}x{i}" for i in range(size // 6))
+        (files / "mine" / f"{number}.txt").write_text(words[:size] + "\n")
+    settings = _written("--text", "mine").nodes["text"].settings
+    assert isinstance(settings, CorpusSettings)
+    result = make(files / "out", "mine", holdout=settings.holdout)
+    assert result["val_bytes"] / result["bytes"] == pytest.approx(0.1, rel=0.01)
 
 
 def test_a_larger_text_gets_a_larger_model(files: Path) -> None:

@@ -18,7 +18,7 @@ import torch
 from ingot.core.events import read_events
 from ingot.core.recipe import load_recipe
 from ingot.model.transformer import Transformer
-from ingot.pipeline.graph import load_graph
+from ingot.pipeline.graph import load_graph, load_graphs
 from ingot.plan.machine import GPUS
 from ingot.report.plan import plan_rows
 from ingot.stages.kinds import RECIPE_KINDS
@@ -27,7 +27,7 @@ from ingot.stages.training.settings import TrainSettings
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted(Path(str(files("ingot.recipes"))).glob("*.toml"))
 USERS_FILES = {"text", "talk", "start", "start.tokenizer", "base", "base.tokenizer", "pairs", "asked"}
-USERS_FILES |= {"shown", "problems", "test"}
+USERS_FILES |= {"shown", "problems", "test", "seeds"}
 """Stages that read what the user brings."""
 SHAPES = [
     ("gpt2-45m.toml", 50_257, 44_777_984),
@@ -36,6 +36,7 @@ SHAPES = [
     ("llama-7b.toml", 128_000, 7_499_681_792),
     ("shakespeare-char.toml", 65, 664_832),
     ("stdlib.toml", 2048, 1_721_664),
+    ("curriculum.toml", 2048, 688_768),
 ]
 NO_NETWORK = """
 import socket, pathlib
@@ -70,7 +71,7 @@ SMALL = (
 def test_every_shipped_recipe_has_a_plan(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those for files that are not here: they are the only thing that a plan of them misses."""
     monkeypatch.chdir(recipe.parent)  # where the functions are that a recipe calls
-    graph = load_graph(recipe, [], tmp_path)
+    graph, *_ = load_graphs(recipe, [], tmp_path)
     assert {"train", "evaluate", "corpus", "tokenizer", "tokens"} <= {n.kind for n in graph.nodes.values()}
     rows = {row["name"]: row for row in plan_rows(graph, GPUS["a100"])}
     missing = {name for name, row in rows.items() if "missing" in row}
@@ -144,6 +145,26 @@ def test_the_demo_makes_no_network_call_and_ends_in_a_report(tmp_path: Path, ing
     assert control.returncode == 2  # the one recipe that needs the network says what to do without it
     assert "sources=" in control.stderr
     assert (tmp_path / "blocked" / "called").exists()
+
+
+@pytest.mark.long
+def test_the_curriculum_reads_every_module_in_one_phase_and_the_easy_ones_first(tmp_path: Path, ingot) -> None:
+    small = ["stage.base.model.depth=1", "stage.base.model.context=64", 'stage.base.duration="8 steps"']
+    small += ["stage.base.evaluate.tokens=512", "stage.bpe.vocab=512", "stage.base.loop.log_every=1"]
+    recipe = next(r for r in RECIPES if r.name == "curriculum.toml")
+    result = ingot("run", recipe, "--only", "base", *(a for o in small for a in ("--set", o)), cwd=tmp_path)
+    assert result.returncode == 0, result.stderr[-3000:]
+    run = tmp_path / "runs" / "curriculum"
+    names = ("foundation", "knowledge", "reasoning", "synthesis")
+    phases = {name: pl.read_parquet(run / name / "documents-*.parquet") for name in names}
+    modules = [path for documents in phases.values() for path in documents["path"]]
+    assert sorted(modules) == sorted(pl.read_parquet(run / "code" / "documents-*.parquet")["path"])
+    surprise = {name: documents["score_surprise"] for name, documents in phases.items()}
+    assert all(documents["score_surprise"].null_count() == 0 for documents in phases.values())
+    assert surprise["foundation"].max() < surprise["knowledge"].min()
+    assert surprise["reasoning"].max() < surprise["synthesis"].min()
+    trained = {e["phase"] for e in read_events(run / "base" / "metrics.jsonl") if "phase" in e}
+    assert trained == set(names)
 
 
 @pytest.mark.long

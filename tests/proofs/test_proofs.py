@@ -2,16 +2,20 @@
 
 import json
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 from proofs.__main__ import main, proofs
+from proofs.c2_filtering import SIZE, at_random, in_place, mixed, stream
 from proofs.d2_fixed_points import PROOF as D2
 from proofs.e3_consolidation import PROOF as E3
 from proofs.e3_consolidation import a_at_equal_b
 from proofs.e3_consolidation import figure as frontiers
 from proofs.g2_groups import PROOF as G2
 from proofs.i1_rounds import Pairs, gold
+from proofs.letters import REVERSE, strings
 from proofs.p1_frontier import PROOF as P1
 from proofs.p1_frontier import best_reward, closed_form, figure
 from proofs.p4_hacking import closed_form as hacked
@@ -21,6 +25,7 @@ from proofs.proof import Arm, Gate, Results
 from proofs.r1_reward import PROOF as R1
 from proofs.r2_limits import PROOF as R2
 
+from proofs import k4_on_policy
 from proofs import proof as results
 
 
@@ -37,6 +42,7 @@ def test_G2_enumeration():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_D2_fixed_points():
     _judge(D2, ["ipo", "cdpo", "dpo as ipo", "dpo as cdpo"])
 
@@ -48,6 +54,7 @@ def test_R1_a_reward_model_recovers_the_reward():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_R2_a_reward_model_stays_at_the_limit():
     _judge(R2, ["std 1"])
     _judge(R2, ["a mark tells"], steps=40)
@@ -107,6 +114,22 @@ def test_E3_frontiers_are_compared_where_B_is_as_good():
     assert a_at_equal_b(points, 0.4) == 0.9
     assert a_at_equal_b(points[:2], 0.99) == 0.5  # no point is as good: the nearest, which is a favour to it
     assert a_at_equal_b([(0.2, 0.8), (0.6, 0.95)], 0.8) == 0.6  # a better B is no handicap
+
+
+def test_C2_streams_are_equally_long_and_the_control_keeps_the_fraction_of_damaged_text():
+    draw = np.random.default_rng(0)
+    texts = [" ".join(f"{draw.integers(10**9):09}" for _ in range(SIZE))[:SIZE] for _ in range(40)]
+    mixture, is_clean = mixed(texts, draw)
+    assert [text in texts for text in mixture] == is_clean.tolist()
+    assert (is_clean.sum(), {*map(len, mixture)}) == (20, {SIZE})
+    random = at_random(is_clean, is_clean, draw)
+    assert (random.sum(), is_clean[random].sum()) == (20, 10)
+    for kept in (is_clean, random):
+        ids = in_place(mixture, kept, draw)
+        assert len(ids) == len(stream(mixture))
+        placed = bytes(ids.astype(np.uint8)).decode().split("\0")
+        assert [placed[i] for i in np.flatnonzero(kept)] == [mixture[i] for i in np.flatnonzero(kept)]
+        assert {mixture[i]: 2 for i in np.flatnonzero(kept)} == Counter(placed)
 
 
 def test_a_gate_holds_between_its_borders_and_never_for_a_nan():
@@ -194,3 +217,14 @@ def test_the_page_says_what_was_not_run_and_why_a_gate_is_where_it_is(tmp_path):
     written = (tmp_path / "PROOFS.md").read_text()
     assert "beta 1: not run" in written
     assert "\n30 <= Fisher / empirical: 99 if every letter had probability .99; some have less.\n" in written
+
+
+def test_K4_the_teacher_knows_the_right_letter_whatever_was_written():
+    prompts, answers = strings(REVERSE, 5, k4_on_policy.LENGTH, np.random.default_rng(1))
+    wrong = np.full_like(answers, 7)
+    logp_BTV = k4_on_policy.Rule().logp(torch.from_numpy(np.concatenate([prompts, wrong], 1)))
+    torch.testing.assert_close(logp_BTV.exp().sum(-1), torch.ones(logp_BTV.shape[:2]))
+    first = prompts.shape[1] - 1
+    found = logp_BTV[:, first : first + answers.shape[1]]
+    np.testing.assert_array_equal(found.argmax(-1), answers)
+    assert float(found.amax().exp()) == pytest.approx(k4_on_policy.RIGHT)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from proofs.recipes import RECIPES, Workplace, checks, main
 
-from proofs import recipes
+from proofs import recipe_runs
 
 
 def test_every_shipped_recipe_states_a_claim_and_has_a_check(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_a_check_resumes_and_one_without_its_data_is_skipped(
     words = ["llama-7b", "finetune-hf", "--seeds", "2", "--data", str(tmp_path / "none")]
     words += ["--results", str(tmp_path / "results"), "--to", str(tmp_path / "CLAIMS.md")]
     assert main(words) == 0
-    monkeypatch.setattr(recipes, "plan_rows", None)  # nothing is planned again
+    monkeypatch.setattr(recipe_runs, "plan_rows", None)  # nothing is planned again
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert printed.count("skipped, no") == 2

@@ -212,6 +212,58 @@ def test_a_stage_that_only_some_stand_on_is_one_row_and_no_list_of_its_settings(
     assert not [name for name in found.differing if name.startswith("base.")]
     assert found.differing["objective.kind"] == ["lm", "dpo"]
     assert any("the objectives differ (lm, dpo)" in warning for warning in found.warnings)
+    _train(tmp_path, "a/small", 2.0, init=base, objective="distill")
+    (likelihoods,) = compare([tmp_path / "a" / "base", tmp_path / "a" / "small"])
+    assert not any("objectives differ" in warning for warning in likelihoods.warnings), "both losses are -ln p"
+
+
+def _adapted(root: Path, run: str, loss: float, lr: float = 0.1) -> Path:
+    """A run whose `chat` is an adapter upon an imported model, both measured by its card; the run's directory."""
+    corpus = _stage(root, "corpus", {"_name": "clean", "sources": "notes"}, {})
+    bpe = _stage(root, "tokenizer", {"_name": "bpe", "vocab": 300}, {"corpus:clean": corpus})
+    start = _stage(root, "import", {"_name": "start", "path": "hf:model"}, {"tokenizer": bpe})
+    atomic_json(start / "result.json", {"parameters": 300_000, "seconds": 1.0})
+    chat = _train(root, f"{run}/chat", loss, init=start, lr=lr)
+    card = _stage(root, "evaluate", {"_name": "card", "of": run}, {"model:start": start, "model:chat": chat.resolve()})
+    row = {"task": "talk", "metric": "response_loss_nats", "n": 12}
+    values = {"start": 3.25, "chat": loss}
+    table = [{"model": m, "value": v, "low": v - 0.125, "high": v + 0.125, **row} for m, v in values.items()]
+    (card / "table.jsonl").write_text("".join(json.dumps(r) + "\n" for r in table))
+    for name, made in (("start", start), ("card", card)):
+        (root / run / name).symlink_to(made)
+    return root / run
+
+
+def test_a_model_stands_beside_what_an_adapter_made_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before and after, on the same task; curves, settings and notes are those of what was trained."""
+    run = _adapted(tmp_path, "a", 2.5)
+    for paths in ([run], [run / "start", run / "chat"]):
+        found = _only(paths)
+        assert [g.label for g in found.groups] == ["start", "chat"]
+        assert found.metric == "talk/response_loss_nats"
+        assert found.differing == {}
+        assert found.warnings == ["start was imported; chat began as it"]
+    printed = _printed(found, capsys)
+    assert "3.2500 (3.1250 to 3.3750)" in printed
+    assert "2.5000 (2.3750 to 2.6250)" in printed
+    page = write_comparison([found], tmp_path / "compare.html", "a").read_text()
+    assert "3.2500 (3.1250 to 3.3750)" in page
+    assert page.count("Validation loss by tokens") == 0
+    assert json.loads(json.dumps(data(found)))["runs"][0]["numbers"]["parameters"] == 300_000
+
+
+def test_two_adapters_stand_beside_the_model_that_both_began_as(tmp_path: Path) -> None:
+    runs = [
+        _adapted(tmp_path, "a", 2.5),
+        _adapted(tmp_path, "b", 2.25, lr=0.2),
+        _train(tmp_path, "c/chat", 2.0, lr=0.3),
+    ]
+    found = _only(runs)
+    assert [g.label for g in found.groups] == ["a/start", "a", "b", "c"]
+    assert found.differing["optim.lr"] == [0.1, 0.2, 0.3]
+    assert found.metric == "val_loss_nats"  # nobody has evaluated c
+    alone = _only(runs[2:])
+    assert [g.label for g in alone.groups] == ["chat"]
 
 
 def test_a_model_that_was_imported_is_not_left_out_silently(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_the_panel_shows_tables_and_charts_where_there_is_something_to_compare(f
     (tmp_path / "report.json").write_text(json.dumps(report))
     html = str(panel("tokenizer", tmp_path))
     assert "Compression by vocabulary size" in html
-    assert html.count("<svg") == 2
+    assert html.count("<svg") == 1
     assert "<td>Han" in html
     assert "12.50 %" in html
     assert "<b>" not in html

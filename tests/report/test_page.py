@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from ingot.core.errors import UserError
+from ingot.core.events import EventLog
 from ingot.report import figures, reading
 from ingot.report.figures import visible
-from ingot.report.html.page import write_report
+from ingot.report.html import page as page_module
+from ingot.report.html.page import interruptions, write_report
 from ingot.report.html.panels import panel
 from ingot.stages.kinds import KINDS
 
@@ -58,6 +60,30 @@ def test_default_place(finished, page):
     assert (finished.root / "small" / "report.html").exists()
     assert not list((finished.root / "small").glob("*.tmp"))
     assert len(page) < 300_000
+
+
+def test_a_run_that_was_killed_and_resumed_says_when_and_where(finished, page, tmp_path, monkeypatch):
+    """Twice: once before a checkpoint, once after one; a stage that was never interrupted says nothing."""
+    assert "nterrupted once" not in page
+    assert "nterrupted 2 times" not in page
+    for events in (
+        [("step", {"step": 3})],
+        [("start", {}), ("step", {"step": 2}), ("step", {"step": 7})],
+        [("start", {}), ("resume", {"after": 5}), ("step", {"step": 8})],
+    ):
+        log = EventLog(tmp_path / "metrics.jsonl")
+        for name, fields in events:
+            log.write(name, **fields)
+        log.close()
+    lines = interruptions(tmp_path)
+    assert [line.split(" after ")[1] for line in lines] == ["step 3, started over", "step 7, resumed from step 5"]
+    monkeypatch.setattr(page_module, "interruptions", lambda path: lines if "train-" in path.name else [])
+    html = write_report(finished.graph, tmp_path / "page.html").read_text()
+    assert "· interrupted 4 times (base, chat) and resumed" in html
+    assert html.count(f"Interrupted 2 times: {lines[0]}; {lines[1]}.") == 2
+    monkeypatch.setattr(page_module, "interruptions", lambda path: lines[:1] * 10 if "train-" in path.name else [])
+    assert "Interrupted 10 times: " in (html := write_report(finished.graph, tmp_path / "page.html").read_text())
+    assert "; and 2 later ones." in html
 
 
 def test_it_is_whole_and_stands_alone(page):
@@ -120,7 +146,8 @@ def test_lineage_and_settings(finished, page):
 def test_conclusions_come_first(page):
     top = page[page.index("<main>") : page.index("<section id=stages>")]
     text = re.sub(r"\s+", " ", re.sub("<[^>]*>", " ", top))
-    assert "base 1.5114 learned validation loss 5.714 → 1.513 in 400 updates: learned; validation loss in nats" in text
+    assert "base 1.5114 learned validation loss in nats on all held-out rows (perplexity 4.5); on those read " in text
+    assert "while training: validation loss 5.714 → 1.513 in 400 updates: learned; " in text
     assert "on all held-out rows (perplexity 4.5)" in text  # the two losses are of different rows, and it says so
     assert "1.842 between bits per byte on held-out clean: base is below gzip -9 (1.97) and above xz -9 (1.64)" in text
     assert "chat 62 % interrupted" in text

@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
+from ingot.core.events import stable
 from ingot.report import reading
 from ingot.report.html.panels import corpus, marked_differences
+from ingot.report.html.panels_corpus import cost
 from tests.corpus.corpus_helpers import jsonl, make
 from tests.corpus.test_near_duplicates import changed, prose
 
@@ -38,6 +40,9 @@ def test_B3_the_panel_shows_clusters_and_contaminated_documents(tmp_path: Path):
     assert "<mark>" in html
     assert script not in html
     assert f"{tests}: line 1" in html
+    assert [step for step, _, _ in cost(stage)] == ["clean", "language", "evaluations", "signatures"]
+    (event,) = reading.events(stage, "cost")
+    assert stable(event) == {"event": "cost", "step": 1}, "seconds differ between runs of one recipe"
 
 
 def test_a_corpus_without_clusters_has_no_such_part(tmp_path: Path):

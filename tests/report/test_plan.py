@@ -9,8 +9,11 @@ import pytest
 
 from ingot.core.errors import UserError
 from ingot.pipeline.graph import load_graph
+from ingot.plan.cost import Speed
 from ingot.plan.machine import GPUS, Device
 from ingot.report.plan import device_of, plan_rows, print_plan, sparkline
+from ingot.stages.training.calibration import workload, write_speed
+from ingot.stages.training.plan_inputs import forecast_inputs
 from tests.report.conftest import Run, graph_of, write_sources
 
 CPU = Device("CPU", 16 * 10**9)
@@ -119,6 +122,48 @@ def test_sources_that_are_not_there_are_told_and_all_else_is_planned(tmp_path: P
     assert refused.returncode == 2
     assert refused.stderr == result.stderr
     assert not list((tmp_path / "runs").glob("stages/*-*/inputs.json"))
+
+
+SPEED = Speed(step_s=0.5, token_s=1e-5, sample_s=0.1, byte_s=1e-9, start_s=3.0)
+
+
+def test_time_and_price_of_a_machine_that_was_measured(
+    empty: Run, capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ingot.stages.training.calibration.cache_directory", lambda: tmp_path / "cache")
+    base = _by_name(empty)["base"]["forecast"]
+    assert base["time"] is None
+    print_plan(list(_by_name(empty).values()))
+    assert "add --measure" in capsys.readouterr().out
+    node = empty.graph.nodes["base"]
+    inputs = forecast_inputs(node, empty.graph.stage, CPU, 1, here=True)
+    write_speed(workload(node.settings, inputs, base), SPEED, by="a measurement", gemm_flops=1e11)  # type: ignore[arg-type]
+    rows = _by_name(empty, per_hour=36.0)
+    time = rows["base"]["forecast"]["time"]
+    assert time["steps"] == pytest.approx(400 * 0.5)
+    assert rows["base"]["forecast"]["price"] == pytest.approx(time["total"] / 100)
+    print_plan(list(rows.values()))
+    shown = capsys.readouterr().out
+    assert "500 ms a step, as a measurement on this machine showed" in shown
+    assert "of 100 GFLOP/s, the fastest matrix product measured (MFU)" in shown
+    assert _by_name(empty, here=False)["base"]["forecast"]["time"] is None
+
+
+def test_what_stages_cost(ingot) -> None:
+    shown = ingot("plan", "--stages")
+    assert shown.returncode == 0
+    assert "pre-training  1T to 3T" in shown.stdout
+    rows = json.loads(ingot("plan", "--stages", "--price", "2.4", "--json").stdout)
+    assert rows[0]["compute"][0] == pytest.approx(2 * 1.04e6, rel=0.01)
+    assert [row["printed"] for row in rows] == [2e6, 1e4, 5e3]
+
+
+def test_only_this_machine_can_be_measured(ingot, tmp_path: Path) -> None:
+    (tmp_path / "pairs.toml").write_text(ALIGNED)
+    refused = ingot("plan", "pairs.toml", "--measure", "--gpu", "a100", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "--measure with --gpu a100" in refused.stderr
+    assert ingot("plan").returncode == 2
 
 
 def test_gpus_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,8 @@ def test_trace(capsys):
     assert "step 7: clean, row 1,234: 1 document, 4 tokens" in shown
     assert "a/[b].py at 12, tokens 3 to 6" in shown
     assert "x = [1]" in shown
+    terminal.print_trace([], 7, "skipped, because the loss is not finite")
+    assert capsys.readouterr().out == "step 7: skipped, because the loss is not finite\n"
 
 
 def test_no_torch():
@@ -102,6 +104,35 @@ def test_d6_status_and_page_tell_a_changed_verdict(tmp_path):
     assert "While training: always clipped at step 100, healthy at step 300, always clipped at step 900." in panel(
         "train", tmp_path
     )
+
+
+def test_the_panel_says_what_the_guard_did(tmp_path: Path) -> None:
+    from ingot.report.html.panels import panel
+
+    step = {"event": "step", "time": 1.0, "attempt": 1, "step": 1, "loss_nats": 3.0, "grad_norm": 0.5, "lr": 1e-3}
+    names = [f"text notes/{i}.txt 0" for i in range(5)]
+    skipped = [{**step, "event": "skipped", "step": n, "why": "too <far>", "documents": names} for n in (98, 157)]
+    spike = {
+        **step,
+        "event": "rollback",
+        "step": 157,
+        "first": 82,
+        "to": 80,
+        "why": "step 157: loss 9",
+        "documents": [],
+    }
+    flip = {**step, "event": "rollback", "step": 203, "to": 200, "why": "a bit flipped in model.norm.weight"}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [step, *skipped, spike, flip]))
+    page = panel("train", tmp_path)
+    done = (
+        "2 steps skipped, the last one 157; back to step 80, without steps 82 to 157; back to step 200, because a bit"
+    )
+    assert f"Guard: {done} flipped." in page
+    journal = page[page.index("Journal of the guard") :]
+    cells = "<td>skipped<td>too &lt;far&gt;<td>text notes/0.txt 0, text notes/1.txt 0, text notes/2.txt 0 and 2 more"
+    assert cells in journal
+    assert [journal.index(word) for word in ("98", "157", "203")] == sorted(map(journal.index, ("98", "157", "203")))
+    assert "<td>back to step 200, because a bit flipped<td>a bit flipped in model.norm.weight<td>" in journal
 
 
 CHANGES = ((100, "always clipped"), (300, "healthy"), (900, "always clipped"))

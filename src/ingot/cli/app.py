@@ -19,13 +19,16 @@ from ingot.cli.options import (
     JsonOption,
     NprocOption,
     OnlyOption,
+    OptionalRecipeArg,
     OutOption,
     RecipeArg,
     SetOption,
     StageArg,
+    WordsOption,
     emit,
 )
-from ingot.cli.runs import compare, list_runs, report, status, verify
+from ingot.cli.runs import compare, list_runs, report, status, verify, verify_resume, without
+from ingot.cli.scaling import scaling
 from ingot.core.errors import StageFailed, UserError, os_error_message, print_message, printable, show_warning
 from ingot.core.process import TERMINATION_SIGNALS, handle_termination, open_standard_streams
 
@@ -120,22 +123,40 @@ app.command()(init)
 
 @app.command()
 def plan(
-    recipe: RecipeArg,
+    recipe: OptionalRecipeArg = None,
     set: SetOption = [],  # noqa: B006
     only: OnlyOption = [],  # noqa: B006
     out: OutOption = Path("runs"),
     nproc: NprocOption = None,
     gpu: Annotated[str | None, typer.Option("--gpu", help="Plan for this GPU, such as a100.")] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure some steps of each train stage on this machine first.")
+    ] = False,
+    price: Annotated[float | None, typer.Option(help="Price of an hour of one device, for the cost.", min=0)] = None,
+    stages: Annotated[
+        bool, typer.Option("--stages", help="Instead of a recipe: what each stage of a large model costs.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what `run` would do: the state of every stage, which setting changed, and the cost of training."""
+    from ingot.pipeline.measure import measure_all
     from ingot.pipeline.run import require_files
-    from ingot.report.plan import device_of, plan_rows
+    from ingot.report.plan import device_of, plan_rows, print_stage_costs, stage_cost_rows
     from ingot.report.sweep import print_any_plan, sweep_rows
 
+    if stages:
+        costs = stage_cost_rows(price)
+        emit(costs, as_json, lambda: print_stage_costs(costs))
+        return
+    if recipe is None:
+        raise UserError("found no recipe, expected a TOML file or a run, or --stages")
+    if measure and gpu:
+        raise UserError(f"found --measure with --gpu {gpu}, expected one of them: only this machine can be measured")
     device = device_of(gpu)
     graphs = _graphs(recipe, set, out)
-    rows = sweep_rows(graphs, lambda graph: plan_rows(graph, device, nproc, only), only)
+    for graph in graphs if measure else ():
+        measure_all(graph, device, nproc, only, print_message)
+    rows = sweep_rows(graphs, lambda graph: plan_rows(graph, device, nproc, only, gpu is None, price), only)
     emit(rows, as_json, lambda: print_any_plan(graphs, rows))
     require_files(graphs, only)
 
@@ -168,11 +189,13 @@ def run(
     emit(results, as_json, lambda: print_any_end(graphs, page))
 
 
+app.command()(scaling)
 app.command()(status)
 app.command()(report)
 app.command()(compare)
 app.command("runs")(list_runs)
 app.command()(verify)
+app.command("verify-resume")(verify_resume)
 
 
 @app.command()
@@ -245,26 +268,44 @@ def trace(
     document: Annotated[
         str, typer.Option(help="A document's file: show the steps that contain it, instead of a step's batch.")
     ] = "",
-    rows: Annotated[int, typer.Option(help="Rows (or documents) shown.", min=1)] = 4,
+    text: Annotated[
+        str, typer.Option(help="A text: show its places in the training data, or those of its longest parts.")
+    ] = "",
+    words: WordsOption = 5,
+    rows: Annotated[
+        int | None, typer.Option(help="Rows, documents or places shown; default: 4, with --json all.", min=1)
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the documents in the batch of a step, or the steps that contain a document; past or future."""
+    """Show the documents in the batch of a step, past or future; or the steps that contain a document or a text."""
     from itertools import islice
 
     from ingot.report.terminal import print_document_steps, print_trace
+    from ingot.stages.training.trace import repair, trace_document
     from ingot.stages.training.trace import trace as traced
-    from ingot.stages.training.trace import trace_document
 
-    limit = None if as_json else rows
+    limit = rows or (None if as_json else 4)
+    if text and document:
+        raise UserError("--text: found --document beside it, expected one of them; leave one out")
+    if text:
+        from ingot.core.events import Display
+        from ingot.report.places import print_found
+        from ingot.stages.training.search import TrainingSearch
+
+        found = TrainingSearch(stage, Display(quiet=as_json)).find(text, words, limit)
+        return emit(found, as_json, lambda: print_found(found))
     if document:
         documents = list(islice(trace_document(stage, document), limit))
         emit(documents, as_json, lambda: print_document_steps(documents))
         return
     batch = islice(traced(stage, step), limit)
     data = [{"source": t.source, "row": t.row, "pieces": t.pieces, "ids": t.ids.tolist()} for t in batch]
-    emit(data, as_json, lambda: print_trace(data, step))
+    if note := repair(stage, step):
+        data = [{**row, "note": note} for row in data]
+    emit(data, as_json, lambda: print_trace(data, step, note))
 
 
+app.command()(without)
 app.command("import")(import_)
 app.command()(export)
 

@@ -6,13 +6,14 @@ Generated text goes to standard output. Messages about it go to standard error, 
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingot.core.allocator import keep_freed_memory
 from ingot.core.artifact import atomic_write
 from ingot.core.errors import UserError, nearest, os_error_message, print_message
+from ingot.core.events import Display
 from ingot.core.process import machine_is_busy, shorten_spin
 from ingot.objectives.settings import scores_rows
 from ingot.pipeline.runs import is_run, read_run
@@ -87,6 +88,36 @@ def records(prompts: Sequence[str], samples: int, answers: Iterable["Answer"]) -
             "tokens": len(answer.completion.ids),
             "logp_nats": float(answer.completion.logps.sum(dtype=float)),
         }
+
+
+def with_sources(
+    answers: Iterable[dict[str, Any]], stage: Path, words: int, all_places: bool
+) -> Iterator[dict[str, Any]]:
+    """The records of answers with `sources`: the parts of their text that are in the training data, with their places.
+
+    Args:
+        answers: from `records`.
+        stage: the stage that generated them.
+        words: words of the shortest part.
+        all_places: describe all places of each part, without progress; else the first one.
+    """
+    from ingot.stages.training.search import TrainingSearch
+
+    search = TrainingSearch(stage, Display(quiet=all_places))
+    for answer in answers:
+        yield {**answer, "sources": search.found_parts(answer["text"], words, None if all_places else 1)}
+
+
+def print_record(record: Mapping[str, Any]) -> None:
+    """Print a prompt with its answer; with `sources` the parts from the training data are marked, and listed below."""
+    from ingot.report.places import marked, part_lines
+    from ingot.report.terminal import console
+
+    sources = record.get("sources", [])
+    text = marked(record["text"], [(part["first"], part["last"]) for part in sources])
+    print(f"{record['prompt']}{text}", flush=True)
+    for line in part_lines(sources):
+        console().print(line, soft_wrap=True)
 
 
 def report_truncation(stop_reason: str, tokens: int) -> None:

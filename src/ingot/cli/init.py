@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ingot.cli.options import seconds_of
 from ingot.core.artifact import atomic_write
 from ingot.core.errors import UserError
 
@@ -30,10 +31,20 @@ def init(
             "--model", help="Start from this model, with LoRA: hf:DIR, or runs/NAME/STAGE; default: a new one."
         ),
     ] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(
+            "--time", help="With --text: the best model for this time here, which is measured: 8h, 30m.", metavar="TIME"
+        ),
+    ] = None,
 ) -> None:
     """Write a recipe for files of your own, or the example recipes to a directory."""
+    if time and (chat or pairs or model or not text):
+        raise UserError(
+            "--time: sizes a new model for a text, expected it with --text alone; leave the other options out"
+        )
     if text or chat or pairs or model:
-        return _write_recipe(target, text, chat, pairs, model)
+        return _write_recipe(target, text, chat, pairs, model, time)
     from importlib.resources import files
 
     packaged = (f for f in files("ingot.recipes").iterdir() if f.name.endswith((".toml", ".py")))
@@ -48,9 +59,12 @@ def init(
     print(f"next: ingot plan {target / 'stdlib.toml'}")
 
 
-def _write_recipe(path: Path, text: str | None, chat: str | None, pairs: str | None, model: str | None) -> None:
+def _write_recipe(
+    path: Path, text: str | None, chat: str | None, pairs: str | None, model: str | None, time: str | None
+) -> None:
     from ingot.pipeline.new_recipe import new_recipe
     from ingot.plan.machine import this_machine
 
-    atomic_write(path, new_recipe(path, text, chat, pairs, model, this_machine()))
+    seconds = seconds_of(time, "--time") if time else None
+    atomic_write(path, new_recipe(path, text, chat, pairs, model, this_machine(), seconds))
     print(f"wrote {path}\nnext: ingot run {path}")

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_args
 
 import typer
 
@@ -21,6 +21,7 @@ from ingot.cli.options import (
     TemperatureOption,
     TopKOption,
     TopPOption,
+    WordsOption,
     emit,
     last_run_of,
 )
@@ -48,9 +49,13 @@ def generate(
     precision: PrecisionOption = "fp32",
     as_json: JsonOption = False,
     as_jsonl: Annotated[bool, typer.Option("--jsonl", help="Print a line of JSON for each text.")] = False,
+    sources: Annotated[
+        bool, typer.Option("--sources", help="Mark the parts that are in the training data, and show their places.")
+    ] = False,
+    words: WordsOption = 5,
 ) -> None:
     """Continue texts with a trained model. A single text is printed while it is generated."""
-    from ingot.cli.chat import load_for_generation, read_prompts, records, report_truncation
+    from ingot.cli.chat import load_for_generation, print_record, read_prompts, records, report_truncation, with_sources
 
     texts = [*prompts, *(read_prompts(file) if file else [])] or [""]
     model = load_for_generation(stage, best, precision, step)
@@ -64,15 +69,18 @@ def generate(
         "stop": stop,
         "seed": seed,
     }
-    if as_json or as_jsonl or len(texts) * samples > 1:
+    if as_json or as_jsonl or sources or len(texts) * samples > 1:
         answers = records(texts, samples, model.complete(texts, samples=samples, **options))
+        if sources:
+            answers = with_sources(answers, stage, words, all_places=as_json or as_jsonl)
         if as_json:
             return emit(list(answers), True, None)
         for number, record in enumerate(answers, 1):
             if as_jsonl:
                 print(printable(json.dumps(record, ensure_ascii=False)), flush=True)
             else:
-                print(f"--- {number} of {len(texts) * samples}\n{record['prompt']}{record['text']}", flush=True)
+                print(f"--- {number} of {len(texts) * samples}")
+                print_record(record)
                 report_truncation(record["stop_reason"], record["tokens"])
     else:
         stream = model.stream(texts[0], **options)
@@ -159,20 +167,37 @@ def export(
     stage: StageArg,
     directory: Annotated[Path, typer.Argument(help="New directory to write.", show_default=False)],
     to: Annotated[
-        str, typer.Option("--to", help="hf: the complete model, for transformers; peft: only its adapter.")
+        str,
+        typer.Option(
+            "--to",
+            help="hf: the complete model, for transformers; peft: only its adapter; nanogpt, llm.c, megatron or "
+            "datatrove: the ids of a token store.",
+        ),
     ] = "hf",
     dtype: Annotated[str, typer.Option(help="Number format of the written weights: float32 or bfloat16.")] = "float32",
     best: BestOption = False,
     step: StepOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a trained model with its tokenizer and chat template for other tools, or only its adapter."""
-    if to not in ("hf", "peft"):
-        raise UserError(f"--to: found '{to}', expected hf or peft")
+    """Write a trained model with its tokenizer for other tools, or only its adapter; or the ids of a token store."""
+    from ingot.store.token_formats import TokenFormat
+
+    token_formats = get_args(TokenFormat)
+    if to not in ("hf", "peft", *token_formats):
+        raise UserError(f"--to: found '{to}', expected hf, peft, {', '.join(token_formats)}")
+    if to in token_formats and (best or step is not None or dtype != "float32"):
+        raise UserError(
+            f"--to {to}: found --best, --step or --dtype, expected none, which are for models; leave it out"
+        )
     if dtype not in ("float32", "bfloat16"):
         raise UserError(f"--dtype: found '{dtype}', expected float32 or bfloat16")
-    from ingot.stages.models.export import export_hf, export_peft
+    if to in token_formats:
+        from ingot.stages.tokenize.export import export_tokens
 
-    files = (export_hf if to == "hf" else export_peft)(stage, directory, dtype, best, print_message, step)
+        files = export_tokens(stage, directory, cast(TokenFormat, to), print_message)
+    else:
+        from ingot.stages.models.export import export_hf, export_peft
+
+        files = (export_hf if to == "hf" else export_peft)(stage, directory, dtype, best, print_message, step)
     data = {"directory": str(directory), "files": {f.name: f.stat().st_size for f in files}}
     emit(data, as_json, lambda: print("\n".join(f"{f.stat().st_size:>14,}  {f}" for f in files)))

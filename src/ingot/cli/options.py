@@ -2,15 +2,19 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ingot.core.errors import print_message, printable
+from ingot.core.errors import UserError, print_message, printable
 
 RecipeArg = Annotated[Path, typer.Argument(help="The recipe, a TOML file, or a run: runs/NAME.", show_default=False)]
+OptionalRecipeArg = Annotated[
+    Path | None, typer.Argument(help="The recipe, a TOML file, or a run: runs/NAME.", show_default=False)
+]
 RunArg = Annotated[
     Path | None,
     typer.Argument(help="A run, runs/NAME, or its recipe; default: the last run.", show_default=False),
@@ -66,6 +70,9 @@ PenaltyOption = Annotated[
         help="Above 1 makes tokens that the text already contains less likely; 1: no change. Usual: 1.05 to 1.2."
     ),
 ]
+WordsOption = Annotated[
+    int, typer.Option(help="Shortest part of a text that is searched for by itself, in words.", min=1)
+]
 StopOption = Annotated[
     list[str],
     typer.Option("--stop", help="Text that ends an answer, not part of it; may be repeated.", metavar="TEXT"),
@@ -88,6 +95,20 @@ PrecisionOption = Annotated[
         "and may give other texts."
     ),
 ]
+
+
+def seconds_of(text: str, option: str) -> float:
+    """A time such as 8h, 90m, 1h30m or 45s, in seconds.
+
+    Raises:
+        UserError: the text is none.
+    """
+    match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", text.strip())
+    parts = [float(part or 0) for part in match.groups()] if match else []
+    seconds = sum(part * unit for part, unit in zip(parts, (3600, 60, 1), strict=False))
+    if not seconds:
+        raise UserError(f"{option}: found {text!r}, expected a time such as 8h, 90m or 45s")
+    return seconds
 
 
 def last_run_of(out: Path) -> Path:

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ingot.cli.options import JsonOption, OutOption, RunArg, SetOption, emit, last_run_of
-from ingot.core.errors import UserError
+from ingot.cli.options import JsonOption, OutOption, RecipeArg, RunArg, SetOption, emit, last_run_of
+from ingot.core.errors import UserError, print_message
 
 
 def status(
@@ -46,6 +46,45 @@ def report(
         return _serve(graphs, port)
     page = str(write_any_report(graphs, to))
     emit({"report": page}, as_json, lambda: print(page))
+
+
+def without(
+    documents: Annotated[
+        list[str],
+        typer.Argument(
+            help="PATH#OFFSET of documents, as trace shows them, or PATH for all of a file.", show_default=False
+        ),
+    ],
+    recipe: RecipeArg,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Recipe to write; default: NAME-without.toml beside the recipe.")
+    ] = None,
+    out: OutOption = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """Write a recipe that leaves documents out of the training data, and show what it makes again."""
+    from ingot.core.artifact import atomic_write
+    from ingot.pipeline.without import without as left_out
+
+    path = to or recipe.with_name(f"{recipe.stem}-without.toml")
+    if path.exists():
+        raise UserError(f"{path}: exists already; choose another name with --to")
+    result = left_out(recipe, documents, path.stem, out)
+    atomic_write(path, result.recipe)
+
+    def show() -> None:
+        print(f"{', '.join(result.corpora)}: without {', '.join(documents)}")
+        for reader in result.readers:
+            first = (
+                f"first trained on them at step {reader.steps[0]:,}" if reader.steps else "trained on them in no step"
+            )
+            print(f"{reader.name}: {first} of {reader.last:,}")
+        print(f"made again: {', '.join(result.again)}; reused: {', '.join(result.reused) or 'nothing'}")
+        print("a train stage goes on from its newest checkpoint before the first step that differs, or says why not")
+        print(f"wrote {path}\nnext: ingot run {path}")
+
+    readers = [reader._asdict() for reader in result.readers]
+    emit({**result._asdict(), "recipe": str(path), "readers": readers}, as_json, show)
 
 
 def compare(
@@ -110,6 +149,36 @@ def verify(
     )
     if problems:
         raise UserError("\n".join([*problems, "delete the damaged stage's directory and run the recipe again"]))
+
+
+def verify_resume(
+    recipe: RecipeArg,
+    stage: Annotated[str, typer.Option(help="The train stage.")],
+    set: SetOption = [],  # noqa: B006
+    out: OutOption = Path("runs"),
+    steps: Annotated[int, typer.Option(help="Steps of both runs.", min=2)] = 50,
+    kills: Annotated[int, typer.Option(help="How often the second run is killed.", min=1)] = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Run the first steps of a train stage twice, once killed at random, and compare the checkpoints to the bit."""
+    from dataclasses import asdict
+
+    from ingot.pipeline.verify_resume import verify_resume as verified
+
+    verdict = verified(_run_graphs(recipe, set, out)[0], stage, steps, kills, print_message)
+    resumed = ", ".join(f"{step:,}" for step in verdict.resumed_from)
+
+    def show() -> None:
+        equal = f"{verdict.tensors:,} tensors ({verdict.bytes:,} bytes) and the state are equal to the bit"
+        found = f"these differ: {', '.join(verdict.differences)}" if verdict.differences else equal
+        print(f"{stage}: killed {kills:,} times, resumed after step {resumed}; after step {verdict.steps:,} {found}")
+
+    emit(asdict(verdict), as_json, show)
+    if verdict.differences:
+        raise UserError(
+            f"{stage}: the killed run differs from the undisturbed one; a GPU may add in any order, on a CPU "
+            "this is a fault to report"
+        )
 
 
 def _run_graphs(recipe: Path | None, overrides: list[str], out: Path) -> list[Any]:

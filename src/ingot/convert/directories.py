@@ -11,7 +11,7 @@ from pathlib import Path
 from ingot.core.artifact import regular
 from ingot.core.errors import MissingFile, UserError
 from ingot.model.adapter_config import PEFT_FILES
-from ingot.tokenizer.files import COMPANION_FILES, GPT2_FILES
+from ingot.tokenizer.files import COMPANION_FILES, VOCABULARIES
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
@@ -96,7 +96,7 @@ def not_used(directory: Path, used: Iterable[Path]) -> list[str]:
 def _vocabulary(directory: Path) -> tuple[str, ...]:
     """The files of the vocabulary that an import reads; none without a complete tokenizer."""
     names = set(_names(directory))
-    return next((files for files in (("tokenizer.json",), *GPT2_FILES) if set(files) <= names), ())
+    return next((files for files in VOCABULARIES if set(files) <= names), ())
 
 
 def listed(names: list[str]) -> str:

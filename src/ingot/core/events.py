@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -92,11 +92,33 @@ def stable(record: dict[str, Any]) -> dict[str, Any]:
 
 def elapsed_seconds(path: Path) -> float:
     """Seconds from the first to the last event of each attempt, summed over attempts."""
-    times: dict[int, list[float]] = {}
+    return sum(attempt.end - attempt.start for attempt in attempts(path))
+
+
+class Attempt(NamedTuple):
+    """One process that worked on a stage."""
+
+    start: float
+    """Unix time of its first event."""
+    end: float
+    resumed_from: int | None
+    """Step of the checkpoint that it went on from; None if it began at the start."""
+    last_step: int | None
+    """The last step that it logged; None for none."""
+
+
+def attempts(path: Path) -> list[Attempt]:
+    """The attempts at a stage, in order; all but the last one were interrupted or failed."""
+    found: dict[int, Attempt] = {}
     for record in _lines(path):
-        if "time" in record:
-            times.setdefault(record.get("attempt", 0), []).append(record["time"])
-    return sum(max(attempt) - min(attempt) for attempt in times.values())
+        time, number = record.get("time", 0.0), record.get("attempt", 0)
+        one = found.get(number, Attempt(time, time, None, None))._replace(end=time)
+        if record["event"] == "resume":
+            one = one._replace(resumed_from=record.get("after"))
+        elif record["event"] == "step":
+            one = one._replace(last_step=record.get("step"))
+        found[number] = one
+    return [found[number] for number in sorted(found)]
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

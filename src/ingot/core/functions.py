@@ -17,6 +17,7 @@ from typing import Any
 from ingot.core.errors import MissingFile, UserError, nearest
 from ingot.core.user_modules import Directory, Reads, execute, locate
 
+_RECIPES = Path(__file__).parents[1] / "recipes"
 FILES = "FILES"
 """Variable of a user's file: the list of the data files that it reads."""
 
@@ -27,15 +28,18 @@ def is_function(name: str) -> bool:
 
 
 def file_of(name: str) -> Path:
-    """The file of `"file.py:function"`."""
-    return Path(name.rpartition(":")[0])
+    """The file of `"file.py:function"`, relative to the working directory; without a directory also one of the files
+    that ship beside the recipes, such as answers.py."""
+    file = Path(name.rpartition(":")[0])
+    shipped = _RECIPES / file.name
+    return shipped if len(file.parts) == 1 and not file.exists() and shipped.is_file() else file
 
 
 def load_function(name: str, where: str) -> Callable[..., Any]:
     """Execute the file of `"file.py:function"` and return the function.
 
     Args:
-        name: the file, relative to the working directory, and the function.
+        name: the file (see `file_of`) and the function.
         where: the setting that names it, for errors.
 
     Raises:

@@ -68,6 +68,19 @@ def peak_memory_bytes() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak  # kilobytes on Linux
 
 
+def available_memory() -> int:
+    """Main memory that is free or can be freed at once (Linux: proc_meminfo(5)), at most that of the container; on
+    macOS all memory."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    meminfo, limit = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+    if meminfo.exists():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        memory = 1024 * int(fields["MemAvailable"].split()[0])
+    if limit.exists() and (text := limit.read_text().strip()).isdigit():
+        memory = min(memory, int(text))
+    return memory
+
+
 def die_with_parent(parent: int) -> None:
     """Let the kernel kill this process when its parent ends (Linux only).
 

@@ -4,10 +4,12 @@ A settings model stands beside the code that reads it, derives from `Settings`, 
 below it.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+import builtins
+from collections.abc import Iterable, Iterator, Mapping
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from ingot.core.errors import notify
@@ -47,6 +49,19 @@ class Settings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
+    def _true_is_no_number(cls, table: Any) -> Any:
+        """Refuse true and false where a number belongs, which pydantic would take as 1 and 0.
+
+        It runs after `_read_old_names`, as the last of these validators runs first.
+        """
+        if isinstance(table, Mapping):
+            names = ((field.alias or name, field.annotation) for name, field in cls.model_fields.items())
+            if errors := [e for name, type_ in names for e in _bools_as_numbers(table.get(name), [type_], (name,))]:
+                raise ValidationError.from_exception_data(cls.__name__, errors)
+        return table
+
+    @model_validator(mode="before")
+    @classmethod
     def _read_old_names(cls, table: Any) -> Any:
         if not isinstance(table, Mapping):
             return table
@@ -62,6 +77,38 @@ class Settings(BaseModel):
 
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """Seed of random number generators: a signed 64-bit integer."""
+
+
+def _bools_as_numbers(value: Any, union: Iterable[Any], location: tuple[str | int, ...]) -> Iterator[Any]:
+    """An error, as pydantic takes it, for each true and false where a value has a number and no truth value.
+
+    Args:
+        value: a value as in the recipe. Tables of models are left to those.
+        union: the types that it may have.
+        location: the name of the setting, and keys in it.
+    """
+    types = {member for one in union for member in _members(one)}
+    if isinstance(value, bool):
+        number = next((name for name in ("int", "float") if getattr(builtins, name) in types), None)
+        if number and not {bool, Any} & types:
+            yield {"type": f"{number}_type", "loc": location, "input": value}
+        return
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    inner = [t for one in types for t in get_args(one) if t is not Ellipsis]
+    for key, item in items:
+        yield from _bools_as_numbers(item, inner, (*location, key))
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """The members of a union, without marks, and the types of literal values."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        yield from map(type, arguments)
+    elif origin in (Annotated, Union, UnionType):
+        for member in arguments[:1] if origin is Annotated else arguments:
+            yield from _members(member)
+    else:
+        yield annotation
 
 
 def canonical(value: Any) -> Any:

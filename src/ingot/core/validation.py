@@ -52,7 +52,11 @@ def problems(model: type[BaseModel], error: ValidationError, where: str = "", no
         noun: word for the names in the table.
     """
     by_setting: dict[str, list[Any]] = {}  # a value that may have several types has an error for each
-    for one in error.errors(include_url=False):
+    errors = error.errors(include_url=False)
+    wrong_lists = {one["loc"][:-1] for one in errors}  # pydantic does not count wrong items, and finds a list too short
+    for one in errors:
+        if one["type"] == "too_short" and one["loc"] in wrong_lists:
+            continue
         by_setting.setdefault(".".join((where, *_Setting(model, one["loc"]).path)).strip("."), []).append(one)
     return [
         f"{name}: {sentence}" if name else sentence
@@ -85,6 +89,7 @@ class _Setting:
                 fields = (pair for m in inner for pair in m.model_fields.items())
                 if field := next((f for name, f in fields if part in (name, f.alias)), None):
                     self.field, inner = field, list(models_in(field.annotation))
+                    self.path[-1] = field.alias or part
 
     @property
     def description(self) -> str:
@@ -118,7 +123,8 @@ def _sentences(model: type[BaseModel], errors: Sequence[Any], noun: str) -> Iter
         setting = _Setting(model, mismatches[0]["loc"])
         expected = " or ".join(dict.fromkeys(_expected(setting, error) for error in mismatches))
         found = mismatches[0].get("ctx", {}).get("tag", mismatches[0]["input"])
-        yield f"found {shortened(repr(found), _MAX_VALUE_LENGTH)}, expected {expected} ({setting.description})"
+        found = str(found).lower() if isinstance(found, bool) else repr(found)
+        yield f"found {shortened(found, _MAX_VALUE_LENGTH)}, expected {expected} ({setting.description})"
 
 
 def _expected(setting: _Setting, error: Any) -> str:

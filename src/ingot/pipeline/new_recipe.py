@@ -14,14 +14,15 @@ from typing import Any
 
 import tomli_w
 
-from ingot.core.errors import UserError
-from ingot.core.events import size
+from ingot.core.errors import UserError, print_message
+from ingot.core.events import duration, size
 from ingot.core.recipe import RunSettings, name_problem
 from ingot.corpus.readers.row_formats import Format
 from ingot.corpus.settings import CorpusSettings, Source
 from ingot.corpus.survey import Survey, survey, text_field
 from ingot.model.adapter_config import AdapterSettings, low_rank_parameters
 from ingot.model.config import ModelSettings
+from ingot.pipeline.timed import HELD_OUT_BYTES, Timed, timed, timed_comments, timed_vocab
 from ingot.plan.flops import training_flops_per_token
 from ingot.plan.machine import Device, measured_flops
 from ingot.stages.models.imports import HF, directory_of, is_directory, model_files, read_model_config
@@ -48,8 +49,6 @@ MOST_EPOCHS, MIN_UPDATES = 40, 300
 """Passes over a text so small that `MAX_EPOCHS` are fewer updates than these."""
 MIN_BATCH, UPDATES = 4, 1000
 """Rows of an update, and updates aimed at: a short training needs many small ones."""
-MIN_DOCUMENTS = 40
-"""Fewest documents of which a random tenth is held out; of fewer, the last tenth of the text is."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,13 @@ class Corpus:
 
 
 def new_recipe(
-    path: Path, text: str | None, chat: str | None, pairs: str | None, model: str | None, device: Device
+    path: Path,
+    text: str | None,
+    chat: str | None,
+    pairs: str | None,
+    model: str | None,
+    device: Device,
+    seconds: float | None = None,
 ) -> str:
     """The recipe's text.
 
@@ -86,6 +91,7 @@ def new_recipe(
         text, chat, pairs: a file, a folder or a glob of plain text, conversations, pairs.
         model: `hf:DIR`, or the directory of a finished train stage, to start from; default: random weights.
         device: the device to size it for.
+        seconds: of the complete run on this machine, which is measured; only for `text` alone.
 
     Raises:
         UserError: a name, a file or a combination that cannot be used.
@@ -93,7 +99,17 @@ def new_recipe(
     _check(path, text, chat, pairs, model)
     sources: tuple[tuple[Format, str | None], ...] = (("text", text), ("chat", chat), ("pairs", pairs))
     corpora = [_corpus(format, source) for format, source in sources if source]
-    return "\n".join(_Writer(path, corpora, model, device).lines()) + "\n"
+    chosen = _timed(corpora[0], device, seconds) if seconds else None
+    return "\n".join(_Writer(path, corpora, model, device, chosen).lines()) + "\n"
+
+
+def _timed(corpus: Corpus, device: Device, seconds: float) -> Timed:
+    """What a time is spent on."""
+    settings = CorpusSettings.model_validate({"sources": [corpus.source], "field": corpus.field or "text"})
+    most, _ = _sizes(corpus, device)
+    speed = _speed(device)
+    vocab = timed_vocab(speed * seconds, most) if speed else most
+    return timed(settings, corpus.content.bytes, vocab, _context(corpus, _max_context(device)), seconds, print_message)
 
 
 def _check(path: Path, text: str | None, chat: str | None, pairs: str | None, model: str | None) -> None:
@@ -138,15 +154,43 @@ def _corpus(format: Format, source: str) -> Corpus:
     return Corpus(format, source, field, content)
 
 
+def _speed(device: Device) -> float | None:
+    """FLOP/s of training, roughly; None for a GPU without a data sheet."""
+    peak = device.peak if device.is_gpu else measured_flops() * (BF16_SPEED if device.half == "bf16" else 1)
+    return peak * UTILISATION if peak else None
+
+
+def _sizes(corpus: Corpus, device: Device) -> tuple[int, int]:
+    """Vocabulary and depth of a new model."""
+    _, vocab, depth = next(size for size in SIZES if corpus.content.bytes <= size[0])
+    if device.is_gpu and corpus.content.bytes > SIZES[0][0]:
+        depth *= GPU_DEPTH
+    return min(vocab, SMALLEST + round(TRAINED_WORDS * corpus.content.words)), depth
+
+
+def _max_context(device: Device) -> int:
+    return 512 if device.is_gpu else 256
+
+
+def _context(corpus: Corpus, most: int) -> int:
+    """Tokens of a row: a power of two that nine in ten conversations fit into; for text the largest."""
+    wanted = most
+    if corpus.format != "text" and corpus.content.lengths:
+        lengths = sorted(corpus.content.lengths)
+        wanted = lengths[int(0.9 * len(lengths))] / BYTES_PER_TOKEN
+    few = corpus.tokens / 32
+    return min(most, max(32, 2 ** math.ceil(math.log2(max(32.0, min(wanted, few))))))
+
+
 class _Writer:
     """Writes the stages one after another; `model` is the newest stage with a model."""
 
-    def __init__(self, path: Path, corpora: list[Corpus], start: str | None, device: Device):
-        self.path, self.corpora, self.start, self.device = path, corpora, start, device
+    def __init__(
+        self, path: Path, corpora: list[Corpus], start: str | None, device: Device, chosen: Timed | None = None
+    ):
+        self.path, self.corpora, self.start, self.device, self.timed = path, corpora, start, device, chosen
         self.talks = any(corpus.format != "text" for corpus in corpora)
-        peak = device.peak if device.is_gpu else measured_flops() * (BF16_SPEED if device.half == "bf16" else 1)
-        self.speed = peak * UTILISATION if peak else None
-        """FLOP/s of training; None for a GPU without a data sheet."""
+        self.speed = _speed(device)
         self.minutes = MINUTES["GPU" if device.is_gpu else "CPU"] / max(1, len(corpora))
         self.seconds, self.adapter = 0.0, "rank = 16"
         self.models: list[str] = []
@@ -166,6 +210,8 @@ class _Writer:
         return f"{start} {sources}."
 
     def _duration(self) -> str:
+        if self.timed:
+            return f"about {duration(self.timed.run_seconds)} on this machine, as measured"
         if not self.seconds:
             return f"`ingot plan {self.path}` shows how long it takes"
         minutes = math.ceil(self.seconds / 60)
@@ -194,12 +240,14 @@ class _Writer:
             yield self._holdout(content)
 
     def _holdout(self, content: Survey) -> str:
-        if content.documents < MIN_DOCUMENTS:
+        if self.timed:
+            fraction = round(self.timed.holdout, 1 - math.floor(math.log10(self.timed.holdout)))
             return (
-                'holdout = { fraction = 0.1, by = "tail" }   # the end of the last document: they are too few to draw'
+                f'holdout = {{ fraction = {fraction:g}, by = "characters" }}   # at most {size(HELD_OUT_BYTES)}, so '
+                "that evaluations leave time for training"
             )
         fraction = 0.1 if content.bytes < 30e6 else 0.01 if content.bytes < 1e9 else 0.001
-        return f'holdout = {{ fraction = {fraction:g}, by = "document" }}   # drawn at random, never trained on'
+        return f'holdout = {{ fraction = {fraction:g}, by = "characters" }}   # of the text; drawn, never trained on'
 
     def _start(self) -> Iterator[str]:
         """The tokenizer of a new model, or the import of an old one."""
@@ -217,24 +265,16 @@ class _Writer:
             self.models.append("start")
             return
         first = self.corpora[0]
-        _, vocab, depth = next(size for size in SIZES if first.content.bytes <= size[0])
-        vocab = min(vocab, SMALLEST + round(TRAINED_WORDS * first.content.words))
-        if self.device.is_gpu and first.content.bytes > SIZES[0][0]:
-            depth *= GPU_DEPTH
-        context = self._context(first, 256 if not self.device.is_gpu else 512)
-        self.settings = ModelSettings(depth=depth, context=context)
+        vocab, depth = _sizes(first, self.device)
+        if self.timed:
+            vocab, depth = self.timed.vocab, self.timed.choice.candidate.depth
+        self.settings = ModelSettings(depth=depth, context=_context(first, _max_context(self.device)))
         self.config = self.settings.resolve(vocab)
         yield from ("", "[stage.bpe]", 'kind  = "tokenizer"', f'from  = "{first.stage}"')
-        yield f"vocab = {vocab}                      # a larger text can use a larger one"
-
-    def _context(self, corpus: Corpus, most: int) -> int:
-        """Tokens of a row: a power of two that nine in ten conversations fit into; for text the largest."""
-        wanted = most
-        if corpus.format != "text" and corpus.content.lengths:
-            lengths = sorted(corpus.content.lengths)
-            wanted = lengths[int(0.9 * len(lengths))] / BYTES_PER_TOKEN
-        few = corpus.tokens / 32
-        return min(most, max(32, 2 ** math.ceil(math.log2(max(32.0, min(wanted, few))))))
+        why = "a larger text can use a larger one"
+        if self.timed:
+            why = "so that embeddings are a small part of a model for this time"
+        yield f"vocab = {vocab}                      # {why}"
 
     def _trainings(self) -> Iterator[str]:
         for corpus in self.corpora:
@@ -247,6 +287,8 @@ class _Writer:
             context = self.config.context
             new = not self.models
             if new:
+                if self.timed:
+                    yield from timed_comments(self.timed)
                 model = f"depth = {self.settings.depth}, context = {self.settings.context}"
                 yield 'tokenizer = "bpe"'
                 size = f"{self.config.parameters / 1e6:.1f}M parameters"
@@ -254,16 +296,20 @@ class _Writer:
             else:
                 yield f'init      = "{self.models[-1]}"'
             if self.start:
-                context = self._context(corpus, min(self.config.context, 1024))
+                context = _context(corpus, min(self.config.context, 1024))
                 yield f"context   = {context}                # longest row, in tokens"
                 yield f'adapter   = {{ kind = "lora", {self.adapter} }}   # leave out to train all weights'
             if corpus.format == "pairs":
                 yield 'objective = { kind = "dpo", beta = 0.1 }'
-            epochs, length = self._length(corpus, context, new)
-            rows = epochs * corpus.tokens / context
-            if corpus.format == "pairs":
-                rows = epochs * corpus.content.documents
-            batch = max(MIN_BATCH, min(64, 2 ** round(math.log2(max(1.0, rows / UPDATES)))))
+            if self.timed:
+                batch, rows = self.timed.batch, self.timed.choice.tokens / context
+                length = _amount(self.timed.choice.tokens)
+            else:
+                epochs, length = self._length(corpus, context, new)
+                rows = epochs * corpus.tokens / context
+                if corpus.format == "pairs":
+                    rows = epochs * corpus.content.documents
+                batch = max(MIN_BATCH, min(64, 2 ** round(math.log2(max(1.0, rows / UPDATES)))))
             yield f"batch     = {batch}"
             yield f'duration  = "{length}"'
             every = max(10, round(rows / batch / 10, -1))
@@ -287,27 +333,33 @@ class _Writer:
         whole = max(1, round(epochs))
         if epochs >= 0.75:
             return whole, f"{whole} epoch{'s' if whole > 1 else ''}"
-        amount = epochs * tokens
-        unit, scale = ("M", 1e6) if amount >= 1e6 else ("K", 1e3)
-        return epochs, f"{max(1, round(amount / scale))}{unit} tokens"
+        return epochs, _amount(epochs * tokens)
 
     def _card(self) -> Iterator[str]:
         corpora = [c for c in self.corpora if c.format != "pairs"]
         if not corpora:
             return
-        shown = {"text": "bits per byte beside gzip, bzip2 and xz; samples", "chat": "loss of the responses; answers"}
+        shown = {"text": "bits per byte beside gzip and xz; samples", "chat": "loss of the responses; answers"}
         measures = "; ".join(shown[c.format] for c in corpora)
         yield from ("", "[stage.card]", f'kind      = "evaluate"           # {measures}')
         yield f"models    = {_toml(self.models)}"
         yield f"data      = {_toml([c.stage for c in corpora])}"
+        yield 'precision = "auto"               # as in training'
         if self.start:
-            yield f"context   = {self._context(corpora[0], min(self.config.context, 1024))}"
+            yield f"context   = {_context(corpora[0], min(self.config.context, 1024))}"
         for corpus in corpora:
             name = "prompts  " if corpus.format == "text" else "questions"
             if examples := list(dict.fromkeys(filter(None, map(_EXAMPLES[corpus.format], corpus.content.first))))[:2]:
                 if corpus.format == "chat":
                     yield "# of the file, so mostly trained on; add some that are not in it"
                 yield f"{name} = {_toml(examples)}"
+
+
+def _amount(tokens: float) -> str:
+    """Tokens as a duration, with two digits or more: "4.1M tokens", "812K tokens"."""
+    unit, scale = ("M", 1e6) if tokens >= 1e6 else ("K", 1e3)
+    amount = max(1.0, tokens / scale)
+    return f"{amount:.1f}{unit} tokens" if amount < 10 and unit == "M" else f"{amount:.0f}{unit} tokens"
 
 
 def _first_words(text: str) -> str:

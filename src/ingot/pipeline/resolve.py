@@ -23,6 +23,7 @@ from ingot.stages.models.imports import imported_name, is_directory, model_files
 from ingot.stages.models.kind import import_inputs
 from ingot.stages.models.settings import ImportSettings
 from ingot.stages.tokenize.kind import check_turns
+from ingot.stages.tokenize.settings import TokenFilesSettings
 from ingot.tokenizer.settings import TokenizerSettings, TokensSettings
 
 
@@ -39,6 +40,7 @@ class Resolver:
         self.recipe, self.hashes, self.links = recipe, hashes, links
         self.nodes: dict[str, Node] = {}
         self._open: list[str] = []
+        self._evaluated = sorted({f for kind, s in recipe.stages.values() for f in KINDS[kind].evaluates(s)})
 
     def node(self, name: str, where: str | None = None, makes: tuple[str, ...] = ()) -> Node:
         """The node of a stage of the recipe, after its inputs have been resolved.
@@ -53,7 +55,8 @@ class Resolver:
         """
         if name not in self.recipe.stages:
             raise UserError(f"{where}: no stage '{name}'; {nearest(name, self.recipe.stages)}")
-        kind, settings = self.recipe.stages[name]
+        kind, given = self.recipe.stages[name]
+        settings = KINDS[kind].keep_out(given, self._evaluated)
         if makes and KINDS[kind].makes not in makes:
             expected = " or ".join(n for n, k in KINDS.items() if k.makes in makes)
             raise UserError(f"{where}: stage '{name}' is a {kind}, expected a {expected}")
@@ -192,9 +195,11 @@ class _StageResolver:
 
     def format_of(self, name: str) -> str:
         settings = self.settings_of(name)
-        if isinstance(settings, TokensSettings):
-            settings = self.settings_of(settings.corpus)
-        return getattr(settings, "format", "text")
+        while not hasattr(settings, "format") and (
+            source := getattr(settings, "corpus", None) or getattr(settings, "data", None)
+        ):
+            settings = self.settings_of(source)
+        return "text" if isinstance(settings, TokenFilesSettings) else getattr(settings, "format", "text")
 
 
 def _key(content: dict[str, Any], raw: str | None) -> str:

@@ -129,7 +129,7 @@ def start_child(job: dict[str, Any], rank: Mapping[str, str] | None = None) -> s
     """
     threads = job["settings"].get("loop", {}).get("threads")
     child = subprocess.Popen(
-        [sys.executable, "-m", "ingot.stages.child"],
+        [sys.executable, "-m", "ingot.stages"],
         stdin=subprocess.PIPE,
         stdout=_messages(),
         stderr=_messages(),
@@ -196,7 +196,7 @@ def _become_rank(graph: Graph, only: list[str], quiet: bool) -> None:
         file.seek(0)
         os.dup2(file.fileno(), 0)
     threads = job["settings"]["loop"]["threads"]
-    os.execve(sys.executable, [sys.executable, "-m", "ingot.stages.child"], child_environment(threads))
+    os.execve(sys.executable, [sys.executable, "-m", "ingot.stages"], child_environment(threads))
 
 
 def _run_child(graph: Graph, node: Node, quiet: bool, size: int = 1) -> None:

@@ -87,7 +87,7 @@ def tune(
         UserError: the stage is not a train stage, has started already, or the default could not be measured.
     """
     graph = load_graph(recipe, overrides, root)
-    node = _train_stage(graph, stage)
+    node = train_stage(graph, stage)
     directory = graph.stage(node)
     if directory.is_done() or (directory / CHECKPOINTS).exists():
         raise UserError(
@@ -97,7 +97,7 @@ def tune(
     run(graph, [n.name for n in node.inputs.values()], lambda *_: None)
 
     def measure(candidate: Candidate, seconds: float) -> Trial | None:
-        return _run_candidate(job_of(graph, node, quiet=True), candidate, steps, seconds)
+        return run_candidate(job_of(graph, node, quiet=True), candidate, steps, seconds)
 
     trials: list[Trial] = []
     decision = decide(stage, _candidates(node.settings, trials), trials, measure, notify)
@@ -197,7 +197,12 @@ def describe(candidate: Candidate) -> str:
     return ", ".join(f"{name} {value}" for name, value in candidate.items())
 
 
-def _train_stage(graph: Graph, stage: str) -> Node:
+def train_stage(graph: Graph, stage: str) -> Node:
+    """The train stage of that name.
+
+    Raises:
+        UserError: the recipe has none.
+    """
     names = [n.name for n in graph.nodes.values() if isinstance(n.settings, TrainSettings)]
     if stage not in names:
         raise UserError(f"stage: found {stage!r}, expected a train stage of the recipe: {', '.join(names)}")
@@ -234,7 +239,7 @@ def _candidates(settings: Any, trials: list[Trial]) -> Iterator[Candidate]:
         yield {**best.candidate, "threads": threads // 2}
 
 
-def _run_candidate(job: dict[str, Any], candidate: Candidate, steps: int, seconds: float) -> Trial | None:
+def run_candidate(job: dict[str, Any], candidate: Candidate, steps: int, seconds: float) -> Trial | None:
     """Run the stage with the candidate's settings for `steps` steps; None if it fails or takes too many seconds."""
     loop = {n: v for n, v in candidate.items() if n != "precision"}
     settings = job["settings"]

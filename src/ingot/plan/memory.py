@@ -73,6 +73,9 @@ class Activations:
     """Copies of the weights in the precision of the forward pass, if it is lower than the parameters'."""
     logits: int
     """A chunk of logits, which also holds its softmax and gradient."""
+    recomputed: int = 0
+    """Activations of a segment that the backward pass computes again (`checkpointed`), and their gradients, beyond
+    `logits`, which are freed by then."""
 
     @property
     def total(self) -> int:
@@ -90,6 +93,7 @@ def engine_activations(
     stream: int = FP32,
     frozen: bool = False,
     dropout_element: int = 1,
+    gains: bool = True,
 ) -> Activations:
     """Activations of a micro-batch.
 
@@ -106,10 +110,11 @@ def engine_activations(
         frozen: whether weights are frozen and their adapters have dropout. Inputs of the weights are then not saved;
             `adapter_activations` counts the adapters' inputs. (Adapters without dropout save the same inputs.)
         dropout_element: bytes per element of a dropout mask: 1 on a GPU; `element` on a CPU, where it is a factor.
+        gains: whether the gains of norms are trained, for which RMSNorm also keeps the normalised input.
     """
     tokens, d = rows * shape.context, shape.width
     stream, gated = max(element, stream), shape.activation == "swiglu"
-    copies = 2 if shape.norm == "rms" else 1  # RMSNorm also keeps the normalised input
+    copies = 2 if shape.norm == "rms" and gains else 1
     norm = copies * d * stream
     heads = (shape.heads + shape.kv_heads) * shape.head_size
     attention = 2 * heads * element + (copies * heads * stream if shape.qk_norm else 0)  # queries, keys, values, output
@@ -127,6 +132,59 @@ def engine_activations(
         scores=shape.depth * (squares * element + dropped_squares * dropout_element),
         casts=matrices * element if element < FP32 else 0,
         logits=element * min(tokens * shape.vocab, max(max_logits, shape.vocab)),
+    )
+
+
+def checkpointed(
+    stored: Activations,
+    shape: Shape,
+    rows: int,
+    element: int,
+    eager: bool,
+    segment: int,
+    selective: bool = False,
+    masks: int = 0,
+    stream: int = FP32,
+) -> Activations:
+    """Activations of a micro-batch with activation checkpointing (`model/checkpointing.py`).
+
+    The backward pass has most of them when it begins with a segment, or in its eager attention, where the
+    feed-forward's are freed and gradients of the scores are added.
+
+    Args:
+        stored: those without checkpointing; the others as in `engine_activations`.
+        segment: blocks of a segment, which stores its input.
+        selective: whether a segment also stores the results of matrix products and of fused attention.
+    """
+    L, d, f, tokens = shape.depth, shape.width, shape.ffn, rows * shape.context
+    stream, norm = max(element, stream), (2 if shape.norm == "rms" else 1) * shape.width * max(element, stream)
+    gates, last = 2 if shape.activation == "swiglu" else 1, tokens * (norm + d * element)
+    block, scores = (stored.layers - last) // L, stored.scores // L
+    queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+    products = again = 0
+    if selective:
+        result = 0 if eager else queries  # of attention
+        again = tokens * element * (gates * f + keys + result)
+        products = again + tokens * (element * (queries + keys + 2 * d) + (0 if eager else shape.heads * FP32))
+    gradients = tokens * (element * gates * f + 2 * d * stream)
+    if eager:
+        feedforward = tokens * (element * (2 * gates * f + d) + norm)
+        squares = score_elements(shape.heads, shape.context, rows) * element
+        in_attention = (1 if shape.dropout else 2) * squares + tokens * 2 * d * stream - feedforward
+        gradients = max(gradients, in_attention)
+    recomputed = segment * (block + scores + stored.casts // L) - again + gradients
+    mask = (
+        score_elements(1, shape.context, max(1, masks)) * element if eager else score_elements(1, shape.context, masks)
+    )
+    inputs = tokens * d * stream
+    return Activations(
+        layers=-(-L // segment) * inputs + L * products + last,
+        scores=mask,
+        casts=0,
+        logits=stored.logits,
+        recomputed=max(
+            0, recomputed - inputs - last - stored.logits
+        ),  # the input is stored, the final norm's are freed
     )
 
 
@@ -151,6 +209,31 @@ def adapter_activations(
     """
     layers = (rank + (2 * o if dora else 0) + (i if dropout else 0) for i, o in sizes)
     return tokens * (element * sum(layers) + (dropout_element * sum(i for i, _ in sizes) if dropout else 0))
+
+
+def gradients_at_peak(gradients: int, head: int, activations: int) -> int:
+    """Bytes of gradients beside the activations at the peak of a step of one micro-batch.
+
+    A backward pass begins with all activations and the head's gradient, and ends with all gradients and no activations:
+    the peak is the larger of the two.
+
+    Args:
+        gradients: bytes of all of them.
+        head: of the LM head's.
+        activations: bytes that the forward pass saves.
+    """
+    return max(head, gradients - activations)
+
+
+def block_gradients(shape: Shape, rows: int, element: int, stream: int = FP32) -> int:
+    """Bytes of the gradients inside the block that a backward pass is in: of the feed-forward's inner features, and of
+    the residual stream before and after it. A chunk of logits is freed by then.
+
+    Args:
+        shape, rows, element, stream: as for `engine_activations`.
+    """
+    gates = 2 if shape.activation == "swiglu" else 1
+    return rows * shape.context * (gates * shape.ffn * element + 2 * shape.width * max(element, stream))
 
 
 def score_elements(heads: int, context: int, rows: int = 1) -> int:

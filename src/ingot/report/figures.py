@@ -28,6 +28,17 @@ def short(value: float) -> str:
     return f"{value:g}"
 
 
+def mfu_line(mfu: float, peak: Mapping[str, Any]) -> str:
+    """The fraction of the peak that training reaches, and which peak.
+
+    Args:
+        mfu: the fraction.
+        peak: `peak_flops`, and `peak_by` that it is known.
+    """
+    of = "its data sheet" if peak["peak_by"] == "data sheet" else "the fastest matrix product measured"
+    return f"{mfu:.0%} of {peak['peak_flops'] / 1e9:,.0f} GFLOP/s, {of} (MFU)"
+
+
 def nats(value: float | None) -> str:
     """A loss or bits per byte, with four decimals."""
     return "–" if value is None else f"{value:.4f}"

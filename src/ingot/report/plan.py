@@ -14,6 +14,8 @@ from ingot.pipeline.graph import Graph
 from ingot.pipeline.run import processes
 from ingot.pipeline.status import status
 from ingot.plan.machine import GPUS, Device, this_machine
+from ingot.plan.stage_costs import HOUR, PARAMETERS, STAGES
+from ingot.plan.stage_costs import UTILISATION as STAGE_UTILISATION
 from ingot.report import figures
 from ingot.report.terminal import console, state_text, table
 from ingot.stages.kind import load
@@ -39,7 +41,12 @@ def device_of(name: str | None) -> Device:
 
 
 def plan_rows(
-    graph: Graph, device: Device | None = None, ranks: int | None = None, only: list[str] | None = None
+    graph: Graph,
+    device: Device | None = None,
+    ranks: int | None = None,
+    only: list[str] | None = None,
+    here: bool = True,
+    per_hour: float | None = None,
 ) -> list[dict[str, Any]]:
     """A row for every stage that `run` would visit, in the same order.
 
@@ -47,6 +54,8 @@ def plan_rows(
         device: the device of the forecast; default: this machine's.
         ranks: processes of the forecast; default: those of a stage's mesh.
         only: as for `run`: the named stages and what they need; default: all.
+        here: whether the device is this machine's, whose measured speed applies.
+        per_hour: price of an hour of a device.
 
     Returns:
         {name, kind, state, why, key, inputs, facts}; with `missing`, an error message, if required files cannot be
@@ -68,7 +77,7 @@ def plan_rows(
         if now.state == "MISSING":
             row["missing"] = node.missing
         if name := KINDS[node.kind].forecast:
-            row["forecast"] = load(name)(node, graph.stage, device, processes(node, ranks))
+            row["forecast"] = load(name)(node, graph.stage, device, processes(node, ranks), here, per_hour)
         rows.append(row)
     return rows
 
@@ -101,8 +110,11 @@ def _fact(name: str, value: Any) -> str:
     return f"{name} {value}" if name in ("vocab", "init") else str(value)
 
 
-def _mixture(fractions: dict[str, float]) -> str:
-    return " + ".join(name if len(fractions) == 1 else f"{fraction:.3g} {name}" for name, fraction in fractions.items())
+def _mixture(fractions: dict[str, Any]) -> str:
+    """Names with their fractions, if there are several; of other tables the names alone."""
+    if len(fractions) == 1 or not all(isinstance(fraction, int | float) for fraction in fractions.values()):
+        return " + ".join(fractions)
+    return " + ".join(f"{fraction:.3g} {name}" for name, fraction in fractions.items())
 
 
 def _forecast_lines(forecast: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -119,6 +131,7 @@ def _forecast_lines(forecast: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if "length" in forecast:
         yield from _length_lines(forecast)
         yield from _schedule_lines(forecast)
+        yield from _cost_lines(forecast)
         yield from _resource_lines(forecast)
 
 
@@ -136,6 +149,16 @@ def _length_lines(forecast: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "length", line
     if epochs := ", ".join(f"{name} {n:.3g}" for name, n in (length["epochs"] or {}).items()):
         yield "epochs", epochs
+    for phase in forecast["phases"]:
+        for name, wanted in phase["capped"].items():
+            now = phase["data"].get(name, 0.0)
+            yield (
+                "used up",
+                (
+                    f"{name} has {100 * now:.3g} % of the tokens of {phase['name']}, not {100 * wanted:.3g} %, because "
+                    "max_epochs allows no more; the others share the rest"
+                ),
+            )
     for problem in filter(None, (overshoot(phase, length["epochs"]) for phase in forecast["phases"])):
         yield "overshoot", problem
     split = f"micro-batch {batch['micro_batch']} x accumulation {batch['accumulation']} x {batch['ranks']} rank(s)"
@@ -161,12 +184,40 @@ def _lr_range(phase: dict[str, Any]) -> str:
     return " -> ".join(f"{lr:.3g}" for lr in (phase["first_lr"], phase["peak_lr"], phase["last_lr"]))
 
 
+def _cost_lines(forecast: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Time, price and disk."""
+    if time := forecast["time"]:
+        parts = ", ".join(
+            f"{name} {figures.duration(time[name])}" for name in ("start", "steps", "evaluations", "checkpoints")
+        )
+        by = f"as {time['by']} on this machine showed"
+        yield "time", f"{figures.duration(time['total'])}: {parts}; {_step_time(time['step'])} a step, {by}"
+        if "mfu" in time:
+            yield "", figures.mfu_line(time["mfu"], time)
+    elif forecast["here"]:
+        yield "time", "not known: this machine has not been measured; add --measure"
+    if "price" in forecast:
+        yield "price", f"{forecast['price']:,.2f}"
+    disk = forecast["disk"]
+    yield (
+        "disk",
+        f"{figures.size(disk['total'])}: checkpoints of {figures.size(disk['checkpoint'])} and the best weights",
+    )
+
+
+def _step_time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
 def _resource_lines(forecast: dict[str, Any]) -> Iterator[tuple[str, str]]:
     memory, choice, generation = dict(forecast["memory"]), forecast["execution"], forecast["generation"]
     total, available = memory.pop("total"), memory.pop("available")
     parts = ", ".join(f"{name} {figures.size(n)}" for name, n in memory.items() if n)
     use = f"{figures.size(total)} of {figures.size(available)}{'' if total <= available else ', does not fit'}"
     yield "memory", f"{use}{' (each rank)' if forecast['batch']['ranks'] > 1 else ''}: {parts}"
+    if measured := (forecast["time"] or {}).get("peak_bytes"):
+        yield "", f"measured: {figures.size(measured)} of tensors"
+    yield "fits", f"micro-batches of at most {forecast['fits']:,} rows"
     mesh = forecast["mesh"]
     if forecast["batch"]["ranks"] > 1:
         stage = f", ZeRO-{mesh['zero']}" if mesh["shard"] > 1 else ""
@@ -184,9 +235,55 @@ def _resource_lines(forecast: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "generation", f"weights {figures.size(generation['weights'])}, {cache}"
     compute = (choice["device"], choice["precision"], choice["optimizer"], f"{choice['attention']} attention")
     yield "compute", ", ".join(compute)
+    if why := choice.get("why_backend"):
+        yield "backend", f"{choice['backend']}: {why}"
 
 
 def sparkline(values: list[float]) -> str:
     """A curve as one line of text, scaled from 0 to its maximum."""
     top = max(values, default=0) or 1
     return "".join(BARS[min(len(BARS) - 1, int(len(BARS) * value / top))] for value in values)
+
+
+def stage_cost_rows(hour: float | None = None) -> list[dict[str, Any]]:
+    """What the stages of a large model cost, by compute and by people, beside what the sources print.
+
+    Args:
+        hour: dollars of an hour of an A100; default: `stage_costs.HOUR`.
+    """
+    hour = HOUR if hour is None else hour
+    return [
+        {
+            "stage": stage.name,
+            "tokens": list(stage.tokens),
+            "compute": [stage.compute(tokens, hour) for tokens in stage.tokens],
+            "people": stage.people,
+            "total": [stage.compute(tokens, hour) + stage.people for tokens in stage.tokens],
+            "printed": stage.printed,
+            "hour": hour,
+        }
+        for stage in STAGES
+    ]
+
+
+def print_stage_costs(rows: list[dict[str, Any]]) -> None:
+    """Print the stages as a table, with the assumptions below it."""
+    shown = table("stage", "tokens", "compute", "people", "total", "sources")
+    for row in rows:
+        dollars = [" to ".join(map(_dollars, pair)) for pair in (row["compute"], row["total"])]
+        tokens = " to ".join(map(figures.short, row["tokens"]))
+        shown.add_row(row["stage"], tokens, dollars[0], _dollars(row["people"]), dollars[1], _dollars(row["printed"]))
+    out = console()
+    out.print(shown)
+    out.print(
+        f"{figures.short(PARAMETERS)} parameters on A100s at {STAGE_UTILISATION:.0%} of their peak and "
+        f"${rows[0]['hour']:g} an hour. Compute alone explains the first line only; people write or compare "
+        + " and ".join(f"{stage.rows:,} rows at ${stage.row:g} ({stage.name})" for stage in STAGES if stage.rows)
+        + ", which are assumptions.",
+        soft_wrap=True,
+    )
+
+
+def _dollars(amount: float) -> str:
+    """Two digits: 31.3 -> "$31", 1043530 -> "$1M"."""
+    return f"${figures.short(float(f'{amount:.2g}'))}"

@@ -18,6 +18,7 @@ from ingot.report.compare.page import write_comparison
 from ingot.report.compare.table import print_comparison
 from ingot.report.html.page import STATES, write_report
 from ingot.report.plan import print_plan
+from ingot.report.scaling import chart, scaling_of, sentences
 from ingot.report.terminal import console, print_end, state_text, table
 
 Rows = Callable[[Graph], list[dict[str, Any]]]
@@ -104,4 +105,13 @@ def write_any_report(graphs: list[Graph], to: Path | None = None) -> Path:
         link = "" if page is None or to else quote(page.relative_to(home).as_posix())
         points.append({"label": label(graph), "states": states, "page": link})
     title = graphs[0].recipe.run.name
-    return write_comparison(comparisons(graphs), to or home / REPORT, title, points)
+    return write_comparison(comparisons(graphs), to or home / REPORT, title, points, _law(graphs))
+
+
+def _law(graphs: list[Graph]) -> dict[str, Any] | None:
+    """The scaling law of a sweep over sizes and lengths; None if it is none, or too little of it has run."""
+    try:
+        scaling = scaling_of(graphs)
+    except UserError:
+        return None
+    return {"chart": chart(scaling), "sentences": list(sentences(scaling))}

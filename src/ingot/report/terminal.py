@@ -25,6 +25,7 @@ from ingot.report import figures, reading
 from ingot.report.html import panels_forgetting
 from ingot.stages.kind import Node
 from ingot.stages.models.lineage import trained_on_conversations
+from ingot.train.health import repairs
 
 COLOURS = {
     "HIT": "green",
@@ -176,7 +177,7 @@ def status_rows(graph: Graph) -> list[dict[str, Any]]:
 
     Returns:
         {name, kind, state, why, seconds}; for train stages also {step, phase, steps, loss_nats, val_loss_nats,
-        val_reward, tok_s, eta_s, health, verdict, verdict_sentence}.
+        val_reward, tok_s, eta_s, health, repairs, verdict, verdict_sentence}.
     """
     rows, unasked = [], left_out(graph)
     for node in graph.nodes.values():
@@ -205,6 +206,7 @@ def _train_progress(stage: Path, state: str) -> dict[str, Any]:
         "tok_s": last.get("tok_s"),
         "eta_s": last.get("eta_s") if state == "RUNNING" else None,
         "health": _health(stage) if steps else None,
+        "repairs": repairs(reading.events(stage, "skipped"), reading.events(stage, "rollback")),
         "verdict": validation.get("verdict"),
         "verdict_sentence": validation.get("verdict_sentence"),
     }
@@ -231,7 +233,9 @@ def print_status(rows: list[dict[str, Any]]) -> None:
         health = row["health"] if row.get("health") not in (None, "healthy") else ""
         colour = VERDICT_COLOURS.get(row.get("verdict") or "", "")
         sentence = row["verdict_sentence"] if colour else ""
-        why = "; ".join(filter(None, ("" if row["state"] == "HIT" else row["why"], health, sentence)))
+        why = "; ".join(
+            filter(None, ("" if row["state"] == "HIT" else row["why"], health, row.get("repairs"), sentence))
+        )
         stages.add_row(row["name"], row["kind"], state_text(row["state"]), step, *cells, Text(why, colour))
     console().print(stages)
 
@@ -242,9 +246,15 @@ def _validation(row: dict[str, Any]) -> str:
     return figures.nats(row["val_loss_nats"]) if row.get("val_loss_nats") is not None else ""
 
 
-def print_trace(data: list[dict[str, Any]], step: int) -> None:
-    """Print the documents of a batch, row by row."""
+def print_trace(data: list[dict[str, Any]], step: int, note: str = "") -> None:
+    """Print the documents of a batch, row by row.
+
+    Args:
+        note: why the step did not update the weights as planned.
+    """
     out = console()
+    if note:
+        out.print(Text(f"step {step:,}: {note}", "yellow"), soft_wrap=True)
     for row in data:
         pieces = row["pieces"]
         documents = f"{len(pieces)} document{'s' if len(pieces) != 1 else ''}"

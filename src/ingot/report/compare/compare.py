@@ -5,6 +5,8 @@ and n. Two groups are also compared at equal seeds: the effects that a seed has 
 weights) cancel in the paired difference, so its interval is the most sensitive test.
 
 A stage that has not finished is shown with the metrics of its last evaluation and a warning, and is in no mean.
+
+Imported models that an evaluate stage has measured stand beside the stages that began as them: before and after.
 """
 
 from collections import Counter
@@ -24,10 +26,12 @@ from ingot.report.stage_paths import root_of, run_and_name, stages_at
 from ingot.stages.job import corpus_of, in_role
 
 LOSS, BITS = "val_loss_nats", "bits_per_byte"
+LIKELIHOODS = {"lm", "distill", "gkd"}
+"""Objectives whose held-out loss is the same number, -ln p of the labels."""
 
 
 class Entry:
-    """One train stage, finished or not."""
+    """One train stage, finished or not, or an imported model."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -40,8 +44,13 @@ class Entry:
         self.label = f"{self.run}/{self.name}"
 
     @property
+    def trained(self) -> bool:
+        """Whether training made it; an imported model has no steps and no losses but those of evaluate stages."""
+        return self.record["kind"] == "train"
+
+    @property
     def finished(self) -> bool:
-        return bool(self.result)
+        return bool(self.result) or not self.trained
 
     @cached_property
     def failure(self) -> str:
@@ -164,17 +173,22 @@ class Comparison:
         return [e for g in self.groups for e in g.entries]
 
     @property
+    def trained(self) -> list[Group]:
+        """The groups of train stages."""
+        return [g for g in self.groups if g.entries[0].trained]
+
+    @property
     def root(self) -> Path:
         """The output root of the first entry."""
         return root_of(self.entries[0].path)
 
     @cached_property
     def differing(self) -> dict[str, list[Any]]:
-        """Setting -> its value in each group, for settings whose values differ.
+        """Setting -> its value in each group that was trained, for settings whose values differ.
 
         An input stage that only some groups have is a single row with its kind, instead of a row for every setting.
         """
-        first = [g.entries[0] for g in self.groups]
+        first = [g.entries[0] for g in self.trained]
         stages = dict.fromkeys(name for e in first for name in e.lineage)
         partial = [n for n in stages if not all(n in e.lineage for e in first)]
         prefixes = tuple(f"{n}." for n in partial)
@@ -186,7 +200,7 @@ class Comparison:
     @cached_property
     def paired(self) -> list[tuple[Group, Group, Interval]]:
         """(first group, another group, difference over their common seeds) for groups with two or more such seeds."""
-        first, *others = self.groups
+        first, *others = self.trained or self.groups
         pairs = [(first, g, paired_difference(first.by_seed(self.metric), g.by_seed(self.metric))) for g in others]
         return [(a, b, interval) for a, b, interval in pairs if interval and interval.n > 1]
 
@@ -204,26 +218,38 @@ def compare(paths: list[Path], metric: str | None = None) -> list[Comparison]:
     """
     stages_of = {path: {p.absolute(): p for p in stages_at(path)} for path in paths}
     unique = {absolute: p for stages in stages_of.values() for absolute, p in stages.items()}
-    entries = [Entry(p) for p in unique.values() if reading.record(p)["kind"] == "train"]
+    entries = [Entry(p) for p in unique.values() if reading.record(p)["kind"] in ("train", "import")]
+    entries = [e for e in entries if e.trained or e.evaluated]
     if not entries:
         raise UserError(f"{', '.join(map(str, paths))}: no train stage has started there; run the recipe first")
     by_stage: dict[str, list[Entry]] = {}
-    for entry in entries:
+    for entry in (e for e in entries if e.trained):
         by_stage.setdefault(entry.stage, []).append(entry)
-    trained = {e.path.absolute() for e in entries}
-    untrained = [str(path) for path, stages in stages_of.items() if not trained & stages.keys()]
-    several = {name: named for name, named in by_stage.items() if len({e.key for e in named}) > 1}
-    single = [named[0].label for named in by_stage.values() if len(named) == 1]
-    comparisons = [_comparison(n, e, metric) for n, e in several.items()] or [_comparison("", entries, metric)]
+    imported, named = [e for e in entries if not e.trained], {path.absolute() for path in paths}
+    several = {name: same for name, same in by_stage.items() if len({e.key for e in same}) > 1}
+    single = [same[0].label for same in by_stage.values() if len(same) == 1]
+    comparisons = [
+        _comparison(name, [*(e for e in imported if e.path.absolute() in named or _is_behind(e, same)), *same], metric)
+        for name, same in several.items()
+    ] or [_comparison("", sorted(entries, key=lambda e: e.trained), metric)]
     warnings = comparisons[0].warnings
     if several and single:
         warnings.append(f"{', '.join(single)}: no other run has a stage of that name, so it is not compared")
-    if untrained:
-        warnings.append(f"{', '.join(untrained)}: no train stage there; an evaluate stage compares such models")
+    compared = {e.path.absolute() for e in entries}
+    if unmeasured := [str(path) for path, stages in stages_of.items() if not compared & stages.keys()]:
+        warnings.append(
+            f"{', '.join(unmeasured)}: no train stage there, and no imported model that an evaluate stage of its run "
+            "has measured; an evaluate stage compares such models"
+        )
     metrics = {name for e in entries for name in e.numbers}
     if metric and metric not in metrics:
         raise UserError(f"--metric {metric}: no run has it; {nearest(metric, metrics)}")
     return comparisons
+
+
+def _is_behind(imported: Entry, entries: Iterable[Entry]) -> bool:
+    """Whether one of the entries began as the imported model."""
+    return any(imported.key == record["key"] for e in entries for record in e.lineage.values())
 
 
 def _comparison(stage: str, entries: list[Entry], metric: str | None) -> Comparison:
@@ -236,8 +262,15 @@ def _comparison(stage: str, entries: list[Entry], metric: str | None) -> Compari
     for entry in unique:
         by_group.setdefault(entry.group, []).append(entry)
     groups = [Group(_group_label(members), members) for members in by_group.values()]
-    by_bits = len({e.tokenizer for e in unique}) > 1 and all(BITS in e.numbers for e in unique)
-    return Comparison(stage, groups, metric or (BITS if by_bits else LOSS), list(_warnings(unique, by_key.values())))
+    return Comparison(stage, groups, metric or _metric(unique), list(_warnings(unique, by_key.values())))
+
+
+def _metric(entries: list[Entry]) -> str:
+    """The validation loss, or what compares where that does not: bits per byte, or what evaluate stages measured."""
+    if all(e.trained for e in entries):
+        by_bits = len({e.tokenizer for e in entries}) > 1 and all(BITS in e.numbers for e in entries)
+        return BITS if by_bits else LOSS
+    return next((name for name in entries[0].evaluated if all(name in e.evaluated for e in entries)), LOSS)
 
 
 def _warnings(entries: list[Entry], by_key: Iterable[list[Entry]]) -> Iterable[str]:
@@ -248,15 +281,19 @@ def _warnings(entries: list[Entry], by_key: Iterable[list[Entry]]) -> Iterable[s
             at = f"at step {e.step:,} of {e.facts.get('steps', 0):,}"
             why = f"failed {at} ({e.failure})" if e.failure else f"not done, {at}"
             yield f"{e.label}: {why}; the numbers are those of its last evaluation"
-    objectives = dict.fromkeys(str(e.settings.get("objective.kind")) for e in entries)
-    if len(objectives) > 1:
+    trained = [e for e in entries if e.trained]
+    for before in (e for e in entries if not e.trained):
+        if after := [e.label for e in trained if _is_behind(before, [e])]:
+            yield f"{before.label} was imported; {', '.join(after)} began as it"
+    objectives = dict.fromkeys(str(e.settings.get("objective.kind")) for e in trained)
+    if len(objectives) > 1 and not objectives.keys() <= LIKELIHOODS:
         yield f"the objectives differ ({', '.join(objectives)}), so losses are not comparable; use a judge stage"
     if len({e.tokenizer for e in entries}) > 1:
         instead = (
             ", bits per byte are" if all(BITS in e.numbers for e in entries) else "; compare answers with a judge stage"
         )
         yield f"the tokenizers differ: losses in nats per token are not comparable{instead}"
-    if len({e.corpora for e in entries}) > 1:
+    if len({e.corpora for e in trained}) > 1:
         yield "the corpora differ, and with them the held-out text; compare on one text with an evaluate stage"
 
 

@@ -8,8 +8,10 @@ from typing import Any
 from markupsafe import Markup
 
 from ingot.core.artifact import atomic_write
+from ingot.report import figures
 from ingot.report.compare import table
 from ingot.report.compare.compare import LOSS, Comparison, Entry
+from ingot.report.compare.setting import Curve, setting_curve
 from ingot.report.html.charts import Point, Series, line_chart, smoothed
 from ingot.report.html.conclusions import TONES
 from ingot.report.html.rendering import assets, render
@@ -21,7 +23,11 @@ MAX_COLOURS = 8
 
 
 def write_comparison(
-    comparisons: list[Comparison], to: Path, title: str, points: Sequence[Mapping[str, Any]] = ()
+    comparisons: list[Comparison],
+    to: Path,
+    title: str,
+    points: Sequence[Mapping[str, Any]] = (),
+    law: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the page of comparisons.
 
@@ -29,6 +35,7 @@ def write_comparison(
         to: file to write.
         title: heading of the page.
         points: points of a sweep: {label, states: [(stage, state)], page: a relative link, or ""}.
+        law: a scaling law of a sweep: {chart, sentences}.
 
     Returns:
         the file written.
@@ -39,6 +46,7 @@ def write_comparison(
         written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         **assets(),
         points=points,
+        law=law,
         sections=[_section(c) for c in comparisons],
     )
     atomic_write(to, str(html))
@@ -46,9 +54,9 @@ def write_comparison(
 
 
 def _section(comparison: Comparison) -> dict[str, Any]:
-    names, differing = [g.label for g in comparison.groups], table.differing(comparison)
+    names, differing = [g.label for g in comparison.trained], table.differing(comparison)
     several = len(comparison.entries) > len(comparison.groups)
-    headings = table.headings(comparison)
+    headings, curve = table.headings(comparison), setting_curve(comparison)
     return {
         "id": f"stage-{comparison.stage}",
         "stage": comparison.stage,
@@ -60,8 +68,22 @@ def _section(comparison: Comparison) -> dict[str, Any]:
         "verdicts": [(TONES[verdict], verdict, sentence) for verdict, sentence in table.bad_verdicts(comparison)],
         "warnings": comparison.warnings,
         "seeds": any(len(g.finished) > 1 for g in comparison.groups),
+        "curve": curve and {"chart": _curve_chart(curve), "sentences": curve.sentences},
         "charts": _charts(comparison),
     }
+
+
+def _curve_chart(curve: Curve) -> Markup:
+    """The metric by the swept number, on a logarithmic axis if the numbers span more than a factor of 4."""
+    points = [(v.value, v.metric.mean, v.verdict) for v in curve.values]
+    series = [Series("mean over seeds", [(x, y) for x, y, _ in points], dots=True)]
+    for verdict in ("too low", "best", "too high"):
+        marked = [(x, y) for x, y, found in points if found == verdict]
+        series += [Series(verdict, [point], dots=True) for point in marked]  # points of their own are not joined
+    first, last = points[0][0], points[-1][0]
+    name = curve.setting.removeprefix("stage.")
+    title = f"{figures.heading(curve.metric)}, by {name}"
+    return line_chart(title, series, name, figures.heading(curve.metric), log_x=first > 0 and last > 4 * first)
 
 
 def narrow(lines: list[list[str]]) -> list[list[str]]:
@@ -73,7 +95,7 @@ def narrow(lines: list[list[str]]) -> list[list[str]]:
 
 def _charts(comparison: Comparison) -> list[Markup]:
     """Charts with a curve for each entry, in its group's colour."""
-    names, entries = _legend(comparison), {g.label: g.entries for g in comparison.groups}
+    names, entries = _legend(comparison), {g.label: g.entries for g in comparison.trained}
 
     def curves(points: Callable[[Entry], list[Point]], smooth: bool = False, dots: bool = False) -> list[Series]:
         series = [(name, points(e)) for label, name in names.items() for e in entries[label]]
@@ -87,7 +109,7 @@ def _charts(comparison: Comparison) -> list[Markup]:
         return [(v["step"] * unit, v[LOSS]) for v in e.evaluations if LOSS in v and v["step"] >= first]
 
     half = max((e.step for e in comparison.entries), default=0) / 2
-    batch = {e.facts.get("batch_tokens") for e in comparison.entries}
+    batch = {e.facts.get("batch_tokens") for e in comparison.entries if e.trained}
     charts = [
         line_chart("Validation loss", curves(losses, dots=True), "step", "nats per token"),
         line_chart(
@@ -108,8 +130,8 @@ def _charts(comparison: Comparison) -> list[Markup]:
 
 def _legend(comparison: Comparison) -> dict[str, str]:
     """Group -> its entry in the legend, in the order of the legend."""
-    labels = [g.label for g in comparison.groups]
-    means = {g.label: m.mean for g in comparison.groups if (m := g.mean(comparison.metric))}
+    labels = [g.label for g in comparison.trained]
+    means = {g.label: m.mean for g in comparison.trained if (m := g.mean(comparison.metric))}
     best = sorted(labels, key=lambda label: means.get(label, float("inf")))[: MAX_COLOURS - 1]
     if len(labels) <= MAX_COLOURS:
         best = labels

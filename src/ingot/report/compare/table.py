@@ -134,7 +134,7 @@ def data(comparison: Comparison) -> dict[str, Any]:
             for g in comparison.groups
         ],
         "differing": {
-            n: dict(zip((g.label for g in comparison.groups), values, strict=True))
+            n: dict(zip((g.label for g in comparison.trained), values, strict=True))
             for n, values in comparison.differing.items()
         },
         "paired": [{"from": a.label, "to": b.label, **_interval(i)} for a, b, i in comparison.paired],
@@ -156,7 +156,7 @@ def print_comparison(comparison: Comparison, out: Console) -> None:
     if any(len(g.finished) > 1 for g in comparison.groups):
         out.print("± is a 95 % t-interval of the mean over seeds", style="dim")
     if differing(comparison):
-        names = [g.label for g in comparison.groups]
+        names = [g.label for g in comparison.trained]
         out.print(_filled(["setting", *names], *differing(comparison)))
     for line in paired(comparison):
         out.print(f"{comparison.metric}: {line}", soft_wrap=True)

@@ -79,15 +79,17 @@ def _train(name: str, stage: Path) -> Iterator[Conclusion]:
     if not result:
         return
     final = result.get("val_reward", result.get("val_loss_nats"))
-    size = f"{figures.short(result['parameters'])} parameters, " if "parameters" in result else ""
-    sentence = f"{size}{figures.short(result.get('tokens', 0))} tokens trained on"
+    sentences = []
     if "val_reward" in result:
-        sentence = f"reward of fresh samples on all held-out prompts; {sentence}"
+        sentences.append("reward of fresh samples on all held-out prompts")
     elif final is not None:
-        sentence = f"validation loss in nats on all held-out rows ({figures.describe_loss(result)}); {sentence}"
+        sentences.append(f"validation loss in nats on all held-out rows ({figures.describe_loss(result)})")
     verdict = result.get("verdict", "")
     if verdict:
-        sentence = f"{result['verdict_sentence']}; {sentence}"
+        sample = "on those read while training: " if sentences and verdict in TONES else ""
+        sentences.append(sample + result["verdict_sentence"])
+    size = f"{figures.short(result['parameters'])} parameters, " if "parameters" in result else ""
+    sentence = "; ".join([*sentences, f"{size}{figures.short(result.get('tokens', 0))} tokens trained on"])
     yield Conclusion(name, TONES.get(verdict, ""), verdict, figures.nats(final), sentence)
     for alarm in alarms(reading.events(stage, "step")):
         yield Conclusion(name, "warn", "check", f"step {alarm.step:,.0f}", alarm.sentence)

@@ -7,10 +7,12 @@ import platform
 from collections.abc import Mapping
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ingot.core.artifact import DONE, atomic_write
+from ingot.core.events import METRICS, attempts
 from ingot.core.process import usable_cores
 from ingot.core.recipe import REPORT, dump_toml
 from ingot.core.settings import settings_tree
@@ -35,6 +37,8 @@ STATES = {
     "MISSING": "not run",
 }
 """Status of a stage -> its name on the page."""
+MAX_INTERRUPTIONS = 8
+"""Interruptions of a stage that are listed, the first ones."""
 
 
 def write_report(graph: Graph, to: Path | None = None) -> Path:
@@ -49,7 +53,6 @@ def write_report(graph: Graph, to: Path | None = None) -> Path:
     """
     stages = [_stage(graph, node) for node in graph.nodes.values()]
     started = [s for s in stages if s["started"]]
-    done = [s for s in stages if s["state"] == "done"]
     states = [s["state"] for s in stages]
     html = render(
         "page.html",
@@ -58,7 +61,7 @@ def write_report(graph: Graph, to: Path | None = None) -> Path:
         recipe=graph.recipe.path.name,
         seed=graph.recipe.run.seed,
         state=run_state(states),
-        summary=f"{len(done)} of {len(stages)} stages done in {figures.duration(sum(s['seconds'] for s in done))}",
+        summary=_summary(stages),
         written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
         conclusions={heading: lines for heading in HEADINGS if (lines := _under(heading, started))},
         picture=draw([_box(stage) for stage in stages]),
@@ -69,6 +72,20 @@ def write_report(graph: Graph, to: Path | None = None) -> Path:
     target = to or graph.home / REPORT
     atomic_write(target, str(html))
     return target
+
+
+def _summary(stages: list[dict[str, Any]]) -> str:
+    """How many stages are done, their time, and how often they were interrupted."""
+    done = [s for s in stages if s["state"] == "done"]
+    line = f"{len(done)} of {len(stages)} stages done in {figures.duration(sum(s['seconds'] for s in done))}"
+    interrupted = {s["name"]: len(times) for s in stages if (times := s.get("interruptions"))}
+    if not interrupted:
+        return line
+    return f"{line} · interrupted {_times(sum(interrupted.values()))} ({', '.join(interrupted)}) and resumed"
+
+
+def _times(n: int) -> str:
+    return "once" if n == 1 else f"{n:,} times"
 
 
 def run_state(states: list[str]) -> str:
@@ -90,11 +107,14 @@ def _stage(graph: Graph, node: Node) -> dict[str, Any]:
     if not visited:  # the run leaves it out (`--only`), or has not come to it: it is in the picture alone
         return stage
     done = reading.read_json(out / DONE)
+    interrupted = interruptions(out.path)
     outputs, seconds = done.get("outputs", {}).values(), done.get("seconds", 0.0)
     return stage | {
         "version": KINDS[node.kind].version,
         "seconds": seconds,
         "note": figures.duration(seconds) if done else now.why,
+        "interruptions": interrupted,
+        "interrupted": _interrupted(interrupted),
         "conclusions": _conclusions(node, state, now.why, out.path),
         "panel": panel(node.kind, out.path),
         "toml": dump_toml({"stage": {node.name: {"kind": node.kind, **settings_tree(node.settings)}}}),
@@ -105,6 +125,25 @@ def _stage(graph: Graph, node: Node) -> dict[str, Any]:
         "inputs": [(role.split(":")[0], n.name, n.key) for role, n in node.inputs.items()],
         "outputs": f"{len(outputs)} files, {figures.size(sum(o['bytes'] for o in outputs))}" if done else "–",
     }
+
+
+def interruptions(stage: Path) -> list[str]:
+    """When and where each attempt before the last one at a stage ended, and where the next one began."""
+    lines = []
+    for ended, following in pairwise(attempts(stage / METRICS)):
+        when = datetime.fromtimestamp(ended.end).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        where = "" if ended.last_step is None else f" after step {ended.last_step:,}"
+        again = "started over" if following.resumed_from is None else f"resumed from step {following.resumed_from:,}"
+        lines.append(f"{when}{where}, {again}")
+    return lines
+
+
+def _interrupted(lines: list[str]) -> str:
+    """The sentence about interruptions; empty for none."""
+    if not lines:
+        return ""
+    more = f"; and {len(lines) - MAX_INTERRUPTIONS:,} later ones" if len(lines) > MAX_INTERRUPTIONS else ""
+    return f"Interrupted {_times(len(lines))}: {'; '.join(lines[:MAX_INTERRUPTIONS])}{more}."
 
 
 def _reads(node: Node) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from ingot.report import figures, reading
+from ingot.report.html import panels_corpus
 from ingot.report.html.rendering import render
 from ingot.stages.kind import load
 from ingot.stages.kinds import KINDS
@@ -32,6 +33,7 @@ def corpus(stage: Path) -> Markup:
         near=_near_duplicates(stage),
         contamination=reading.contamination(stage),
         quarantined=reading.quarantined(stage),
+        **panels_corpus.rule_parts(stage),
     )
 
 
@@ -75,10 +77,13 @@ def _funnel_steps(funnel: dict[str, Any]) -> list[dict[str, Any]]:
 def _corpus_facts(funnel: dict[str, Any], result: dict[str, Any]) -> list[tuple[str, str]]:
     masked = [f"{figures.count(n)} {kind}" for kind, n in funnel["pii"].items() if n]
     pairs = [("personal data masked", ", ".join(masked) or "none")]
+    pairs += [(name.replace("_", " "), figures.count(n)) for name, n in funnel.get("lines", {}).items()]
     for split, name in (("train", "training split"), ("val", "held-out split")):
         if f"{split}_documents" in result:
             documents, size = result[f"{split}_documents"], result[f"{split}_bytes"]
             pairs.append((name, f"{figures.count(documents)} documents, {figures.size(size)}"))
+    if result.get("val_bytes"):
+        pairs.append(("held-out fraction", figures.percentage(result["val_bytes"], result["bytes"]) + " of the text"))
     if languages := funnel.get("languages"):
         most = [f"{name} {figures.count(n)}" for name, n in list(languages.items())[:_LANGUAGES]]
         more = f" and {len(languages) - _LANGUAGES} more" if len(languages) > _LANGUAGES else ""

@@ -1,6 +1,7 @@
 """The panels of train and evaluate stages: curves, tables, samples."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,16 @@ from ingot.report.html.conclusions import TONES
 from ingot.report.html.measures import measures
 from ingot.report.html.panels_forgetting import chains, is_summary
 from ingot.report.html.panels_judge import alarms
+from ingot.report.html.panels_teacher import predictions
 from ingot.report.html.rendering import render
 from ingot.stages.job import EXECUTION_FILE
 from ingot.stages.training.timeline import overshoot
-from ingot.train.health import ADVICE, verdict
+from ingot.train.health import ADVICE, repairs, verdict
 
 MAX_ROWS = 12
-"""Rows shown of the loss table, and samples shown by step."""
+"""Rows shown of the loss table, samples by step, and skipped steps."""
+MAX_NAMES = 3
+"""Documents shown of a skipped step."""
 MAX_CHARTS, FOLDED_CHARTS = 8, 2
 """Most charts that are not folded, and charts at the end that always are: learning rate and throughput."""
 _COLOURS = {"healthy": "good", "always clipped": "warn", "critical": "bad"}
@@ -36,10 +40,11 @@ def train(stage: Path) -> Markup:
         shown=min(MAX_CHARTS, len(drawn) - FOLDED_CHARTS),
         alarms=[f"{alarm.sentence} (from step {alarm.step:,.0f})" for alarm in alarms(steps)],
         verdict=_verdict(reading.result(stage)),
-        health=_health(steps, reading.events(stage, "health"), clip) if steps else None,
+        health=_health(stage, steps, clip) if steps else None,
         rows=_loss_rows(evaluations),
         sources=[f"{name}, nats" for name in _sources(evaluations)],
         of_pairs=_of_pairs(evaluations),
+        journal=_journal(stage),
         samples=figures.evenly_spaced(reading.samples(stage), MAX_ROWS),
     )
 
@@ -81,11 +86,17 @@ def _charts(
             [curve("norm", "grad_norm", smooth)],
             "step",
             "norm",
-            {"clipped to": clip},
+            {"optim.clip": clip},
             from_zero=True,
         ),
         line_chart("Learning rate", [curve("learning rate", "lr")], "step", "rate", from_zero=True),
-        line_chart("Throughput", [curve("training", "tok_s")], "step", "tok/s", from_zero=True),
+        line_chart(
+            "Throughput without evaluations and checkpoints",
+            [curve("training", "tok_s")],
+            "step",
+            "tok/s",
+            from_zero=True,
+        ),
     ]
 
 
@@ -97,15 +108,40 @@ def _verdict(result: dict[str, Any]) -> dict[str, str] | None:
     return {"verdict": name, "css": TONES.get(name, ""), "sentence": result["verdict_sentence"]}
 
 
-def _health(steps: list[dict[str, Any]], changes: list[dict[str, Any]], clip: float) -> dict[str, str]:
-    """The state of all logged gradient norms together, and its changes during training."""
+def _health(stage: Path, steps: list[dict[str, Any]], clip: float) -> dict[str, str]:
+    """The state of all logged gradient norms together, its changes during training, and what the guard did."""
+    changes = reading.events(stage, "health")
     norms = [s["grad_norm"] for s in steps]
     health = verdict(norms, clip)
     above = figures.percentage(sum(n > clip for n in norms), len(norms))
-    sentence = f"{above} of logged gradient norms exceed {clip:g}; {ADVICE[health]}."
+    sentence = f"{above} of the logged norms exceed optim.clip = {clip:g} and were clipped"
+    sentence += ", which is normal; all are finite." if health == "healthy" else f"; {ADVICE[health]}."
     if changes:
         sentence += " While training: " + ", ".join(f"{e['health']} at step {e['step']:,}" for e in changes) + "."
+    if done := repairs(reading.events(stage, "skipped"), reading.events(stage, "rollback")):
+        sentence += f" Guard: {done}."
     return {"health": health, "css": _COLOURS[health], "sentence": sentence}
+
+
+def _journal(stage: Path) -> list[dict[str, Any]]:
+    """What the guard did, in the order of steps: all rollbacks, and some of the skipped steps."""
+    rollbacks = reading.events(stage, "rollback")
+    events = [*figures.evenly_spaced(reading.events(stage, "skipped"), MAX_ROWS), *rollbacks]
+    return [
+        {
+            "step": event["step"],
+            "what": repairs([], [event]) if event["event"] == "rollback" else "skipped",
+            "why": event.get("why", ""),
+            "documents": _some(event.get("documents", ())),
+        }
+        for event in sorted(events, key=lambda event: event["step"])
+    ]
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names, and how many others there are."""
+    more = f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more
 
 
 def _sources(evaluations: list[dict[str, Any]]) -> list[str]:
@@ -176,13 +212,34 @@ def _facts(stage: Path, facts: dict[str, Any], steps: list[dict[str, Any]]) -> l
             stem, _, source = key.partition("/")
             if stem in names:
                 pairs.append((f"{names[stem]}, {source}" if source else names[stem], figures.nats(number)))
-        if "peak_bytes" in result:
-            pairs.append(("peak memory", figures.size(result["peak_bytes"])))
+        pairs += predicted_lines(stage, result)
         if "waiting" in result:
             waits = (f"rank {rank} {fraction:.0%}" for rank, fraction in enumerate(result["waiting"]))
             pairs.append(("time waiting for other ranks", ", ".join(waits)))
     if execution:
         pairs.append(("execution", figures.execution(execution)))
+    return pairs
+
+
+def predicted_lines(stage: Path, result: dict[str, Any]) -> list[tuple[str, str]]:
+    """Time and memory of a finished run beside what was predicted before its first step."""
+    pairs, events = [], reading.events(stage, "predicted")
+    predicted = events[-1] if events else {}
+    if "seconds" in result:
+        took, expected = result["seconds"], (predicted.get("seconds") or {}).get("total")
+        before = f"predicted {figures.duration(expected)}, took " if expected else ""
+        off = f" ({took / expected - 1:+.0%})" if expected else ""
+        pairs.append(("time", f"{before}{figures.duration(took)}{off}"))
+    seconds, speeds = predicted.get("seconds") or {}, reading.events(stage, "speed")
+    if "peak_flops" in seconds and "step" in speeds[-1]["seconds"] and "training_flops" in result:
+        mfu = seconds["mfu"] * seconds["step"] / speeds[-1]["seconds"]["step"]
+        pairs.append(("training, without evaluations and checkpoints", figures.mfu_line(mfu, seconds)))
+    if "peak_bytes" in result:
+        tensors = f"predicted {figures.size(predicted['peak_bytes'])} of tensors, " if predicted else ""
+        gpu = reading.read_json(stage / EXECUTION_FILE).get("device") == "cuda"
+        pairs.append(
+            ("peak memory", f"{tensors}{'' if gpu else 'the process held '}{figures.size(result['peak_bytes'])}")
+        )
     return pairs
 
 
@@ -222,6 +279,7 @@ def evaluate(stage: Path) -> Markup:
         chains=chains(stage),
         samples=samples,
         examples=reading.examples(stage),
+        predictions=predictions(stage),
         limitations=reading.limitations(stage),
     )
 

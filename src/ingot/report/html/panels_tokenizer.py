@@ -1,4 +1,4 @@
-"""The panel of a tokenizer stage: compression of text, and the parameters that a vocabulary costs a model."""
+"""The panel of a tokenizer stage: compression of text."""
 
 from pathlib import Path
 from typing import Any
@@ -8,11 +8,10 @@ from markupsafe import Markup
 from ingot.report import figures, reading
 from ingot.report.html.charts import Series, line_chart
 from ingot.report.html.rendering import render
-from ingot.tokenizer import vocab_size
 
 
 def tokenizer(stage: Path) -> Markup:
-    """Metrics of the vocabulary, by source and by script; charts over vocabulary sizes; the longest tokens."""
+    """Metrics of the vocabulary, by source and by script; compression by size; the longest tokens."""
     report = reading.read_json(stage / "report.json") | reading.result(stage)
     formats: figures.Formats = {
         "vocab": ("vocabulary", figures.count),
@@ -33,10 +32,7 @@ def _charts(report: dict[str, Any]) -> list[Markup]:
     rows = report.get("tradeoff", [])
     if len(rows) < 2:
         return []
-    width, layers = vocab_size.WIDTH_7B, vocab_size.LAYERS_7B
-    costs = vocab_size.table([*(row["vocab"] for row in rows), *vocab_size.PRESETS])
     compression = [(float(row["vocab"]), row["bytes_per_token"]) for row in rows]
-    parameters = [(float(row["vocab"]), 100 * row["fraction"]) for row in costs]
     return [
         line_chart(
             "Compression by vocabulary size",
@@ -44,13 +40,5 @@ def _charts(report: dict[str, Any]) -> list[Markup]:
             "vocabulary",
             "bytes per token",
             log_x=True,
-        ),
-        line_chart(
-            f"Embedding and head, of a model's parameters (width {width:,}, {layers} layers)",
-            [Series(f"width {width:,}, {layers} layers", parameters, dots=True)],
-            "vocabulary",
-            "%",
-            log_x=True,
-            from_zero=True,
         ),
     ]

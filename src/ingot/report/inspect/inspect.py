@@ -11,6 +11,7 @@ from ingot.core.artifact import CHECKPOINTS, STATE, checkpoint_problem, damaged
 from ingot.core.errors import UserError
 from ingot.corpus.funnel import location
 from ingot.report import figures, reading
+from ingot.report.inspect.corpus_checks import print_checks
 from ingot.report.terminal import console
 from ingot.stages.job import TOKENIZER, inputs_of, read_record, read_result
 from ingot.store.reader import Store
@@ -38,6 +39,10 @@ def corpus(stage: Path) -> dict[str, Any]:
         "stage": record["name"],
         "result": result,
         "funnel": _funnel(stage / "funnel.json"),
+        "rules": reading.read_json(stage / "rules.json").get("rules", {}),
+        "planted": reading.read_json(stage / "planted.json").get("kinds", {}),
+        "instructions": reading.read_json(stage / "instructions.json"),
+        "masked": reading.read_json(stage / "pii_audit.json").get("places", {}),
         "dropped": reading.dropped_samples(stage),
         "near_duplicates": reading.near_duplicates(stage),
         "contamination": reading.contamination(stage),
@@ -62,10 +67,13 @@ def print_corpus(data: dict[str, Any]) -> None:
         style = "bold" if name in ("in", "kept") else ""
         line = f"{name:<{width}}{counts['documents']:>12,} documents {figures.size(counts['bytes']):>14}"
         out.print(Text(f"{line} {figures.percentage(counts['documents'], total['documents']):>8}", style))
+    print_checks(data)
     for name, counts in funnel["sources"].items():
         out.print(f"  {name}: {counts['in']['documents']:,} in, {counts['kept']['documents']:,} kept", soft_wrap=True)
     masked = ", ".join(f"{n:,} {kind}" for kind, n in funnel["pii"].items() if n)
     out.print(f"personal data masked: {masked or 'none'}")
+    for name, n in funnel.get("lines", {}).items():
+        out.print(f"{name.replace('_', ' ')}: {n:,}")
     if languages := funnel.get("languages"):
         out.print(f"languages: {', '.join(f'{name} {n:,}' for name, n in languages.items())}", soft_wrap=True)
     for cluster in data["near_duplicates"].get("largest", []):

@@ -1,0 +1,135 @@
+"""`ingot scaling`: the law of a sweep whose losses follow a known one, its predictions, its answers, its page."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ingot.cli.app import app
+from ingot.core.artifact import atomic_json
+from ingot.core.errors import UserError
+from ingot.pipeline.graph import Graph, load_graphs
+from ingot.plan.scaling import Law
+from ingot.report.scaling import answer, answer_lines, scaling_of, sentences
+from ingot.report.sweep import write_any_report
+from ingot.stages.training.settings import TrainSettings
+from ingot.train.duration import Duration
+
+TRUTH = Law(E=1.1, A=60.0, B=300.0, alpha=0.38, beta=0.42)
+RECIPE = """
+[run]
+name = "law"
+
+[stage.clean]
+kind = "corpus"
+sources = ["notes.txt"]
+
+[stage.bpe]
+kind = "tokenizer"
+from = "clean"
+vocab = 300
+
+[stage.base]
+kind = "train"
+data = { clean = 1.0 }
+tokenizer = "bpe"
+model = { depth = 1, context = 16 }
+duration = "1K tokens"
+
+[stage.large]
+kind = "train"
+data = { clean = 1.0 }
+tokenizer = "bpe"
+model = { depth = 5, context = 16 }
+duration = "9M tokens"
+
+[sweep]
+"stage.base.model" = [{ depth = 1, context = 16 }, { depth = 2, context = 16 }, { depth = 3, context = 16 }]
+"stage.base.duration" = ["300K tokens", "1M tokens", "3M tokens"]
+"""
+
+
+def _finish(graphs: list[Graph]) -> None:
+    """Every stage is done; train stages have the loss of the law and a speed of 1e11 FLOP/s."""
+    for graph in graphs:
+        for node in graph.nodes.values():
+            out, result = graph.stage(node), {}
+            if isinstance(settings := node.settings, TrainSettings):
+                assert settings.model
+                parameters = settings.model.resolve(300).parameters
+                tokens = Duration.parse(str(settings.duration)).amount
+                result = {"parameters": parameters, "tokens": tokens, "tok_s": 1e11 / (6 * parameters)}
+                result["val_loss_nats"] = TRUTH.loss(parameters, tokens)
+            atomic_json(out / "result.json", result)
+            atomic_json(out / "DONE", {"seconds": 1.0, "key": node.key, "outputs": {}})
+
+
+@pytest.fixture
+def graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "law.toml").write_text(RECIPE)
+    (tmp_path / "notes.txt").write_text("A note. " * 100)
+    return load_graphs(Path("law.toml"), [], Path("runs"))
+
+
+def test_the_law_is_found_and_a_larger_model_predicted(graphs: list[Graph]) -> None:
+    _finish(graphs)
+    found = scaling_of(graphs)
+    assert (found.stage, len(found.runs), list(found.held_out)) == ("base", 9, ["large"])
+    assert found.fit.law.alpha == pytest.approx(TRUTH.alpha, rel=0.05)
+    assert found.fit.law.beta == pytest.approx(TRUTH.beta, rel=0.05)
+    large = found.held_out["large"]
+    assert large.parameters > 2 * max(run.parameters for run in found.runs)
+    assert found.fit.law.loss(large.parameters, large.tokens) == pytest.approx(large.loss, rel=0.002)
+    text = "\n".join(sentences(found))
+    assert "9 runs of base" in text
+    assert "held out: large" in text
+
+    flops = answer(found, 1e15, None, served=1e12)
+    truth = TRUTH.optimum(1e15)
+    assert flops.best.parameters == pytest.approx(truth.parameters, rel=0.1)
+    assert flops.served
+    assert flops.served[1].parameters < flops.best.parameters
+    time = answer(found, None, 1e15 / 1e11, None)
+    assert time.best.parameters == pytest.approx(flops.best.parameters, rel=0.01), "at the speed of the series"
+    lines = "\n".join(answer_lines(found, answer(found, 1e20, None, None)))
+    assert 'model = { size = "' in lines
+    assert "far from what was measured" in lines
+    page = write_any_report(graphs).read_text()
+    assert "Loss by compute" in page
+    assert "held out, predicted" in page
+
+
+def test_a_sweep_that_has_not_run_has_a_page_without_a_law(graphs: list[Graph]) -> None:
+    with pytest.raises(UserError, match="found 0 finished runs of 0 sizes and 0 lengths"):
+        scaling_of(graphs)
+    assert "Scaling law" not in write_any_report(graphs).read_text()
+
+
+def test_the_command_reuses_finished_runs_and_prints_plain_data(graphs: list[Graph]) -> None:
+    _finish(graphs)
+    result = CliRunner().invoke(app, ["scaling", "law.toml", "--budget", "2h", "--served", "1e9", "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["law"]["E"] == pytest.approx(TRUTH.E, rel=0.05)
+    assert found["answer"]["budget"] == "2 h 0 min"
+    assert found["answer"]["cheapest"]["served"] == 1e9
+    assert abs(found["held_out"]["large"]["predicted"] / found["held_out"]["large"]["loss"] - 1) < 0.002
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--budget", "soon"], "--budget: found 'soon', expected a time such as 8h"),
+        (["--budget", "5"], "--budget: found 5, expected FLOPs such as 1e17"),
+        (["--served", "1e9"], "--served: found no --budget"),
+        (["--stage", "large"], "--stage large: the sweep does not vary such a train stage"),
+        (["--set", 'sweep={ "stage.clean.holdout.fraction" = [0.1] }'], "sweep: found no train stage"),
+    ],
+)
+def test_bad_input_is_one_sentence(graphs: list[Graph], words: list[str], sentence: str) -> None:
+    result = CliRunner().invoke(app, ["scaling", "law.toml", *words])
+    assert isinstance(result.exception, UserError)
+    assert sentence in str(result.exception)
+    assert "\n" not in str(result.exception)
