@@ -18,6 +18,10 @@ $(VENV)/.dev: $(VENV)/.base
 	@$(BIN)/pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+$(VENV)/.full: $(VENV)/.dev
+	@$(BIN)/pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev,ray]'
+	@touch $@
+
 setup: $(VENV)/.base
 setup-dev: $(VENV)/.dev
 
@@ -30,7 +34,7 @@ test: $(VENV)/.dev
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not long" tests
 
 # What takes longer: matrices of the kernels, kills, other tools' interpreters, the demo from end to end.
-test-full: $(VENV)/.dev
+test-full: $(VENV)/.full
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not long" tests
 
 check: $(VENV)/.dev
@@ -74,9 +78,11 @@ DATA ?= ../shared/data
 recipes: $(VENV)/.base
 	@$(BIN)/python -m proofs.recipes --data $(DATA) --results $(OUT)/recipes --to docs/CLAIMS.md
 
-# Fifty kills of a pipeline at random moments (CI does six), and the tests that train for minutes.
+# A hundred kills of a pipeline at random moments, half of them while it saves, and twenty SIGTERMs in each phase of
+# training (CI does six and one each); ten kills of an annotation (CI does two), and the tests that train for minutes. The
+# kills resume in OUT/soak.
 soak: $(VENV)/.dev
-	@INGOT_KILLS=50 $(BIN)/python -m pytest -q -s tests/pipeline/test_kill.py -o timeout=0
+	@INGOT_KILLS=100 INGOT_TERMS=20 INGOT_SOAK=$(abspath $(OUT))/soak $(BIN)/python -m pytest -q -s tests/pipeline/test_kill.py tests/pipeline/test_annotate_runs.py -o timeout=0
 	@$(BIN)/python -m pytest -m long tests -o timeout=0
 
 # The C++ under AddressSanitizer, in a build and a cache of its own.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.ours_engine import SEED, engine_for
-from benchmarks.peaks import duration, gemm_flops, memory_reader
+from benchmarks.peaks import memory_reader
 from benchmarks.peers.common import (
     Clock,
     device,
@@ -36,6 +36,7 @@ from ingot.plan.flops import attention_flops, training_flops
 from ingot.store.reader import Store
 from ingot.train.engine import Engine
 from ingot.train.execution import AUTOCAST, fastest_precision
+from ingot.train.gemm import duration, gemm_flops
 
 
 def weights(job: dict[str, Any]) -> dict[str, Any]:
@@ -161,7 +162,7 @@ def head(job: dict[str, Any]) -> dict[str, Any]:
 
     def step() -> None:
         hidden_ND.grad = weight_VD.grad = None
-        loss, _ = cross_entropy(hidden_ND, LMHead(weight_VD), labels_N, max_logits=limit)
+        loss, _ = cross_entropy(hidden_ND[None], LMHead(weight_VD), labels_N[None], max_logits=limit)
         loss.backward()
 
     return {"seconds": duration(step, job["seconds"]), "peak_bytes": peak_bytes()}

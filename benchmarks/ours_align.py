@@ -72,8 +72,10 @@ def _record_updates(optimizer: Optimizer) -> list[float | Tensor]:
     rates: list[float | Tensor] = []
     update = optimizer.step
 
-    def step(lr: float | Tensor, clip: float = math.inf, norm: Tensor | None = None) -> None:
-        update(lr, clip, norm)
+    def step(
+        lr: float | Tensor, clip: float = math.inf, norm: Tensor | None = None, skipped: Tensor | None = None
+    ) -> None:
+        update(lr, clip, norm, skipped)
         rates.append(lr)
 
     optimizer.step = step

@@ -47,6 +47,7 @@ def engine_for(
     execution = choose(loop, job["precision"], longest, rows)
     execution.prepare()
     model = build(config, SEED, dtype=execution.parameter_dtype).to(execution.device)
+    model.checkpointing = loop.checkpointing
     model.backend = backend_for(
         model,
         execution.device,

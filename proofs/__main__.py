@@ -32,7 +32,13 @@ FILES = (
     "p1_frontier",
     "p2_estimators",
     "p4_hacking",
+    "k1_distillation",
+    "k2_tails",
+    "k4_on_policy",
+    "k5_assistant",
     "i1_rounds",
+    "c1_memorisation",
+    "c2_filtering",
 )
 """Modules of the proofs, fast ones first."""
 

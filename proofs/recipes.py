@@ -6,27 +6,36 @@ Everything runs in `--results`, through the command line. Stages that exist are 
 """
 
 import argparse
-import json
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import ingot
 from ingot.core.artifact import digest_json
-from ingot.core.events import read_events
-from ingot.pipeline.graph import load_graph
-from ingot.plan.machine import GPUS
-from ingot.report.plan import plan_rows
 from ingot.stages.kinds import KINDS
+from proofs import recipe_runs
 from proofs.page import page
-from proofs.proof import Arm, Gate, Numbers, Proof, Results, run_arm
+from proofs.proof import Arm, Gate, Proof, Results, run_arm
+from proofs.recipe_runs import (
+    RECIPES,
+    Workplace,
+    align_instructions,
+    assistant_chain,
+    curriculum,
+    distill_ways,
+    distilled,
+    finetune_hf,
+    grpo_arithmetic,
+    gsm8k_sft,
+    planned,
+    scaling,
+    self_instruct,
+    shakespeare_char,
+    stdlib,
+    tried,
+)
 
-RECIPES = Path(ingot.__file__).parent / "recipes"
 HEAD = """# What the shipped recipes reach
 
 `make recipes` checks the claim that each recipe makes in its first lines, and writes this page. Every seed must pass
@@ -36,8 +45,6 @@ model before the training in question. "not run" means that there is no result f
 | Recipe | Claim | What was run | Measured (worst seed) | Controls | Seeds |
 |---|---|---|---|---|---|
 """
-BASE = "runs/stdlib/base"
-"""The model that recipes with `init` start from: the demo's, seed 1."""
 
 
 @dataclass(frozen=True)
@@ -48,149 +55,10 @@ class RecipeCheck(Proof):
     """A path below the data that is run on."""
 
     def key(self, arm: Arm, seed: int) -> str:
-        """The key of a result: the recipes, their functions, this file, and the versions of all kinds."""
-        files = [RECIPES / f"{self.id}.toml", *sorted(RECIPES.glob("*.py")), Path(__file__)]
+        """The key of a result: the recipes, their functions, how they are measured, and the versions of all kinds."""
+        files = [RECIPES / f"{self.id}.toml", *sorted(RECIPES.glob("*.py")), Path(__file__), Path(recipe_runs.__file__)]
         versions = {name: kind.version for name, kind in KINDS.items()}
         return digest_json([self.id, arm.name, seed, versions, [file.read_text() for file in files]])
-
-
-@dataclass(frozen=True)
-class Workplace:
-    """The directory of all runs, and the folder of data."""
-
-    work: Path
-    data: Path
-
-    def ingot(self, *words: str | Path) -> None:
-        """Run a command, which writes to `log`.
-
-        Raises:
-            RuntimeError: the command failed.
-        """
-        self.work.mkdir(parents=True, exist_ok=True)
-        for file in RECIPES.glob("*.py"):
-            shutil.copyfile(file, self.work / file.name)  # recipes call their functions
-        with (self.work / "log").open("a") as log:
-            command = [sys.executable, "-m", "ingot", *map(str, words)]
-            done = subprocess.run(command, cwd=self.work, stdout=log, stderr=log)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}; see {log.name}")
-
-    def run(self, recipe: str, seed: int, *overrides: str, only: str = "", name: str = "") -> Path:
-        """Run a recipe, or one stage and what it needs; the directory of its run."""
-        name = name or f"{recipe}-{seed}"
-        sets = [w for o in (f"run.seed={seed}", f'run.name="{name}"', *overrides) for w in ("--set", o)]
-        self.ingot("run", RECIPES / f"{recipe}.toml", *sets, *(["--only", only] if only else []))
-        return self.work / "runs" / name
-
-    def base(self) -> str:
-        """The model that recipes with `init` start from, as the value of a setting."""
-        self.run("stdlib", 1, only="base", name="stdlib")
-        return f'"{BASE}"'
-
-    def source(self, *names: str) -> str:
-        """Files of the data, as the value of `sources`."""
-        return json.dumps([str((self.data / name).resolve()) for name in names])
-
-
-def _ends(stage: Path, metric: str) -> tuple[float, float]:
-    """A metric of the first and of the last evaluation of a train stage."""
-    values = [event[metric] for event in read_events(stage / "metrics.jsonl", "evaluation")]
-    return values[0], values[-1]
-
-
-def _side(arm: str, ends: tuple[float, float]) -> float:
-    """The end; for the control "before", the start."""
-    return ends[0] if arm == "before" else ends[1]
-
-
-def grpo_arithmetic(place: Workplace, seed: int, arm: str) -> Numbers:
-    if not (place.work / "asked.jsonl").exists():
-        place.work.mkdir(parents=True, exist_ok=True)
-        subprocess.run([sys.executable, RECIPES / "arithmetic.py"], cwd=place.work, check=True, stdout=sys.stderr)
-    run = place.run("grpo-arithmetic", seed, only="solver")
-    ends = _ends(run / "solver", "val_reward")
-    return {"warm start": ends[0], "held-out reward": _side(arm, ends)}
-
-
-def stdlib(place: Workplace, seed: int, arm: str) -> Numbers:
-    run = place.run("stdlib", seed, name="stdlib" if seed == 1 else f"stdlib-{seed}")
-    cells = [json.loads(line) for line in (run / "card" / "table.jsonl").read_text().splitlines()]
-    right = {c["model"]: c["value"] for c in cells if (c["task"], c["metric"]) == ("prompts", "accuracy")}
-    return {model: right["base" if arm == "before" else model] for model in ("chat", "dpo", "ppo")}
-
-
-def shakespeare_char(place: Workplace, seed: int, arm: str) -> Numbers:
-    text = f"stage.text.sources={place.source('tinyshakespeare/input.txt')}"
-    run = place.run("shakespeare-char", seed, text, only="base")
-    return {"held-out loss": _side(arm, _ends(run / "base", "val_loss_nats"))}
-
-
-def finetune_hf(place: Workplace, seed: int, arm: str) -> Numbers:
-    place.base()
-    model = place.work / "model"
-    if not model.exists():
-        place.ingot("export", BASE, model, "--to", "hf")
-    talk = f"stage.talk.sources={place.source('instructions/instruction-data.json')}"
-    sets = [talk, 'stage.start.path="hf:model"', "stage.chat.context=256", "stage.card.context=256"]
-    sets += ["stage.chat.batch=32"] if arm == "32 rows an update" else []
-    run = place.run("finetune-hf", seed, *sets, only="chat", name=f"finetune-hf-{arm.replace(' ', '-')}-{seed}")
-    before, after = _ends(run / "chat", "val_loss_nats")
-    return {"updates": _result(run / "chat")["steps"], "fall of the held-out loss": before - after}
-
-
-def gsm8k_sft(place: Workplace, seed: int, arm: str) -> Numbers:
-    sets = [f"stage.start.path={place.base()}", "stage.solver.context=256"]
-    for stage, file in (("problems", "train"), ("test", "test")):
-        sets.append(f"stage.{stage}.sources={place.source(f'gsm8k/{file}.jsonl')}")
-    run = place.run(
-        "gsm8k-sft", seed, *sets, 'stage.solver.duration="300 steps"', "stage.solver.batch=4", only="solver"
-    )
-    ends = _ends(run / "solver", "val_loss_nats")
-    return {"fall of the held-out loss": ends[0] - _side(arm, ends)}
-
-
-def align_instructions(place: Workplace, seed: int, arm: str) -> Numbers:
-    base = place.base()
-    rows = place.data / "instructions" / "instruction-data-with-preference.json"
-    shutil.copyfile(rows, place.work / "instructions.json")
-    run = place.run("align-instructions", seed, f"stage.base.path={base}")
-    cells = [json.loads(line) for line in (run / "verdict" / "table.jsonl").read_text().splitlines()]
-    marked = {c["model"]: c["value"] for c in cells if (c["task"], c["metric"]) == ("manners.py:preferred", "score")}
-    chat = _ends(run / "chat", "val_loss_nats")
-    return {
-        "fall of the answers' loss": chat[0] - _side(arm, chat),
-        "reward accuracy": _side(arm, _ends(run / "reward", "val_accuracy")),
-        "dpo, more marked": 0.0 if arm == "before" else marked["dpo"] - marked["chat"],
-        "ppo, more marked": 0.0 if arm == "before" else marked["ppo"] - marked["chat"],
-    }
-
-
-def planned(name: str, place: Workplace, seed: int, arm: str) -> Numbers:
-    """Parameters of a recipe's model, from its plan."""
-    graph = load_graph(RECIPES / f"{name}.toml", [], place.work / "runs")
-    rows = {row["name"]: row for row in plan_rows(graph, GPUS["a100"])}
-    return {"parameters": rows["base"]["forecast"]["parameters"]["total"]}
-
-
-def tried(name: str, place: Workplace, seed: int, arm: str) -> Numbers:
-    """The plan, and 8 steps of two rows with a small vocabulary."""
-    small = {
-        "text.sources": place.source("tinyshakespeare"),
-        "bpe.vocab": 2048,
-        "base.batch": 2,
-        "base.duration": '"8 steps"',
-        "base.optim.warmup": 2,
-        "base.evaluate.tokens": 2048,
-        "text.holdout": '{ fraction = 0.01, by = "tail" }',
-    }
-    run = place.run(name, seed, *(f"stage.{key}={value}" for key, value in small.items()), only="base")
-    ends = _ends(run / "base", "val_loss_nats")
-    return {**planned(name, place, seed, arm), "fall of the held-out loss": ends[0] - _side(arm, ends)}
-
-
-def _result(stage: Path) -> dict[str, Any]:
-    return json.loads((stage / "result.json").read_text())
 
 
 def _trained(gates: list[Gate], control: str = "before") -> list[Arm]:
@@ -244,11 +112,66 @@ def checks(place: Workplace) -> list[RecipeCheck]:
             _trained([Gate("warm start", 0.25, 0.45), Gate("held-out reward", 0.5)]),
         ),
         RecipeCheck(
+            "curriculum",
+            "modules like the documentation come first; the model learns in all four phases",
+            "as shipped, up to `base`",
+            partial(curriculum, place),
+            _trained([Gate("bits a byte, last phase above first", 0.5), Gate("fall of the held-out loss", 2.5)]),
+        ),
+        RecipeCheck(
+            "scaling",
+            "the law predicts the held-out loss of a larger model within 2 %",
+            "as shipped",
+            partial(scaling, place),
+            [
+                Arm("fitted", [Gate("off by", high=0.02), Gate("runs", 12)]),
+                Arm("best of the series", [Gate("off by", high=0.02)], control=True),
+            ],
+        ),
+        RecipeCheck(
             "stdlib",
             "`chat`, `dpo` and `ppo` each answer 60 of 100 questions about unseen modules exactly",
             "as shipped",
             partial(stdlib, place),
             _trained([Gate(model, 0.6) for model in ("chat", "dpo", "ppo")]),
+        ),
+        RecipeCheck(
+            "distill-stdlib",
+            "the distilled student ends at least 0.1 nats below the same student trained alone at equal steps",
+            "as shipped; alone with the best of three learning rates",
+            partial(distilled, "distill-stdlib", (1e-3, 4e-3), place),
+            _trained([Gate("below alone", 0.1)], "labels alone"),
+        ),
+        RecipeCheck(
+            "distill-ways",
+            "the teacher's predictions and the teacher's layers each end at least 0.1 nats below their control at "
+            "equal steps",
+            "as shipped",
+            partial(distill_ways, place),
+            _trained([Gate("predictions below", 0.1), Gate("layers below", 0.1)]),
+        ),
+        RecipeCheck(
+            "self-instruct",
+            "one answer in ten more is right by majority, and the student gets 70 % of the held-out seeds",
+            f"as shipped, {on_base}, with the stand-in for a teacher",
+            partial(self_instruct, place),
+            _trained([Gate("right by majority, gain", 0.1), Gate("held-out seeds right", 0.7)]),
+        ),
+        RecipeCheck(
+            "assistant-chain",
+            "the assistant and both students end nearer to the teacher than the same models of labels alone; no gain "
+            "over the direct route is promised",
+            "as shipped",
+            partial(assistant_chain, place),
+            _trained([Gate(f"{n} nearer", 0.02) for n in ("assistant", "student", "direct")], "labels alone"),
+        ),
+        RecipeCheck(
+            "distill-shakespeare",
+            "the distilled student ends below the same student trained alone at equal steps",
+            "as shipped, on the file given; alone with the best of three learning rates",
+            partial(distilled, "distill-shakespeare", (1.5e-3, 6e-3), place),
+            _trained([Gate("below alone", 0.01)], "labels alone"),
+            needs="tinyshakespeare",
         ),
         RecipeCheck(
             "finetune-hf",
@@ -274,7 +197,7 @@ def checks(place: Workplace) -> list[RecipeCheck]:
             _trained(
                 [
                     Gate("fall of the answers' loss", 2.5),
-                    Gate("reward accuracy", 0.85),
+                    Gate("reward accuracy", 0.8),  # 219 pairs: three standard errors (2.3 points) below a mean of 87 %
                     Gate("dpo, more marked", 0.1),
                     Gate("ppo, more marked", 0.1),
                 ]

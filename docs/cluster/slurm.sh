@@ -21,7 +21,8 @@ again() {
 }
 trap again USR1
 
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head=${hosts%%$'\n'*}
 srun torchrun \
     --nnodes="$SLURM_NNODES" --nproc-per-node=8 \
     --rdzv-backend=c10d --rdzv-endpoint="$head:29500" --rdzv-id="$SLURM_JOB_ID" \
