@@ -1,11 +1,13 @@
 """D10: what is measured on a machine, kept, and used by later plans."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ingot.model.config import ModelSettings
 from ingot.pipeline.measure import OVERHEAD, SPARE, measure_job, rows_with_room, why_not
@@ -197,3 +199,20 @@ def test_f2_predicted_memory_is_what_tensors_take(tmp_path: Path, family: str, m
     engine.step(make(8))  # makes the moments
     peak = tensor_peak(engine, lambda: engine.step(make(8)))
     assert figures["memory"]["total"] == pytest.approx(peak, rel=0.1)
+
+
+def test_garbage_of_earlier_steps_is_no_part_of_a_peak(tmp_path: Path) -> None:
+    """A cycle that holds a tensor and that the collector meets in the middle of a step."""
+    settings = _settings(precision="fp32", loop={"backend": "torch"})
+    job = measure_job(settings, INPUTS, forecast(settings, INPUTS), tmp_path)
+    engine, make = make_engine(settings, INPUTS.config, job, tmp_path), random_batches(300, 64, False)
+    engine.step(make(8))
+    garbage: dict[str, Any] = {"tensor": torch.zeros(10**7)}
+    garbage["itself"] = garbage
+    del garbage
+
+    def step() -> None:
+        gc.collect()
+        engine.step(make(8))
+
+    assert tensor_peak(engine, step) == pytest.approx(tensor_peak(engine, step), rel=0.01)

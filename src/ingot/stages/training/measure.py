@@ -6,6 +6,7 @@ step (`plan/cost.py: update_seconds`). A micro-batch that would take longer than
 rows. Peak memory is that of all tensors, during a step that is not timed.
 """
 
+import gc
 import json
 import math
 import statistics
@@ -207,6 +208,7 @@ def tensor_peak(engine: Engine, call: Callable[[], object]) -> int:
         _synchronize(engine)
         return torch.cuda.max_memory_allocated()
     engine.weights.clear()
+    gc.collect()  # garbage of earlier steps that is freed during the call would be taken off its peak
     held = [*engine.model.parameters(), *engine.model.buffers(), *engine.modules.parameters()]
     held += [*engine.optimizer.tensors().values(), *engine.average.tensors().values()]
     before = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}.values())
