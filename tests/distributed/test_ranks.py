@@ -224,7 +224,7 @@ MESHES = {
     "name",
     [
         pytest.param(n, marks=[pytest.mark.slow] + [pytest.mark.long] * (MESHES[n][0] == 4))  # two minutes on two cores
-        if MESHES[n][0] > 2 or MESHES[n][2] < 3
+        if MESHES[n][1] > 1
         else n
         for n in MESHES
     ],
