@@ -190,7 +190,7 @@ def test_a_compiler_that_fails_leaves_the_base_backend(fresh_compiler: None) -> 
         model(rows)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs_compiler
 def test_gradients_of_keys_in_bf16_are_right_in_spite_of_gcc(fresh_compiler: None) -> None:
     """With models of this size two kernels call PyTorch's transpose, which GCC 12.2 vectorises wrongly by default."""

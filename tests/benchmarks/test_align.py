@@ -73,7 +73,7 @@ def test_our_steps_for_real(method: str, tmp_path: Path, monkeypatch) -> None:
             assert found["losses"][-1] < found["losses"][0] - 0.01
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_command_prints_one_document(bench: Callable) -> None:
     options = ("--against", "none", "--repetitions", 1, "--seconds", 0, "--json")
     done = bench("align", "--shape", "tiny", "--method", "grpo", *options)

@@ -137,7 +137,7 @@ def test_startup_for_real(monkeypatch) -> None:
     assert tables.startup_rows(found)[-1] == {"what": "import numpy", "seconds": "0.10"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_head_command(bench: Callable) -> None:
     done = bench("head", "--vocab", 300, "--width", 8, "--tokens", 16, "--json")
     assert done.returncode == 0, done.stderr

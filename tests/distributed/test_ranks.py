@@ -223,10 +223,9 @@ MESHES = {
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(n, marks=[pytest.mark.slow] + [pytest.mark.long] * (MESHES[n][0] == 4))  # two minutes on two cores
-        if MESHES[n][1] > 1
-        else n
-        for n in MESHES
+        "replicate 2",
+        pytest.param("shard 2", marks=pytest.mark.slow),
+        *(pytest.param(n, marks=pytest.mark.long) for n in MESHES if n not in ("replicate 2", "shard 2")),
     ],
 )
 def test_D11_every_objective_trains_alike_on_every_mesh(name: str, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_D11_ranks_train_what_one_process_trains(mesh: str, alone: Path, work: P
     assert (work / "runs" / "tiny" / "base" / "ranks" / "1.jsonl").exists()
 
 
-@pytest.mark.parametrize("mesh", ["{}", "{ shard = 2 }"])
+@pytest.mark.parametrize("mesh", [pytest.param("{}", marks=pytest.mark.long), "{ shard = 2 }"])
 def test_D12_killed_ranks_start_again_and_end_like_an_undisturbed_run(mesh: str, work: Path, tmp_path: Path) -> None:
     """Ranks killed at random moments and while saving; the losses are those of the undisturbed run."""
     from tests.pipeline.conftest import make_work

@@ -42,14 +42,6 @@ SHAPES = [
     ("stdlib.toml", 2048, 1_721_664),
     ("curriculum.toml", 2048, 688_768),
 ]
-NO_NETWORK = """
-import socket, pathlib
-def refuse(*args, **kwargs):
-    pathlib.Path(__file__).with_name("called").write_text(repr(args))
-    raise OSError("the network is blocked")
-socket.socket.connect = socket.socket.connect_ex = refuse
-socket.getaddrinfo = socket.create_connection = refuse
-"""
 SMALL = (
     "stage.base.model.depth=1",
     "stage.base.model.context=64",
@@ -127,28 +119,6 @@ def test_gpt2_124m_runs_when_made_small(tmp_path: Path, ingot) -> None:
     choices = json.loads((tmp_path / "runs" / "gpt2-124m" / "base" / "execution.json").read_text())
     assert choices["micro_batch"] == told["batch"]["micro_batch"] == 12
     assert choices["precision"] == told["execution"]["precision"]
-
-
-@pytest.mark.slow
-def test_the_demo_makes_no_network_call_and_ends_in_a_report(tmp_path: Path, ingot) -> None:
-    """The stdlib recipe, made small, in processes whose sockets refuse."""
-    (tmp_path / "blocked").mkdir()
-    (tmp_path / "blocked" / "sitecustomize.py").write_text(NO_NETWORK)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "blocked"), "HOME": str(tmp_path / "home")}
-    assert ingot("init", "work", cwd=tmp_path, env=environment).returncode == 0
-    overrides = [a for o in SMALL for a in ("--set", o)]
-    result = ingot("run", "work/stdlib.toml", *overrides, cwd=tmp_path, env=environment)
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert not (tmp_path / "blocked" / "called").exists()
-    page = (tmp_path / "runs" / "stdlib" / "report.html").read_text()
-    assert "gzip -9" in page
-    assert not re.search(r"(src|href)=\"https?://", page)
-    talk = json.loads((tmp_path / "runs" / "stdlib" / "questions@bpe" / "result.json").read_text())
-    assert 0.2 < talk["trained_fraction"] < 0.9
-    control = ingot("run", "work/shakespeare-char.toml", cwd=tmp_path, env=environment)
-    assert control.returncode == 2  # the one recipe that needs the network says what to do without it
-    assert "sources=" in control.stderr
-    assert (tmp_path / "blocked" / "called").exists()
 
 
 @pytest.mark.long
