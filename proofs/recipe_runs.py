@@ -242,6 +242,28 @@ def scaling(place: Workplace, seed: int, arm: str) -> Numbers:
     return {"runs": len(found.runs), "off by": abs(predicted / large.loss - 1)}
 
 
+def ablations(place: Workplace, seed: int, arm: str) -> Numbers:
+    """How far above `base` its variants end, and squared gradient norms of 16 rows beside what 4 and 64 rows tell."""
+    if not (place.work / "noise.txt").exists():
+        place.work.mkdir(parents=True, exist_ok=True)
+        subprocess.run([sys.executable, RECIPES / "noise.py"], cwd=place.work, check=True, stdout=sys.stderr)
+    run = place.run("ablations", seed)
+
+    def above(stage: str, other: str = "base") -> float:
+        return _side(arm, _ends(run / stage, "val_loss_nats")) - _side(arm, _ends(run / other, "val_loss_nats"))
+
+    variants = "sgd", "no_warmup", "linear", "adam_l2", "poisoned", "poisoned_unclipped", "batch_4", "batch_64"
+    numbers = {f"{name}, above base": above(name) for name in variants}
+    numbers["sgd_unclipped, above sgd"] = above("sgd_unclipped", "sgd")
+    numbers["sgd_poisoned, above sgd"] = above("sgd_poisoned", "sgd")
+    events = {rows: read_events(run / f"gradients_{rows}" / "metrics.jsonl", "step") for rows in (4, 16, 64)}
+    squares = {rows: statistics.mean(e["grad_norm"] ** 2 for e in found) for rows, found in events.items()}
+    noise = (squares[4] - squares[64]) / (1 / 4 - 1 / 64)
+    signal = squares[64] - noise / 64
+    expected = signal + noise / 16 if arm != "before" else squares[64]
+    return numbers | {"noise scale, rows": noise / signal, "16 rows off by": abs(expected / squares[16] - 1)}
+
+
 def planned(name: str, place: Workplace, seed: int, arm: str) -> Numbers:
     """Parameters of a recipe's model, from its plan."""
     graph = load_graph(RECIPES / f"{name}.toml", [], place.work / "runs")

@@ -20,6 +20,7 @@ from proofs.proof import Arm, Gate, Proof, Results, run_arm
 from proofs.recipe_runs import (
     RECIPES,
     Workplace,
+    ablations,
     align_instructions,
     assistant_chain,
     curriculum,
@@ -127,6 +128,20 @@ def checks(place: Workplace) -> list[RecipeCheck]:
                 Arm("fitted", [Gate("off by", high=0.02), Gate("runs", 12)]),
                 Arm("best of the series", [Gate("off by", high=0.02)], control=True),
             ],
+        ),
+        RecipeCheck(
+            "ablations",
+            "L2 in Adam's gradient and SGD without clipping end far above their controls; a squared gradient norm is "
+            "signal plus noise / batch",
+            "as shipped",
+            partial(ablations, place),
+            _trained(
+                [
+                    Gate("adam_l2, above base", 0.5),
+                    Gate("sgd_unclipped, above sgd", 0.5),
+                    Gate("16 rows off by", high=0.1),
+                ]
+            ),
         ),
         RecipeCheck(
             "stdlib",

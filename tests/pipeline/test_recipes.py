@@ -31,7 +31,7 @@ from ingot.stages.training.settings import TrainSettings
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted(Path(str(files("ingot.recipes"))).glob("*.toml"))
 USERS_FILES = {"text", "talk", "start", "start.tokenizer", "base", "base.tokenizer", "pairs", "asked"}
-USERS_FILES |= {"shown", "problems", "test", "seeds"}
+USERS_FILES |= {"shown", "problems", "test", "seeds", "noise"}
 """Stages that read what the user brings."""
 SHAPES = [
     ("gpt2-45m.toml", 50_257, 44_777_984),
