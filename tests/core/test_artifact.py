@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from ingot.core import artifact
-from ingot.core.artifact import FileHashes, StageDir, atomic_directory, atomic_open, atomic_write, digest_json
+from ingot.core.artifact import StageDir, atomic_directory, atomic_open, atomic_write, digest_json
 from ingot.core.errors import Notice, UserError, os_error_message
+from ingot.core.file_hashes import FileHashes
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -196,3 +197,34 @@ def test_a_directory_is_private_if_no_other_user_can_replace_its_files(
     path.parent.chmod(0o700)
     monkeypatch.setattr(artifact.os, "geteuid", lambda: path.stat().st_uid + 1)
     assert (artifact.code_directory("native") == path) == (path.stat().st_uid == 0), "root's files are trusted"
+
+
+def test_a_directory_that_is_being_replaced_is_there_after_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before and after each rename; a process that is killed between them leaves it to the next writer."""
+    replace = artifact.os.replace
+
+    def interrupted(at: int, killed: bool) -> None:
+        calls = iter(range(10))
+
+        def replacing(source: Path, target: Path) -> None:
+            number = next(calls)
+            if number == at or (killed and number > at):
+                raise KeyboardInterrupt
+            replace(source, target)
+
+        monkeypatch.setattr(artifact.os, "replace", replacing)
+        with pytest.raises(KeyboardInterrupt), atomic_directory(tmp_path / "s/d") as directory:
+            (directory / "a").write_text("new")
+        monkeypatch.setattr(artifact.os, "replace", replace)
+
+    with StageDir(tmp_path / "s").lock(), atomic_directory(tmp_path / "s/d") as directory:
+        (directory / "a").write_text("old")
+    for at in (0, 1):
+        interrupted(at, killed=False)
+        assert (tmp_path / "s/d/a").read_text() == "old"
+    interrupted(1, killed=True)
+    with StageDir(tmp_path / "s").lock():
+        assert (tmp_path / "s/d/a").read_text() == "old"
+    assert sorted(f.name for f in (tmp_path / "s").iterdir()) == ["LOCK", "d"]

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ingot.core.artifact import FileHashes
 from ingot.core.errors import UserError
+from ingot.core.file_hashes import FileHashes
 from ingot.core.recipe import dump_toml, load_recipe
 from ingot.core.settings import canonical, settings_tree
 from ingot.corpus.documents import iter_texts, read_documents

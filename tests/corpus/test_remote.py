@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ingot.core.artifact import FileHashes
 from ingot.core.errors import MissingFile, Notice, UserError
+from ingot.core.file_hashes import FileHashes
 from ingot.corpus.documents import iter_texts, read_documents
 from ingot.corpus.readers.locate import locate, source_digest
 from tests.corpus.corpus_helpers import make, settings

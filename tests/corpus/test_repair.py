@@ -8,8 +8,8 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
-from ingot.core.artifact import FileHashes
 from ingot.core.errors import UserError
+from ingot.core.file_hashes import FileHashes
 from ingot.corpus.readers.locate import source_digest
 from ingot.corpus.repair import LINES, remove_boilerplate, repair_unicode
 from tests.corpus.corpus_helpers import funnel, jsonl, make, settings

@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 from pydantic import ValidationError
 
-from ingot.core.artifact import FileHashes
 from ingot.core.errors import UserError
+from ingot.core.file_hashes import FileHashes
 from ingot.corpus import word_lists
 from ingot.corpus.readers.locate import source_digest
 from ingot.corpus.settings import WordList

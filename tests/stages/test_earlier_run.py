@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ingot.core.artifact import checkpoint_problem
 from ingot.core.events import read_events, stable
 from ingot.pipeline.graph import load_graph
 from ingot.pipeline.run import job_of
@@ -117,3 +118,36 @@ def test_data_that_differ_later_are_the_same_run_up_to_there(run: Run, world: Pa
 def test_another_run_is_not_taken(run: Run, change: str) -> None:
     run(*CONSTANT)
     assert _began(run(*CONSTANT, "stage.tuned.duration='8 steps'", change)) == (None, 0)
+
+
+def test_another_sample_of_rows_is_measured_where_the_run_goes_on(run: Run) -> None:
+    """The loss before training was measured on other rows; the control has the same ones."""
+    longer = ("stage.tuned.duration='8 steps'", *CONSTANT)
+    shorter = run(*CONSTANT)
+    same = run(*longer)
+    kept = [e["step"] for e in read_events(same / "metrics.jsonl", "parts")]
+    shutil.rmtree(same)
+    other = run(*longer, "stage.tuned.evaluate.tokens=50")
+    assert _began(other) == (shorter.name, 4)
+    assert kept == [0, 8]
+    assert [e["step"] for e in read_events(other / "metrics.jsonl", "parts")] == [4, 8]
+    assert [e["step"] for e in read_events(other / "metrics.jsonl", "evaluation")] == [4, 6, 8]
+    assert "in 4 updates" in json.loads((other / "result.json").read_text())["verdict"]
+
+
+def test_a_run_without_held_out_rows_goes_on(run: Run) -> None:
+    nothing = (*CONSTANT, "stage.notes.holdout.fraction=0")
+    shorter = run(*nothing)
+    stage = run(*nothing, "stage.tuned.duration='8 steps'")
+    assert _began(stage) == (shorter.name, 4)
+    assert [e["step"] for e in read_events(stage / "metrics.jsonl", "step")] == list(range(1, 9))
+
+
+def test_damaged_best_weights_are_not_taken_over(run: Run) -> None:
+    shorter = run(*CONSTANT)
+    (best,) = (shorter / "checkpoints/best").glob("*.safetensors")
+    best.write_bytes(best.read_bytes()[:-1] + b"!")
+    stage = run(*CONSTANT, "stage.tuned.duration='8 steps'")
+    assert _began(stage) == (shorter.name, 4)
+    assert checkpoint_problem(stage / "checkpoints/best") is None
+    assert json.loads((stage / "checkpoints/best/state.json").read_text())["step"] > 4

@@ -9,9 +9,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from ingot.core.artifact import FileHashes
 from ingot.core.errors import UserError
 from ingot.core.events import Display, EventLog
+from ingot.core.file_hashes import FileHashes
 from ingot.tokenizer import trainers
 from ingot.tokenizer.base import Tokenizer
 from ingot.tokenizer.byte_bpe import Char, load_tokenizer

@@ -325,3 +325,14 @@ def test_a_run_does_not_go_back_for_ever(tmp_path: Path, make_store) -> None:
         _run(engine, source, tmp_path / "b")
     assert len(_journal(tmp_path / "b")) == 2
     assert read_events(tmp_path / "b" / "metrics.jsonl", "health")[-1]["health"] == "critical"
+
+
+@pytest.mark.usefixtures("short")
+def test_losses_of_another_phase_are_forgotten_where_its_first_step_is_left_out(tmp_path: Path, make_store) -> None:
+    """From step 50 on the loss is higher; gradients that are not finite right after send the run back before it."""
+    source = _text(make_store)
+    engine = _long(tmp_path, steps=100, save_every=8)
+    engine.plan = replace(engine.plan, phases=frozenset({1, 50}))
+    final = _run(breaks_from(poison(engine, 50, 100), 51, 62), source, tmp_path)
+    assert math.isfinite(final["val_loss_nats"])
+    assert len(_journal(tmp_path)) == 1

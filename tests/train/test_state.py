@@ -121,3 +121,24 @@ def test_a_state_that_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
     write_manifest(path)
     with pytest.raises(UserError, match=r"state\.json"):
         _state(tmp_path).resume(print)
+
+
+def test_a_checkpoint_from_before_the_first_best_is_loaded_by_a_run_that_has_one(tmp_path: Path) -> None:
+    """As a run that goes back does."""
+    _saved(tmp_path, best_val=None, best_step=0)
+    state = _state(tmp_path)
+    state.numbers.update(best_val=2.5, best_step=1, step=30)
+    assert state.resume(print)
+    assert state.numbers["best_val"] is None
+
+
+def test_what_was_discarded_leaves_an_older_checkpoint(tmp_path: Path) -> None:
+    """A bit that flipped while the newest was written may be in it."""
+    state = _state(tmp_path)
+    state.keep = 1
+    for step in (10, 20):
+        state.numbers["step"] = step
+        state.save()
+    state.discard()
+    assert state.saved_step == 10
+    assert checkpoint_path(tmp_path / "checkpoints", 10).exists()

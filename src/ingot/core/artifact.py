@@ -29,6 +29,8 @@ RESULT = "result.json"
 CHECKPOINTS, STATE = "checkpoints", "state.json"
 """Directory of a train stage's checkpoints, and the file with the scalar state of each."""
 DONE, LOCK, MANIFEST = "DONE", "LOCK", "manifest.json"
+_OLD = ".old.tmp"
+"""End of the name of a directory that is just replaced."""
 _CHUNK = 1 << 20
 _LFS = b"version https://git-lfs.github.com/spec/"
 
@@ -172,8 +174,16 @@ def atomic_directory(path: Path) -> Iterator[Path]:
                 if file.is_file():
                     with file.open("rb") as handle:
                         _sync(handle.fileno())
-            shutil.rmtree(path, ignore_errors=True)
-            os.replace(temporary, path)
+            old = path.with_name(f".{path.name}.{os.getpid()}{_OLD}")
+            try:  # an interruption leaves the older one or this one
+                if path.exists():
+                    os.replace(path, old)
+                os.replace(temporary, path)
+            except BaseException:
+                if old.exists() and not path.exists():
+                    os.replace(old, path)
+                raise
+            shutil.rmtree(old, ignore_errors=True)
             _sync_directory(path.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -358,43 +368,10 @@ class StageDir:
     def _remove_leftovers(self) -> None:
         """Remove temporary files of interrupted writes of an earlier process."""
         for leftover in self.path.rglob(".*.tmp"):
-            if leftover.is_dir():
+            replaced = leftover.with_name(leftover.name[1:].rsplit(".", 3)[0])
+            if leftover.name.endswith(_OLD) and not replaced.exists():
+                os.replace(leftover, replaced)  # killed between the two renames of `atomic_directory`
+            elif leftover.is_dir():
                 shutil.rmtree(leftover, ignore_errors=True)
             else:
                 leftover.unlink(missing_ok=True)
-
-
-class FileHashes:
-    """Content digests of source files, cached by (path, size, mtime, ctime, inode): unchanged files are not read again.
-
-    The ctime, unlike the mtime, cannot be set back after a change.
-
-    Args:
-        cache: the JSON file that keeps the digests; absent or damaged, it is rebuilt.
-    """
-
-    def __init__(self, cache: Path):
-        self._cache = cache
-        self._known: dict[str, list[Any]] = {}
-        with contextlib.suppress(FileNotFoundError, ValueError, AttributeError, RecursionError):
-            entries = json.loads(cache.read_text()).items()
-            self._known = {name: entry for name, entry in entries if isinstance(entry, list) and len(entry) == 5}
-        self._changed = False
-        self.read: dict[str, str] = {}
-        """The digests that `digest` has returned, by path; a caller may clear it."""
-
-    def digest(self, path: Path) -> str:
-        status = regular(path).stat()
-        stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-        known = self._known.get(str(path))
-        if known is None or known[:4] != stamp:
-            known = self._known[str(path)] = [*stamp, digest_file(path)]
-            self._changed = True
-        self.read[str(path)] = known[4]
-        return known[4]
-
-    def save(self) -> None:
-        if self._changed:
-            with contextlib.suppress(OSError):  # the cache only saves time
-                atomic_write(self._cache, json.dumps(self._known))
-            self._changed = False

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ingot.core import dashboards
-from ingot.core.artifact import STAGES, FileHashes, StageDir
+from ingot.core.artifact import STAGES, StageDir
 from ingot.core.errors import UserError, nearest
+from ingot.core.file_hashes import FileHashes
 from ingot.core.recipe import Recipe, RunSettings, load_recipe, load_recipes, name_problem
 from ingot.pipeline.resolve import Resolver
 from ingot.stages.kind import Node

@@ -12,8 +12,9 @@ used, and the keys of the inputs. It names the stage's directory.
 from pathlib import Path
 from typing import Any
 
-from ingot.core.artifact import DONE, FileHashes, digest_json
+from ingot.core.artifact import DONE, digest_json
 from ingot.core.errors import MissingFile, UserError, nearest
+from ingot.core.file_hashes import FileHashes
 from ingot.core.recipe import Recipe
 from ingot.core.settings import Settings, canonical, settings_tree
 from ingot.stages.job import read_record, tokens_name

@@ -62,14 +62,14 @@ def verify_resume(
     with tempfile.TemporaryDirectory(prefix="ingot-verify-") as directory:
         undisturbed, killed = (Path(directory) / name for name in ("undisturbed", "killed"))
         notify(f"{stage}: {steps:,} steps without a disturbance")
-        _Process(job, undisturbed, steps).run_to(steps)
+        _Process(job, undisturbed, steps, steps).run_to(steps)
         last = checkpoint_steps(undisturbed / CHECKPOINTS)[0]
         for kill in range(kills):
-            reached = _Process(job, killed, every).kill_after(
+            reached = _Process(job, killed, every, last).kill_after(
                 draw.randint(kill * last // kills, (kill + 1) * last // kills)
             )
             notify(f"killed {kill + 1:,} of {kills:,} times, after step {reached:,}")
-        _Process(job, killed, every).run_to(last)
+        _Process(job, killed, every, last).run_to(last)
         resumed_from = [attempt.resumed_from or 0 for attempt in attempts(killed / METRICS)[1:]]
         a, b = (checkpoint_path(path / CHECKPOINTS, last) for path in (undisturbed, killed))
         names, size = _compare(a, b)
@@ -80,10 +80,10 @@ def verify_resume(
 
 
 class _Process:
-    """A stage's process in a directory of its own, which writes a checkpoint every `every` steps."""
+    """A stage's process in a directory of its own, which writes a checkpoint every `every` steps and at step `last`."""
 
-    def __init__(self, job: dict[str, Any], directory: Path, every: int):
-        keep = {"save_every": every, "keep": 1_000_000, "log_every": 1}
+    def __init__(self, job: dict[str, Any], directory: Path, every: int, last: int):
+        keep = {"save_every": every, "keep_every": last, "keep": 1_000_000, "log_every": 1}
         settings = {**job["settings"], "loop": {**job["settings"]["loop"], **keep}}
         self.directory, self.stage = directory, job["name"]
         self._before = len(attempts(directory / METRICS))

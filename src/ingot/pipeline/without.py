@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ingot.core.artifact import RECORD
 from ingot.core.errors import UserError
 from ingot.core.recipe import dump_toml, read_table
 from ingot.corpus.documents import read_documents
 from ingot.corpus.left_out import matches, parse
 from ingot.pipeline.graph import Graph, load_graphs
+from ingot.stages.job import TOKENIZER
 from ingot.stages.training.trace import open_training_data, steps_of
 
 
@@ -95,7 +95,7 @@ def _readers(graph: Graph, names: Sequence[str]) -> list[Reader]:
     readers = []
     for node in graph.nodes.values():
         stage = graph.stage(node).path
-        if node.kind == "train" and (stage / RECORD).exists():
+        if node.kind == "train" and (stage / TOKENIZER).exists():  # else it has trained on nothing yet
             data, timeline, _ = open_training_data(stage)
             steps: set[int] = set()
             for source in data.train_sources:

@@ -60,7 +60,7 @@ def this_machine() -> Device:
 def _gpu() -> Device | None:
     """The first GPU, queried with nvidia-smi, because the parent process does not load torch."""
     tool = shutil.which("nvidia-smi")
-    if tool is None or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+    if tool is None or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return None
     query = [tool, "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits"]
     try:

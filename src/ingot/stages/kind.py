@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ingot.core.artifact import FileHashes
+from ingot.core.file_hashes import FileHashes
 from ingot.core.settings import Settings, canonical, stage_fields
 
 

@@ -8,8 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ingot.core.artifact import FileHashes, digest_json, regular
+from ingot.core.artifact import digest_json, regular
 from ingot.core.errors import MissingFile, UserError
+from ingot.core.file_hashes import FileHashes
 from ingot.tokenizer.settings import TokenizerSettings
 
 SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model")

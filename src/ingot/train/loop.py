@@ -50,9 +50,9 @@ def train(
         UserError: too many steps were skipped (`train/guard.py`), and there is no checkpoint to go back to.
     """
     run = _Run(engine, evaluation, log, progress, notify)
-    if engine.state["step"] == 0:
-        with run.throughput.paused("evaluation"):
-            update_best(engine, evaluation(0, False), log)  # a run that gets worse keeps its start
+    if engine.state["evaluated"] is None:
+        with run.throughput.paused("evaluation"):  # a run that gets worse keeps its start
+            update_best(engine, evaluation(engine.state["step"], False), log)
     try:
         with engine.signals:
             while rollback := run.run(batches(engine.state["step"] + 1)) or run.finish():
@@ -196,6 +196,8 @@ class _Run:
         HEARTBEAT.move(number, "training")
         metrics = None
         if is_left_out(self.engine.state["guard"], number):
+            if number in plan.phases:
+                self.engine.guard.forget()  # losses of another phase say nothing about this one
             self.engine.state["step"] = number
         else:
             try:
@@ -220,7 +222,7 @@ class _Run:
     def _evaluation_due(self) -> bool:
         """Whether an evaluation is due after the current step; `train` evaluates after the last one."""
         plan, state = self.engine.plan, self.engine.state
-        return state["evaluated"] < state["step"] < plan.steps and state["step"] % plan.evaluate_every == 0
+        return (state["evaluated"] or 0) < state["step"] < plan.steps and state["step"] % plan.evaluate_every == 0
 
     def evaluate(self) -> None:
         """Evaluate, and save the weights if they are the best so far, unless a bit has flipped until then."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ingot.core.artifact import CHECKPOINTS, STATE, checkpoint_path, read_json
+from ingot.core.artifact import CHECKPOINTS, STATE, checkpoint_path, checkpoint_steps, read_json
 from ingot.core.errors import UserError, shortened
 from ingot.distributed import checkpoint
 from ingot.distributed.mesh import Mesh
@@ -33,7 +33,7 @@ INITIAL: dict[str, Any] = {
     "loss_scale_steps": 0,
     "best_step": 0,
     "best_val": None,
-    "evaluated": 0,
+    "evaluated": None,
     "health": health.INITIAL,
     "objective": {},
 }
@@ -80,6 +80,7 @@ class TrainingState:
         self.keep_every = keep_every
         self._objective_names = set(objective_state)
         self.numbers: dict[str, Any] = {**copy.deepcopy(INITIAL), "objective": dict(objective_state)}
+        self._declared = copy.deepcopy(self.numbers)
         self.saved_step = 0
         """The step of the newest checkpoint, which may still be in the writing."""
         self._writer = ThreadPoolExecutor(1, "save") if background and mesh.shard == 1 else None
@@ -128,7 +129,8 @@ class TrainingState:
         checkpoint.save(checkpoint_path(self.checkpoints, numbers["step"]), tensors, numbers, self.config, mesh)
         if mesh.leads:
             spare = begin(numbers["guard"], numbers["step"]) if self.guard and self.guard.spikes else None
-            checkpoint.prune(self.checkpoints, self.keep, spare, self.keep_every)
+            # two at least: the newest may be discarded, if a bit flipped while it was written
+            checkpoint.prune(self.checkpoints, max(2, self.keep), spare, self.keep_every)
 
     def discard(self) -> None:
         """Delete the checkpoint of the present step."""
@@ -136,6 +138,7 @@ class TrainingState:
         if self.mesh.leads:
             checkpoint.delete_after(self.checkpoints, self.numbers["step"] - 1)
         self.mesh.wait()
+        self.saved_step = max(checkpoint_steps(self.checkpoints), default=0)
 
     def save_best(self) -> None:
         """Write the current weights, without moments, as the best checkpoint."""
@@ -191,9 +194,9 @@ class TrainingState:
 
     def _problem(self, numbers: Any, path: Path) -> str | None:
         """Why these cannot be the numbers of a checkpoint of this run; None if they can."""
-        if not isinstance(numbers, dict) or numbers.keys() != self.numbers.keys():
-            return f"found {shortened(json.dumps(numbers))}, expected the numbers {', '.join(self.numbers)}"
-        for name, now in self.numbers.items():
+        if not isinstance(numbers, dict) or numbers.keys() != self._declared.keys():
+            return f"found {shortened(json.dumps(numbers))}, expected the numbers {', '.join(self._declared)}"
+        for name, now in self._declared.items():
             found = numbers[name]
             if not _is_alike(found, now):
                 return f"{name}: found {shortened(json.dumps(found))}, expected a value such as {json.dumps(now)}"
@@ -208,7 +211,7 @@ class TrainingState:
 
 
 def _is_alike(found: Any, now: Any) -> bool:
-    """Whether a value is of the type of the current one, finite, and no negative count; None stands for a number."""
+    """Whether a value is of the type of the first one, finite, and no negative count; None stands for a number."""
     if isinstance(now, dict):
         return isinstance(found, dict) and all(_is_alike(found[name], now[name]) for name in found.keys() & now.keys())
     if isinstance(now, list):  # stretches of steps

@@ -8,8 +8,9 @@ import glob
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingot.core.artifact import FileHashes, digest_json
+from ingot.core.artifact import digest_json
 from ingot.core.errors import MissingFile, UserError, shortened
+from ingot.core.file_hashes import FileHashes
 from ingot.corpus.packages import check_packages
 from ingot.corpus.readers.content import Kind
 from ingot.corpus.readers.python_library import TOPICS, library_files

@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from ingot.core.artifact import FileHashes, digest_json
+from ingot.core.artifact import digest_json
 from ingot.core.errors import MissingFile, UserError
+from ingot.core.file_hashes import FileHashes
 from ingot.core.functions import function_files, is_function
 from ingot.evaluate.sandbox import bwrap_problem
 from ingot.evaluate.tasks import SUFFIX, load_task, task_file

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from ingot.convert import hf_config
 from ingot.convert.directories import adapter_files, listed, model_weights, not_used, own_tokenizer
-from ingot.core.artifact import DONE, FileHashes, StageDir, digest_json, regular
+from ingot.core.artifact import DONE, StageDir, digest_json, regular
 from ingot.core.errors import MissingFile, UserError
+from ingot.core.file_hashes import FileHashes
 from ingot.core.settings import Settings
 from ingot.model.adapter_config import PEFT_FILES
 from ingot.model.config import ModelConfig

@@ -17,10 +17,11 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from http.client import HTTPException, IncompleteRead
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from ingot.core.artifact import atomic_json, cache_directory, digest_json
 from ingot.core.errors import UserError, shortened
-from ingot.stages.synthesis.settings import EndpointSettings
+from ingot.stages.synthesis.settings import THIS_MACHINE, EndpointSettings
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds before a request is sent a second time, doubled each time; and at most, also if the server asks for more."""
@@ -77,7 +78,8 @@ class Endpoint:
                 f"endpoint.key: {settings.key} holds a line break, a blank or another character that no key has, "
                 "expected one word of ASCII; set it again"
             )
-        self._opener = urllib.request.build_opener(_NoRedirect)
+        here = urlsplit(settings.url).hostname in THIS_MACHINE  # a proxy is another machine
+        self._opener = urllib.request.build_opener(_NoRedirect, *([urllib.request.ProxyHandler({})] if here else []))
         self._stopped, self._lock = threading.Event(), threading.Lock()
         self.requests = self.total_tokens = 0
         """Of all answers so far, those of the cache included."""

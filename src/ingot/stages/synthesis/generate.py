@@ -197,7 +197,7 @@ def _outcome(answer: dict[str, Any], settings: GenerateSettings) -> str:
     """What became of an answer: `complete`, or a name of `_OUTCOMES`."""
     if answer.get("filtered"):
         return "filtered"
-    empty = not answer["text"].strip()
+    empty = not _content(answer, settings).strip()
     if settings.format == "prompts" and not empty and not instructions.read_list(answer["text"], settings.new, True):
         return "unreadable"
     if not answer["ended"] and not (empty and settings.unfinished == "keep"):
@@ -205,13 +205,18 @@ def _outcome(answer: dict[str, Any], settings: GenerateSettings) -> str:
     return "empty" if empty else "complete"
 
 
+def _content(answer: dict[str, Any], settings: GenerateSettings) -> str:
+    """The text of an answer, with `reasoning` = "drop" without what it thought, also where that was cut off."""
+    if settings.reasoning != "drop":
+        return answer["text"]
+    return without_reasoning({"role": "assistant", "content": answer["text"]})["content"].partition("<think>")[0]
+
+
 def _conversation(row: dict[str, Any], answer: dict[str, Any], settings: GenerateSettings) -> str:
     """A prompt with an answer, of which only the answer is trained on."""
-    message = {"role": "assistant", "content": answer["text"]}
-    if answer.get("reasoning"):
+    message = {"role": "assistant", "content": _content(answer, settings)}
+    if answer.get("reasoning") and settings.reasoning != "drop":
         message["reasoning_content"] = answer["reasoning"]
-    if settings.reasoning == "drop":
-        message = without_reasoning(message)
     return dump_document([*exclude_from_loss(json.loads(row["text"])), message])
 
 

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ingot.core.artifact import FileHashes, atomic_lines
+from ingot.core.artifact import atomic_lines
 from ingot.core.errors import UserError
+from ingot.core.file_hashes import FileHashes
 
 FIELDS = ("prompt", "a", "b", "better")
 VERDICTS = ("a", "b", "tie")

@@ -12,8 +12,11 @@ import numpy as np
 
 from ingot.data.sampler import key_of, permute
 
-_ITEM = re.compile(r"^[ \t]*(?:\*\*)?(?:task[ \t]+)?\d{1,4}[.):](?:\*\*)?[ \t]*", re.IGNORECASE | re.MULTILINE)
-"""The beginning of an item of a numbered list."""
+_ITEM = re.compile(
+    r"^(?P<indent>[ \t]*)(?:\*\*)?(?:task[ \t]+)?(?P<number>\d{1,4})[.):](?:\*\*)?(?!\d)[ \t]*",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""The beginning of an item of a numbered list; 3.14 and 12:30 begin none."""
 
 
 def shown(index: int, prompts: int, examples: int, seed: int, split: int) -> list[int]:
@@ -47,7 +50,15 @@ def read_list(text: str, new: int, complete: bool) -> list[str]:
         new: how many were asked for.
         complete: whether the last item is; if not, it is left out.
     """
-    items = [item.strip() for item in _ITEM.split(text.rpartition("</think>")[2])[1:]]
+    text = text.rpartition("</think>")[2]
+    begins: list[re.Match[str]] = []
+    for found in _ITEM.finditer(text):  # a list inside of an item is indented, or begins at 1 again
+        if not begins or (
+            len(found["indent"]) <= len(begins[0]["indent"]) and int(found["number"]) > int(begins[-1]["number"])
+        ):
+            begins.append(found)
+    ends = [found.start() for found in begins[1:]] + [len(text)]
+    items = [text[found.end() : end].strip() for found, end in zip(begins, ends, strict=True)]
     return list(filter(None, items if complete else items[:-1]))[:new]
 
 

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from ingot.core.artifact import FileHashes, digest_json
+from ingot.core.artifact import digest_json
+from ingot.core.file_hashes import FileHashes
 from ingot.core.functions import function_files, is_function
 from ingot.stages.kind import Kind, Node, Resolve
 from ingot.stages.models.kind import LOADING_SOURCES, MODEL_SOURCES

@@ -23,9 +23,15 @@ def agreement(answers: Sequence[str]) -> list[float]:
 
 
 def final_answer(text: str) -> str:
-    """The final answer of a text, in lower case, without emphasis, currency, commas in numbers and a full stop."""
-    marked = [next(filter(None, match.groups()), "") for match in _MARKED.finditer(text)]
-    lines = [line for line in text.splitlines() if line.strip()]
-    found = marked[-1] if marked else lines[-1] if lines else ""
-    found = re.sub(r"(?<=\d),(?=\d{3}\b)", "", re.sub(r"[*_`$]", "", found))
-    return " ".join(found.casefold().split()).rstrip(" .")
+    """The final answer of a text, in lower case, without emphasis, currency, commas in numbers and a full stop. A mark
+    with nothing behind it in its line marks nothing.
+    """
+    marked = [_plain(next(filter(None, match.groups()), "")) for match in _MARKED.finditer(text)]
+    found = [*filter(None, marked)] or [*filter(None, map(_plain, text.splitlines()))]
+    return found[-1] if found else ""
+
+
+def _plain(found: str) -> str:
+    boxed = re.findall(r"\\boxed\{([^{}]*)\}", found)
+    found = re.sub(r"[*_`$]|\\[()\[\]]", "", boxed[-1] if boxed else found)
+    return " ".join(re.sub(r"(?<=\d),(?=\d{3}\b)", "", found).casefold().split()).strip(" .:")

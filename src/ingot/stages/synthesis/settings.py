@@ -13,7 +13,7 @@ from ingot.core.settings import EXECUTION, STAGE, Seed, Settings, Stage
 
 MAJORITY = "majority"
 """The value of `by` with which a label stage scores answers by their agreement."""
-_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
+THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 
 
 class EndpointSettings(Settings):
@@ -64,7 +64,7 @@ class EndpointSettings(Settings):
             parts, host = urlsplit(""), None
         if parts.scheme not in ("http", "https") or not host or parts.username or parts.query or parts.fragment:
             raise ValueError(f"found url = '{self.url}', expected one such as https://api.example.com/v1; correct it")
-        if self.key and parts.scheme == "http" and host not in _THIS_MACHINE:
+        if self.key and parts.scheme == "http" and host not in THIS_MACHINE:
             raise ValueError(f"found a key for {self.url}, which would send it unencrypted; use https://")
         return self
 

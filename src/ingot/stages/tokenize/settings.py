@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from ingot.core.artifact import FileHashes, digest_json
+from ingot.core.artifact import digest_json
 from ingot.core.errors import MissingFile
+from ingot.core.file_hashes import FileHashes
 from ingot.core.settings import EXECUTION, Settings, Stage
 from ingot.store.token_formats import TokenFormat, files_beside
 

@@ -370,10 +370,11 @@ def _training(
     """What the verdict follows from, from the log of all attempts."""
     events = read_events(metrics)
     parts = [e["values"] for e in events if e["event"] == "parts"]
-    evaluations = (e for e in events if e["event"] == "evaluation")
+    evaluations = sorted((e for e in events if e["event"] == "evaluation"), key=lambda e: e["step"])
     return Training(
-        evaluations=sorted(evaluations, key=lambda e: e["step"]),
-        updates=timeline.steps,
+        evaluations=evaluations,
+        updates=timeline.steps
+        - evaluations[0]["step"],  # the first one is later only where this run goes on from another
         parts=parts_by_corpus(parts[0], parts[-1]) if parts else {},
         fractions=fractions,
         batch_rows=timeline.rows(timeline.steps),

@@ -6,8 +6,9 @@ these steps. Where another stage agrees in all of them, its checkpoint is the on
 are those of a run from the start, to the bit, so this is no part of the key.
 """
 
+import contextlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,10 @@ COMPARED = ("duration", "phases", "evaluate")
 """Settings that may differ: what they mean for a step is compared, or they do not change the weights."""
 COMPARED_OPTIM = ("schedule", "warmup", "min_ratio", "decay_steps", "cooldown", "cooldown_shape")
 """Settings of the optimizer that may differ: they are compared as learning rates."""
-CONTINUED = ("step", "evaluation", "sample", "skipped", "rollback", "health")
+CONTINUED = ("step", "sample", "skipped", "rollback", "health")
 """Events that the log of this run begins with."""
+MEASURED = ("evaluation", "parts")
+"""Those that it also begins with if both runs measure the same rows; otherwise it measures where it goes on."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,10 @@ class _EarlierRun:
 
     stage: Path
     step: int
+    same_rows: bool
+    """Whether both runs are measured on the same rows."""
     same_evaluations: bool
-    """Whether this run measures the same at the same steps, so that the best weights are the same."""
+    """Whether this is so at the same steps, so that the best weights are the same."""
 
 
 def go_on(job: Job, data: Data, timeline: Timeline, evaluate_every: int) -> dict[str, Any]:
@@ -88,8 +93,8 @@ def _find(job: Job, data: Data, timeline: Timeline, evaluate_every: int) -> _Ear
         step = next((s for s in steps if s < differs and _usable(checkpoint_path(stage / CHECKPOINTS, s), differs)), 0)
         if step > (best.step if best else 0):
             settings = EvaluateSettings.model_validate(record["settings"]["evaluate"])
-            alike = own["settings"]["evaluate"]["tokens"] == settings.tokens
-            best = _EarlierRun(stage, step, same_data and alike and settings.interval(other.steps) == evaluate_every)
+            same_rows = same_data and own["settings"]["evaluate"]["tokens"] == settings.tokens
+            best = _EarlierRun(stage, step, same_rows, same_rows and settings.interval(other.steps) == evaluate_every)
         elif not step and difference:
             why = f"starting at step 1: {stage.name} has the same settings but for its length, and {difference}"
     if why and not best:
@@ -102,25 +107,48 @@ def _adopt(earlier: _EarlierRun, job: Job, evaluate_every: int) -> bool:
 
     Returns whether it could be read.
     """
-    source = earlier.stage / CHECKPOINTS
+    source, target = earlier.stage / CHECKPOINTS, job.out / CHECKPOINTS
     try:
-        for event in read_events(earlier.stage / METRICS):
-            logged = event["event"] in CONTINUED and event["step"] <= earlier.step
-            if logged and (event["event"] not in ("evaluation", "sample") or event["step"] % evaluate_every == 0):
-                job.log.write(**{name: value for name, value in event.items() if name not in ("time", "attempt")})
-        job.log.flush()
         state = read_json(checkpoint_path(source, earlier.step) / STATE)
-        has_best = earlier.same_evaluations and read_json(source / BEST / STATE)["best_step"] == state["best_step"]
-        if has_best:
-            _copy(source / BEST, job.out / CHECKPOINTS / BEST, {})
-        unknown = {} if has_best else {"best_step": 0, "best_val": None}
+        changes = {} if _copy_best(earlier, state, target) else {"best_step": 0, "best_val": None}
+        if not earlier.same_rows:
+            changes["evaluated"] = None
         shutil.copyfile(earlier.stage / EXECUTION_FILE, job.out / EXECUTION_FILE)
+        events = read_events(earlier.stage / METRICS)
         # the checkpoint comes last: a run that is killed before it begins this anew
-        _copy(checkpoint_path(source, earlier.step), checkpoint_path(job.out / CHECKPOINTS, earlier.step), unknown)
-    except OSError:  # deleted just now by the run that wrote them
+        with _copied(checkpoint_path(source, earlier.step), checkpoint_path(target, earlier.step), changes):
+            for event in events:
+                if _continues(event, earlier, evaluate_every):
+                    job.log.write(**{name: value for name, value in event.items() if name not in ("time", "attempt")})
+            job.log.flush()
+    except OSError:  # deleted just now by the run that wrote them, or damaged
         return False
     job.display.notify(f"going on from step {earlier.step:,} of {earlier.stage.name}, which was the same up to there")
     return True
+
+
+def _continues(event: Mapping[str, Any], earlier: _EarlierRun, evaluate_every: int) -> bool:
+    """Whether an event belongs into the log of this run."""
+    names = (*CONTINUED, *MEASURED) if earlier.same_rows else CONTINUED
+    if event["event"] not in names or event["step"] > earlier.step:
+        return False
+    if event["event"] == "parts":
+        return event["step"] == 0  # those of its end are not of this run's end
+    return event["event"] not in ("evaluation", "sample") or event["step"] % evaluate_every == 0
+
+
+def _copy_best(earlier: _EarlierRun, state: Mapping[str, Any], target: Path) -> bool:
+    """Whether the best weights so far are known. They are copied if there are any."""
+    source = earlier.stage / CHECKPOINTS / BEST
+    if not earlier.same_evaluations or state["best_val"] is None:
+        return earlier.same_evaluations
+    try:
+        if read_json(source / STATE)["best_step"] != state["best_step"]:
+            return False  # better ones came later
+        with _copied(source, target / BEST, {}):
+            return True
+    except OSError:
+        return False
 
 
 def _alike(own: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -175,10 +203,19 @@ def _same(a: Batch, b: Batch) -> bool:
     return all(one is other if one is None or other is None else np.array_equal(one, other) for one, other in pairs)
 
 
-def _copy(source: Path, target: Path, changes: Mapping[str, Any]) -> None:
-    """Copy a checkpoint, with changes of its state."""
+@contextlib.contextmanager
+def _copied(source: Path, target: Path, changes: Mapping[str, Any]) -> Iterator[None]:
+    """Copy a checkpoint, with changes of its state. It appears after the block.
+
+    Raises:
+        OSError: it is not intact.
+    """
     with atomic_directory(target) as directory:
-        shutil.copytree(source, directory, ignore=lambda _, names: {MANIFEST} & set(names), dirs_exist_ok=True)
+        shutil.copytree(source, directory, dirs_exist_ok=True)
+        if problem := checkpoint_problem(directory):
+            raise OSError(problem)
         if changes:
             atomic_json(directory / STATE, {**read_json(directory / STATE), **changes})
-        write_manifest(directory)
+            (directory / MANIFEST).unlink()
+            write_manifest(directory)
+        yield

@@ -56,7 +56,7 @@ class Evaluation:
         metrics, bits_per_byte, parts = self._measure(self.data.held_out, "val", final)
         if final:
             return metrics | bits_per_byte | self._final_metrics()
-        if parts and step in (0, self.engine.plan.steps):
+        if parts and (self.engine.state["evaluated"] is None or step == self.engine.plan.steps):
             self.job.log.write("parts", step=step, values=parts)
         if not self.sampled:  # on policy, every step logs the reward of new samples already
             metrics |= self._measure(self.data.train_sources, "train", final=False)[0]

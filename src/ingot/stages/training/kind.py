@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ingot.core.artifact import FileHashes, digest_json
+from ingot.core.artifact import digest_json
 from ingot.core.errors import UserError
+from ingot.core.file_hashes import FileHashes
 from ingot.model.config import ModelConfig, RopeScaling, max_context
 from ingot.objectives.settings import OBJECTIVES, DistillSettings, scores_rows
 from ingot.stages.kind import Kind, Node, Resolve
