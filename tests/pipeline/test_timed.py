@@ -64,6 +64,28 @@ def test_the_recipe_loads_and_its_forecast_takes_the_time(text: Path, asked: str
     assert max(map(len, written.splitlines())) <= 160
 
 
+def test_models_and_batches_that_take_too_long_to_measure_are_left_out(
+    text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that measures no more than depth 4 and no batch but the smallest; a slower one refuses."""
+    train, deepest = timed.Probe.train, 4
+
+    def slow(probe: timed.Probe, depth: int, batch: int, notify: timed.Notify) -> Trial | None:
+        return train(probe, depth, batch, notify) if depth <= deepest and batch == timed.MIN_BATCH else None
+
+    monkeypatch.setattr(timed.Probe, "train", slow)
+    result = CliRunner().invoke(app, ["init", "--text", "notes", "--time", "1h", "mine.toml"])
+    assert result.exit_code == 0, result.output
+    settings = load_graph(Path("mine.toml"), [], Path("runs")).nodes["base"].settings
+    assert isinstance(settings, TrainSettings)
+    assert settings.model
+    assert 1 < (settings.model.depth or 0) <= deepest
+    deepest = 0
+    result = CliRunner().invoke(app, ["init", "--text", "notes", "--time", "1h", "other.toml"])
+    assert isinstance(result.exception, UserError)
+    assert "expected a machine that can train them" in str(result.exception)
+
+
 def test_a_longer_time_gets_a_larger_model_until_the_text_is_used_up(text: Path) -> None:
     depths = []
     for asked in ("1m", "10m", "1h"):

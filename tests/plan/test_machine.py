@@ -40,6 +40,9 @@ def test_the_driver_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.subprocess, "run", answer)
     assert machine.this_machine() == machine.Device("T4", 15360 << 20, 65e12, "fp16")
     assert machine.this_machine().is_gpu
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert not machine.this_machine().is_gpu
 
 
 def test_without_a_gpu_it_is_the_cpu_and_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

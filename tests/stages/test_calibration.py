@@ -216,3 +216,10 @@ def test_garbage_of_earlier_steps_is_no_part_of_a_peak(tmp_path: Path) -> None:
         engine.step(make(8))
 
     assert tensor_peak(engine, step) == pytest.approx(tensor_peak(engine, step), rel=0.01)
+
+
+def test_how_many_rows_fit_is_not_said_where_layers_are_read() -> None:
+    """What relations keep is not counted."""
+    relations = {"kind": "distill", "teacher": "large", "relations": {"gram": 1.0}}
+    for settings, known in ((_settings(), True), (_settings(objective=relations), False)):
+        assert (costs(settings, INPUTS, forecast(settings, INPUTS))["fits"] is not None) == known

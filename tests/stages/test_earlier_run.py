@@ -132,7 +132,7 @@ def test_another_sample_of_rows_is_measured_where_the_run_goes_on(run: Run) -> N
     assert kept == [0, 8]
     assert [e["step"] for e in read_events(other / "metrics.jsonl", "parts")] == [4, 8]
     assert [e["step"] for e in read_events(other / "metrics.jsonl", "evaluation")] == [4, 6, 8]
-    assert "in 4 updates" in json.loads((other / "result.json").read_text())["verdict"]
+    assert "in 4 updates" in json.loads((other / "result.json").read_text())["verdict_sentence"]
 
 
 def test_a_run_without_held_out_rows_goes_on(run: Run) -> None:

@@ -356,6 +356,25 @@ def test_answers_that_are_cut_off_filtered_or_empty_are_counted_and_dropped(
         assert _build(stub.url, "answers", "stage.answers.unfinished='keep'")["documents"] == kinds[0] + kinds[1]
 
 
+@pytest.mark.parametrize(("text", "finish"), [("<think>2+2</think>\n", "stop"), ("<think>\n2+2 is", "length")])
+def test_an_answer_of_nothing_but_dropped_reasoning_is_empty(work: Path, text: str, finish: str) -> None:
+    with Stub(lambda request, number: completion(text if number % 2 else "4", finish=finish)) as stub:
+        sets = ("stage.answers.reasoning='drop'", "stage.answers.unfinished='keep'")
+        result = _build(stub.url, "answers", *sets)
+    assert 0 < result["empty"] < 40
+    assert result["documents"] == 40 - result["empty"]
+    assert {json.loads(row["text"])[-1]["content"] for row in _documents()} == {"4"}
+
+
+def test_no_proxy_reads_what_is_sent_to_this_machine(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Stub(_echo) as stub, Stub(_echo) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url.removesuffix("/v1"))
+        monkeypatch.delenv("no_proxy", raising=False)
+        _build(stub.url)
+        assert stub.requests
+        assert not proxy.requests
+
+
 def test_counts_of_a_single_prompt_are_numbers(work: Path) -> None:
     with Stub(_echo) as stub:
         result = _build(stub.url, "answers", "stage.answers.prompts=1", "stage.seeds.holdout={ fraction = 0.05 }")

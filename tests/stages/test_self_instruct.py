@@ -198,6 +198,9 @@ def test_lists_are_read_from_their_numbers() -> None:
     assert read_list(text, 2, True) == ["Name a\nred thing.", "Say it."]
     assert read_list("<think>1. no\n2. no</think>3. yes", 8, True) == ["yes"]
     assert read_list("no list", 8, True) == []
+    text = "5. Round this number:\n3.14159\n6. At which time?\n12:30 or 13:00\n7. Explain:\n   1. one\n   2. two\n8. Go"
+    items = ["Round this number:\n3.14159", "At which time?\n12:30 or 13:00", "Explain:\n   1. one\n   2. two", "Go"]
+    assert read_list(text, 8, True) == items
     (message,) = request(["Do a.", "Do b."], 3)
     assert "1. Do a.\n2. Do b." in message["content"]
     assert "tasks 3 to 5" in message["content"]
@@ -220,6 +223,11 @@ def test_a_prompt_is_shown_with_others_of_its_split() -> None:
         ("The answer is **1,042**.", "1042"),
         ("Answer: Paris\nIt is in France.", "paris"),
         ("First this.\n\nThen 42 \n", "then 42"),
+        ("**Answer:**\n17", "17"),
+        ("#### \n42", "42"),
+        ("The final answer is:\n\n$$17$$", "17"),
+        ("The answer is $\\boxed{42}$.", "42"),
+        ("Answer: \\(42\\)", "42"),
         ("", ""),
     ],
 )

@@ -109,7 +109,7 @@ def measure_job(
         UserError: there is no room for a row.
     """
     batch, memory = figures["batch"], figures["memory"]
-    rows, largest, free = batch["micro_batch"], costs(settings, inputs, figures)["fits"], available_memory()
+    rows, largest, free = batch["micro_batch"], costs(settings, inputs, figures)["fits"] or 0, available_memory()
     if not inputs.device.is_gpu:
         rows, largest = min(rows, rows_with_room(memory, rows, free)), 0
     if rows < 1:

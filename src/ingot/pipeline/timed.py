@@ -105,20 +105,14 @@ class Probe:
         (graph,) = load_graphs(table, [], self.directory / "runs")
         return graph
 
-    def train(self, depth: int, batch: int, notify: Notify) -> Trial:
-        """Some steps of a model.
-
-        Raises:
-            UserError: they take too long.
-        """
+    def train(self, depth: int, batch: int, notify: Notify) -> Trial | None:
+        """Some steps of a model; None if they fail or take too long."""
         graph = self.graph(depth, batch)
         trial = run_candidate(job_of(graph, graph.nodes["base"], quiet=True), {}, STEPS, MAX_SECONDS)
-        if trial is None:
-            raise UserError(
-                f"--time: {STEPS} steps of a model of depth {depth} failed or took more than {MAX_SECONDS:.0f} s here, "
-                "expected a machine that can train it; leave --time out"
-            )
-        notify(f"  depth {depth}, {batch} rows of {self.context} tokens: {trial.step_s * 1e3:,.0f} ms an update")
+        took = (
+            f"{trial.step_s * 1e3:,.0f} ms an update" if trial else f"failed, or {STEPS} took over {MAX_SECONDS:.0f} s"
+        )
+        notify(f"  depth {depth}, {batch} rows of {self.context} tokens: {took}")
         return trial
 
 
@@ -152,20 +146,31 @@ def timed(
             other = prepare_seconds + STARTS * start_seconds + REPORT_S + beside
             return Candidate(depth, configs[depth].parameters, token_seconds, other, MIN_UPDATES * batch * context)
 
-        trials = {depth: probe.train(depth, MIN_BATCH, notify) for depth in PROBED}
+        trials = {depth: trial for depth in PROBED if (trial := probe.train(depth, MIN_BATCH, notify))}
+        if not trials:
+            raise UserError(
+                f"--time: {STEPS} steps of the smallest models failed or took more than {MAX_SECONDS:.0f} s here, "
+                "expected a machine that can train them; leave --time out"
+            )
+        most = min((depth - 1 for depth in PROBED if depth not in trials), default=MAX_DEPTH)
         while True:
             start_seconds = max(trial.start_s for trial in trials.values())
             known = {float(flops[depth]): trial.step_s for depth, trial in trials.items()}
-            depths = trials if len(trials) == MAX_PROBES else configs
+            depths = trials if len(trials) == MAX_PROBES else range(1, most + 1)
             candidates = [candidate(depth, seconds_at(known, flops[depth]), MIN_BATCH) for depth in depths]
             choice = _chosen(candidates, seconds, unique)
             depth = choice.candidate.depth
             if depth in trials:
                 break
-            trials[depth] = probe.train(depth, MIN_BATCH, notify)
+            if trial := probe.train(depth, MIN_BATCH, notify):
+                trials[depth] = trial
+            else:
+                most = depth - 1  # a deeper model takes longer still
         batch = batch_rows(choice.tokens, context)
         if batch > MIN_BATCH:
-            choice = _chosen([candidate(depth, probe.train(depth, batch, notify).step_s, batch)], seconds, unique)
+            trial = probe.train(depth, batch, notify)
+            step_s = trial.step_s if trial else trials[depth].step_s * batch / MIN_BATCH
+            choice = _chosen([candidate(depth, step_s, batch)], seconds, unique)
         return Timed(choice, vocab, batch, holdout, unique)
 
 

@@ -217,7 +217,8 @@ def _resource_lines(forecast: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "memory", f"{use}{' (each rank)' if forecast['batch']['ranks'] > 1 else ''}: {parts}"
     if measured := (forecast["time"] or {}).get("peak_bytes"):
         yield "", f"measured: {figures.size(measured)} of tensors"
-    yield "fits", f"micro-batches of at most {forecast['fits']:,} rows"
+    if forecast["fits"] is not None:
+        yield "fits", f"micro-batches of at most {forecast['fits']:,} rows"
     mesh = forecast["mesh"]
     if forecast["batch"]["ranks"] > 1:
         stage = f", ZeRO-{mesh['zero']}" if mesh["shard"] > 1 else ""

@@ -108,7 +108,7 @@ EVALUATE = Kind(
         *("data", "evaluate"),
         *LOADING_SOURCES,
         *("stages/evaluation/evaluate.py", "stages/evaluation/exact_match.py", "stages/evaluation/forgetting.py"),
-        *("stages/evaluation/teacher.py", "stages/training/initial_layers.py"),
+        *("stages/evaluation/teacher.py", "stages/training/initial_layers.py", "train/divergences.py"),
     ),
     reads=_evaluate_reads,
     facts=lambda settings: {"models": settings.models},

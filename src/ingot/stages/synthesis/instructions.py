@@ -57,8 +57,8 @@ def read_list(text: str, new: int, complete: bool) -> list[str]:
             len(found["indent"]) <= len(begins[0]["indent"]) and int(found["number"]) > int(begins[-1]["number"])
         ):
             begins.append(found)
-    ends = [found.start() for found in begins[1:]] + [len(text)]
-    items = [text[found.end() : end].strip() for found, end in zip(begins, ends, strict=True)]
+    ends = [*(found.start() for found in begins[1:]), len(text)]
+    items = [text[found.end() : end].strip() for found, end in zip(begins, ends, strict=False)]
     return list(filter(None, items if complete else items[:-1]))[:new]
 
 

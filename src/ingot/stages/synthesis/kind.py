@@ -35,13 +35,14 @@ def _generate_waiting_for(settings: GenerateSettings) -> str | None:
 
 GENERATE = Kind(
     GenerateSettings,
-    4,
+    5,
     "ingot.stages.synthesis.generate:run",
     (
         *MODEL_SOURCES,
         *("distributed", "data/sampler.py", *LOADING_SOURCES),
         *(f"stages/synthesis/{name}.py" for name in ("generate", "instructions", "local_model")),
         *(f"stages/synthesis/{name}.py" for name in ("endpoint", "remote_model")),
+        *("corpus/dedup.py", "corpus/readers/messages.py", "corpus/readers/row_formats.py"),
     ),
     makes="documents",
     reads=_generate_reads,
@@ -82,13 +83,13 @@ def _label_facts(settings: LabelSettings) -> dict[str, Any]:
 
 LABEL = Kind(
     LabelSettings,
-    5,
+    6,
     "ingot.stages.synthesis.label:run",
     (
         *MODEL_SOURCES,
         *("distributed", "objectives"),
         *LOADING_SOURCES,
-        "stages/models/reward_scores.py",
+        *("stages/models/reward_scores.py", "corpus/readers/messages.py", "corpus/readers/row_formats.py"),
         *(f"stages/synthesis/{name}.py" for name in ("label", "human_labels", "majority")),
     ),
     makes="documents",

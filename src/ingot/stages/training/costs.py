@@ -19,7 +19,8 @@ PER_ROW = ("activations", "attention", "recomputed")
 def costs(
     settings: TrainSettings, inputs: ForecastInputs, figures: Mapping[str, Any], per_hour: float | None = None
 ) -> dict[str, Any]:
-    """The figures `time`, `disk` and, with a price, `price`; and the largest micro-batch, under `fits`.
+    """The figures `time`, `disk` and, with a price, `price`; and the largest micro-batch, under `fits`: None
+    if it is not known, as with penalties that keep what the figures do not count.
 
     Args:
         settings: the stage.
@@ -33,7 +34,7 @@ def costs(
     """
     out: dict[str, Any] = {
         "disk": disk_bytes(settings, figures),
-        "fits": _fits(figures),
+        "fits": None if settings.objective.reads_layers else _fits(figures),
         "time": None,
         "here": inputs.here,
     }

@@ -337,7 +337,7 @@ ANNOTATE = Kind(
     "ingot.stages.training.annotate:run",
     (
         *MODEL_SOURCES,
-        *("data", "objectives/distill.py"),
+        *("data", "objectives/distill.py", "train/divergences.py"),
         *LOADING_SOURCES,
         *("stages/training/annotate.py", "stages/training/reference_columns.py"),
     ),
