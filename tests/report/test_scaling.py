@@ -1,6 +1,8 @@
 """`ingot scaling`: the law of a sweep whose losses follow a known one, its predictions, its answers, its page."""
 
 import json
+import random
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,10 @@ from typer.testing import CliRunner
 from ingot.cli.app import app
 from ingot.core.artifact import atomic_json
 from ingot.core.errors import UserError
+from ingot.model.config import ModelSettings
 from ingot.pipeline.graph import Graph, load_graphs
 from ingot.plan.scaling import Law
-from ingot.report.scaling import answer, answer_lines, scaling_of, sentences
+from ingot.report.scaling import _unit, answer, answer_lines, scaling_of, sentences
 from ingot.report.sweep import write_any_report
 from ingot.stages.training.settings import TrainSettings
 from ingot.train.duration import Duration
@@ -50,8 +53,9 @@ duration = "9M tokens"
 """
 
 
-def _finish(graphs: list[Graph]) -> None:
+def _finish(graphs: list[Graph], law: Law = TRUTH, noise: float = 0.0, **epochs: float) -> None:
     """Every stage is done; train stages have the loss of the law and a speed of 1e11 FLOP/s."""
+    draw = random.Random(1)
     for graph in graphs:
         for node in graph.nodes.values():
             out, result = graph.stage(node), {}
@@ -60,7 +64,8 @@ def _finish(graphs: list[Graph]) -> None:
                 parameters = settings.model.resolve(300).parameters
                 tokens = Duration.parse(str(settings.duration)).amount
                 result = {"parameters": parameters, "tokens": tokens, "tok_s": 1e11 / (6 * parameters)}
-                result["val_loss_nats"] = TRUTH.loss(parameters, tokens)
+                result["val_loss_nats"] = law.loss(parameters, tokens) + draw.gauss(0, noise)
+                result |= {f"epochs/{name}": value for name, value in epochs.items()}
             atomic_json(out / "result.json", result)
             atomic_json(out / "DONE", {"seconds": 1.0, "key": node.key, "outputs": {}})
 
@@ -94,7 +99,10 @@ def test_the_law_is_found_and_a_larger_model_predicted(graphs: list[Graph]) -> N
     time = answer(found, None, 1e15 / 1e11, None)
     assert time.best.parameters == pytest.approx(flops.best.parameters, rel=0.01), "at the speed of the series"
     lines = "\n".join(answer_lines(found, answer(found, 1e20, None, None)))
-    assert 'model = { size = "' in lines
+    (line,) = (line for line in lines.splitlines() if "model = {" in line)
+    table = tomllib.loads(line.strip().replace("}, duration", "}\nduration"))
+    assert ModelSettings.model_validate(table["model"]).resolve(300).context == 16, "as all models of the series"
+    assert Duration.parse(table["duration"]).amount > 0
     assert "far from what was measured" in lines
     page = write_any_report(graphs).read_text()
     assert "Loss by compute" in page
@@ -124,6 +132,7 @@ def test_the_command_reuses_finished_runs_and_prints_plain_data(graphs: list[Gra
         (["--budget", "soon"], "--budget: found 'soon', expected a time such as 8h"),
         (["--budget", "5"], "--budget: found 5, expected FLOPs such as 1e17"),
         (["--served", "1e9"], "--served: found no --budget"),
+        (["--budget", "2h", "--served", "inf"], "--served: found inf, expected a number of tokens"),
         (["--stage", "large"], "--stage large: the sweep does not vary such a train stage"),
         (["--set", 'sweep={ "stage.clean.holdout.fraction" = [0.1] }'], "sweep: found no train stage"),
     ],
@@ -133,3 +142,28 @@ def test_bad_input_is_one_sentence(graphs: list[Graph], words: list[str], senten
     assert isinstance(result.exception, UserError)
     assert sentence in str(result.exception)
     assert "\n" not in str(result.exception)
+
+
+@pytest.mark.parametrize("law", [Law(2.0, 0.0, 100.0, 0.3, 0.3), Law(4.0, 0.0, 0.0, 0.3, 0.3)], ids=["size", "neither"])
+def test_runs_that_determine_no_law_answer_nothing(graphs: list[Graph], law: Law) -> None:
+    """Neither size has an effect beyond the noise, nor, in the second case, length. The law is printed all the same."""
+    _finish(graphs, law, noise=0.005)
+    result = CliRunner().invoke(app, ["scaling", "law.toml", "--budget", "1e15"])
+    assert isinstance(result.exception, UserError)
+    assert "these runs do not tell how" in str(result.exception)
+    assert "L(N, D) = " in result.stdout
+
+
+def test_noise_of_ordinary_runs_leaves_an_answer(graphs: list[Graph]) -> None:
+    _finish(graphs, noise=0.002)
+    assert 1e4 < answer(scaling_of(graphs), 1e15, None, None).best.parameters < 1e9
+
+
+def test_a_mixture_is_new_until_its_first_corpus_repeats(graphs: list[Graph]) -> None:
+    _finish(graphs, one=0.5, other=0.25)
+    assert scaling_of(graphs).unique == 3e6 / 0.5
+
+
+@pytest.mark.parametrize("amount", [18, 1.4e6, 999_700, 999.7e6, 5.34e12])
+def test_amounts_are_written_as_recipes_read_them(amount: float) -> None:
+    assert Duration.parse(f"{_unit(amount)} tokens").amount == pytest.approx(amount, rel=0.005)

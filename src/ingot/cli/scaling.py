@@ -1,5 +1,6 @@
 """The command `ingot scaling`."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +35,8 @@ def scaling(
     from ingot.report.terminal import Progress
 
     flops, seconds = _budget(budget)
+    if served is not None and not math.isfinite(served):
+        raise UserError(f"--served: found {served}, expected a number of tokens, such as 1e12")
     if served and not budget:
         raise UserError(
             "--served: found no --budget, which sets the loss that is aimed at; add for example --budget 2h"
@@ -47,11 +50,12 @@ def scaling(
     finally:
         page = write_any_report(graphs)
     found = law.scaling_of(graphs, stage)
+    if not as_json:
+        for line in law.sentences(found):
+            print(line)
     answer = law.answer(found, flops, seconds, served) if budget else None
 
     def show() -> None:
-        for line in law.sentences(found):
-            print(line)
         if answer:
             for line in law.answer_lines(found, answer):
                 print(line)

@@ -25,6 +25,10 @@ STEPS = 150
 """Of the optimiser."""
 STARTS = tuple(product((0.1, 0.3, 0.7, 1.2), (0.1, 0.3, 0.7, 1.2), (0.2, 0.6)))
 """alpha, beta, and E as a fraction of the lowest loss. A and B of a start share the rest of the mean loss."""
+EXPONENTS = (1e-3, 5.0)
+"""Bounds of alpha and beta."""
+LEAST_EXPONENT = 0.02
+"""An exponent of at most this says that there is no effect, or none beyond the noise."""
 INTERVAL = (2.5, 97.5)
 """Percentiles of the bootstrap."""
 Array = NDArray[np.float64]
@@ -57,6 +61,12 @@ class Fit:
     def loss_interval(self, parameters: float, tokens: float) -> tuple[float, float]:
         """95 % interval of a predicted loss."""
         return _percentiles([law.loss(parameters, tokens) for law in self.samples])
+
+
+def undetermined(law: Law) -> dict[str, float]:
+    """What the runs do not tell the effect of, size or length, with its exponent."""
+    exponents = {"size": law.alpha, "length": law.beta}
+    return {what: found for what, found in exponents.items() if not LEAST_EXPONENT < found < EXPONENTS[1]}
 
 
 def fit(runs: Sequence[TrainedModel], bootstraps: int = BOOTSTRAPS, seed: int = 0) -> Fit:
@@ -120,7 +130,7 @@ def _levenberg_marquardt(
         scale = np.einsum("pcc->pc", hessian)
         hessian += damping[:, None, None] * (scale + 1e-9)[:, :, None] * np.eye(start.shape[1])
         trial = at - np.linalg.solve(hessian, gradient[:, :, None])[:, :, 0]
-        trial[:, 3:] = np.clip(trial[:, 3:], 1e-3, 5)  # exponents are positive
+        trial[:, 3:] = np.clip(trial[:, 3:], *EXPONENTS)
         value = _objective(trial, counts, log_n, log_d, log_loss)
         better = value < objective
         at[better], objective[better] = trial[better], value[better]

@@ -5,6 +5,7 @@ is held out: the fit does not see it, and its loss is predicted. N counts all pa
 head once; D the trained tokens; FLOPs are 6 N D. The loss is the one on held-out text after the last step.
 """
 
+import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from markupsafe import Markup
 from ingot.core.errors import UserError, nearest
 from ingot.pipeline.graph import Graph
 from ingot.plan.scaling import LAWS, Allocation, best_in_time
-from ingot.plan.scaling_fit import Fit, TrainedModel, fit
+from ingot.plan.scaling_fit import EXPONENTS, LEAST_EXPONENT, Fit, TrainedModel, fit, undetermined
 from ingot.report import figures, reading
 from ingot.report.compare.compare import LOSS
 from ingot.report.html.charts import Series, line_chart
@@ -25,6 +26,8 @@ from ingot.stages.training.settings import TrainSettings
 
 FAR = 100
 """A budget of this many times the FLOPs of the largest run is far from what was measured."""
+SIZES = {"size", "depth", "width", "heads", "kv_heads", "head_size", "ffn"}
+"""Settings of a model that make its size."""
 MAX_SIZES = 5
 """Sizes with a colour of their own in the chart."""
 
@@ -41,7 +44,9 @@ class Scaling:
     token_seconds: Mapping[float, float]
     """Parameters -> seconds of a trained token on this machine, the median of the series."""
     unique: float
-    """Tokens of the text; infinite if it is not known."""
+    """Tokens of a run until the first of its corpora repeats; infinite if that is not known."""
+    family: Mapping[str, Any]
+    """Settings that all models of the series share, but for their size."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,8 @@ class Answer:
     best: Allocation
     sizes: tuple[float, float]
     """95 % interval of its parameters."""
+    left_out: int
+    """Bootstrap samples that do not determine the law; the interval is of the others."""
     flops: float
     served: tuple[float, Allocation] | None
     """Tokens that the model will read and write, and the model that reaches the same loss with the least compute."""
@@ -76,27 +83,39 @@ def scaling_of(graphs: list[Graph], stage: str | None = None) -> Scaling:
         if node.key in runs:
             result = reading.result(graph.stage(node).path)
             seconds.setdefault(result["parameters"], []).append(1 / max(1, result["tok_s"]))
-            epochs = sum(value for metric, value in result.items() if metric.startswith("epochs/"))
+            epochs = max((value for metric, value in result.items() if metric.startswith("epochs/")), default=0)
             unique = result["tokens"] / epochs if epochs else unique
     found, held_out = fit(list(runs.values())), _held_out(graphs, name)
     token_seconds = {n: statistics.median(each) for n, each in seconds.items()}
-    return Scaling(name, list(runs.values()), held_out, found, token_seconds, unique)
+    return Scaling(name, list(runs.values()), held_out, found, token_seconds, unique, _family(graphs, name))
 
 
 def answer(scaling: Scaling, flops: float | None, seconds: float | None, served: float | None) -> Answer:
-    """The best model for FLOPs of training or, on this machine, for a time."""
-    law = scaling.fit.law
+    """The best model for FLOPs of training or, on this machine, for a time.
+
+    Raises:
+        UserError: the runs do not determine the law.
+    """
+    law, samples = scaling.fit.law, [s for s in scaling.fit.samples if not undetermined(s)]
+    unclear = undetermined(law)
+    if unclear or not samples:
+        raise UserError(
+            f"sweep: these runs do not tell how {' and '.join(unclear or ('size', 'length'))} changes the loss (found "
+            f"exponents of {law.alpha:.3g} for size and {law.beta:.3g} for length, expected {LEAST_EXPONENT} to "
+            f"{EXPONENTS[1]:g}); add runs of other sizes and lengths"
+        )
     if seconds is not None:
         best = best_in_time(law, scaling.token_seconds, seconds)
-        sizes = [best_in_time(sample, scaling.token_seconds, seconds).parameters for sample in scaling.fit.samples]
+        sizes = [best_in_time(sample, scaling.token_seconds, seconds).parameters for sample in samples]
         budget = figures.duration(seconds)
     else:
         assert flops is not None
-        best, sizes = law.optimum(flops), [sample.optimum(flops).parameters for sample in scaling.fit.samples]
+        best, sizes = law.optimum(flops), [sample.optimum(flops).parameters for sample in samples]
         budget = f"{flops:.3g} FLOPs"
     sizes.sort()
     edges = sizes[round(0.025 * (len(sizes) - 1))], sizes[round(0.975 * (len(sizes) - 1))]
-    return Answer(budget, best, edges, best.flops, (served, law.cheapest(best.loss, served)) if served else None)
+    cheapest = (served, law.cheapest(best.loss, served)) if served else None
+    return Answer(budget, best, edges, len(scaling.fit.samples) - len(samples), best.flops, cheapest)
 
 
 def sentences(scaling: Scaling) -> Iterator[str]:
@@ -131,7 +150,14 @@ def answer_lines(scaling: Scaling, found: Answer) -> Iterator[str]:
         f"{figures.short(found.sizes[1])}), {figures.short(best.tokens)} tokens, "
         f"{_ratio(best)} a parameter; predicted loss {best.loss:.4f}"
     )
-    yield f'  model = {{ size = "{_unit(best.parameters)}" }}, duration = "{_unit(best.tokens)} tokens"'
+    if found.left_out:
+        yield (
+            f"  the interval leaves out {found.left_out:,} of {len(scaling.fit.samples):,} samples of the runs, "
+            "which do not determine a law; more runs would"
+        )
+    model = {"size": _unit(best.parameters), **scaling.family}
+    table = ", ".join(f"{name} = {json.dumps(value)}" for name, value in model.items())
+    yield f'  model = {{ {table} }}, duration = "{_unit(best.tokens)} tokens"'
     published = ((name, law.optimum(found.flops)) for name, law in LAWS.items())
     yield "  published laws for the same FLOPs: " + ", ".join(
         f"{name} {figures.short(a.parameters)} with {figures.short(a.tokens)}" for name, a in published
@@ -145,8 +171,8 @@ def answer_lines(scaling: Scaling, found: Answer) -> Iterator[str]:
         )
     if (passes := best.tokens / scaling.unique) > 1:
         yield (
-            f"  that is {passes:.1f} passes over {figures.short(scaling.unique)} tokens of text, and the law is about "
-            "new text"
+            f"  that reads a text {passes:.1f} times, since the first is read once after "
+            f"{figures.short(scaling.unique)} tokens, and the law is about new text"
         )
     largest = max(6 * run.parameters * run.tokens for run in [*scaling.runs, *scaling.held_out.values()])
     if found.flops > FAR * largest:
@@ -234,6 +260,14 @@ def _held_out(graphs: list[Graph], series: str) -> dict[str, TrainedModel]:
     }
 
 
+def _family(graphs: list[Graph], series: str) -> dict[str, Any]:
+    """The plain settings that the models of all points share, without those that make a size."""
+    models = [g.nodes[series].settings.model for g in graphs]  # pyright: ignore[reportAttributeAccessIssue]
+    tables = [model.model_dump(mode="json", exclude_unset=True, exclude=SIZES) for model in models if model]
+    shared = {name: value for name, value in tables[0].items() if all(t.get(name) == value for t in tables)}
+    return {name: value for name, value in shared.items() if isinstance(value, bool | int | float | str)}
+
+
 def _tokens(node: Node) -> dict[str, str]:
     """The keys of what a train stage reads: its tokens, its initial model, its tokenizer."""
     return {role: source.key for role, source in node.inputs.items()}
@@ -266,5 +300,6 @@ def _ratio(found: Allocation) -> str:
 
 def _unit(amount: float) -> str:
     """A count as recipes have it: 1426752 -> 1.4M."""
+    amount = float(f"{amount:.3g}")
     unit, scale = next((u, s) for u, s in (("B", 1e9), ("M", 1e6), ("K", 1e3)) if amount >= s or s == 1e3)
-    return f"{amount / scale:.3g}{unit}"
+    return f"{amount / scale:.6f}".rstrip("0").rstrip(".") + unit
