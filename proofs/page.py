@@ -13,6 +13,9 @@ generated from it. Every seed must pass every gate. A control is the same experi
 fail a gate. Numbers are those of the seed that is nearest to the gate. `make proofs` runs the proofs (it resumes after
 an interruption) and writes this page. "not run" means that there is no result for the current code.
 
+Left out: K3, that a student of a teacher's layers needs no more steps than one of labels alone. On reversed letters it
+needs more ([numbers](stages/distill.md#features-and-relations)), on text it ends lower.
+
 | | Claim | Known answer | Measured (worst seed) | Controls | Seeds |
 |---|---|---|---|---|---|
 """
