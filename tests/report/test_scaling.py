@@ -1,10 +1,12 @@
 """`ingot scaling`: the law of a sweep whose losses follow a known one, its predictions, its answers, its page."""
 
 import json
+import math
 import random
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -14,7 +16,8 @@ from ingot.core.errors import UserError
 from ingot.model.config import ModelSettings
 from ingot.pipeline.graph import Graph, load_graphs
 from ingot.plan.scaling import Law
-from ingot.report.scaling import _unit, answer, answer_lines, scaling_of, sentences
+from ingot.plan.scaling_fit import TrainedModel, fit, undetermined
+from ingot.report.scaling import Scaling, _unit, answer, answer_lines, scaling_of, sentences
 from ingot.report.sweep import write_any_report
 from ingot.stages.training.settings import TrainSettings
 from ingot.train.duration import Duration
@@ -60,8 +63,10 @@ def _finish(graphs: list[Graph], law: Law = TRUTH, noise: float = 0.0, **epochs:
         for node in graph.nodes.values():
             out, result = graph.stage(node), {}
             if isinstance(settings := node.settings, TrainSettings):
-                assert settings.model
-                parameters = settings.model.resolve(300).parameters
+                shaped = settings if settings.model else graph.nodes[str(settings.init)].settings
+                assert isinstance(shaped, TrainSettings)
+                assert shaped.model
+                parameters = shaped.model.resolve(300).parameters
                 tokens = Duration.parse(str(settings.duration)).amount
                 result = {"parameters": parameters, "tokens": tokens, "tok_s": 1e11 / (6 * parameters)}
                 result["val_loss_nats"] = law.loss(parameters, tokens) + draw.gauss(0, noise)
@@ -150,8 +155,34 @@ def test_runs_that_determine_no_law_answer_nothing(graphs: list[Graph], law: Law
     _finish(graphs, law, noise=0.005)
     result = CliRunner().invoke(app, ["scaling", "law.toml", "--budget", "1e15"])
     assert isinstance(result.exception, UserError)
-    assert "these runs do not tell how" in str(result.exception)
+    assert "these runs do not tell how the loss depends on size" in str(result.exception)
     assert "L(N, D) = " in result.stdout
+
+
+def test_exponents_within_bounds_by_chance_answer_nothing() -> None:
+    """Size has no effect; with this noise alpha is 0.312 by chance, and 1e15 FLOPs would buy 17 parameters."""
+    noise = np.random.default_rng(33)
+    sizes, lengths = (5e4, 1e5, 4e5, 1e6), (2e5, 5e5, 1e6, 2e6)
+    runs = [TrainedModel(n, d, 2 + 100 / d**0.3 + 0.005 * noise.standard_normal()) for n in sizes for d in lengths]
+    found = Scaling("base", runs, {}, fit(runs), {}, math.inf, {})
+    assert not undetermined(found.fit.law)
+    with pytest.raises(UserError, match="do not tell how the loss depends on size"):
+        answer(found, 1e15, None, None)
+
+
+def test_a_series_of_initial_models_has_a_page_with_its_law(graphs: list[Graph]) -> None:
+    """The sweep varies `init` and the length, so that no point has a `model` table."""
+    head, _, _ = RECIPE.partition("[stage.base]")
+    train = '[stage.{}]\nkind = "train"\ndata = {{ clean = 1.0 }}\n{}\nduration = "1M tokens"\n'
+    models = [train.format(f"m{i}", f'tokenizer = "bpe"\nmodel = {{ depth = {i}, context = 16 }}') for i in (1, 2, 3)]
+    sweep = (
+        '"stage.base.init" = ["m1", "m2", "m3"]\n"stage.base.duration" = ["300K tokens", "1M tokens", "3M tokens"]\n'
+    )
+    Path("law.toml").write_text(head + "".join(models) + train.format("base", 'init = "m1"') + "[sweep]\n" + sweep)
+    graphs = load_graphs(Path("law.toml"), [], Path("runs"))
+    _finish(graphs)
+    assert "Loss by compute" in write_any_report(graphs).read_text()
+    assert scaling_of(graphs).family == {}
 
 
 def test_noise_of_ordinary_runs_leaves_an_answer(graphs: list[Graph]) -> None:

@@ -28,6 +28,8 @@ FAR = 100
 """A budget of this many times the FLOPs of the largest run is far from what was measured."""
 SIZES = {"size", "depth", "width", "heads", "kv_heads", "head_size", "ffn"}
 """Settings of a model that make its size."""
+MAX_LEFT_OUT = 0.1
+"""Fraction of the bootstrap samples that may leave the law undetermined; with 2 % noise on a real law at most 0.015."""
 MAX_SIZES = 5
 """Sizes with a colour of their own in the chart."""
 
@@ -96,13 +98,16 @@ def answer(scaling: Scaling, flops: float | None, seconds: float | None, served:
     Raises:
         UserError: the runs do not determine the law.
     """
-    law, samples = scaling.fit.law, [s for s in scaling.fit.samples if not undetermined(s)]
-    unclear = undetermined(law)
-    if unclear or not samples:
+    law, drawn = scaling.fit.law, scaling.fit.samples
+    samples = [sample for sample in drawn if not undetermined(sample)]
+    unclear, left_out = undetermined(law), len(drawn) - len(samples)
+    if unclear or left_out > MAX_LEFT_OUT * len(drawn):
+        unclear = unclear or {name: 0.0 for sample in drawn for name in undetermined(sample)}
         raise UserError(
-            f"sweep: these runs do not tell how {' and '.join(unclear or ('size', 'length'))} changes the loss (found "
-            f"exponents of {law.alpha:.3g} for size and {law.beta:.3g} for length, expected {LEAST_EXPONENT} to "
-            f"{EXPONENTS[1]:g}); add runs of other sizes and lengths"
+            f"sweep: these runs do not tell how the loss depends on {' and '.join(sorted(unclear, reverse=True))} "
+            f"(found exponents of {law.alpha:.3g} for size and {law.beta:.3g} for length, and {left_out} of "
+            f"{len(drawn)} samples of the runs outside {LEAST_EXPONENT} to {EXPONENTS[1]:g}); add runs of other sizes "
+            "and lengths to [sweep]"
         )
     if seconds is not None:
         best = best_in_time(law, scaling.token_seconds, seconds)
@@ -115,7 +120,7 @@ def answer(scaling: Scaling, flops: float | None, seconds: float | None, served:
     sizes.sort()
     edges = sizes[round(0.025 * (len(sizes) - 1))], sizes[round(0.975 * (len(sizes) - 1))]
     cheapest = (served, law.cheapest(best.loss, served)) if served else None
-    return Answer(budget, best, edges, len(scaling.fit.samples) - len(samples), best.flops, cheapest)
+    return Answer(budget, best, edges, left_out, best.flops, cheapest)
 
 
 def sentences(scaling: Scaling) -> Iterator[str]:
@@ -261,9 +266,11 @@ def _held_out(graphs: list[Graph], series: str) -> dict[str, TrainedModel]:
 
 
 def _family(graphs: list[Graph], series: str) -> dict[str, Any]:
-    """The plain settings that the models of all points share, without those that make a size."""
+    """The plain settings that the models of all points share, without those that make a size; none with `init`."""
     models = [g.nodes[series].settings.model for g in graphs]  # pyright: ignore[reportAttributeAccessIssue]
     tables = [model.model_dump(mode="json", exclude_unset=True, exclude=SIZES) for model in models if model]
+    if len(tables) < len(models):
+        return {}
     shared = {name: value for name, value in tables[0].items() if all(t.get(name) == value for t in tables)}
     return {name: value for name, value in shared.items() if isinstance(value, bool | int | float | str)}
 
