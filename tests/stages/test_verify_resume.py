@@ -37,7 +37,7 @@ def test_one_flipped_bit_and_another_number_are_named(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("world")
 def test_a_stage_is_proved_to_resume_to_the_bit() -> None:
     """The stage itself is not touched."""
-    graph = load_graph(Path("grid.toml"), ["stage.base.duration='40 steps'"], RUNS)
+    graph = load_graph(Path("grid.toml"), ["stage.base.duration='400 steps'"], RUNS)
     verdict = verify_resume.verify_resume(graph, "base", 31, 2, print)  # no multiple of the steps between saves
     assert (verdict.steps, verdict.differences, len(verdict.resumed_from)) == (31, [], 2)
     assert verdict.tensors > 10

@@ -6,6 +6,7 @@ with SIGKILL at random moments and started again. The checkpoints of the last of
 
 import json
 import random
+import shutil
 import subprocess
 import tempfile
 import time
@@ -63,11 +64,15 @@ def verify_resume(
         undisturbed, killed = (Path(directory) / name for name in ("undisturbed", "killed"))
         notify(f"{stage}: {steps:,} steps without a disturbance")
         _Process(job, undisturbed, steps, steps).run_to(steps)
-        last = checkpoint_steps(undisturbed / CHECKPOINTS)[0]
+        saved = checkpoint_steps(undisturbed / CHECKPOINTS)
+        last = min((step for step in saved if step >= steps), default=saved[0])  # the run may have been faster
         for kill in range(kills):
             reached = _Process(job, killed, every, last).kill_after(
                 draw.randint(kill * last // kills, (kill + 1) * last // kills)
             )
+            for step in checkpoint_steps(killed / CHECKPOINTS):
+                if step >= last:  # it was faster than the kill, and what is compared is to be of a resumed run
+                    shutil.rmtree(checkpoint_path(killed / CHECKPOINTS, step))
             notify(f"killed {kill + 1:,} of {kills:,} times, after step {reached:,}")
         _Process(job, killed, every, last).run_to(last)
         resumed_from = [attempt.resumed_from or 0 for attempt in attempts(killed / METRICS)[1:]]
