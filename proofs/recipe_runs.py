@@ -55,6 +55,12 @@ class Workplace:
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}; see {log.name}")
 
+    def write(self, script: str, file: str) -> None:
+        """Let a script of the recipes write its files, of which `file` is one, unless it has."""
+        if not (self.work / file).exists():
+            self.work.mkdir(parents=True, exist_ok=True)
+            subprocess.run([sys.executable, RECIPES / script], cwd=self.work, check=True, stdout=sys.stderr)
+
     def run(self, recipe: str, seed: int, *overrides: str, only: str = "", name: str = "") -> Path:
         """Run a recipe, or one stage and what it needs; the directory of its run."""
         name = name or f"{recipe}-{seed}"
@@ -84,9 +90,7 @@ def _side(arm: str, ends: tuple[float, float]) -> float:
 
 
 def grpo_arithmetic(place: Workplace, seed: int, arm: str) -> Numbers:
-    if not (place.work / "asked.jsonl").exists():
-        place.work.mkdir(parents=True, exist_ok=True)
-        subprocess.run([sys.executable, RECIPES / "arithmetic.py"], cwd=place.work, check=True, stdout=sys.stderr)
+    place.write("arithmetic.py", "asked.jsonl")
     run = place.run("grpo-arithmetic", seed, only="solver")
     ends = _ends(run / "solver", "val_reward")
     return {"warm start": ends[0], "held-out reward": _side(arm, ends)}
@@ -244,9 +248,7 @@ def scaling(place: Workplace, seed: int, arm: str) -> Numbers:
 
 def ablations(place: Workplace, seed: int, arm: str) -> Numbers:
     """How far above `base` its variants end, and squared gradient norms of 16 rows beside what 4 and 64 rows tell."""
-    if not (place.work / "noise.txt").exists():
-        place.work.mkdir(parents=True, exist_ok=True)
-        subprocess.run([sys.executable, RECIPES / "noise.py"], cwd=place.work, check=True, stdout=sys.stderr)
+    place.write("noise.py", "noise.txt")
     run = place.run("ablations", seed)
 
     def above(stage: str, other: str = "base") -> float:

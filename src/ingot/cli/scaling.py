@@ -50,7 +50,7 @@ def scaling(
     finally:
         page = write_any_report(graphs)
     found = law.scaling_of(graphs, stage)
-    if not as_json:
+    if not as_json:  # at once: the answer may be refused, and the law was not
         for line in law.sentences(found):
             print(line)
     answer = law.answer(found, flops, seconds, served) if budget else None

@@ -63,10 +63,10 @@ class Fit:
         return _percentiles([law.loss(parameters, tokens) for law in self.samples])
 
 
-def undetermined(law: Law) -> dict[str, float]:
-    """What the runs do not tell the effect of, size or length, with its exponent."""
+def undetermined(law: Law) -> set[str]:
+    """What the runs do not tell the effect of: size, length."""
     exponents = {"size": law.alpha, "length": law.beta}
-    return {what: found for what, found in exponents.items() if not LEAST_EXPONENT < found < EXPONENTS[1]}
+    return {what for what, found in exponents.items() if not LEAST_EXPONENT < found < EXPONENTS[1]}
 
 
 def fit(runs: Sequence[TrainedModel], bootstraps: int = BOOTSTRAPS, seed: int = 0) -> Fit:

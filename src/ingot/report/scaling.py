@@ -102,7 +102,7 @@ def answer(scaling: Scaling, flops: float | None, seconds: float | None, served:
     samples = [sample for sample in drawn if not undetermined(sample)]
     unclear, left_out = undetermined(law), len(drawn) - len(samples)
     if unclear or left_out > MAX_LEFT_OUT * len(drawn):
-        unclear = unclear or {name: 0.0 for sample in drawn for name in undetermined(sample)}
+        unclear = unclear.union(*map(undetermined, drawn))
         raise UserError(
             f"sweep: these runs do not tell how the loss depends on {' and '.join(sorted(unclear, reverse=True))} "
             f"(found exponents of {law.alpha:.3g} for size and {law.beta:.3g} for length, and {left_out} of "

@@ -11,6 +11,8 @@ from ingot.model.config import Checkpointing
 
 MICRO_TOKENS = 16_384
 """Default tokens of a micro-batch."""
+FEWEST_KEPT = 2
+"""Checkpoints that a run keeps at least: the newest may be discarded, if a bit flipped while it was written."""
 FIRST_SAVE = 30.0
 """Seconds until the first checkpoint; each later one is due after twice as long, up to `save_minutes`. So a short run
 that is killed loses no more than about half of its work, and a long one saves only a few times more."""
@@ -100,7 +102,7 @@ class LoopSettings(Settings):
     """Minutes between checkpoints, if `save_every` steps take longer. The first are sooner: 0.5, 1, 2, 4 and 8 minutes
     apart."""
     keep: Annotated[int, EXECUTION] = Field(default=2, ge=1)
-    """Number of checkpoints to retain."""
+    """Number of checkpoints to retain, at least `FEWEST_KEPT`."""
     keep_every: Annotated[int | None, EXECUTION] = Field(default=None, ge=1)
     """Also retain the checkpoints of multiples of this many steps, which are written whatever `save_every` says. Other
     runs with the same steps up to one of them can go on from it."""

@@ -23,6 +23,7 @@ from ingot.optim.optimizers import Optimizer
 from ingot.train import health
 from ingot.train.guard import INITIAL as GUARD
 from ingot.train.guard import Guard, begin
+from ingot.train.settings import FEWEST_KEPT
 
 INITIAL: dict[str, Any] = {
     "step": 0,
@@ -129,8 +130,7 @@ class TrainingState:
         checkpoint.save(checkpoint_path(self.checkpoints, numbers["step"]), tensors, numbers, self.config, mesh)
         if mesh.leads:
             spare = begin(numbers["guard"], numbers["step"]) if self.guard and self.guard.spikes else None
-            # two at least: the newest may be discarded, if a bit flipped while it was written
-            checkpoint.prune(self.checkpoints, max(2, self.keep), spare, self.keep_every)
+            checkpoint.prune(self.checkpoints, max(FEWEST_KEPT, self.keep), spare, self.keep_every)
 
     def discard(self) -> None:
         """Delete the checkpoint of the present step."""

@@ -373,8 +373,8 @@ def _training(
     evaluations = sorted((e for e in events if e["event"] == "evaluation"), key=lambda e: e["step"])
     return Training(
         evaluations=evaluations,
-        updates=timeline.steps
-        - evaluations[0]["step"],  # the first one is later only where this run goes on from another
+        # the first evaluation is later than step 0 where this run goes on from one that measured other rows
+        updates=timeline.steps - next((e["step"] for e in evaluations), 0),
         parts=parts_by_corpus(parts[0], parts[-1]) if parts else {},
         fractions=fractions,
         batch_rows=timeline.rows(timeline.steps),

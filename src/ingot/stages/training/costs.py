@@ -10,7 +10,7 @@ from ingot.stages.training.forecast import ForecastInputs
 from ingot.stages.training.phases import build_timeline, rows_per_draw
 from ingot.stages.training.settings import TrainSettings
 from ingot.stages.training.timeline import Phase, Timeline, assumed_size
-from ingot.train.settings import FIRST_SAVE
+from ingot.train.settings import FEWEST_KEPT, FIRST_SAVE
 
 PER_ROW = ("activations", "attention", "recomputed")
 """Parts of the memory that grow with the rows of a micro-batch."""
@@ -100,7 +100,9 @@ def disk_bytes(settings: TrainSettings, figures: Mapping[str, Any]) -> dict[str,
     trained = figures["parameters"]["trained"]
     best = element * trained
     checkpoint = best + figures["memory"]["optimizer"] * figures["mesh"]["shard"]
-    kept = settings.loop.keep + 1 + figures["length"]["steps"] // (settings.loop.keep_every or math.inf)
+    kept = (
+        max(FEWEST_KEPT, settings.loop.keep) + 1 + figures["length"]["steps"] // (settings.loop.keep_every or math.inf)
+    )
     return {"checkpoint": checkpoint, "best": best, "total": int(kept) * checkpoint + best}
 
 
