@@ -103,12 +103,12 @@ def recipe(case: dict[str, Any], text: Path) -> dict[str, Any]:
 
 
 def write_text(path: Path, characters: int) -> None:
-    """Random text that has each of so many characters."""
+    """Random text that has each of so many characters, and these in its first part, which is not held out."""
     draw = random.Random(1)
     alphabet = [chr(0x4E00 + n) for n in range(min(characters, 20_000))]
     alphabet += [chr(0x20000 + n) for n in range(characters - len(alphabet))]
+    draw.shuffle(alphabet)
     letters = [*alphabet, *draw.choices(alphabet, k=max(0, TOKENS - characters))]
-    draw.shuffle(letters)
     path.write_text("\n\n".join("".join(letters[i : i + 1000]) for i in range(0, len(letters), 1000)), encoding="utf-8")
 
 

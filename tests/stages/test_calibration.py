@@ -186,19 +186,21 @@ def test_a_slow_micro_batch_is_measured_with_fewer_rows(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("micro_batch", [8, 2])
+@pytest.mark.parametrize("vocab", [300, 32_000])
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_f2_predicted_memory_is_what_tensors_take(tmp_path: Path, family: str, micro_batch: int) -> None:
-    """Within 10 % of the peak of all tensors, in a step of one micro-batch and of several."""
+def test_f2_predicted_memory_is_what_tensors_take(tmp_path: Path, family: str, vocab: int, micro_batch: int) -> None:
+    """Within 10 % of the peak of all tensors, in a step of one micro-batch and of several. With many tokens the head's
+    copies and gradients are most of it, and their sizes are known: within 1 %."""
     model = {**MODEL, "family": family, "width": 128, "context": 128}
     settings = _settings(model=model, precision="fp32", loop={"micro_batch": micro_batch, "backend": "torch"})
     assert settings.model
-    inputs = replace(INPUTS, config=settings.model.resolve(300))
+    inputs = replace(INPUTS, config=settings.model.resolve(vocab))
     figures = forecast(settings, inputs)
     job = measure_job(settings, inputs, figures, tmp_path)
-    engine, make = make_engine(settings, inputs.config, job, tmp_path), random_batches(300, 128, False)
+    engine, make = make_engine(settings, inputs.config, job, tmp_path), random_batches(vocab, 128, False)
     engine.step(make(8))  # makes the moments
     peak = tensor_peak(engine, lambda: engine.step(make(8)))
-    assert figures["memory"]["total"] == pytest.approx(peak, rel=0.1)
+    assert figures["memory"]["total"] == pytest.approx(peak, rel=0.1 if vocab == 300 else 0.01)
 
 
 def test_garbage_of_earlier_steps_is_no_part_of_a_peak(tmp_path: Path) -> None:

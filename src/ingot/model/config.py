@@ -28,6 +28,8 @@ MAX_DEPTH = 10_000
 """Largest number of blocks that is accepted: a mistyped depth is an error, not an exhausted memory."""
 MAX_LOGITS = {"cpu": 1 << 26, "cuda": 1 << 30}
 """Elements of logits in memory at a time: 128 MiB in bf16 on a CPU, 2 GiB on a GPU."""
+SOFTMAX_CHUNK = {"cpu": 1 << 19, "cuda": 1 << 24}
+"""Elements of logits that one fp32 softmax processes: as many as a core's cache holds, or as fill a GPU."""
 EAGER_BF16_KEYS = 512
 """Attention in bf16 on a CPU is eager up to this number of keys (`attention.fastest_impl`)."""
 

@@ -22,13 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ingot.model.config import MAX_LOGITS
+from ingot.model.config import MAX_LOGITS, SOFTMAX_CHUNK
 from ingot.model.precision import at_least_fp32, autocast_dtype
 
 _MAX_LOGITS_NO_GRAD = 1 << 20
 """Elements of a chunk's logits on a CPU if no backward pass follows: 4 MiB in fp32, which fit a cache."""
-SOFTMAX_CHUNK = {"cpu": 1 << 19, "cuda": 1 << 24}
-"""Elements of logits that one fp32 softmax processes: as many as a core's cache holds, or as fill a GPU."""
 _MIN_POSITIONS = 256
 """Positions of a chunk, at least: with fewer, reading the weight would take longer than multiplying it."""
 _CUDA_MULTIPLE = 64

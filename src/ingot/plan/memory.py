@@ -61,6 +61,11 @@ def activation_bytes(depth: int, width: int, heads: int, context: int, rows: int
     return 34 * depth * rows * context * width, 5 * depth * rows * score_elements(heads, context)
 
 
+_SOFTMAX_COPIES = 2
+"""In fp32, of a chunk of logits: logarithms of probabilities, and the probabilities of the chunk before. Logits of a
+lower precision are converted, which is one more."""
+
+
 @dataclass(frozen=True)
 class Activations:
     """Bytes that a forward pass saves for the backward pass."""
@@ -72,7 +77,8 @@ class Activations:
     casts: int
     """Copies of the weights in the precision of the forward pass, if it is lower than the parameters'."""
     logits: int
-    """A chunk of logits, which also holds its softmax and gradient."""
+    """A chunk of logits, which also holds its softmax and gradient, and what the LM head needs beside it
+    (`head_bytes`)."""
     recomputed: int = 0
     """Activations of a segment that the backward pass computes again (`checkpointed`), and their gradients, beyond
     `logits`, which are freed by then."""
@@ -223,6 +229,37 @@ def gradients_at_peak(gradients: int, head: int, activations: int) -> int:
         activations: bytes that the forward pass saves.
     """
     return max(head, gradients - activations)
+
+
+def head_bytes(
+    shape: Shape,
+    rows: int,
+    element: int,
+    softmax_chunk: int,
+    kernels: bool = False,
+    trained: bool = True,
+    accumulated: bool = False,
+) -> int:
+    """Bytes that the LM head needs beside a chunk of logits (`model/lm_head.py`): its weight in the precision of the
+    forward pass, and the softmax's fp32 copies or later the gradients that it makes, whichever is more.
+
+    Args:
+        shape, rows, element: as for `engine_activations`.
+        softmax_chunk: elements of the logits whose softmax is computed at a time.
+        kernels: whether C++ kernels need neither copies of the weight nor of logits.
+        trained: whether the weight has a gradient.
+        accumulated: whether a gradient of an earlier micro-batch is there, to which the new one is added. (A first one
+            is counted by `gradients_at_peak`.)
+    """
+    tokens, weight = rows * shape.context, shape.vocab * shape.width
+    copied = 0 if kernels or element >= FP32 else element
+    copies = 0 if kernels else _SOFTMAX_COPIES + (element < FP32)
+    before = copies * FP32 * min(softmax_chunk, tokens * shape.vocab)
+    after = tokens * shape.width * (FP32 + element + copied)  # of hidden states: gradient, scaled, product
+    if trained:
+        after += weight * copied
+        after, before = (after + weight * FP32, before) if accumulated else (after, before - weight * FP32)
+    return weight * copied + max(before, after)
 
 
 def block_gradients(shape: Shape, rows: int, element: int, stream: int = FP32) -> int:

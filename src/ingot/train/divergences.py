@@ -31,7 +31,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ingot.model.lm_head import SOFTMAX_CHUNK, LMHead
+from ingot.model.config import SOFTMAX_CHUNK
+from ingot.model.lm_head import LMHead
 from ingot.model.losses import IGNORE, at_labels, chunked
 from ingot.model.precision import at_least_fp32
 

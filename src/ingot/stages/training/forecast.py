@@ -19,7 +19,7 @@ from ingot.model.adapter_config import (
     low_rank_parameters,
     modules_to_save,
 )
-from ingot.model.config import EAGER_BF16_KEYS, MAX_LOGITS, ModelConfig, segment_blocks
+from ingot.model.config import EAGER_BF16_KEYS, MAX_LOGITS, SOFTMAX_CHUNK, ModelConfig, segment_blocks
 from ingot.objectives.on_policy_settings import OnPolicySettings
 from ingot.optim.settings import BLOCK, OptimSettings, has_codes
 from ingot.plan.batch import accumulation
@@ -37,6 +37,7 @@ from ingot.plan.memory import (
     checkpointed,
     engine_activations,
     gradients_at_peak,
+    head_bytes,
     state_bytes,
 )
 from ingot.plan.sharding import sharded_state, wire_bytes
@@ -226,6 +227,7 @@ def _execution(
             precision,
             inputs,
             settings,
+            batch["accumulation"] > 1,
         )
         for p in timeline.phases
     ]
@@ -295,11 +297,11 @@ def _state(config: ModelConfig, settings: TrainSettings, weight_bytes: int, comp
 
 
 def _peak_of_pass(
-    config: ModelConfig, rows: int, precision: str, inputs: ForecastInputs, settings: TrainSettings
+    config: ModelConfig, rows: int, precision: str, inputs: ForecastInputs, settings: TrainSettings, accumulated: bool
 ) -> tuple[str, Activations]:
     """The attention implementation, and what exists when the backward pass begins: besides all activations a chunk of
-    logits, or soon after the gradients inside the last block, if they are larger."""
-    attention, activations = _pass(config, rows, precision, inputs, settings)
+    logits and what the head needs, or soon after the gradients inside the last block, if they are larger."""
+    attention, activations = _pass(config, rows, precision, inputs, settings, accumulated)
     element = _ELEMENT_BYTES[precision]
     inner = block_gradients(config, rows, element, element if inputs.device.is_gpu else _ELEMENT_BYTES["fp32"])
     last = activations.total - activations.layers - activations.scores - activations.casts
@@ -307,12 +309,19 @@ def _peak_of_pass(
 
 
 def _pass(
-    config: ModelConfig, rows: int, precision: str, inputs: ForecastInputs, settings: TrainSettings
+    config: ModelConfig, rows: int, precision: str, inputs: ForecastInputs, settings: TrainSettings, accumulated: bool
 ) -> tuple[str, Activations]:
     """The attention implementation of a forward pass, and its activations."""
     adapter = settings.adapter
+    trained = adapter is None or "head" in modules_to_save(adapter, config)
+    softmax = SOFTMAX_CHUNK["cuda" if inputs.device.is_gpu else "cpu"]
+
+    def with_head(found: Activations, kernels: bool) -> Activations:
+        head = head_bytes(config, rows, _ELEMENT_BYTES[precision], softmax, kernels, trained, accumulated)
+        return replace(found, logits=found.logits + head)
+
     if activations := _cpu_backend(config, rows, precision, inputs, settings):
-        return "fused", activations
+        return "fused", with_head(activations, True)
     short = precision == "bf16" and config.context <= EAGER_BF16_KEYS
     plain = not inputs.device.is_gpu and (short or config.dropout > 0)
     windowed = config.window is not None and config.window < config.context
@@ -325,6 +334,7 @@ def _pass(
     activations = engine_activations(
         config, rows, element, plain, MAX_LOGITS[device], masks, stream, copied, mask, gains
     )
+    activations = with_head(activations, False)
     if adapter:
         sizes, tokens = adapted_layers(adapter, config).values(), rows * config.context
         more = adapter_activations(sizes, adapter.rank, tokens, element, adapter.kind == "dora", copied, mask)
