@@ -4,12 +4,12 @@ A settings model stands beside the code that reads it, derives from `Settings`, 
 below it.
 """
 
-import builtins
 from collections.abc import Iterable, Iterator, Mapping
-from types import UnionType
+from contextlib import suppress
+from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from ingot.core.errors import notify
@@ -49,14 +49,14 @@ class Settings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _true_is_no_number(cls, table: Any) -> Any:
-        """Refuse true and false where a number belongs, which pydantic would take as 1 and 0.
+    def _take_no_other_type(cls, table: Any) -> Any:
+        """Refuse what pydantic would take for something else: true as 1, "0.5" as 0.5, 1 and "no" as true and false.
 
         It runs after `_read_old_names`, as the last of these validators runs first.
         """
         if isinstance(table, Mapping):
             names = ((field.alias or name, field.annotation) for name, field in cls.model_fields.items())
-            if errors := [e for name, type_ in names for e in _bools_as_numbers(table.get(name), [type_], (name,))]:
+            if errors := [e for name, type_ in names for e in _other_types(table.get(name), [type_], (name,))]:
                 raise ValidationError.from_exception_data(cls.__name__, errors)
         return table
 
@@ -79,8 +79,11 @@ Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """Seed of random number generators: a signed 64-bit integer."""
 
 
-def _bools_as_numbers(value: Any, union: Iterable[Any], location: tuple[str | int, ...]) -> Iterator[Any]:
-    """An error, as pydantic takes it, for each true and false where a value has a number and no truth value.
+_SCALARS: Mapping[type, TypeAdapter[Any]] = {type_: TypeAdapter(type_) for type_ in (int, float, bool)}
+
+
+def _other_types(value: Any, union: Iterable[Any], location: tuple[str | int, ...]) -> Iterator[Any]:
+    """An error, as pydantic takes it, for each scalar that pydantic would turn into one of another type.
 
     Args:
         value: a value as in the recipe. Tables of models are left to those.
@@ -88,15 +91,29 @@ def _bools_as_numbers(value: Any, union: Iterable[Any], location: tuple[str | in
         location: the name of the setting, and keys in it.
     """
     types = {member for one in union for member in _members(one)}
-    if isinstance(value, bool):
-        number = next((name for name in ("int", "float") if getattr(builtins, name) in types), None)
-        if number and not {bool, Any} & types:
-            yield {"type": f"{number}_type", "loc": location, "input": value}
+    if isinstance(value, bool | int | float | str):
+        if taken := _taken_as(value, types):
+            yield {"type": f"{taken.__name__}_type", "loc": location, "input": value}
         return
-    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
-    inner = [t for one in types for t in get_args(one) if t is not Ellipsis]
+    table = isinstance(value, Mapping)
+    items = value.items() if table else enumerate(value) if isinstance(value, list | tuple) else ()
+    inner = [t for one in types for t in get_args(one)[1 if table else 0 :] if t is not Ellipsis]
     for key, item in items:
-        yield from _bools_as_numbers(item, inner, (*location, key))
+        yield from _other_types(item, inner, (*location, key))
+
+
+def _taken_as(value: bool | float | str, types: set[Any]) -> type | None:
+    """The type that pydantic would turn a scalar into; None if it keeps its own, or gets an error or a validator."""
+    own = {int, float} if type(value) in (int, float) else {type(value)}
+    known = {one for one in types if one in _SCALARS or one is NoneType or get_origin(one) in (list, tuple, dict)}
+    if own & types or Any in types or (isinstance(value, str) and known != types):
+        return None
+    for type_, adapter in _SCALARS.items():
+        if type_ in types:
+            with suppress(ValidationError):
+                adapter.validate_python(value)
+                return type_
+    return None
 
 
 def _members(annotation: Any) -> Iterator[Any]:
