@@ -1,9 +1,10 @@
 """`python -m benchmarks.init_time FOLDER... --time 3m`: does a recipe of `ingot init --time` take the time, and is its
 model a good one?
 
-For each folder of text: the recipe is written and run unchanged, and the complete run is timed. Then a grid of three
-depths by three batches trains on the same tokens for as many seconds, by speeds of a short run of each. All results
-are stages below `--work`, so the command resumes; only the first complete run of a recipe is timed.
+For each folder of text: the recipe is written and run unchanged, and the complete run is timed. Then the speed of each
+point of a grid, three depths by three batches, is measured by a short run. Last, each point trains on the same text for
+as many tokens as it would read in the time of the recipe. All results are stages below `--work`, so the command
+resumes; only the first complete run of a recipe is timed.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from typing import Any
 
 from ingot.cli.options import seconds_of
 
-DEPTHS, BATCHES = (1, 2, 3), (8, 16, 32)
+GRID = [(depth, batch) for depth in (1, 2, 3) for batch in (8, 16, 32)]
 SPEED_STEPS = 40
 """Steps of the run that a grid point's speed is taken from."""
 
@@ -44,28 +45,42 @@ def measured(folder: Path, asked: str, work: Path) -> dict[str, Any]:
     return {"seconds": found["seconds"], "training": training, "loss": found["val_loss_nats"]}
 
 
+def point_run(folder: Path, point: tuple[int, int], duration: str, name: str, work: Path) -> dict[str, Any]:
+    """Train the recipe with another depth and batch; the result of its train stage."""
+    depth, batch = point
+    sets = [
+        f"stage.base.model.depth={depth}",
+        f"stage.base.batch={batch}",
+        f'stage.base.duration="{duration}"',
+        f'run.name="{name}"',
+    ]
+    words = [word for text in sets for word in ("--set", text)]
+    _ingot(work, "run", f"{folder.name}.toml", "--only", "base", *words)
+    return _result(work, name)
+
+
+def speeds(folder: Path, work: Path) -> dict[tuple[int, int], float]:
+    """Point of the grid -> tokens per second, of a short run."""
+    found = {}
+    for point in GRID:
+        name = f"{folder.name}-{point[0]}-{point[1]}-speed"
+        found[point] = point_run(folder, point, f"{SPEED_STEPS} steps", name, work)["tok_s"]
+    return found
+
+
 def grid(folder: Path, training: float, work: Path) -> dict[tuple[int, int], float]:
-    """(depth, batch) -> held-out loss after as many seconds of training."""
+    """Point of the grid -> held-out loss after as many tokens as its speed makes in `training` seconds."""
     losses = {}
-    for depth in DEPTHS:
-        for batch in BATCHES:
-            point = [f"stage.base.model.depth={depth}", f"stage.base.batch={batch}"]
-
-            def train(name: str, duration: str, point: list[str] = point) -> dict[str, Any]:
-                sets = [*point, f'stage.base.duration="{duration}"', f'run.name="{name}"']
-                words = [word for text in sets for word in ("--set", text)]
-                _ingot(work, "run", f"{folder.name}.toml", "--only", "base", *words)
-                return _result(work, name)
-
-            name = f"{folder.name}-{depth}-{batch}"
-            speed = train(f"{name}-speed", f"{SPEED_STEPS} steps")["tok_s"]
-            losses[depth, batch] = train(name, f"{round(training * speed, -4):.0f} tokens")["val_loss_nats"]
-            print(f"  depth {depth}, batch {batch}: {speed:,} tok/s, loss {losses[depth, batch]:.4f}", flush=True)
+    for point, speed in speeds(folder, work).items():
+        name = f"{folder.name}-{point[0]}-{point[1]}"
+        tokens = f"{round(training * speed, -4):.0f} tokens"
+        losses[point] = point_run(folder, point, tokens, name, work)["val_loss_nats"]
+        print(f"  depth {point[0]}, batch {point[1]}: {speed:,} tok/s, loss {losses[point]:.4f}", flush=True)
     return losses
 
 
 def main() -> None:
-    """Measure all folders, and print a line for each."""
+    """Measure all folders, and print lines for each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--time", default="3m")
@@ -73,13 +88,16 @@ def main() -> None:
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     asked = seconds_of(options.time, "--time")
-    for folder in options.folders:
-        mine = measured(folder, options.time, options.work)
+    recipes = {folder: measured(folder, options.time, options.work) for folder in options.folders}
+    for folder, mine in recipes.items():
+        speeds(folder, options.work)
         off = 100 * (mine["seconds"] / asked - 1)
         print(
             f"{folder.name}: {mine['seconds']:.0f} s of {asked:.0f} s ({off:+.0f} %), loss {mine['loss']:.4f}",
             flush=True,
         )
+    print("times are measured; the rest may run on a busy machine", flush=True)
+    for folder, mine in recipes.items():
         best = min(grid(folder, mine["training"], options.work).values())
         print(
             f"{folder.name}: {100 * (mine['loss'] / best - 1):+.1f} % from the best of the grid, {best:.4f}", flush=True
