@@ -41,7 +41,7 @@ from ingot.train.settings import rows_per_pass
 
 MAX_MICRO_S = 20.0
 """Seconds of the longest micro-batch that is measured with all of its rows."""
-ENOUGH_S, MIN_REPEATS, MAX_REPEATS = 2.0, 3, 20
+ENOUGH_S, MIN_REPEATS, MAX_REPEATS = 3.0, 3, 100
 """Repetitions of a step end after this many seconds, within these numbers of them."""
 GEMM_S = 0.3
 """Seconds of the measurement of each kind of matrix product."""
@@ -188,7 +188,7 @@ def _warm_up(engine: Engine, make: Callable[[int], Batch], rows: int, clock: Clo
 
 
 def _repeat(call: Callable[[], object], clock: Clock) -> float:
-    """The median seconds of a call."""
+    """The mean seconds of a call: a run's time is a sum, to which slow steps add all of theirs."""
     times: list[float] = []
     while len(times) < MIN_REPEATS or (sum(times) < ENOUGH_S and len(times) < MAX_REPEATS):
         start = clock()
@@ -196,7 +196,7 @@ def _repeat(call: Callable[[], object], clock: Clock) -> float:
         times.append(clock() - start)
         if times[0] > ENOUGH_S:
             break
-    return statistics.median(times)
+    return statistics.fmean(times)
 
 
 def tensor_peak(engine: Engine, call: Callable[[], object]) -> int:
