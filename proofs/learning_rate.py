@@ -75,8 +75,8 @@ def main() -> int:
             points[width, batch] = default(width) * 2**best
             rows.append(
                 {
-                    "width": width,
-                    "batch": batch,
+                    "width": str(width),
+                    "batch": str(batch),
                     "best rate": f"{points[width, batch]:.2e}",
                     "of the default": f"{2**best:.2f}",
                     "loss there, nats": f"{min(losses.values()):.4f}",
