@@ -203,6 +203,41 @@ def test_f2_predicted_memory_is_what_tensors_take(tmp_path: Path, family: str, v
     assert figures["memory"]["total"] == pytest.approx(peak, rel=0.1 if vocab == 300 else 0.01)
 
 
+@pytest.mark.parametrize("micro_batch", [2, 1])
+@pytest.mark.parametrize(
+    "changes",
+    [{"model": {"tied": True}}, {"objective": {"kind": "lm", "z_loss": 1e-4}}],
+    ids=["tied", "z-loss"],
+)
+def test_f2_memory_of_tied_tables_and_penalties(tmp_path: Path, changes: dict[str, Any], micro_batch: int) -> None:
+    """A tied table has two gradients and their sum at the end; penalties keep copies of all logits."""
+    model = {**MODEL, "width": 128, **changes.pop("model", {})}
+    settings = _settings(
+        model=model, precision="fp32", batch=2, loop={"micro_batch": micro_batch, "backend": "torch"}, **changes
+    )
+    assert settings.model
+    inputs = replace(INPUTS, config=settings.model.resolve(32_000))
+    figures = forecast(settings, inputs)
+    job = measure_job(settings, inputs, figures, tmp_path)
+    engine, make = make_engine(settings, inputs.config, job, tmp_path), random_batches(32_000, 64, False)
+    engine.step(make(2))
+    assert figures["memory"]["total"] == pytest.approx(tensor_peak(engine, lambda: engine.step(make(2))), rel=0.02)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 16])
+def test_the_largest_micro_batch_fits_and_one_more_row_does_not(micro_batch: int) -> None:
+    def planned(rows: int) -> dict[str, Any]:
+        loop = {"micro_batch": rows, "checkpointing": "full", "backend": "torch"}
+        settings = _settings(model={"depth": 12, "width": 768, "context": 1024}, batch=512, loop=loop)
+        assert settings.model
+        inputs = replace(INPUTS, config=settings.model.resolve(50_000))
+        figures = forecast(settings, inputs)
+        return {**figures["memory"], **costs(settings, inputs, figures)}
+
+    fits = planned(micro_batch)["fits"]
+    assert planned(fits)["total"] <= CPU.memory < planned(fits + 1)["total"]
+
+
 def test_garbage_of_earlier_steps_is_no_part_of_a_peak(tmp_path: Path) -> None:
     """A cycle that holds a tensor and that the collector meets in the middle of a step."""
     settings = _settings(precision="fp32", loop={"backend": "torch"})

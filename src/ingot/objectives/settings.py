@@ -27,6 +27,11 @@ class LanguageModelSettings(MethodSettings):
     z_loss: float = Field(default=0.0, ge=0)
     """Weight of ln(Z)^2 per token, which keeps logits from drifting (PaLM: 1e-4); not part of the reported loss."""
 
+    @property
+    def penalized(self) -> bool:
+        """Whether the loss has more than cross-entropy."""
+        return bool(self.label_smoothing or self.z_loss)
+
 
 class RewardSettings(MethodSettings):
     """`objective = { kind = "reward" }`: a reward model from pairs (Bradley-Terry)."""

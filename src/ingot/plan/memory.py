@@ -65,6 +65,9 @@ _SOFTMAX_COPIES = 2
 """In fp32, of a chunk of logits: logarithms of probabilities, and the probabilities of the chunk before. Logits of a
 lower precision are converted, which is one more."""
 
+_PENALTY_COPIES = 4
+"""The same with label smoothing or a z-loss, whose gradient torch derives; and one in a lower precision."""
+
 
 @dataclass(frozen=True)
 class Activations:
@@ -218,14 +221,14 @@ def adapter_activations(
 
 
 def gradients_at_peak(gradients: int, head: int, activations: int) -> int:
-    """Bytes of gradients beside the activations at the peak of a step of one micro-batch.
+    """Bytes of gradients beside the activations at the peak of a step.
 
-    A backward pass begins with all activations and the head's gradient, and ends with all gradients and no activations:
+    A backward pass begins with all activations and the first gradients, and ends with all gradients and no activations:
     the peak is the larger of the two.
 
     Args:
-        gradients: bytes of all of them.
-        head: of the LM head's.
+        gradients: bytes of all of them, at the end.
+        head: of the LM head's, and those of earlier micro-batches.
         activations: bytes that the forward pass saves.
     """
     return max(head, gradients - activations)
@@ -239,6 +242,7 @@ def head_bytes(
     kernels: bool = False,
     trained: bool = True,
     accumulated: bool = False,
+    plain: bool = True,
 ) -> int:
     """Bytes that the LM head needs beside a chunk of logits (`model/lm_head.py`): its weight in the precision of the
     forward pass, and the softmax's fp32 copies or later the gradients that it makes, whichever is more.
@@ -250,16 +254,29 @@ def head_bytes(
         trained: whether the weight has a gradient.
         accumulated: whether a gradient of an earlier micro-batch is there, to which the new one is added. (A first one
             is counted by `gradients_at_peak`.)
+        plain: whether the loss has neither label smoothing nor a z-loss, for which there are no kernels.
     """
     tokens, weight = rows * shape.context, shape.vocab * shape.width
+    kernels = kernels and plain
     copied = 0 if kernels or element >= FP32 else element
-    copies = 0 if kernels else _SOFTMAX_COPIES + (element < FP32)
-    before = copies * FP32 * min(softmax_chunk, tokens * shape.vocab)
+    copies = (0 if kernels else _SOFTMAX_COPIES + (element < FP32)) if plain else _PENALTY_COPIES
+    before = (copies * FP32 + (0 if plain else copied)) * min(softmax_chunk, tokens * shape.vocab)
     after = tokens * shape.width * (FP32 + element + copied)  # of hidden states: gradient, scaled, product
     if trained:
         after += weight * copied
         after, before = (after + weight * FP32, before) if accumulated else (after, before - weight * FP32)
     return weight * copied + max(before, after)
+
+
+def tied_gradients(accumulated: bool, in_place: bool) -> int:
+    """Gradients of a tied table beside the one that is kept, at the end of a backward pass.
+
+    Args:
+        accumulated: whether one of earlier micro-batches is there.
+        in_place: whether the embedding's is added to the head's in place. It is not with torch in fp32, where the
+            head's is the matrix product itself.
+    """
+    return 1 + accumulated + (not in_place)
 
 
 def block_gradients(shape: Shape, rows: int, element: int, stream: int = FP32) -> int:

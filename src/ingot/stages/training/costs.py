@@ -1,12 +1,13 @@
 """Time, disk and price of a train stage, in addition to `forecast`. No torch."""
 
+import bisect
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from ingot.plan.cost import Work, evaluation_count, largest_micro_batch, price, save_count, stage_seconds
+from ingot.plan.cost import Work, evaluation_count, price, save_count, stage_seconds
 from ingot.stages.training.calibration import read_speed, workload
-from ingot.stages.training.forecast import ForecastInputs
+from ingot.stages.training.forecast import ForecastInputs, forecast
 from ingot.stages.training.phases import build_timeline, rows_per_draw
 from ingot.stages.training.settings import TrainSettings
 from ingot.stages.training.timeline import Phase, Timeline, assumed_size
@@ -34,7 +35,7 @@ def costs(
     """
     out: dict[str, Any] = {
         "disk": disk_bytes(settings, figures),
-        "fits": None if settings.objective.reads_layers else _fits(figures),
+        "fits": None if settings.objective.reads_layers else _fits(settings, inputs, figures),
         "time": None,
         "here": inputs.here,
     }
@@ -106,12 +107,14 @@ def disk_bytes(settings: TrainSettings, figures: Mapping[str, Any]) -> dict[str,
     return {"checkpoint": checkpoint, "best": best, "total": int(kept) * checkpoint + best}
 
 
-def _fits(figures: Mapping[str, Any]) -> int:
-    """Rows of the largest micro-batch that fits the device's memory, at most those of a step on one rank."""
-    memory, batch = figures["memory"], figures["batch"]
-    growing = sum(memory.get(name, 0) for name in PER_ROW)
-    if not growing:
-        return batch["micro_batch"]
-    fixed = memory["total"] - growing
-    rows = math.ceil(batch["rows"] / batch["ranks"])
-    return largest_micro_batch(growing / batch["micro_batch"], fixed, memory["available"], rows)
+def _fits(settings: TrainSettings, inputs: ForecastInputs, figures: Mapping[str, Any]) -> int:
+    """Rows of the largest micro-batch that fits the device's memory, at most those of a step on one rank: by bisection,
+    since memory is no line over the rows."""
+
+    def too_much(rows: int) -> bool:
+        loop = settings.loop.model_copy(update={"micro_batch": rows})
+        memory = forecast(settings.model_copy(update={"loop": loop}), inputs)["memory"]
+        return memory["total"] > memory["available"]
+
+    rows = math.ceil(figures["batch"]["rows"] / figures["batch"]["ranks"])
+    return bisect.bisect_left(range(1, rows + 1), True, key=too_much)

@@ -39,6 +39,7 @@ from ingot.plan.memory import (
     gradients_at_peak,
     head_bytes,
     state_bytes,
+    tied_gradients,
 )
 from ingot.plan.sharding import sharded_state, wire_bytes
 from ingot.stages.training.phases import build_timeline, default_batch_reason, rows_per_draw, trained_config
@@ -240,11 +241,16 @@ def _execution(
     state = sharded_state(whole, config.depth, rest, shard, zero, narrow)
     frozen = state_bytes(inputs.companions, weight_bytes, moments=0)
     sampled = isinstance(settings.objective, OnPolicySettings)
+    kernels = (
+        not device.is_gpu and settings.loop.backend in ("auto", "cpu") and not slow_backend(config, precision, settings)
+    )
     memory = {
         "weights": state.weights,
         "companions": sharded_state(frozen, config.depth, rest, shard, 3, narrow).weights,  # some are released early
         "sampling": whole.weights if sampled and shard > 1 else 0,  # every rank gathers the model to sample from it
-        "gradients": _gradients(state, config, settings, activations, batch) if shard == 1 else state.gradients,
+        "gradients": _gradients(state, config, settings, activations, batch, kernels or narrow < 1)
+        if shard == 1
+        else state.gradients,
         "optimizer": state.moments,
         "activations": activations.layers,
         "attention": activations.scores,
@@ -276,13 +282,21 @@ def _execution(
 
 
 def _gradients(
-    state: Memory, config: ModelConfig, settings: TrainSettings, activations: Activations, batch: Mapping[str, Any]
+    state: Memory,
+    config: ModelConfig,
+    settings: TrainSettings,
+    activations: Activations,
+    batch: Mapping[str, Any],
+    in_place: bool,
 ) -> int:
     """Bytes of gradients at the peak; activations go as the gradients of a step's only micro-batch come."""
-    if batch["accumulation"] > 1 or settings.adapter:
+    if settings.adapter:
         return state.gradients
+    accumulated = batch["accumulation"] > 1
     head = config.vocab * config.width * state.gradients // config.parameters
-    return gradients_at_peak(state.gradients, head, activations.total)
+    first = state.gradients if accumulated else head
+    last = state.gradients + (head * tied_gradients(accumulated, in_place) if config.tied else 0)
+    return gradients_at_peak(last, first, activations.total)
 
 
 def _state(config: ModelConfig, settings: TrainSettings, weight_bytes: int, compute_bytes: int) -> Memory:
@@ -314,10 +328,11 @@ def _pass(
     """The attention implementation of a forward pass, and its activations."""
     adapter = settings.adapter
     trained = adapter is None or "head" in modules_to_save(adapter, config)
-    softmax = SOFTMAX_CHUNK["cuda" if inputs.device.is_gpu else "cpu"]
+    plain_loss = not getattr(settings.objective, "penalized", False)
+    softmax = (SOFTMAX_CHUNK if plain_loss else MAX_LOGITS)["cuda" if inputs.device.is_gpu else "cpu"]
 
     def with_head(found: Activations, kernels: bool) -> Activations:
-        head = head_bytes(config, rows, _ELEMENT_BYTES[precision], softmax, kernels, trained, accumulated)
+        head = head_bytes(config, rows, _ELEMENT_BYTES[precision], softmax, kernels, trained, accumulated, plain_loss)
         return replace(found, logits=found.logits + head)
 
     if activations := _cpu_backend(config, rows, precision, inputs, settings):

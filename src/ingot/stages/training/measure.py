@@ -6,14 +6,16 @@ step (`plan/cost.py: update_seconds`). A micro-batch that would take longer than
 rows. Peak memory is that of all tensors, during a step that is not timed.
 """
 
+import contextlib
 import gc
 import json
 import math
+import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -212,7 +214,8 @@ def tensor_peak(engine: Engine, call: Callable[[], object]) -> int:
     held = [*engine.model.parameters(), *engine.model.buffers(), *engine.modules.parameters()]
     held += [*engine.optimizer.tensors().values(), *engine.average.tensors().values()]
     before = sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}.values())
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+    profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+    with _silent_stderr(), profile as profiler:
         call()
     assert profiler.profiler is not None
     assert profiler.profiler.kineto_results is not None
@@ -222,6 +225,20 @@ def tensor_peak(engine: Engine, call: Callable[[], object]) -> int:
         now += event.nbytes()  # pyright: ignore[reportAttributeAccessIssue]
         peak = max(peak, now)
     return peak
+
+
+@contextlib.contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Without what the profiler's C++ code writes to standard error."""
+    sys.stderr.flush()
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nothing, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
 
 
 def _token_seconds(engine: Engine, make: Callable[[int], Batch], rows: int, clock: Clock) -> float:
