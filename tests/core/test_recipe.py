@@ -135,7 +135,17 @@ def test_an_override_is_one_value_and_nothing_behind_it(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("1", 1), (" 1\n", 1), ('"a # b"', "a # b"), ("a # b", "a # b"), ("[1, # one\n2]", [1, 2])]
+    ("text", "value"),
+    [
+        ("1", 1),
+        (" 1\n", 1),
+        ('"a # b"', "a # b"),
+        ("a # b", "a # b"),
+        ("[1, # one\n2]", [1, 2]),
+        (".5", 0.5),
+        ("1.", 1.0),
+        ("False", False),
+    ],
 )
 def test_an_override_may_contain_what_a_comment_looks_like(text: str, value: object) -> None:
     table: dict[str, Any] = {"stage": {"b": {}}}

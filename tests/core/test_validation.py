@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import pytest
 from pydantic import Field, ValidationError, field_validator
 
@@ -101,6 +102,7 @@ class Zoo(Settings):
         ({"prices": [1, "2"]}, ["prices.1: found '2', expected a number (Prices.)"]),
         ({"mixture": {"cats": "0.5"}}, ["mixture.cats: found '0.5', expected a number (Animal -> share.)"]),
         ({"hours": "8"}, ["hours: found '8', expected a whole number (Hours of feeding.)"]),
+        ({"animal": {"kind": "cat", "lives": "9"}}, ["animal.lives: found '9', expected a whole number (Lives left.)"]),
         ({"open": "no"}, ["open: found 'no', expected true or false (Whether it is open.)"]),
         ({"open": 1}, ["open: found 1, expected true or false (Whether it is open.)"]),
         ({"feedings": [25]}, ["feedings.0: found 25, expected at most 24 (Hours of the day.)"]),
@@ -125,6 +127,27 @@ def test_sentences(table: dict[str, Any], sentences: list[str]) -> None:
 def test_true_and_false_stay_where_they_belong() -> None:
     zoo = Zoo.model_validate({"open": False, "sign": False, "places": 1, "share": 0, "hours": [1, 0]})
     assert (zoo.open, zoo.sign, zoo.places, zoo.hours) == (False, False, 1, (1, 0))
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    zoo = Zoo.model_validate({"share": np.float64(0.25), "prices": [np.float64(2.0)], "places": np.int64(4)})
+    assert (zoo.share, zoo.prices, zoo.places) == (0.25, [2.0], 4)
+
+
+class Size(Settings):
+    first: int = 1
+    """First."""
+
+
+class Field1(Settings):
+    rows: int | Size = 1
+    """Rows, or a table."""
+
+
+def test_a_text_is_no_number_beside_a_table_either() -> None:
+    with pytest.raises(ValidationError) as error:
+        Field1.model_validate({"rows": "16"})
+    assert problems(Field1, error.value) == ["rows: found '16', expected a whole number (Rows, or a table.)"]
 
 
 class Old(Settings):

@@ -6,6 +6,7 @@ An unknown setting is an error that names the nearest known one. All errors of a
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -228,7 +229,7 @@ def _apply_override(table: dict[str, Any], override: str) -> None:
     try:
         parsed = tomllib.loads(f"value = {text.strip()}")
     except (tomllib.TOMLDecodeError, RecursionError):
-        parsed = {"value": text}
+        parsed = {"value": _plain(text.strip())}
     else:
         if not _is_one_value(text):
             raise UserError(
@@ -246,6 +247,13 @@ def _apply_override(table: dict[str, Any], override: str) -> None:
         if not isinstance(table, dict):
             raise UserError(f"--set {override}: {parent} is not a table, so it has no setting {leaf}")
     table[leaf] = value
+
+
+def _plain(text: str) -> Any:
+    """A number or truth value that is no TOML, as a person types it: `.001`, `1.`, `False`; else the text itself."""
+    if re.fullmatch(r"[+-]?([0-9]+[.]|[.][0-9]+)([eE][+-]?[0-9]+)?", text):
+        return float(text)
+    return {"True": True, "False": False}.get(text, text)
 
 
 def _key_path(name: str) -> list[str]:

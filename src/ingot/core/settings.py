@@ -55,8 +55,10 @@ class Settings(BaseModel):
         It runs after `_read_old_names`, as the last of these validators runs first.
         """
         if isinstance(table, Mapping):
-            names = ((field.alias or name, field.annotation) for name, field in cls.model_fields.items())
-            if errors := [e for name, type_ in names for e in _other_types(table.get(name), [type_], (name,))]:
+            fields = [
+                (f.alias if f.alias and f.alias in table else n, f.annotation) for n, f in cls.model_fields.items()
+            ]
+            if errors := [e for name, type_ in fields for e in _other_types(table.get(name), [type_], (name,))]:
                 raise ValidationError.from_exception_data(cls.__name__, errors)
         return table
 
@@ -104,8 +106,9 @@ def _other_types(value: Any, union: Iterable[Any], location: tuple[str | int, ..
 
 def _taken_as(value: bool | float | str, types: set[Any]) -> type | None:
     """The type that pydantic would turn a scalar into; None if it keeps its own, or gets an error or a validator."""
-    own = {int, float} if type(value) in (int, float) else {type(value)}
+    own = {bool} if isinstance(value, bool) else {int, float} if isinstance(value, int | float) else {str}
     known = {one for one in types if one in _SCALARS or one is NoneType or get_origin(one) in (list, tuple, dict)}
+    known |= {one for one in types if isinstance(one, type) and issubclass(one, BaseModel)}
     if own & types or Any in types or (isinstance(value, str) and known != types):
         return None
     for type_, adapter in _SCALARS.items():
