@@ -76,7 +76,7 @@ def test_other_learning_rates_begin_at_the_first_step(run: Run, capsys: pytest.C
     shorter = run()
     assert _began(run("stage.tuned.duration='8 steps'", quiet=False)) == (None, 0)
     printed = "".join(capsys.readouterr().err.split())  # a terminal breaks lines
-    expected = f"{shorter.name} has the same settings but for its length, and its learning rate of step 1 is"
+    expected = f"{shorter.name} is the same but for its length or data, and its learning rate of step 1 is"
     assert expected.replace(" ", "") in printed
 
 
@@ -112,6 +112,21 @@ def test_data_that_differ_later_are_the_same_run_up_to_there(run: Run, world: Pa
     for path in (first, stage):
         shutil.rmtree(path)
     assert _weights(run(*changed), "00000008") == weights
+
+
+def test_a_run_with_another_vocabulary_is_another_model(run: Run, world: Path) -> None:
+    """Of characters, of which the second corpus has one more, in a row that only later steps read."""
+    (world / "rare.txt").write_text((world / "notes.txt").read_text() + "\n" + "the last line has a \u2603 " * 20)
+    table = (
+        "stage.tuned={ kind = 'train', data = { notes = 1.0 }, tokenizer = 'signs', batch = 2, order = 'stored', "
+        "model = { depth = 1, width = 16, heads = 2, context = 40 }, duration = '4 steps', precision = 'fp32', "
+        "optim = { lr = 1e-2, warmup = 2, schedule = 'constant' }, evaluate = { tokens = 1, sample = false }, "
+        "loop = { save_every = 2, threads = 1 } }",
+        "stage.signs={ kind = 'tokenizer', from = 'notes', type = 'char' }",
+        "stage.notes.holdout.fraction=0",
+    )
+    run(*table)
+    assert _began(run(*table, "stage.notes.sources=['rare.txt']", "stage.tuned.duration='8 steps'")) == (None, 0)
 
 
 @pytest.mark.parametrize("change", ["stage.tuned.optim.lr=2e-2", "stage.tuned.batch=4", "stage.tuned.seed=6999"])

@@ -203,6 +203,9 @@ def test_a_text_is_searched_as_cleaning_leaves_it(search: TrainingSearch) -> Non
     (place,) = found["places"]
     assert (place["text"], place["masked"], place["path"]) == (MASKED, {"email": 1}, "notes/rows.jsonl")
     assert search.find(MASKED, 5, None)["places"] == found["places"]
+    longer = search.find(f"Indeed, {SECRET} as before", 5, None)
+    assert (longer["count"], [part["text"] for part in longer["parts"]]) == (0, [MASKED])
+    assert longer["parts"][0]["places"] == found["places"]
 
 
 def test_messages(search: TrainingSearch, batches: Batches) -> None:
@@ -234,6 +237,30 @@ def test_only_train_stages_are_searched(stages: dict[str, Path], work: Path) -> 
         TrainingSearch(corpus, Display(quiet=True))
     with pytest.raises(UserError, match="--text: found only blanks"):
         TrainingSearch(stages["base"], Display(quiet=True)).find(" ", 5, None)
+    with pytest.raises(UserError, match="--text: found bytes that are no UTF-8"):
+        TrainingSearch(stages["base"], Display(quiet=True)).find("bad \udcff byte", 5, None)
+
+
+def test_copies_in_other_corpora_are_left_out_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two corpora that have run; one that has not is named, and a run's name that is taken is refused."""
+    monkeypatch.chdir(tmp_path)
+    recipe, text = "", {"a": "one two three", "b": "one  two three", "c": "one two three"}
+    for name, words in text.items():
+        Path(f"{name}.jsonl").write_text(f'{{"text": "first of {name}"}}\n{{"text": "{words}"}}\n')
+        recipe += (
+            f'[stage.{name}]\nkind = "corpus"\nsources = ["{name}.jsonl"]\nquality = "none"\nholdout.fraction = 0\n'
+        )
+    Path("two.toml").write_text('[run]\nname = "two"\n' + recipe)
+    graph = load_graph(Path("two.toml"), [], Path("runs"))
+    for node in graph.needed(["a", "b"]):
+        child.run(job_of(graph, node, quiet=True))
+    offset = len('{"text": "first of a"}\n')
+    left = without(Path("two.toml"), [f"a.jsonl#{offset}"], "left", Path("runs"))
+    assert left.corpora == {"a": [f"a.jsonl#{offset}"], "b": [f"b.jsonl#{offset}"]}
+    assert (left.unsearched, left.reused) == (["c"], [])
+    Path("runs/two").mkdir(parents=True, exist_ok=True)
+    with pytest.raises(UserError, match="runs/two: exists already, and the new run would take its name"):
+        without(Path("two.toml"), [f"a.jsonl#{offset}"], "two", Path("runs"))
 
 
 def _train(recipe: str, runs: str) -> Path:
@@ -265,7 +292,7 @@ def test_without_a_document_the_weights_are_those_of_a_run_that_never_had_it(
     place = min((p for p in places if not p["held_out"]), key=lambda p: abs(min(p["steps"]["base"], default=99) - 6))
     name = f"{place['path']}#{place['offset']}"
     left_out = without(Path("new.toml"), [name], "left", Path("runs"))
-    assert (left_out.corpora, "talk" in left_out.reused) == (["notes"], True)
+    assert (left_out.corpora, "talk" in left_out.reused) == ({"notes": [name]}, True)
     (base,) = [reader for reader in left_out.readers if reader.name == "base"]
     assert base.last == 12
     assert set(place["steps"]["base"]) <= set(base.steps)

@@ -227,6 +227,7 @@ def test_noise_of_the_rows_is_no_learning() -> None:
     rewards = [{"step": s, "val_reward": r, "val_reward_se": 0.05} for s, r in ((0, 0.3), (9, 0.4))]
     assert verdict(Training(rewards, **common))[0] == "nothing learned"
     assert verdict(Training([{**e, "val_reward_se": 0.01} for e in rewards], **common))[0] == "learned"
+
     pairs = {"a": ([0.1, 0.5, 0.3], [0.2, 0.61, 0.39])}  # the same prompts: their differences count, not their spread
     assert verdict(Training(rewards, parts=pairs, **common))[0] == "learned"
 
@@ -253,3 +254,10 @@ def test_sentences() -> None:
     assert verdict(Training([], **common))[0] == "not measured"
     assert verdict(Training(_losses(2.0, float("nan")), **common))[0] == "worse"
     assert change([{"train_loss_nats": 3.0}, {"train_loss_nats": 2.0}]) is not None  # nothing is held out
+
+
+def test_a_run_that_goes_on_does_not_judge_the_steps_before() -> None:
+    evaluations = [{"step": 59, "val_loss_nats": 5.457}, {"step": 60, "val_loss_nats": 5.45}]
+    learned, sentence = verdict(Training(evaluations, updates=1))
+    assert (learned, "after step 59 of an earlier run" in sentence) == ("not measured", True)
+    assert verdict(Training([{**e, "step": i} for i, e in enumerate(evaluations)], updates=1))[0] == "nothing learned"

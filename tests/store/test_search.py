@@ -173,6 +173,19 @@ def test_refusals(store: Store, bpe: ByteBPE, display: Display, monkeypatch: pyt
         SearchIndex(store, index.path)
 
 
+def test_what_a_build_left_half_written_is_written_again(store: Store, bpe: ByteBPE, display: Display) -> None:
+    index = open_index(store, bpe, display)
+    expected = index.count(b"the")
+    (index.path / "manifest.json").write_text("{}")
+    with pytest.raises(UserError, match=r"manifest\.json: is damaged; delete .*search-.* and search again"):
+        open_index(store, bpe, display)
+    (index.path / "manifest.json").unlink()
+    for file in index.path.glob("part-*"):
+        with file.open("r+b") as opened:
+            opened.truncate(8)
+    assert open_index(store, bpe, display).count(b"the") == expected > 0
+
+
 def test_an_index_of_an_older_store_is_replaced(store: Store, bpe: ByteBPE, display: Display) -> None:
     old = store.path / "search-0123456789ab"
     old.mkdir()

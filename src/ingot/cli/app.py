@@ -264,13 +264,13 @@ app.command()(chat)
 @app.command()
 def trace(
     stage: StageArg,
-    step: Annotated[int, typer.Option(help="1-based step, past or future.", min=1)] = 1,
+    step: Annotated[int | None, typer.Option(help="1-based step, past or future; default: 1.", min=1)] = None,
     document: Annotated[
-        str, typer.Option(help="A document's file: show the steps that contain it, instead of a step's batch.")
-    ] = "",
+        str | None, typer.Option(help="A document's file: show the steps that contain it, instead of a step's batch.")
+    ] = None,
     text: Annotated[
-        str, typer.Option(help="A text: show its places in the training data, or those of its longest parts.")
-    ] = "",
+        str | None, typer.Option(help="A text: show its places in the training data, or those of its longest parts.")
+    ] = None,
     words: WordsOption = 5,
     rows: Annotated[
         int | None, typer.Option(help="Rows, documents or places shown; default: 4, with --json all.", min=1)
@@ -285,19 +285,21 @@ def trace(
     from ingot.stages.training.trace import trace as traced
 
     limit = rows or (None if as_json else 4)
-    if text and document:
-        raise UserError("--text: found --document beside it, expected one of them; leave one out")
-    if text:
+    asked = {"--text": text, "--document": document, "--step": step}
+    if len(given := [name for name, value in asked.items() if value is not None]) > 1:
+        raise UserError(f"{given[0]}: found {given[1]} beside it, expected one of them; leave one out")
+    if text is not None:
         from ingot.core.events import Display
         from ingot.report.places import print_found
         from ingot.stages.training.search import TrainingSearch
 
         found = TrainingSearch(stage, Display(quiet=as_json)).find(text, words, limit)
         return emit(found, as_json, lambda: print_found(found))
-    if document:
+    if document is not None:
         documents = list(islice(trace_document(stage, document), limit))
         emit(documents, as_json, lambda: print_document_steps(documents))
         return
+    step = step or 1
     batch = islice(traced(stage, step), limit)
     data = [{"source": t.source, "row": t.row, "pieces": t.pieces, "ids": t.ids.tolist()} for t in batch]
     if note := repair(stage, step):

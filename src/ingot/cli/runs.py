@@ -73,7 +73,10 @@ def without(
     atomic_write(path, result.recipe)
 
     def show() -> None:
-        print(f"{', '.join(result.corpora)}: without {', '.join(documents)}")
+        for corpus, names in result.corpora.items():
+            print(f"{corpus}: without {', '.join(names)}")
+        if result.unsearched:
+            print(f"{', '.join(result.unsearched)}: not searched for the documents, because it has not run")
         for reader in result.readers:
             first = (
                 f"first trained on them at step {reader.steps[0]:,}" if reader.steps else "trained on them in no step"

@@ -39,6 +39,8 @@ SEPARATOR = 0xFF
 ENDS, PIECES = "ends.bin", "pieces.bin"
 INDEX_BYTES = 5
 """Bytes on disk for each byte of text."""
+_SUFFIX_BYTES = 4
+"""Of an entry of the suffix array."""
 _CHUNK = 1 << 20
 """Ids that are decoded at once."""
 
@@ -56,7 +58,12 @@ class SearchIndex:
 
     def __init__(self, store: Store, path: Path):
         self.store, self.path = store, path
-        manifest = read_json(path / MANIFEST)
+        try:
+            manifest = read_json(path / MANIFEST)
+        except UserError:
+            manifest = None
+        if not isinstance(manifest, dict) or not {"parts", "files"} <= manifest.keys():
+            raise UserError(f"{path / MANIFEST}: is damaged; delete {path} and search again")
         for name, expected in manifest["files"].items():
             found = (path / name).stat().st_size if (path / name).exists() else 0
             if found != expected:
@@ -158,7 +165,7 @@ class _Builder:
     def build(self) -> None:
         ends = self._text_ends()
         parts = _parts(ends)
-        left = [part for part in parts if not all(file.exists() for file in part.files(self.path))]
+        left = [part for part in parts if not part.is_written(self.path)]
         self._check_space(parts, left)
         total = int(ends[-1])
         done = total - sum(part.bytes for part in left)
@@ -232,6 +239,11 @@ class _PartRange(NamedTuple):
 
     def files(self, path: Path) -> tuple[Path, Path]:
         return _part_files(path, self.number)
+
+    def is_written(self, path: Path) -> bool:
+        """Whether both files are there, and complete."""
+        sizes = self.bytes, _SUFFIX_BYTES * self.bytes
+        return all(f.exists() and f.stat().st_size == size for f, size in zip(self.files(path), sizes, strict=True))
 
 
 def _parts(ends: np.ndarray) -> list[_PartRange]:

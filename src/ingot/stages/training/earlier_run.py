@@ -31,10 +31,13 @@ from ingot.core.errors import UserError
 from ingot.core.events import METRICS, read_events
 from ingot.data.batches import Batch
 from ingot.distributed.checkpoint import BEST
-from ingot.stages.job import EXECUTION_FILE, Job, read_record
+from ingot.objectives.on_policy_settings import OnPolicySettings
+from ingot.stages.job import EXECUTION_FILE, TOKENIZER, Job, read_record
 from ingot.stages.training.data import Data
+from ingot.stages.training.settings import TrainSettings
 from ingot.stages.training.timeline import Timeline
 from ingot.stages.training.trace import open_training_data
+from ingot.tokenizer.byte_bpe import load_tokenizer
 from ingot.train.settings import EvaluateSettings
 
 COMPARED = ("duration", "phases", "evaluate")
@@ -78,6 +81,8 @@ def _find(job: Job, data: Data, timeline: Timeline, evaluate_every: int) -> _Ear
     Where there is none, the user is told about a run that differs only in its length or its data, and where.
     """
     own, best, why = read_record(job.out.path), None, ""
+    tokenizer = load_tokenizer(job.inputs["tokenizer"].path / TOKENIZER)
+    samples = isinstance(TrainSettings.model_validate(own["settings"]).objective, OnPolicySettings)
     for stage in sorted(job.out.path.resolve().parent.glob("train-*")):
         steps = checkpoint_steps(stage / CHECKPOINTS)
         if not steps:
@@ -85,9 +90,13 @@ def _find(job: Job, data: Data, timeline: Timeline, evaluate_every: int) -> _Ear
         try:
             if (record := read_record(stage))["key"] == own["key"] or not _alike(own, record):
                 continue
-            other_data, other, _ = open_training_data(stage)
+            other_data, other, other_tokenizer = open_training_data(stage)
         except UserError:
             continue  # damaged, or its data is gone
+        if other_tokenizer.fingerprint != tokenizer.fingerprint and (
+            samples or other_tokenizer.vocab != tokenizer.vocab
+        ):
+            continue  # another model, or other texts of the same ids
         same_data = _data(own) == _data(record)
         differs, difference = _first_difference((data, timeline), (other_data, other), max(steps), same_data)
         step = next((s for s in steps if s < differs and _usable(checkpoint_path(stage / CHECKPOINTS, s), differs)), 0)
@@ -96,7 +105,7 @@ def _find(job: Job, data: Data, timeline: Timeline, evaluate_every: int) -> _Ear
             same_rows = same_data and own["settings"]["evaluate"]["tokens"] == settings.tokens
             best = _EarlierRun(stage, step, same_rows, same_rows and settings.interval(other.steps) == evaluate_every)
         elif not step and difference:
-            why = f"starting at step 1: {stage.name} has the same settings but for its length, and {difference}"
+            why = f"starting at step 1: {stage.name} is the same but for its length or data, and {difference}"
     if why and not best:
         job.display.notify(why)
     return best

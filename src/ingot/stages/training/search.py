@@ -116,12 +116,25 @@ class TrainingSearch:
 
         Returns:
             {text, min_words, count, places, parts}: the number of places and the first of them (`_describe`), by
-            corpus; `parts` as `found_parts` returns them, empty where the text itself has places.
+            corpus; `parts` as `found_parts` returns them, empty where the text itself has places. `text` is as
+            written, or as the cleaning of a corpus leaves it if more words of that are in parts.
+
+        Raises:
+            UserError: nothing to search for, or no UTF-8.
         """
-        if not (text := self.as_stored(text)).strip():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UserError("--text: found bytes that are no UTF-8, expected text in UTF-8; convert it") from None
+        written, text = text, self.as_stored(text)
+        if not text.strip():
             raise UserError("--text: found only blanks, expected words to search for")
-        found = self._places(text, limit)
-        parts = [] if found["count"] else self.found_parts(text, min_words, limit)
+        found = self._places(text, limit, written)
+        parts: list[dict[str, Any]] = []
+        if not found["count"]:
+            forms = dict.fromkeys([text, *(self.as_stored(split.clean(written)) for split in self._splits)])
+            text = max(forms, key=lambda form: sum(part.words for part in self.parts(form, min_words)))
+            parts = self.found_parts(text, min_words, limit)
         return {"text": text, "min_words": min_words, **found, "parts": parts}
 
     def found_parts(self, text: str, min_words: int, limit: int | None) -> list[dict[str, Any]]:
@@ -153,17 +166,22 @@ class TrainingSearch:
                 end = last
         return parts
 
-    def _places(self, text: str, limit: int | None) -> dict[str, Any]:
+    def _places(self, text: str, limit: int | None, written: str | None = None) -> dict[str, Any]:
         """`count` and `places` of a text."""
-        searched = [*self._searched(text)]
+        searched = [*self._searched(text, text if written is None else written)]
         places = (_describe(split, place, phrase) for split, phrase, _ in searched for place in split.places(phrase))
         return {"count": sum(count for _, _, count in searched), "places": [*itertools.islice(places, limit)]}
 
-    def _searched(self, text: str) -> Iterator[tuple[_Split, str, int]]:
-        """Each split that contains a text, with the form of the text that it contains and the number of places."""
+    def _searched(self, text: str, written: str) -> Iterator[tuple[_Split, str, int]]:
+        """Each split that contains a text, with the form of the text that it contains and the number of places.
+
+        Args:
+            text: as `as_stored` returns it.
+            written: what cleaning sees, before a tokenizer changes it.
+        """
         for split in self._splits:
             count, phrase = split.index.count(text.encode()), text
-            if not count and (phrase := split.clean(text)) not in ("", text):
+            if not count and (phrase := self.as_stored(split.clean(written))) not in ("", text):
                 count = split.index.count(phrase.encode())
             if count:
                 yield split, phrase, count
