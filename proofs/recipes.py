@@ -125,8 +125,8 @@ def checks(place: Workplace) -> list[RecipeCheck]:
         ),
         RecipeCheck(
             "scaling",
-            "the law predicts the held-out loss of a larger model within 3.5 %, where its own loss differs by 2 % between "
-            "seeds",
+            "the law predicts the held-out loss of a larger model within 3.5 %, where its own loss differs by 2 % "
+            "between seeds",
             "as shipped",
             partial(scaling, place),
             [
