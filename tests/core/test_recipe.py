@@ -1,12 +1,14 @@
 """The recipe's strictness, beyond what the command line's tests show."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import pytest
 
 from ingot.core.errors import UserError
-from ingot.core.recipe import _apply_override, dump_toml, load_recipe, load_recipes
+from ingot.core.recipe import _apply_override, dump_toml, load_recipe, load_recipes, read_table
 from ingot.core.settings import EXECUTION, Settings, canonical, settings_tree
 
 
@@ -151,6 +153,11 @@ def test_an_override_may_contain_what_a_comment_looks_like(text: str, value: obj
     table: dict[str, Any] = {"stage": {"b": {}}}
     _apply_override(table, f"stage.b.seed={text}")
     assert table["stage"]["b"]["seed"] == value
+
+
+def test_numpy_in_a_table_is_plain() -> None:
+    _, _, table = read_table({"a": np.int64(3), "b": [np.float32(0.5), np.True_], "c": np.arange(2)})
+    assert json.dumps(table) == '{"a": 3, "b": [0.5, true], "c": [0, 1]}'
 
 
 def test_a_recipe_may_be_a_table(tmp_path: Path) -> None:

@@ -278,7 +278,9 @@ def _validate(model: type[Settings], body: Any, where: str, errors: list[str]) -
 
 
 def _without_none(value: Any) -> Any:
-    """A copy as TOML would hold it: without None, tuples as lists, paths as text."""
+    """A copy as TOML would hold it: without None, tuples as lists, paths as text, numpy's scalars and arrays plain."""
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):
+        value = value.tolist()
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Mapping):
