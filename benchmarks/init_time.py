@@ -68,10 +68,12 @@ def speeds(folder: Path, work: Path) -> dict[tuple[int, int], float]:
     return found
 
 
-def grid(folder: Path, training: float, work: Path) -> dict[tuple[int, int], float]:
+def grid(
+    folder: Path, training: float, tok_s: dict[tuple[int, int], float], work: Path
+) -> dict[tuple[int, int], float]:
     """Point of the grid -> held-out loss after as many tokens as its speed makes in `training` seconds."""
     losses = {}
-    for point, speed in speeds(folder, work).items():
+    for point, speed in tok_s.items():
         name = f"{folder.name}-{point[0]}-{point[1]}"
         tokens = f"{round(training * speed, -4):.0f} tokens"
         losses[point] = point_run(folder, point, tokens, name, work)["val_loss_nats"]
@@ -89,8 +91,9 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     asked = seconds_of(options.time, "--time")
     recipes = {folder: measured(folder, options.time, options.work) for folder in options.folders}
+    tok_s = {}
     for folder, mine in recipes.items():
-        speeds(folder, options.work)
+        tok_s[folder] = speeds(folder, options.work)
         off = 100 * (mine["seconds"] / asked - 1)
         print(
             f"{folder.name}: {mine['seconds']:.0f} s of {asked:.0f} s ({off:+.0f} %), loss {mine['loss']:.4f}",
@@ -98,7 +101,7 @@ def main() -> None:
         )
     print("times are measured; the rest may run on a busy machine", flush=True)
     for folder, mine in recipes.items():
-        best = min(grid(folder, mine["training"], options.work).values())
+        best = min(grid(folder, mine["training"], tok_s[folder], options.work).values())
         print(
             f"{folder.name}: {100 * (mine['loss'] / best - 1):+.1f} % from the best of the grid, {best:.4f}", flush=True
         )

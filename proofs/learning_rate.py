@@ -8,8 +8,11 @@ squares over logarithms). Stages that exist are reused, so an interrupted run go
 
 import argparse
 import math
+import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +49,23 @@ def default(width: int) -> float:
     return schedule(OptimSettings(), 1000, width).peak
 
 
+def mean_loss(place: Workplace, width: int, batch: int, tokens: str, seeds: int, k: int) -> float:
+    """The final held-out loss in nats with 2^k times the default rate, the mean of seeds 1 to `seeds`."""
+    sets = [
+        f"stage.base.model={{ depth = {DEPTH}, width = {width}, context = {CONTEXT}, tied = true }}",
+        f"stage.base.batch={batch}",
+        f'stage.base.duration="{tokens} tokens"',
+        f"stage.base.optim.lr={default(width) * 2.0**k:.6g}",
+    ]
+    runs = [
+        place.run("ablations", seed, *sets, only="base", name=f"rate-{width}-{batch}-{k}-{seed}")
+        for seed in range(1, seeds + 1)
+    ]
+    return statistics.mean(
+        read_events(run / "base" / "metrics.jsonl", "evaluation")[-1]["val_loss_nats"] for run in runs
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m proofs.learning_rate", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("runs/learning-rate"), help="directory of the runs")
@@ -55,37 +75,22 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1)
     options = parser.parse_args()
     place, rows, points = Workplace(options.results, options.results), [], {}
-    for width in options.widths:
-        for batch in options.batches:
-
-            def loss(k: int, width: int = width, batch: int = batch) -> float:
-                total = 0.0
-                for seed in range(1, options.seeds + 1):
-                    sets = [
-                        f"stage.base.model={{ depth = {DEPTH}, width = {width}, context = {CONTEXT}, tied = true }}",
-                        f"stage.base.batch={batch}",
-                        f'stage.base.duration="{options.tokens} tokens"',
-                        f"stage.base.optim.lr={default(width) * 2.0**k:.6g}",
-                    ]
-                    run = place.run("ablations", seed, *sets, only="base", name=f"rate-{width}-{batch}-{k}-{seed}")
-                    total += read_events(run / "base" / "metrics.jsonl", "evaluation")[-1]["val_loss_nats"]
-                return total / options.seeds
-
-            best, losses = bracket(loss)
-            points[width, batch] = default(width) * 2**best
-            rows.append(
-                {
-                    "width": str(width),
-                    "batch": str(batch),
-                    "best rate": f"{points[width, batch]:.2e}",
-                    "of the default": f"{2**best:.2f}",
-                    "loss there, nats": f"{min(losses.values()):.4f}",
-                    "default above": f"{losses[0] - min(losses.values()):.4f}",
-                    "losses by rate / default": ", ".join(f"{2.0**k:g}: {losses[k]:.4f}" for k in sorted(losses)),
-                }
-            )
-            print_rows(rows[-1:])
-            sys.stdout.flush()
+    for width, batch in product(options.widths, options.batches):
+        best, losses = bracket(partial(mean_loss, place, width, batch, options.tokens, options.seeds))
+        points[width, batch] = default(width) * 2**best
+        rows.append(
+            {
+                "width": str(width),
+                "batch": str(batch),
+                "best rate": f"{points[width, batch]:.2e}",
+                "of the default": f"{2**best:.2f}",
+                "loss there, nats": f"{min(losses.values()):.4f}",
+                "default above": f"{losses[0] - min(losses.values()):.4f}",
+                "losses by rate / default": ", ".join(f"{2.0**k:g}: {losses[k]:.4f}" for k in sorted(losses)),
+            }
+        )
+        print_rows(rows[-1:])
+        sys.stdout.flush()
     print_rows(rows)
     if len(set(options.widths)) > 1 and len(set(options.batches)) > 1:
         constant, by_width, by_batch = rule(points)

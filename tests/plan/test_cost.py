@@ -6,7 +6,6 @@ from ingot.plan.cost import (
     Speed,
     Work,
     evaluation_count,
-    largest_micro_batch,
     price,
     save_count,
     stage_seconds,
@@ -56,12 +55,6 @@ def test_a_step_follows_from_steps_of_one_and_of_two_micro_batches() -> None:
 
 def test_price_of_all_devices() -> None:
     assert price(7200, 8, 2.5) == 40
-
-
-@pytest.mark.parametrize(("available", "rows"), [(100, 9), (64, 5), (59, 4), (19, 0), (10**6, 32)])
-def test_the_largest_micro_batch_is_what_memory_has_room_for(available: float, rows: int) -> None:
-    assert largest_micro_batch(per_row=10, fixed=10, available=available, rows=32) == rows
-    assert rows == 32 or 10 + 10 * rows <= available < 10 + 10 * (rows + 1)
 
 
 @pytest.mark.parametrize(("gradients", "activations", "peak"), [(100, 500, 505), (100, 97, 102), (100, 20, 100)])

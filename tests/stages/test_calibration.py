@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from ingot.core.errors import UserError
 from ingot.model.config import ModelSettings
-from ingot.pipeline.measure import OVERHEAD, SPARE, measure_job, rows_with_room, why_not
+from ingot.pipeline.measure import OVERHEAD, SPARE, measure_job, why_not
 from ingot.plan.cost import Speed, Work, stage_seconds
 from ingot.plan.machine import Device
 from ingot.stages.training.calibration import machine, read_speed, workload, write_speed
@@ -137,12 +138,21 @@ def test_steps_count_in_units_of_the_largest_one() -> None:
     assert work_of(_settings(), INPUTS, forecast(_settings(), INPUTS), 1.0).steps == 100
 
 
-def test_a_cpu_measures_no_more_rows_than_memory_has_room_for() -> None:
-    memory = {"activations": 900, "attention": 100, "total": 1500}
-    free = (OVERHEAD + 1500) / SPARE
-    assert rows_with_room(memory, 10, round(2 * free)) == 10
-    assert rows_with_room(memory, 10, round((OVERHEAD + 500 + 350) / SPARE)) == 3
-    assert rows_with_room(memory, 10, OVERHEAD) == 0
+def test_a_cpu_measures_no_more_rows_than_memory_has_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = _settings(batch=10)
+    total = {
+        rows: forecast(_settings(batch=10, loop={"micro_batch": rows}), INPUTS)["memory"]["total"] for rows in (3, 10)
+    }
+    free = (OVERHEAD + total[10]) / SPARE
+
+    def measured(free: float) -> int:
+        monkeypatch.setattr("ingot.pipeline.measure.available_memory", lambda: round(free))
+        return measure_job(settings, INPUTS, forecast(settings, INPUTS), tmp_path)["micro_batch"]
+
+    assert measured(2 * free) == 10
+    assert measured((OVERHEAD + total[3]) / SPARE + 10) == 3
+    with pytest.raises(UserError, match=r"a row needs more than the .* GB of free memory"):
+        measured(OVERHEAD)
 
 
 def test_what_only_a_run_shows_is_named() -> None:

@@ -227,7 +227,6 @@ def test_noise_of_the_rows_is_no_learning() -> None:
     rewards = [{"step": s, "val_reward": r, "val_reward_se": 0.05} for s, r in ((0, 0.3), (9, 0.4))]
     assert verdict(Training(rewards, **common))[0] == "nothing learned"
     assert verdict(Training([{**e, "val_reward_se": 0.01} for e in rewards], **common))[0] == "learned"
-
     pairs = {"a": ([0.1, 0.5, 0.3], [0.2, 0.61, 0.39])}  # the same prompts: their differences count, not their spread
     assert verdict(Training(rewards, parts=pairs, **common))[0] == "learned"
 

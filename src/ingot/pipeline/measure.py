@@ -18,10 +18,10 @@ from ingot.core.settings import settings_tree
 from ingot.pipeline.graph import Graph
 from ingot.pipeline.run import child_environment, processes
 from ingot.pipeline.status import status
-from ingot.plan.cost import Speed, largest_micro_batch
+from ingot.plan.cost import Speed
 from ingot.plan.machine import GIGA, Device
 from ingot.stages.training.calibration import read_speed, workload, write_speed
-from ingot.stages.training.costs import PER_ROW, costs
+from ingot.stages.training.costs import costs, rows_that_fit
 from ingot.stages.training.forecast import ForecastInputs, forecast
 from ingot.stages.training.plan_inputs import forecast_inputs
 from ingot.stages.training.settings import TrainSettings
@@ -108,10 +108,10 @@ def measure_job(
     Raises:
         UserError: there is no room for a row.
     """
-    batch, memory = figures["batch"], figures["memory"]
+    batch = figures["batch"]
     rows, largest, free = batch["micro_batch"], costs(settings, inputs, figures)["fits"] or 0, available_memory()
     if not inputs.device.is_gpu:
-        rows, largest = min(rows, rows_with_room(memory, rows, free)), 0
+        rows, largest = rows_that_fit(settings, inputs, SPARE * free - OVERHEAD, rows), 0
     if rows < 1:
         raise UserError(f"a row needs more than the {free / GIGA:.1f} GB of free memory; close other programs")
     root.mkdir(parents=True, exist_ok=True)
@@ -126,18 +126,6 @@ def measure_job(
         "documents": inputs.isolated,
         "directory": str(root.absolute()),
     }
-
-
-def rows_with_room(memory: Mapping[str, int], rows: int, free: int) -> int:
-    """Rows of a micro-batch, at most `rows`, for which a process finds room.
-
-    Args:
-        memory: the forecast for `rows`.
-        free: bytes.
-    """
-    growing = sum(memory.get(name, 0) for name in PER_ROW)
-    fixed = OVERHEAD + memory["total"] - growing
-    return largest_micro_batch(max(1.0, growing / rows), fixed, SPARE * free, rows)
 
 
 def _child(job: dict[str, Any], settings: TrainSettings) -> dict[str, Any]:

@@ -92,15 +92,3 @@ def update_seconds(one_s: float, two_s: float, micro_batches: float) -> float:
 def price(seconds: float, ranks: int, per_hour: float) -> float:
     """Price of a run: each of `ranks` devices costs `per_hour` for as long as the run takes."""
     return seconds / 3600 * ranks * per_hour
-
-
-def largest_micro_batch(per_row: float, fixed: float, available: float, rows: int) -> int:
-    """Rows of the largest micro-batch that fits, at most those of a step; 0 if none does.
-
-    Args:
-        per_row: bytes that grow with each row.
-        fixed: bytes that do not.
-        available: bytes of the device.
-        rows: rows of a step on one rank.
-    """
-    return min(rows, max(0, math.floor((available - fixed) / per_row)))

@@ -37,10 +37,10 @@ PART_BYTES = 32 << 20
 SEPARATOR = 0xFF
 """The byte of special tokens and of ends of documents, which UTF-8 never uses."""
 ENDS, PIECES = "ends.bin", "pieces.bin"
-INDEX_BYTES = 5
-"""Bytes on disk for each byte of text."""
 _SUFFIX_BYTES = 4
 """Of an entry of the suffix array."""
+INDEX_BYTES = 1 + _SUFFIX_BYTES
+"""Bytes on disk for each byte of text."""
 _CHUNK = 1 << 20
 """Ids that are decoded at once."""
 

@@ -89,9 +89,9 @@ def verdict(training: Training) -> tuple[Verdict, str]:
     least = max(MIN_CHANGE * abs(found.start), MIN_ERRORS * error)
     if not math.isfinite(found.end) or found.gain < -least:
         return "worse", f"{before}: worse than the start; {_why_worse(training, found)}"
-    if found.gain <= least and (first := training.evaluations[0].get("step", 0)):
-        return "not measured", f"{before}, after step {first:,} of an earlier run, which says whether it learned"
     if found.gain <= least:
+        if first := training.evaluations[0].get("step", 0):
+            return "not measured", f"{before}, after step {first:,} of an earlier run, which says whether it learned"
         return "nothing learned", f"{before}: nothing was learned; {_why_nothing(training)}"
     return "learned", f"{before}: learned{_after_the_best(training, found, least)}"
 

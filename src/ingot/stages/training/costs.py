@@ -13,9 +13,6 @@ from ingot.stages.training.settings import TrainSettings
 from ingot.stages.training.timeline import Phase, Timeline, assumed_size
 from ingot.train.settings import FEWEST_KEPT, FIRST_SAVE
 
-PER_ROW = ("activations", "attention", "recomputed")
-"""Parts of the memory that grow with the rows of a micro-batch."""
-
 
 def costs(
     settings: TrainSettings, inputs: ForecastInputs, figures: Mapping[str, Any], per_hour: float | None = None
@@ -33,9 +30,11 @@ def costs(
         `time`: seconds by what they are spent on, their total, those of a step, what was noted with the measurement,
         and the fraction of the peak that training reaches (`mfu`); or None if this machine has not been measured.
     """
+    available, batch = figures["memory"]["available"], figures["batch"]
+    rows = math.ceil(batch["rows"] / batch["ranks"])
     out: dict[str, Any] = {
         "disk": disk_bytes(settings, figures),
-        "fits": None if settings.objective.reads_layers else _fits(settings, inputs, figures),
+        "fits": None if settings.objective.reads_layers else rows_that_fit(settings, inputs, available, rows),
         "time": None,
         "here": inputs.here,
     }
@@ -107,14 +106,12 @@ def disk_bytes(settings: TrainSettings, figures: Mapping[str, Any]) -> dict[str,
     return {"checkpoint": checkpoint, "best": best, "total": int(kept) * checkpoint + best}
 
 
-def _fits(settings: TrainSettings, inputs: ForecastInputs, figures: Mapping[str, Any]) -> int:
-    """Rows of the largest micro-batch that fits the device's memory, at most those of a step on one rank: by bisection,
-    since memory is no line over the rows."""
+def rows_that_fit(settings: TrainSettings, inputs: ForecastInputs, available: float, most: int) -> int:
+    """Rows of the largest micro-batch whose memory is available, at most `most`; 0 if none does. By bisection, since
+    memory is no line over the rows."""
 
     def too_much(rows: int) -> bool:
         loop = settings.loop.model_copy(update={"micro_batch": rows})
-        memory = forecast(settings.model_copy(update={"loop": loop}), inputs)["memory"]
-        return memory["total"] > memory["available"]
+        return forecast(settings.model_copy(update={"loop": loop}), inputs)["memory"]["total"] > available
 
-    rows = math.ceil(figures["batch"]["rows"] / figures["batch"]["ranks"])
-    return bisect.bisect_left(range(1, rows + 1), True, key=too_much)
+    return bisect.bisect_left(range(1, most + 1), True, key=too_much)

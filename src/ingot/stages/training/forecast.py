@@ -241,14 +241,15 @@ def _execution(
     state = sharded_state(whole, config.depth, rest, shard, zero, narrow)
     frozen = state_bytes(inputs.companions, weight_bytes, moments=0)
     sampled = isinstance(settings.objective, OnPolicySettings)
-    kernels = (
-        not device.is_gpu and settings.loop.backend in ("auto", "cpu") and not slow_backend(config, precision, settings)
-    )
+    choice = {"device": device.name, "precision": precision, "optimizer": settings.optim.kind, "attention": attention}
+    if not device.is_gpu:
+        choice |= _backend(config, precision, settings)
+    in_place = choice.get("backend") == "cpu" or narrow < 1
     memory = {
         "weights": state.weights,
         "companions": sharded_state(frozen, config.depth, rest, shard, 3, narrow).weights,  # some are released early
         "sampling": whole.weights if sampled and shard > 1 else 0,  # every rank gathers the model to sample from it
-        "gradients": _gradients(state, config, settings, activations, batch, kernels or narrow < 1)
+        "gradients": _gradients(state, config, settings, activations, batch, in_place)
         if shard == 1
         else state.gradients,
         "optimizer": state.moments,
@@ -258,9 +259,6 @@ def _execution(
         "logits": activations.logits,
         "recomputed": activations.recomputed,
     }
-    choice = {"device": device.name, "precision": precision, "optimizer": settings.optim.kind, "attention": attention}
-    if not device.is_gpu:
-        choice |= _backend(config, precision, settings)
     cache = cache_bytes(config.depth, config.kv_heads * config.head_size, config.context, 1, weight_bytes)
     longest = max(timeline.phases, key=lambda phase: phase.context)
     rows = _micro_batch(settings, timeline, longest, inputs.ranks)
