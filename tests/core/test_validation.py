@@ -49,6 +49,8 @@ class Zoo(Settings):
     """Hours of the day."""
     animal: Annotated[Cat | Dog, Field(discriminator="kind")] = Cat()
     """The animal."""
+    depth: Annotated[int, Field(ge=1)] | Literal["none", "all"] = 1
+    """Depth of the pond."""
     animals: tuple[Annotated[Cat | Dog, Field(discriminator="kind")], ...] = ()
     """More animals."""
 
@@ -105,6 +107,9 @@ class Zoo(Settings):
         ({"animal": {"kind": "cat", "lives": "9"}}, ["animal.lives: found '9', expected a whole number (Lives left.)"]),
         ({"open": "no"}, ["open: found 'no', expected true or false (Whether it is open.)"]),
         ({"open": 1}, ["open: found 1, expected true or false (Whether it is open.)"]),
+        ({"depth": "2"}, ["depth: found '2', expected a whole number (Depth of the pond.)"]),
+        ({"depth": "most"}, ["depth: found 'most', expected a whole number or 'none' or 'all' (Depth of the pond.)"]),
+        ({"sign": 0}, ["sign: found 0, expected true or false (Text of the sign.)"]),
         ({"feedings": [25]}, ["feedings.0: found 25, expected at most 24 (Hours of the day.)"]),
         ({"feedings": []}, ["feedings: found [], expected 1 or more values (Hours of the day.)"]),
         ({"placs": 1}, ["placs: unknown setting; did you mean 'places'?"]),

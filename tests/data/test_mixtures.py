@@ -30,6 +30,11 @@ def test_B7_a_named_mixture_is_a_table_of_corpora_and_sources_that_share_one_add
         {"data": LLAMA, "tokenizer": "bpe", "model": {"depth": 2}, "duration": "5 steps"}
     )
     assert settings.data == {"crawl": 82, "code": 4.5, "wiki": 4.5, "books": 4.5, "papers": 2.5, "answers": 2}
+    digits = {**LLAMA, "books": "1984"}  # a corpus of that name, and no number
+    data = TrainSettings.model_validate(
+        {"data": digits, "tokenizer": "bpe", "model": {"depth": 2}, "duration": "5 steps"}
+    ).data
+    assert data and data["1984"] == 4.5
     assert expanded({"mixture": 0.5, "clean": 0.5}) == {"mixture": 0.5, "clean": 0.5}  # a corpus may have that name
 
 
@@ -40,6 +45,7 @@ def test_B7_a_named_mixture_is_a_table_of_corpora_and_sources_that_share_one_add
         ({"wikipedia": None}, "found no corpus for wikipedia (4.5 %) of mixture 'llama'"),
         ({"wikipedias": "wiki"}, "found source 'wikipedias', which mixture 'llama' has not; did you mean 'wikipedia'"),
         ({"books": 0.3}, "found books = 0.3, expected the name of a corpus"),
+        ({"books": True}, "found books = True, expected the name of a corpus"),
     ],
 )
 def test_B7_what_a_named_mixture_lacks_is_said(change: dict[str, Any], message: str) -> None:

@@ -131,10 +131,12 @@ def test_time_and_price_of_a_machine_that_was_measured(
     empty: Run, capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ingot.stages.training.calibration.cache_directory", lambda: tmp_path / "cache")
-    base = _by_name(empty)["base"]["forecast"]
-    assert base["time"] is None
-    print_plan(list(_by_name(empty).values()))
-    assert "add --measure" in capsys.readouterr().out
+    base = _by_name(empty, per_hour=36.0)["base"]["forecast"]
+    assert base["time"] is base["price"] is None
+    print_plan(list(_by_name(empty, per_hour=36.0).values()))
+    shown = capsys.readouterr().out
+    assert "add --measure" in shown
+    assert "price       not known" in shown
     node = empty.graph.nodes["base"]
     inputs = forecast_inputs(node, empty.graph.stage, CPU, 1, here=True)
     write_speed(workload(node.settings, inputs, base), SPEED, by="a measurement", gemm_flops=1e11)  # type: ignore[arg-type]
@@ -156,6 +158,23 @@ def test_what_stages_cost(ingot) -> None:
     rows = json.loads(ingot("plan", "--stages", "--price", "2.4", "--json").stdout)
     assert rows[0]["compute"][0] == pytest.approx(2 * 1.04e6, rel=0.01)
     assert [row["printed"] for row in rows] == [2e6, 1e4, 5e3]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--stages", "--nproc", "2"], "found --stages with a recipe or its options"),
+        (["pairs.toml", "--stages"], "found --stages with a recipe or its options"),
+        (["pairs.toml", "--price", "inf"], "found --price inf, expected a number"),
+        (["pairs.toml", "--nproc", "4", "--set", "stage.base.mesh={shard=3}"], "base: mesh: found replicate any x"),
+    ],
+)
+def test_what_a_plan_cannot_take_is_refused(words: list[str], sentence: str, ingot, tmp_path: Path) -> None:
+    (tmp_path / "pairs.toml").write_text(ALIGNED)
+    write_sources(tmp_path)
+    refused = ingot("plan", *words, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert sentence in refused.stderr
 
 
 def test_only_this_machine_can_be_measured(ingot, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The command line. Commands import what they need, so that `--help` is fast and never loads torch."""
 
 import io
+import math
 import os
 import signal
 import sys
@@ -140,11 +141,15 @@ def plan(
 ) -> None:
     """Show what `run` would do: the state of every stage, which setting changed, and the cost of training."""
     from ingot.pipeline.measure import measure_all
-    from ingot.pipeline.run import require_files
+    from ingot.pipeline.run import check_meshes, require_files
     from ingot.report.plan import device_of, plan_rows, print_stage_costs, stage_cost_rows
     from ingot.report.sweep import print_any_plan, sweep_rows
 
+    if price is not None and not math.isfinite(price):
+        raise UserError(f"found --price {price}, expected a number")
     if stages:
+        if recipe or set or only or nproc or gpu or measure:
+            raise UserError("found --stages with a recipe or its options, expected at most --price and --json beside it")
         costs = stage_cost_rows(price)
         emit(costs, as_json, lambda: print_stage_costs(costs))
         return
@@ -154,6 +159,8 @@ def plan(
         raise UserError(f"found --measure with --gpu {gpu}, expected one of them: only this machine can be measured")
     device = device_of(gpu)
     graphs = _graphs(recipe, set, out)
+    for graph in graphs:
+        check_meshes(graph, only, nproc)
     for graph in graphs if measure else ():
         measure_all(graph, device, nproc, only, print_message)
     rows = sweep_rows(graphs, lambda graph: plan_rows(graph, device, nproc, only, gpu is None, price), only)

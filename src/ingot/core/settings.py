@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from ingot.core.errors import notify
@@ -89,10 +89,12 @@ def _other_types(value: Any, union: Iterable[Any], location: tuple[str | int, ..
 
     Args:
         value: a value as in the recipe. Tables of models are left to those.
-        union: the types that it may have.
+        union: the types that it may have. A short form is checked as what its validator makes of it.
         location: the name of the setting, and keys in it.
     """
-    types = {member for one in union for member in _members(one)}
+    for one in union:
+        value = _rewritten(value, one)
+    types = {member for one in union for member in _members(one, value)}
     if isinstance(value, bool | int | float | str):
         if taken := _taken_as(value, types):
             yield {"type": f"{taken.__name__}_type", "loc": location, "input": value}
@@ -119,14 +121,25 @@ def _taken_as(value: bool | float | str, types: set[Any]) -> type | None:
     return None
 
 
-def _members(annotation: Any) -> Iterator[Any]:
-    """The members of a union, without marks, and the types of literal values."""
+def _rewritten(value: Any, annotation: Any) -> Any:
+    """What the validators before an annotation make of a value; None where they refuse it, as they will say again."""
+    if get_origin(annotation) in (Annotated, Union, UnionType):
+        for one in get_args(annotation):
+            try:
+                value = one.func(value) if isinstance(one, BeforeValidator) else _rewritten(value, one)
+            except ValueError:
+                return None
+    return value
+
+
+def _members(annotation: Any, value: Any) -> Iterator[Any]:
+    """The members of a union, without marks, and the types of literal values; a text is only that of its own literal."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
-        yield from map(type, arguments)
+        yield from (type(one) for one in arguments if not isinstance(one, str) or one == value)
     elif origin in (Annotated, Union, UnionType):
         for member in arguments[:1] if origin is Annotated else arguments:
-            yield from _members(member)
+            yield from _members(member, value)
     else:
         yield annotation
 

@@ -58,7 +58,7 @@ def run(
     require_files([graph], only)
     if own_rank().size > 1:
         _become_rank(graph, only, quiet)
-    _check_meshes(graph, only, nproc)
+    check_meshes(graph, only, nproc)
     done: dict[str, Path] = {}
     for node in graph.needed(only):
         state = status(graph, node)
@@ -159,7 +159,7 @@ def processes(node: Node, nproc: int | None) -> int:
     return 1 if mesh is None else nproc or mesh.processes or 1
 
 
-def _check_meshes(graph: Graph, only: list[str], nproc: int | None) -> None:
+def check_meshes(graph: Graph, only: list[str], nproc: int | None) -> None:
     """Check that the meshes of all stages fit their processes.
 
     Raises:

@@ -197,7 +197,8 @@ def _cost_lines(forecast: dict[str, Any]) -> Iterator[tuple[str, str]]:
     elif forecast["here"]:
         yield "time", "not known: this machine has not been measured; add --measure"
     if "price" in forecast:
-        yield "price", f"{forecast['price']:,.2f}"
+        amount = forecast["price"]
+        yield "price", "not known: it is that of the time" if amount is None else f"{amount:,.2f}"
     disk = forecast["disk"]
     yield (
         "disk",

@@ -28,7 +28,8 @@ def costs(
 
     Returns:
         `time`: seconds by what they are spent on, their total, those of a step, what was noted with the measurement,
-        and the fraction of the peak that training reaches (`mfu`); or None if this machine has not been measured.
+        and the fraction of the peak that training reaches (`mfu`); or None if this machine has not been measured. A
+        price that depends on it is None too.
     """
     available, batch = figures["memory"]["available"], figures["batch"]
     rows = math.ceil(batch["rows"] / batch["ranks"])
@@ -52,8 +53,8 @@ def costs(
     hours = figures["length"]["gpu_hours"]
     if per_hour is not None and out["time"]:
         out["price"] = price(out["time"]["total"], inputs.ranks, per_hour)
-    elif per_hour is not None and hours is not None:
-        out["price"] = hours * per_hour
+    elif per_hour is not None:
+        out["price"] = None if hours is None else hours * per_hour
     return out
 
 

@@ -393,7 +393,8 @@ class TrainSettings(Settings):
             )
         if self.adapter and not self.init:
             raise ValueError("found adapter without init, expected a trained model to adapt; name its stage in init")
-        if not self.init and not self.tokenizer:
-            raise ValueError("found neither init nor tokenizer; name the tokenizer stage (or the stage to start from)")
+        if not self.init and not (self.tokenizer and self.model):
+            missing = "model; give its shape, model = { depth = 4 }" if self.tokenizer else "tokenizer; name its stage"
+            raise ValueError(f"found neither init nor {missing} (or name the stage to start from in init)")
         self.companions()
         return self
