@@ -39,7 +39,7 @@ def measured(folder: Path, asked: str, work: Path) -> dict[str, Any]:
         _ingot(work, "init", "--text", str(folder.resolve()), "--time", asked, f"{name}.toml")
         began = time.monotonic()
         _ingot(work, "run", f"{name}.toml")
-        kept.write_text(json.dumps({"seconds": time.monotonic() - began, **_result(work, name)}))
+        kept.write_text(json.dumps(_result(work, name) | {"seconds": time.monotonic() - began}))
     found = json.loads(kept.read_text())
     training = found["tokens"] / found["tok_s"]
     return {"seconds": found["seconds"], "training": training, "loss": found["val_loss_nats"]}

@@ -47,7 +47,7 @@ class StageFailed(Exception):
 _OS_MESSAGES = {
     errno.ENOSPC: "the disk is full; free space and run the same command again",
     errno.EDQUOT: "the disk quota is used up; free space and run the same command again",
-    errno.EROFS: "the file system can only be read; choose a directory that can be written, with --out",
+    errno.EROFS: "the file system can only be read; choose a place that can be written",
     errno.EACCES: "permission denied; change the permissions, or choose another place",
     errno.EPERM: "permission denied; change the permissions, or choose another place",
     errno.ENOTDIR: "found a file on this path, expected a directory; move the file away, or choose another place",

@@ -191,7 +191,7 @@ def _add_splits(stage: Path, by_store: dict[Path, _Split], display: Display) -> 
     """Add the splits of a train stage that are not among them yet, and the stage to all that it uses."""
     data, timeline, tokenizer = open_training_data(stage)
     used, inputs = _Stage(read_record(stage)["name"], data, timeline), in_role(inputs_of(stage), "data")
-    cleaning = {name: _cleaning(tokens.path) for name, tokens in inputs.items()}
+    cleaning = {name: _cleaning(tokens.path, display) for name, tokens in inputs.items()}
     for held_out, sources in ((False, data.train_sources), (True, data.held_out)):
         for source in sources:
             path = source.store.path.resolve()
@@ -203,14 +203,17 @@ def _add_splits(stage: Path, by_store: dict[Path, _Split], display: Display) -> 
             by_store[path].stages.append(used)
 
 
-def _cleaning(tokens: Path) -> CorpusSettings | None:
+def _cleaning(tokens: Path, display: Display) -> CorpusSettings | None:
     """The settings of the corpus stage that a tokens stage's documents come from, where they come from one."""
-    inputs = inputs_of(tokens)
-    while source := inputs.get("corpus") or inputs.get("data"):
-        record = read_record(source.path)
-        if record["kind"] == "corpus":
-            return CorpusSettings.model_validate(record["settings"])
-        inputs = inputs_of(source.path)
+    try:
+        inputs = inputs_of(tokens)
+        while source := inputs.get("corpus") or inputs.get("data"):
+            record = read_record(source.path)
+            if record["kind"] == "corpus":
+                return CorpusSettings.model_validate(record["settings"])
+            inputs = inputs_of(source.path)
+    except UserError as error:  # what cleaning made of the documents is all here; how it did is not
+        display.notify(f"{error}; texts are searched for as they are written, and not as they would be cleaned")
     return None
 
 
