@@ -241,6 +241,26 @@ def test_only_train_stages_are_searched(stages: dict[str, Path], work: Path) -> 
         TrainingSearch(stages["base"], Display(quiet=True)).find("bad \udcff byte", 5, None)
 
 
+def test_a_lost_corpus_is_named_and_the_text_found_as_it_is_stored(
+    stages: dict[str, Path], work: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What the index says is kept; how SECRET would be cleaned is not."""
+    told: list[str] = []
+    display = Display(quiet=True)
+    monkeypatch.setattr(display, "notify", told.append)
+    corpora = [*work.glob("runs/stages/corpus-*")]
+    for corpus in corpora:
+        corpus.rename(tmp_path / corpus.name)
+    try:
+        search = TrainingSearch(stages["base"], display)
+    finally:
+        for corpus in corpora:
+            (tmp_path / corpus.name).rename(corpus)
+    assert any("corpus-" in line and "searched for as they are written" in line for line in told)
+    assert search.find(MASKED, 5, None)["count"] == 1
+    assert search.find(SECRET, 5, None)["count"] == 0
+
+
 def test_copies_in_other_corpora_are_left_out_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two corpora that have run; one that has not is named, and a run's name that is taken is refused."""
     monkeypatch.chdir(tmp_path)
