@@ -34,7 +34,8 @@ def test_B7_a_named_mixture_is_a_table_of_corpora_and_sources_that_share_one_add
     data = TrainSettings.model_validate(
         {"data": digits, "tokenizer": "bpe", "model": {"depth": 2}, "duration": "5 steps"}
     ).data
-    assert data and data["1984"] == 4.5
+    assert data
+    assert data["1984"] == 4.5
     assert expanded({"mixture": 0.5, "clean": 0.5}) == {"mixture": 0.5, "clean": 0.5}  # a corpus may have that name
 
 

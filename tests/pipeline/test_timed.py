@@ -122,6 +122,17 @@ def test_the_vocabulary_grows_with_the_budget_up_to_what_the_text_is_enough_for(
     assert timed.timed_vocab(1e19, 300) == 300
 
 
+def test_the_more_passes_the_more_weight_decay(text: Path) -> None:
+    assert [timed.weight_decay(n) for n in (0.5, 4, 8, 40)] == pytest.approx([0.1, 0.1, 0.4, 3.0])
+    found = {}
+    for asked in ("1m", "8h"):
+        CliRunner().invoke(app, ["init", "--text", "notes", "--time", asked, f"b{asked}.toml"])
+        settings = load_graph(Path(f"b{asked}.toml"), [], Path("runs")).nodes["base"].settings
+        assert isinstance(settings, TrainSettings)
+        found[asked] = settings.optim.weight_decay, "# Weight decay:" in Path(f"b{asked}.toml").read_text()
+    assert found == {"1m": (0.1, False), "8h": (3.0, True)}
+
+
 def test_times_as_people_write_them() -> None:
     assert [seconds_of(t, "") for t in ("8h", "90m", "1h30m", "45s", "0.5h")] == [28800, 5400, 5400, 45, 1800]
 

@@ -149,7 +149,9 @@ def plan(
         raise UserError(f"found --price {price}, expected a number")
     if stages:
         if recipe or set or only or nproc or gpu or measure:
-            raise UserError("found --stages with a recipe or its options, expected at most --price and --json beside it")
+            raise UserError(
+                "found --stages with a recipe or its options, expected at most --price and --json beside it"
+            )
         costs = stage_cost_rows(price)
         emit(costs, as_json, lambda: print_stage_costs(costs))
         return

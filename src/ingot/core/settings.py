@@ -126,14 +126,15 @@ def _rewritten(value: Any, annotation: Any) -> Any:
     if get_origin(annotation) in (Annotated, Union, UnionType):
         for one in get_args(annotation):
             try:
-                value = one.func(value) if isinstance(one, BeforeValidator) else _rewritten(value, one)
+                validator: Any = one.func if isinstance(one, BeforeValidator) else None
+                value = validator(value) if validator else _rewritten(value, one)
             except ValueError:
                 return None
     return value
 
 
 def _members(annotation: Any, value: Any) -> Iterator[Any]:
-    """The members of a union, without marks, and the types of literal values; a text is only that of its own literal."""
+    """The members of a union, without marks, and the types of literal values: of texts only the one that is there."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         yield from (type(one) for one in arguments if not isinstance(one, str) or one == value)

@@ -101,7 +101,12 @@ class _Setting:
 
 def _is_union_tag(part: str) -> bool:
     """Whether part of a location names a plain type of a union, or a validator."""
-    return any(c in part for c in "[(") or part.startswith("constrained-") or (part[:1].isupper() and part.isidentifier()) or part in _UNION_TAGS
+    return (
+        any(c in part for c in "[(")
+        or part.startswith("constrained-")
+        or (part[:1].isupper() and part.isidentifier())
+        or part in _UNION_TAGS
+    )
 
 
 def _sentences(model: type[BaseModel], errors: Sequence[Any], noun: str) -> Iterator[str]:

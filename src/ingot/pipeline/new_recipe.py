@@ -22,7 +22,7 @@ from ingot.corpus.settings import CorpusSettings, Source
 from ingot.corpus.survey import Survey, survey, text_field
 from ingot.model.adapter_config import AdapterSettings, low_rank_parameters
 from ingot.model.config import ModelSettings
-from ingot.pipeline.timed import HELD_OUT_BYTES, Timed, timed, timed_comments, timed_vocab
+from ingot.pipeline.timed import HELD_OUT_BYTES, WEIGHT_DECAY, Timed, timed, timed_comments, timed_vocab, weight_decay
 from ingot.plan.flops import training_flops_per_token
 from ingot.plan.machine import Device, measured_flops
 from ingot.stages.models.imports import HF, directory_of, is_directory, model_files, read_model_config
@@ -312,6 +312,8 @@ class _Writer:
                 batch = max(MIN_BATCH, min(64, 2 ** round(math.log2(max(1.0, rows / UPDATES)))))
             yield f"batch     = {batch}"
             yield f'duration  = "{length}"'
+            if self.timed and (decay := weight_decay(self.timed.passes)) > WEIGHT_DECAY:
+                yield f"optim     = {{ weight_decay = {decay:.2g} }}"
             every = max(10, round(rows / batch / 10, -1))
             yield f"evaluate  = {{ every = {every:.0f}, tokens = 16384 }}"
             self.models.append(corpus.training)
