@@ -205,7 +205,7 @@ def test_a_gpus_backend_gives_taps(taps: frozenset[str]) -> None:
 
 
 COMPILED = [
-    pytest.param("mistral", "documents", FP32, 1, marks=pytest.mark.slow, id="mistral, fp32"),
+    pytest.param("mistral", "documents", FP32, 1, marks=pytest.mark.long, id="mistral, fp32"),
     pytest.param("dora", "own positions", BF16, 1, marks=pytest.mark.long, id="dora, bf16"),
     pytest.param("gpt2", "ragged", BF16, None, marks=pytest.mark.slow, id="deep gpt2, bf16"),
     pytest.param("qwen3", "one document", FP32, None, marks=pytest.mark.slow, id="deep qwen3, fp32"),

@@ -105,7 +105,7 @@ def test_a_machine_that_others_compute_on_is_told(fake, monkeypatch) -> None:
     assert "fp32" not in warning
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_generation_for_real(fake, monkeypatch) -> None:
     """Our process on the tiny shape; the peer says what ours says, so the ratio exists.
 
@@ -124,7 +124,6 @@ def test_generation_for_real(fake, monkeypatch) -> None:
     assert row["new_tokens"] == 4
 
 
-@pytest.mark.slow
 @pytest.mark.long
 def test_startup_for_real(monkeypatch) -> None:
     """To the first step, once."""

@@ -38,7 +38,7 @@ def test_repetitions_alternate(fake, calls) -> None:
     assert {name: len(results) for name, results in found.items()} == {"a": 3, "b": 3, "c": 3}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_contenders_that_are_there_at_once_take_turns(fake, calls, tmp_path: Path) -> None:
     """Each is ready before the next starts; windows go forwards and backwards, and nobody ends before the last one."""
     fakes = [fake("a"), fake("b"), fake("c")]
@@ -239,7 +239,7 @@ print_result({**result, **done, "peak_bytes": peak_bytes(), "versions": versions
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_command_prints_one_document(bench: Callable) -> None:
     done = bench("train", "--shape", "tiny", "--against", "none", "--repetitions", 1, "--seconds", 0, "--json")
     assert done.returncode == 0, done.stderr
@@ -249,7 +249,7 @@ def test_command_prints_one_document(bench: Callable) -> None:
     assert {"cpu", "cores", "torch", "gemm_fp32_gflop_s", "read_gb_s"} <= data["machine"].keys()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_command_refuses_what_it_does_not_know(bench: Callable) -> None:
     for arguments, words in ((("--shape", "S9"), "--shape: found 'S9'"), (("--against", "x"), "--against: found 'x'")):
         done = bench("train", *arguments)

@@ -115,8 +115,9 @@ def results(seed: int) -> dict[str, tuple[float, float]]:
     }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(
+    "seed", [pytest.param(1, marks=pytest.mark.slow), *(pytest.param(n, marks=pytest.mark.long) for n in (2, 3))]
+)
 def test_E1_E2_E3_forgetting_is_real_and_replay_and_EWC_stop_it(seed: int) -> None:
     """Plain training forgets A. Replay and EWC keep most of it and learn B as well. The control is EWC on the empirical
     Fisher, which is nearly 0 where the model is right: it keeps nothing.
