@@ -39,7 +39,7 @@ _EXPECTED = {
 }
 """Type of an error in pydantic, without `_type` and `_parsing` -> what was expected. Braces name its context."""
 _ITEMS = {str: " of texts", int: " of whole numbers", float: " of numbers"}
-_UNION_TAGS = ("bool", "float", "int", "none", "str")
+_UNION_TAGS = ("bool", "constrained-float", "constrained-int", "constrained-str", "float", "int", "none", "str")
 
 
 def problems(model: type[BaseModel], error: ValidationError, where: str = "", noun: str = "setting") -> list[str]:
@@ -101,12 +101,7 @@ class _Setting:
 
 def _is_union_tag(part: str) -> bool:
     """Whether part of a location names a plain type of a union, or a validator."""
-    return (
-        any(c in part for c in "[(")
-        or part.startswith("constrained-")
-        or (part[:1].isupper() and part.isidentifier())
-        or part in _UNION_TAGS
-    )
+    return any(c in part for c in "[(") or (part[:1].isupper() and part.isidentifier()) or part in _UNION_TAGS
 
 
 def _sentences(model: type[BaseModel], errors: Sequence[Any], noun: str) -> Iterator[str]:

@@ -313,6 +313,7 @@ class _Writer:
             yield f"batch     = {batch}"
             yield f'duration  = "{length}"'
             if self.timed and (decay := weight_decay(self.timed.passes)) > WEIGHT_DECAY:
+                yield f"# Weight decay: above the usual {WEIGHT_DECAY}, because a repeated text is learned by heart."
                 yield f"optim     = {{ weight_decay = {decay:.2g} }}"
             every = max(10, round(rows / batch / 10, -1))
             yield f"evaluate  = {{ every = {every:.0f}, tokens = 16384 }}"

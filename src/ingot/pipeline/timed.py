@@ -19,6 +19,7 @@ from ingot.core.events import duration, size
 from ingot.corpus.readers.read import read
 from ingot.corpus.settings import CorpusSettings
 from ingot.model.config import WIDTH_PER_LAYER, ModelSettings
+from ingot.optim.settings import OptimSettings
 from ingot.pipeline.graph import Graph, load_graphs
 from ingot.pipeline.run import job_of, run
 from ingot.pipeline.tune import Trial, run_candidate
@@ -44,7 +45,7 @@ MIN_BATCH, MAX_BATCH = 8, 64
 """Rows of an update."""
 EVALUATIONS, EVALUATED = 10, 16384
 """Evaluations during training, and tokens of each: held out, and as many of the training text."""
-WEIGHT_DECAY, MOST_WEIGHT_DECAY, FRESH_PASSES = 0.1, 3.0, 4.0
+WEIGHT_DECAY, MOST_WEIGHT_DECAY, FRESH_PASSES = OptimSettings().weight_decay, 3.0, 4.0
 """The usual weight decay, the most that a repeated text gets, and the passes that are almost as good as new text."""
 HELD_OUT_BYTES = 400_000
 """Held-out text, at most; all of it is evaluated after training, and again in the card."""
@@ -268,6 +269,4 @@ def timed_comments(found: Timed) -> Iterator[str]:
             f"# Duration: {found.passes:.1f} passes over the text, worth {choice.effective_tokens / found.unique:.1f} "
             f"of new text{'' if found.passes < MAX_EPOCHS else '; more are worth nothing, so it ends before the time'}."
         )
-    if found.passes > FRESH_PASSES:
-        yield f"# Weight decay: more than the usual {WEIGHT_DECAY}, because a repeated text is learned by heart."
     yield f"# Batch: about {UPDATES:,} updates, from {MIN_BATCH} to {MAX_BATCH} rows each."
