@@ -48,6 +48,7 @@ def test_a_path_names_all_documents_of_a_file(tmp_path: Path) -> None:
     assert not matches("notes/b#1", "notes/b", 2)
     assert matches("notes/b#1.jsonl", "notes/b#1.jsonl", 5)
     assert matches("notes/b#1.jsonl#5", "notes/b#1.jsonl", 5)
+    assert matches("notes/b#1", "notes/b#1", 0), "a path may end in a number"
 
 
 def test_a_name_that_no_document_has_is_refused(tmp_path: Path) -> None:

@@ -39,6 +39,12 @@ sources = ["talk.jsonl"]
 format = "chat"
 holdout = { fraction = 0.0 }
 
+[stage.likes]
+kind = "corpus"
+sources = ["likes.jsonl"]
+format = "pairs"
+holdout = { fraction = 0.0 }
+
 [stage.bpe]
 kind = "tokenizer"
 from = "notes"
@@ -61,6 +67,18 @@ init = "base"
 data = { talk = 0.7, notes = 0.3 }
 batch = 6
 duration = "5 steps"
+precision = "fp32"
+evaluate = { tokens = 1, sample = false }
+loop = { threads = 1 }
+"""
+ALIGN = """
+[stage.align]
+kind = "train"
+init = "chat"
+objective = "dpo"
+data = { likes = 1.0 }
+batch = 2
+duration = "2 steps"
 precision = "fp32"
 evaluate = { tokens = 1, sample = false }
 loop = { threads = 1 }
@@ -96,11 +114,13 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for i in range(12)
     ]
     (path / "talk.jsonl").write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in talk))
-    (path / "planted.toml").write_text(RECIPE)
+    pair = {"prompt": "which way to the sea", "chosen": "over the red hill, please", "rejected": "ask the old dog"}
+    (path / "likes.jsonl").write_text(json.dumps(pair) + "\n")
+    (path / "planted.toml").write_text(RECIPE + ALIGN)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(path)
         graph = load_graph(Path("planted.toml"), [], Path("runs"))
-        for node in graph.needed(["chat"]):
+        for node in graph.needed(["align"]):
             job = job_of(graph, node, quiet=True)
             if node.kind == "train":
                 _start(job)
@@ -117,6 +137,8 @@ def _start(job: dict[str, Any]) -> None:
     shutil.copy(tokenizer, stage / TOKENIZER)
     if settings.model:
         atomic_json(stage / MODEL, settings.model.resolve(load_tokenizer(tokenizer).vocab).model_dump(mode="json"))
+    else:
+        shutil.copy(next(stage.parent.glob(f"train-*/{MODEL}")), stage / MODEL)
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +159,8 @@ Batches = dict[str, list[tuple[int, dict[str, Any]]]]
 def batches(stages: dict[str, Path]) -> Batches:
     """Stage -> (step, piece of a document) of all its batches."""
     return {
-        name: [(step, piece) for step in range(1, STEPS[name] + 1) for row in trace(path, step) for piece in row.pieces]
-        for name, path in stages.items()
+        name: [(step, piece) for step in range(1, end + 1) for row in trace(stages[name], step) for piece in row.pieces]
+        for name, end in STEPS.items()
     }
 
 
@@ -214,6 +236,14 @@ def test_messages(search: TrainingSearch, batches: Batches) -> None:
     assert (place["corpus"], place["before"], place["after"]) == ("talk", "", "")
     assert place["steps"] == {"chat": _steps(batches, place)["chat"]}
     assert search.find("question 7\nanswer 7", 2, None)["count"] == 0
+
+
+def test_the_place_of_a_pair_names_its_answer(stages: dict[str, Path]) -> None:
+    search = TrainingSearch(stages["align"], Display(quiet=True))
+    for text, answers in {"which way to the sea": ["chosen", "rejected"], "ask the old dog": ["rejected"]}.items():
+        found = search.find(text, 4, None)
+        assert [(place["corpus"], place["answer"]) for place in found["places"]] == [("likes", a) for a in answers]
+    assert any("likes: likes.jsonl#0, rejected, tokens " in str(line) for line in found_lines(found))
 
 
 def test_answers_with_sources(stages: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from ingot.core.events import Display, EventLog
 from ingot.store import search
 from ingot.store.encode import build_tokens
 from ingot.store.reader import Store
-from ingot.store.search import SEPARATOR, SearchIndex, open_index
+from ingot.store.search import SEPARATOR, SearchIndex, index_problems, open_index
 from ingot.store.suffix_array import find, longest_prefix, suffix_array
 from ingot.tokenizer.byte_bpe import ByteBPE, Char
 
@@ -167,10 +167,22 @@ def test_refusals(store: Store, bpe: ByteBPE, display: Display, monkeypatch: pyt
     index = open_index(store, bpe, display)
     with (index.path / "part-00000.suffixes").open("r+b") as file:
         file.truncate(8)
-    with pytest.raises(
-        UserError, match=r"part-00000\.suffixes: found 8 bytes, expected .*; delete .* and search again"
-    ):
+    with pytest.raises(UserError, match=r"part-00000\.suffixes: 8 bytes, expected .*; delete .* and search again"):
         SearchIndex(store, index.path)
+
+
+def test_a_flipped_bit_is_found_by_verify(store: Store, bpe: ByteBPE, display: Display) -> None:
+    index = open_index(store, bpe, display)
+    assert not [*index_problems(store.path.parent)]
+    with (index.path / "part-00000.suffixes").open("r+b") as file:
+        first = file.read(1)[0]
+        file.seek(0)
+        file.write(bytes([first ^ 1]))
+    (problem,) = index_problems(store.path.parent)
+    expected = f"part-00000.suffixes: content differs from its digest; delete {index.path} and search again"
+    assert problem.endswith(expected)
+    (index.path / "manifest.json").write_text("[]")
+    assert [problem.partition("manifest.json")[2][:12] for problem in index_problems(store.path)] == [": is damaged"]
 
 
 def test_what_a_build_left_half_written_is_written_again(store: Store, bpe: ByteBPE, display: Display) -> None:

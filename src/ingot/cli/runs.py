@@ -137,21 +137,26 @@ def verify(
     out: OutOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """Check the files of every stage that is done against their digests."""
-    checked, problems = 0, []
+    """Check the files of every stage that is done against their digests, and those of its search indexes."""
+    from ingot.store.search import index_problems
+
+    checked, problems, indexes = 0, [], []
     graphs = _run_graphs(recipe, set, out)
     stages = {node.key: graph.stage(node) for graph in graphs for node in graph.nodes.values()}
     for directory in stages.values():
         if directory.is_done():
             checked += 1
             problems += directory.verify()
+            indexes += index_problems(directory.path)
     emit(
-        {"stages": checked, "problems": problems},
+        {"stages": checked, "problems": problems + indexes},
         as_json,
-        lambda: print(f"{checked} stages checked, {len(problems)} problems"),
+        lambda: print(f"{checked} stages checked, {len(problems + indexes)} problems"),
     )
     if problems:
-        raise UserError("\n".join([*problems, "delete the damaged stage's directory and run the recipe again"]))
+        problems.append("delete the damaged stage's directory and run the recipe again")
+    if problems or indexes:
+        raise UserError("\n".join(problems + indexes))
 
 
 def verify_resume(

@@ -18,15 +18,14 @@ LEFT_OUT = "left_out"
 COLUMNS = ["path", "offset", KEY]
 
 
-def parse(name: str) -> tuple[str, int | None]:
-    """Path and offset of a document; PATH alone names all documents of a file."""
-    path, mark, offset = name.rpartition("#")
-    return (path, int(offset)) if mark and offset.isascii() and offset.isdigit() else (name, None)
+def paths_of(name: str) -> tuple[str, str]:
+    """The paths that a document's name may mean: all of it, or the part before its last "#"."""
+    return name, name.rpartition("#")[0]
 
 
 def matches(name: str, path: str, offset: int) -> bool:
     """Whether a document's name is that of the document at a path and an offset."""
-    return parse(name) in ((path, offset), (path, None))
+    return name in (path, f"{path}#{offset}")
 
 
 def left_out(tables: Iterable[pa.Table], names: Sequence[str]) -> np.ndarray:
@@ -41,7 +40,8 @@ def left_out(tables: Iterable[pa.Table], names: Sequence[str]) -> np.ndarray:
     """
     by_path: dict[str, list[str]] = {}
     for name in names:
-        by_path.setdefault(parse(name)[0], []).append(name)
+        for path in paths_of(name):
+            by_path.setdefault(path, []).append(name)
     seen: set[str] = set()
     named, keys = [np.zeros(0, bool)], [np.zeros((0, 16), np.uint8)]
     for table in tables:

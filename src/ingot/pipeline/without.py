@@ -7,13 +7,14 @@ batches of both say.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ingot.core.errors import UserError
 from ingot.core.recipe import dump_toml, read_table
 from ingot.corpus.documents import read_documents
-from ingot.corpus.left_out import matches, parse
+from ingot.corpus.left_out import matches, paths_of
 from ingot.pipeline.graph import Graph, Node, load_graphs
 from ingot.stages.job import TOKENIZER
 from ingot.stages.training.trace import open_training_data, steps_of
@@ -135,7 +136,7 @@ def _readers(graph: Graph, names: Sequence[str]) -> list[Reader]:
             steps: set[int] = set()
             for source in data.train_sources:
                 for name in names:
-                    for document in source.store.find(parse(name)[0]):
+                    for document in chain.from_iterable(map(source.store.find, paths_of(name))):
                         identity: dict[str, Any] = source.store.identity(document)
                         if matches(name, identity["path"], identity["offset"]):
                             steps.update(steps_of(data, timeline, data.names.index(source.name), document))

@@ -48,9 +48,8 @@ def place_lines(place: Mapping[str, Any]) -> Iterator[Text]:
     first, last = place["first_token"], place["first_token"] + place["tokens"] - 1
     seen = "; held out" if place["held_out"] else "".join(f"; {_steps(*stage)}" for stage in place["steps"].items())
     masked = "".join(f"; {number:,} x {kind} masked" for kind, number in place["masked"].items())
-    yield Text(
-        f"  {place['corpus']}: {place['path']}#{place['offset']}, tokens {first:,} to {last:,}{seen}{masked}", "cyan"
-    )
+    name = f"{place['path']}#{place['offset']}{', ' if place['answer'] else ''}{place['answer']}"
+    yield Text(f"  {place['corpus']}: {name}, tokens {first:,} to {last:,}{seen}{masked}", "cyan")
     text = shortened(place["text"], MAX_PIECE_CHARACTERS)
     around = (" ".join(part.split("\n")) for part in (place["before"], text, place["after"]))
     yield Text("    {}{}{}{}{}".format(*[x for pair in zip(around, (*MARKS, ""), strict=True) for x in pair]), "dim")

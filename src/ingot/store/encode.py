@@ -26,6 +26,7 @@ from ingot.core.process import usable_cores
 from ingot.corpus.documents import messages_of, read_documents
 from ingot.corpus.readers.fields import Format
 from ingot.corpus.readers.messages import exclude_from_loss
+from ingot.store.reader import ANSWERS
 from ingot.store.refused import Refused
 from ingot.store.writer import EXTRA, IDENTITY, ColumnSpec, StoreWriter
 from ingot.tokenizer.byte_bpe import Tokenizer
@@ -169,7 +170,7 @@ def _chat(texts: list[str], tokenizer: Tokenizer, threads: int) -> list[Encoded]
 def _pairs(texts: list[str], tokenizer: Tokenizer, threads: int) -> list[Encoded]:
     """Two documents for each text, chosen first."""
     pairs = [json.loads(text) for text in texts]
-    conversations = [[*exclude_from_loss(p["prompt"]), *p[side]] for p in pairs for side in ("chosen", "rejected")]
+    conversations = [[*exclude_from_loss(p["prompt"]), *p[side]] for p in pairs for side in ANSWERS]
     rendered = render_batch(conversations, tokenizer, threads)
     ends = [length_to_last_target(mask) for _, mask, _ in rendered]
     return [(ids[:end], mask[:end], size) for (ids, mask, size), end in zip(rendered, ends, strict=True)]

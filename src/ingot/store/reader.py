@@ -29,6 +29,8 @@ from ingot.store.block_file import BLOCK, BlockFile
 STORE, OVERLAY, VERSION = "ingot-store", "ingot-overlay", 2
 MANIFEST = "manifest.json"
 DOCUMENTS = "documents.parquet"
+ANSWERS = "chosen", "rejected"
+"""The documents of a pair, in their order."""
 IDENTITY_ROWS = 16_384
 """Rows per row group of `documents.parquet`, fixed so that a document's row group follows from its number."""
 
@@ -101,7 +103,7 @@ class Store:
         self.group: int = manifest["group"]
         """Number of adjacent documents in a group: 2 for pairs, else 1."""
         self.content: str = manifest["content"]
-        """Format of the documents: text, chat, pairs (chosen, rejected, chosen ...) or prompts."""
+        """Format of the documents: text, chat, pairs (`ANSWERS` of each) or prompts."""
         columns = _open_columns(path, manifest)
         self.ids: Column = columns.pop("ids")
         self._ends: Column = columns.pop("ends")

@@ -10,20 +10,31 @@ The index is a directory in that of the store, named by a digest of the store, a
     part-00000.text, part-00000.suffixes    complete documents of about `PART_BYTES`, and the suffix array of that text
     ends.bin                                i64 per document: the position after its last byte in all text
     pieces.bin                              u32 per id: its bytes
-    manifest.json                           sizes of the files; written last
+    manifest.json                           sizes and digests of the files; written last
 
 Parts bound the memory of the build, and are what a killed build keeps. The index takes 5 bytes for each byte of text.
+To open it checks sizes only, because digests would take a second a gigabyte; `ingot verify` checks them.
 """
 
 import mmap
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ingot.core.artifact import MANIFEST, StageDir, atomic_json, atomic_open, atomic_write, digest_json, read_json
+from ingot.core.artifact import (
+    MANIFEST,
+    StageDir,
+    atomic_json,
+    atomic_open,
+    atomic_write,
+    digest_json,
+    file_problems,
+    file_record,
+    read_json,
+)
 from ingot.core.errors import UserError
 from ingot.core.events import Display, size
 from ingot.core.process import available_memory
@@ -31,12 +42,14 @@ from ingot.store.reader import Store
 from ingot.store.suffix_array import BUILD_BYTES, find, longest_prefix, suffix_array
 from ingot.tokenizer.base import Tokenizer
 
-VERSION = 1
+VERSION = 2
 PART_BYTES = 32 << 20
 """Text of a part, unless one document is longer."""
 SEPARATOR = 0xFF
 """The byte of special tokens and of ends of documents, which UTF-8 never uses."""
 ENDS, PIECES = "ends.bin", "pieces.bin"
+_NAME = "search-"
+"""Begin of the name of an index."""
 _SUFFIX_BYTES = 4
 """Of an entry of the suffix array."""
 INDEX_BYTES = 1 + _SUFFIX_BYTES
@@ -58,18 +71,9 @@ class SearchIndex:
 
     def __init__(self, store: Store, path: Path):
         self.store, self.path = store, path
-        try:
-            manifest = read_json(path / MANIFEST)
-        except UserError:
-            manifest = None
-        if not isinstance(manifest, dict) or not {"parts", "files"} <= manifest.keys():
-            raise UserError(f"{path / MANIFEST}: is damaged; delete {path} and search again")
-        for name, expected in manifest["files"].items():
-            found = (path / name).stat().st_size if (path / name).exists() else 0
-            if found != expected:
-                raise UserError(
-                    f"{path / name}: found {found:,} bytes, expected {expected:,}; delete {path} and search again"
-                )
+        manifest = _read_manifest(path)
+        if problem := next(file_problems(path, manifest["files"], digests=False), None):
+            raise UserError(_again(problem, path))
         self.ends = np.memmap(path / ENDS, "<i8", mode="r").view(np.ndarray)
         self._piece_bytes = np.fromfile(path / PIECES, "<u4")
         self._parts = [_Part(path, number) for number in range(manifest["parts"])]
@@ -141,12 +145,43 @@ def open_index(store: Store, tokenizer: Tokenizer, display: Display) -> SearchIn
     """
     assert store.tokenizer == tokenizer.fingerprint
     assert store.documents, "an empty store has no index"
-    path = store.path / f"search-{digest_json([VERSION, PART_BYTES, store.fingerprint])[:12]}"
+    path = store.path / f"{_NAME}{digest_json([VERSION, PART_BYTES, store.fingerprint])[:12]}"
     if not (path / MANIFEST).exists():
         with StageDir(path).lock(lambda owner: display.notify(f"{path}: process {owner} builds it; waiting")):
             if not (path / MANIFEST).exists():
                 _Builder(store, tokenizer, path, display).build()
     return SearchIndex(store, path)
+
+
+def index_problems(directory: Path) -> Iterator[str]:
+    """What is wrong with the files of the indexes below a directory, as messages. Reads all of them."""
+    for manifest in sorted(directory.glob(f"**/{_NAME}*/{MANIFEST}")):
+        path = manifest.parent
+        try:
+            yield from (_again(problem, path) for problem in file_problems(path, _read_manifest(path)["files"]))
+        except UserError as error:
+            yield str(error)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """{parts, files} of an index: the number of its parts, and `file_record` of each file.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    try:
+        manifest = read_json(path / MANIFEST)
+        if isinstance(manifest["parts"], int) and all(
+            {"bytes", "blake2b"} <= f.keys() for f in manifest["files"].values()
+        ):
+            return manifest
+    except (UserError, KeyError, TypeError, AttributeError):
+        pass
+    raise UserError(_again(f"{path / MANIFEST}: is damaged", path))
+
+
+def _again(problem: str, path: Path) -> str:
+    return f"{problem}; delete {path} and search again"
 
 
 class _Builder:
@@ -177,8 +212,8 @@ class _Builder:
         atomic_write(self.path / ENDS, ends.astype("<i8").tobytes())
         atomic_write(self.path / PIECES, self._piece_bytes.astype("<u4").tobytes())
         files = [self.path / ENDS, self.path / PIECES, *(file for part in parts for file in part.files(self.path))]
-        atomic_json(self.path / MANIFEST, {"parts": len(parts), "files": {f.name: f.stat().st_size for f in files}})
-        for old in self.path.parent.glob("search-*"):
+        atomic_json(self.path / MANIFEST, {"parts": len(parts), "files": {f.name: file_record(f) for f in files}})
+        for old in self.path.parent.glob(f"{_NAME}*"):
             if old != self.path:
                 shutil.rmtree(old, ignore_errors=True)
 

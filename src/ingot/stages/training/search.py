@@ -25,6 +25,7 @@ from ingot.stages.models.lineage import lineage
 from ingot.stages.training.data import Data
 from ingot.stages.training.timeline import Timeline
 from ingot.stages.training.trace import open_training_data, steps_of
+from ingot.store.reader import ANSWERS
 from ingot.store.search import Place, SearchIndex, open_index
 from ingot.tokenizer.byte_bpe import Tokenizer
 
@@ -229,9 +230,10 @@ def _describe(split: _Split, place: Place, text: str) -> dict[str, Any]:
     """A place of a text in a split.
 
     Returns:
-        {corpus, held_out, identity ..., before, text, after, first_token, tokens, steps, masked}: the text as it stands
-        there and what is around it; tokens counted in the document; for each stage the steps whose batch contains some
-        of these tokens; for each kind of personal data the number of its masks in the document.
+        {corpus, held_out, answer, identity ..., before, text, after, first_token, tokens, steps, masked}: "chosen" or
+        "rejected" of a pair, else ""; the text as it stands there and what is around it; tokens counted in the
+        document; for each stage the steps whose batch contains some of these tokens; for each kind of personal data the
+        number of its masks in the document.
     """
     index, store, length = split.index, split.index.store, len(text.encode())
     start, stop = index.tokens(place, length)
@@ -242,6 +244,7 @@ def _describe(split: _Split, place: Place, text: str) -> dict[str, Any]:
     return {
         "corpus": split.corpus,
         "held_out": split.held_out,
+        "answer": ANSWERS[place.document % 2] if store.content == "pairs" else "",
         **store.identity(place.document),
         "before": before,
         "text": text,
