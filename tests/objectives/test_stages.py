@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,12 @@ from ingot.core.events import VOLATILE, read_events, stable
 from ingot.objectives.reward import RewardModel
 from ingot.pipeline.graph import Graph, load_graph
 from ingot.pipeline.run import job_of, link
+from ingot.plan.machine import cpu
 from ingot.stages import child
 from ingot.stages.models.load import load_frozen, load_model
+from ingot.stages.training.forecast import forecast
+from ingot.stages.training.plan_inputs import forecast_inputs
+from ingot.stages.training.settings import TrainSettings
 from ingot.store.columns import ColumnFiller
 from ingot.train.engine import Engine
 from tests.objectives.conftest import make_work
@@ -111,6 +116,37 @@ def test_2_2_a_reward_stage_keeps_its_scale_and_becomes_a_companion(work: Path) 
 
     assert score("please see the cat") == pytest.approx(0, abs=3)  # in units of held-out chosen answers
     assert score("please see the cat") > score("go away cat mill") + 1
+
+
+@pytest.mark.parametrize(("objective", "released"), [("dpo", True), ("kto", False)])
+def test_a_reference_that_only_annotates_is_released_before_the_first_step(
+    work: Path, objective: str, released: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen: list[weakref.ref[Any]] = []
+    alive: list[bool] = []
+    original = Engine.gradients
+
+    def load(*arguments: Any) -> Any:
+        model = load_frozen(*arguments)
+        frozen.append(weakref.ref(model))
+        return model
+
+    def gradients(self: Engine, *arguments: Any) -> Any:
+        alive.append(frozen[0]() is not None)
+        return original(self, *arguments)
+
+    monkeypatch.setattr("ingot.stages.training.build.load_frozen", load)
+    monkeypatch.setattr(Engine, "gradients", gradients)
+    graph = _of(f'"{objective}"', "stage.tuned.seed=5")
+    stage = _run(graph)
+    assert alive
+    assert set(alive) == {not released}
+    node = graph.nodes["tuned"]
+    assert isinstance(node.settings, TrainSettings)
+    figures = forecast(node.settings, forecast_inputs(node, graph.stage, cpu(), 1, here=False))
+    base = load_model(stage, print, "cpu").model
+    expected = 0 if released else 4 * sum(p.numel() for p in base.parameters())
+    assert figures["memory"]["companions"] == expected
 
 
 @pytest.mark.parametrize("objective", ['"dpo"', '"reward"', '"kto"'])

@@ -426,3 +426,10 @@ def test_b9_c8_phases_and_a_ramp_have_their_own_figures() -> None:
     assert told["length"]["flops"] == pytest.approx(
         training_flops_per_token(short) * rows[0] * 32 + training_flops_per_token(config) * rows[1] * 64
     )
+
+
+def test_a_reward_model_has_no_logits() -> None:
+    """Only what the last block's backward pass needs is counted in their place, so the vocabulary does not matter."""
+    logits = [_told(_small(objective="reward"), vocab)["memory"]["logits"] for vocab in (300, 30_000)]
+    assert logits[0] == logits[1]
+    assert _told(_small(), 30_000)["memory"]["logits"] > 10 * logits[0]

@@ -22,6 +22,11 @@ class MethodSettings(Settings):
         }
 
     @property
+    def releases_companions(self) -> bool:
+        """Whether companions only annotate rows, so that they are released before the first step."""
+        return False
+
+    @property
     def scoring_roles(self) -> frozenset[str]:
         """Roles of companions that must be reward models; these skip rows that are too long for them."""
         return frozenset()

@@ -163,7 +163,7 @@ class Preference(Objective):
         self._options = Options(beta, settings.label_smoothing, settings.gamma)
         self._sft = float(loss in ("orpo", "cpo")) if settings.sft_weight is None else settings.sft_weight
         columns = () if loss in SCORES else (Column(REFERENCE),)
-        self.needs = Needs(columns=columns, companions_after_annotate=False, dropout=False)
+        self.needs = Needs(columns=columns, companions_after_annotate=not settings.releases_companions, dropout=False)
 
     def annotate(self, batch: Batch, ctx: Context) -> dict[str, Tensor]:
         return reference_logps(batch, ctx)

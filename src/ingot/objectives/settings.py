@@ -66,6 +66,10 @@ class PreferenceSettings(MethodSettings):
     def companions(self) -> dict[str, str | None]:
         return {} if self.loss in REFERENCE_FREE else super().companions()
 
+    @property
+    def releases_companions(self) -> bool:
+        return True
+
     @model_validator(mode="after")
     def _all_settings_apply(self) -> "PreferenceSettings":
         """Reject settings that the chosen loss does not use."""

@@ -130,9 +130,10 @@ def run(job: Job) -> dict[str, Any]:
         job.log.write("plan", **facts, **earlier)
         for phase in timeline.summary():
             job.log.write("phase", **phase)
+    beside = _parameters_beside(model, companions)
+    del companions  # so that the engine can release them
     _annotate(job, engine, data, timeline)
-    others = {p for companion in companions.values() for p in companion.parameters()} - set(model.parameters())
-    prediction = predict(settings, initial, data, execution.device, ranks.size, sum(p.numel() for p in others))
+    prediction = predict(settings, initial, data, execution.device, ranks.size, beside)
     prediction.log(job.log)
     result = _loop(job, settings, engine, data, timeline, tokenizer)
     if fresh and ranks.leads:
@@ -255,6 +256,12 @@ def _companions(
                 source.path, job.display.notify, execution.device, execution.parameter_dtype, execution.backend, ranks
             )
     return companions
+
+
+def _parameters_beside(model: Transformer, companions: Mapping[str, nn.Module]) -> int:
+    """Parameters of companions that are not also the model's, as those of an adapter's base model are."""
+    others = {p for companion in companions.values() for p in companion.parameters()} - set(model.parameters())
+    return sum(p.numel() for p in others)
 
 
 def _annotate(job: Job, engine: Engine, data: Data, timeline: Timeline) -> None:

@@ -21,6 +21,7 @@ from ingot.model.adapter_config import (
 )
 from ingot.model.config import EAGER_BF16_KEYS, MAX_LOGITS, SOFTMAX_CHUNK, ModelConfig, segment_blocks
 from ingot.objectives.on_policy_settings import OnPolicySettings
+from ingot.objectives.settings import scores_rows
 from ingot.optim.settings import BLOCK, OptimSettings, has_codes
 from ingot.plan.batch import accumulation
 from ingot.plan.flops import training_flops_per_token
@@ -239,7 +240,8 @@ def _execution(
     narrow = _ELEMENT_BYTES[precision] / weight_bytes
     rest = 1 - _in_blocks(config) / config.parameters
     state = sharded_state(whole, config.depth, rest, shard, zero, narrow)
-    frozen = state_bytes(inputs.companions, weight_bytes, moments=0)
+    released = settings.objective.releases_companions and not settings.penalties and timeline.uses_all(inputs.sizes)
+    frozen = state_bytes(0 if released else inputs.companions, weight_bytes, moments=0)
     sampled = isinstance(settings.objective, OnPolicySettings)
     choice = {"device": device.name, "precision": precision, "optimizer": settings.optim.kind, "attention": attention}
     if not device.is_gpu:
@@ -247,11 +249,9 @@ def _execution(
     in_place = choice.get("backend") == "cpu" or narrow < 1
     memory = {
         "weights": state.weights,
-        "companions": sharded_state(frozen, config.depth, rest, shard, 3, narrow).weights,  # some are released early
+        "companions": sharded_state(frozen, config.depth, rest, shard, 3, narrow).weights,
         "sampling": whole.weights if sampled and shard > 1 else 0,  # every rank gathers the model to sample from it
-        "gradients": _gradients(state, config, settings, activations, batch, in_place)
-        if shard == 1
-        else state.gradients,
+        "gradients": _gradients(state, config, settings, activations, batch, in_place),
         "optimizer": state.moments,
         "activations": activations.layers,
         "attention": activations.scores,
@@ -288,7 +288,7 @@ def _gradients(
     in_place: bool,
 ) -> int:
     """Bytes of gradients at the peak; activations go as the gradients of a step's only micro-batch come."""
-    if settings.adapter:
+    if settings.adapter or settings.mesh.shards(batch["ranks"]) > 1:
         return state.gradients
     accumulated = batch["accumulation"] > 1
     head = config.vocab * config.width * state.gradients // config.parameters
@@ -330,6 +330,8 @@ def _pass(
     softmax = (SOFTMAX_CHUNK if plain_loss else MAX_LOGITS)["cuda" if inputs.device.is_gpu else "cpu"]
 
     def with_head(found: Activations, kernels: bool) -> Activations:
+        if scores_rows(settings):  # a number for each row, and no logits
+            return replace(found, logits=0)
         head = head_bytes(config, rows, _ELEMENT_BYTES[precision], softmax, kernels, trained, accumulated, plain_loss)
         return replace(found, logits=found.logits + head)
 

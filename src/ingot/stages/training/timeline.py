@@ -216,6 +216,10 @@ class Timeline:
         last = {curve: phase.last for curve, phase in zip(self.curves, self.phases, strict=True)}
         return [curve.schedule.warmup for curve, step in last.items() if curve.schedule.warmup > step - curve.origin]
 
+    def uses_all(self, sizes: SourceSizes | None) -> bool:
+        """Whether the run is known to use every row of every source; sizes as in `epochs`, None if not known."""
+        return sizes is not None and min(self.epochs(sizes).values()) >= 1
+
     def epochs(self, sizes: SourceSizes) -> dict[str, float]:
         """How often the run uses each source, by its targets.
 
