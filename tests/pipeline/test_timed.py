@@ -133,6 +133,14 @@ def test_the_more_passes_the_more_weight_decay(text: Path) -> None:
     assert found == {"1m": (0.1, False), "8h": (3.0, True)}
 
 
+def test_a_small_text_that_is_read_forty_times_gets_more_weight_decay_without_a_time_too(text: Path) -> None:
+    (text / "poem.txt").write_text("a short poem of the red hill and the sea\n" * 50)
+    CliRunner().invoke(app, ["init", "--text", "poem.txt", "poem.toml"])
+    settings = load_graph(Path("poem.toml"), [], Path("runs")).nodes["base"].settings
+    assert isinstance(settings, TrainSettings)
+    assert (settings.duration, settings.optim.weight_decay) == ("40 epochs", 3.0)
+
+
 def test_times_as_people_write_them() -> None:
     assert [seconds_of(t, "") for t in ("8h", "90m", "1h30m", "45s", "0.5h")] == [28800, 5400, 5400, 45, 1800]
 

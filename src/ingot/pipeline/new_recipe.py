@@ -303,16 +303,16 @@ class _Writer:
                 yield 'objective = { kind = "dpo", beta = 0.1 }'
             if self.timed:
                 batch, rows = self.timed.batch, self.timed.choice.tokens / context
-                length = _amount(self.timed.choice.tokens)
+                passes, length = self.timed.passes, _amount(self.timed.choice.tokens)
             else:
-                epochs, length = self._length(corpus, context, new)
-                rows = epochs * corpus.tokens / context
+                passes, length = self._length(corpus, context, new)
+                rows = passes * corpus.tokens / context
                 if corpus.format == "pairs":
-                    rows = epochs * corpus.content.documents
+                    rows = passes * corpus.content.documents
                 batch = max(MIN_BATCH, min(64, 2 ** round(math.log2(max(1.0, rows / UPDATES)))))
             yield f"batch     = {batch}"
             yield f'duration  = "{length}"'
-            if self.timed and (decay := weight_decay(self.timed.passes)) > WEIGHT_DECAY:
+            if new and (decay := weight_decay(passes)) > WEIGHT_DECAY:
                 yield f"# Weight decay: above the usual {WEIGHT_DECAY}, because a repeated text is learned by heart."
                 yield f"optim     = {{ weight_decay = {decay:.2g} }}"
             every = max(10, round(rows / batch / 10, -1))
