@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ def archive(records: list[tuple[str, dict[str, Any], bytes]], packed: bool = Tru
     out = io.BytesIO()
     for kind, facts, body in records:
         if kind == "response":
-            head = f"HTTP/1.1 {facts.get('status', 200)} OK\r\nContent-Type: {facts.get('type', 'text/html')}\r\n\r\n"
+            head = f"HTTP/1.1 {facts.get('status', 200)} OK\r\nContent-Type: {facts.get('type', 'text/html')}\r\n"
+            head += facts.get("headers", "") + "\r\n"
             body, type_ = head.encode() + body, "application/http; msgtype=response"
         else:
             type_ = "text/plain"
@@ -99,6 +101,65 @@ def test_B8_archives_give_one_document_a_page(tmp_path: Path, capsys: pytest.Cap
         (batch,) = read_documents(out, None, ["metadata", "offset"])
         assert '"url": "http://a.org/1"' in batch["metadata"][0].as_py()
         assert len(set(batch["offset"].to_pylist())) == 3
+
+
+def _chunked(body: bytes, size: int = 100) -> bytes:
+    parts = [body[i : i + size] for i in range(0, len(body), size)]
+    return b"".join(b"%x;name=value\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+
+
+def test_B8_bodies_are_decoded_where_a_crawler_stored_them_as_they_came(tmp_path: Path):
+    """And are read as they are where it only names the codings."""
+    chunked, packed = "Transfer-Encoding: chunked\r\n", "content-encoding: gzip\r\n"
+    page, deflate = PAGE.encode(), zlib.compressobj(wbits=-15)
+    bodies = [
+        (chunked, _chunked(page)),
+        (chunked + packed, _chunked(gzip.compress(page))),
+        (packed, gzip.compress(page)),
+        ("Content-Encoding: deflate\r\n", zlib.compress(page)),
+        ("Content-Encoding: deflate\r\n", deflate.compress(page) + deflate.flush()),
+        (chunked + packed, page),
+        ("Content-Encoding: br\r\n", page),
+        ("Content-Encoding: br\r\n", b"\xce\xb2\xcf\x00\x80\xff"),
+        (chunked, _chunked(page)[:-200]),
+        (packed, gzip.compress(page)[:-20]),
+        (packed, gzip.compress(b"<p>" + bytes(3_000_000))),
+    ]
+    records = [("response", {"headers": headers}, body) for headers, body in bodies]
+    (tmp_path / "crawl.warc").write_bytes(archive(records, packed=False))
+    make(tmp_path / "out", tmp_path / "crawl.warc", dedup={"exact": False}, max_document_mb=1)
+    (tmp_path / "page.html").write_text(PAGE)
+    make(tmp_path / "one", tmp_path / "page.html")
+    assert list(iter_texts(tmp_path / "out")) == 7 * [next(iter(iter_texts(tmp_path / "one")))]
+    reasons = [record["reason"] for record in quarantine(tmp_path / "out")]
+    assert len(reasons) == 4
+    for reason, part in zip(reasons, ("is br", "last chunk is missing", "cut off", "max_document_mb"), strict=True):
+        assert part in reason
+
+
+def test_B8_records_that_are_not_read_are_counted(tmp_path: Path, recwarn: pytest.WarningsRecorder):
+    kinds = ("resource", "revisit", "continuation", "request", "metadata")
+    records: list[Any] = [(kind, {}, PAGE.encode()) for kind in kinds]
+    dns = archive([("conversion", {}, b"20240501 192.0.2.1")], packed=False)
+    dns = dns.replace(b"WARC-Type: conversion", b"WARC-Type: response").replace(b"text/plain", b"text/dns")
+    (tmp_path / "a.warc").write_bytes(archive([*records, ("conversion", {}, b"some text")], packed=False) + dns)
+    make(tmp_path / "out", tmp_path / "a.warc")
+    assert list(iter_texts(tmp_path / "out")) == ["some text"]
+    (line,) = [str(one.message) for one in recwarn if "not read" in str(one.message)]
+    assert all(f"1 records of type {kind}" in line for kind in kinds[:3])
+    assert "1 responses of type text/dns" in line
+
+
+def test_B8_a_guessed_encoding_is_named(tmp_path: Path, recwarn: pytest.WarningsRecorder):
+    text = "<html><body><p>" + "Voilà déjà l'été, dit-elle à sa sœur. " * 20 + "</p></body></html>"
+    (tmp_path / "guessed.html").write_bytes(text.encode("cp1252"))
+    (tmp_path / "wrong.html").write_bytes(b"<meta charset='utf-8'>" + text.encode("cp1252"))
+    (tmp_path / "declared.html").write_bytes(b"<meta charset='windows-1252'>" + text.encode("cp1252"))
+    (tmp_path / "utf8.html").write_bytes(text.encode())
+    make(tmp_path / "out", tmp_path, html="plain", dedup={"exact": False})
+    assert [text.count("Voilà déjà l'été, dit-elle à sa sœur.") for text in iter_texts(tmp_path / "out")] == [20] * 4
+    (line,) = [str(one.message) for one in recwarn if "encoding of 1 page" in str(one.message)]
+    assert "guessed.html and 1 more: encoding of 1 page: cp1252, guessed" in line
 
 
 def test_B8_a_truncated_archive_keeps_its_complete_pages(tmp_path: Path):

@@ -120,6 +120,7 @@ class FileReader:
             self._reject(f'holds pages of the web, but format = "{self._format}" needs rows ({" ".join(ROWS)})')
             return
         skipped: Counter[str] = Counter()
+        guessed: Counter[str] = Counter()
         if kind == "html":
             data = b"".join(unpacked(file.path, file.packing))
             if len(data) > self._max_bytes:
@@ -136,8 +137,12 @@ class FileReader:
                 self._reject(problem, offset=offset, bytes=size)
                 continue
             assert isinstance(page, web.Page)
+            guessed.update([page.guessed] if page.guessed else [])
             self._count_fields(dict.fromkeys(page.metadata, "metadata"))
             yield self._raw(page.text, offset, web.metadata_json(page))
+        for name, pages in guessed.most_common():
+            which = f"encoding of {pages:,} page{'s' if pages > 1 else ''}: {name}"
+            self.remarks.append(f"{which}, guessed, because none that fits is declared")
         if skipped:
             self.remarks.append("not read: " + ", ".join(f"{n:,} {reason}" for reason, n in skipped.most_common()))
 

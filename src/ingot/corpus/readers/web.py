@@ -5,7 +5,12 @@ the speed, that which trafilatura finds. Titles, declared languages and addresse
 of the extra `corpus`; without them such files are named and quarantined, never read as text with their tags.
 """
 
+import codecs
+import functools
 import json
+import operator
+import re
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +22,12 @@ Html = Literal["main", "plain", "trafilatura"]
 _INSTALL = "pip install 'ingot[corpus]' reads its text"
 _TEXT_TYPES = ("text/plain",)
 _HTML_TYPES = ("text/html", "application/xhtml+xml")
+_DECLARED = re.compile(rb"<meta[^>]{0,200}charset", re.IGNORECASE)
+_DECLARATION_BYTES = 4096
+"""Where a page declares its encoding: browsers read 1,024 bytes, pages do not always keep to it."""
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
+_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_GZIP = b"\x1f\x8b"
 
 
 class Page(NamedTuple):
@@ -25,6 +36,8 @@ class Page(NamedTuple):
     text: str
     metadata: dict[str, Any]
     """`title`, `language` as declared, `link_fraction` (of its characters, those in links); `url`, `date`."""
+    guessed: str = ""
+    """The encoding, if it was guessed: none is declared, or not one that fits, and the page is not UTF-8."""
 
 
 class LostPage(NamedTuple):
@@ -59,8 +72,11 @@ def page_of(data: bytes, html: Html, encoding: str | None = None) -> Page:
         from resiliparse.parse.html import HTMLTree
     except ImportError:
         raise Damaged(f'is HTML; {_INSTALL}, kind = "text" of the source keeps its tags') from None
-    encoding = encoding or detect_encoding(data, from_html_meta=True) or "utf-8"
-    source = bytes_to_str(data, encoding)
+    if not encoding and (data.startswith(_MARKS) or _DECLARED.search(data, 0, _DECLARATION_BYTES)):
+        encoding = detect_encoding(data, from_html_meta=True)
+    fits = next((name for name in (encoding, "utf-8") if name and _is_encoded(data, name)), None)
+    guessed = "" if fits else detect_encoding(data) or "cp1252"
+    source = bytes_to_str(data, fits or guessed)
     tree = HTMLTree.parse(source)
     main = html == "main"
     if html == "trafilatura":
@@ -73,7 +89,16 @@ def page_of(data: bytes, html: Html, encoding: str | None = None) -> Page:
     if (body := tree.body) is not None:
         links = sum(len(link.text or "") for link in body.query_selector_all("a"))
         found["link_fraction"] = round(links / max(1, len(body.text or "")), 3)
-    return Page(text, {name: value for name, value in found.items() if value != ""})
+    return Page(text, {name: value for name, value in found.items() if value != ""}, guessed)
+
+
+def _is_encoded(data: bytes, encoding: str) -> bool:
+    """Whether bytes are text in an encoding."""
+    try:
+        data.decode(encoding)
+    except (LookupError, ValueError):
+        return False
+    return True
 
 
 def _by_trafilatura(source: str) -> str:
@@ -105,10 +130,18 @@ def records(path: Path, packing: str | None, html: Html, max_bytes: int, skipped
         from fastwarc.warc import ArchiveIterator, WarcRecordType
     except ImportError:
         raise Damaged(f"is a WARC archive; {_INSTALL}") from None
-    kinds = WarcRecordType.response | WarcRecordType.conversion
+    response, conversion = WarcRecordType.response, WarcRecordType.conversion
+    unread = [(name, getattr(WarcRecordType, name)) for name in ("resource", "revisit", "continuation")]
+    kinds = functools.reduce(operator.or_, (kind for _, kind in unread), response | conversion)
     with path.open("rb") as file:
         try:
             for record in ArchiveIterator(file, record_types=kinds, parse_http=True):
+                if kind := next((name for name, kind in unread if record.record_type == kind), ""):
+                    skipped[f"records of type {kind}"] += 1
+                    continue
+                if record.record_type == response and not record.is_http:
+                    skipped[f"responses of type {record.headers.get('Content-Type') or 'unknown'}"] += 1
+                    continue
                 length = record.content_length
                 type_ = (record.http_content_type or "").lower() if record.is_http else "text/plain"
                 status = getattr(record.http_headers, "status_code", None) if record.is_http else 200
@@ -135,10 +168,56 @@ def _page(record: Any, is_html: bool, html: Html, length: int, max_bytes: int) -
     }
     declared = (record.http_charset or None) if record.is_http else "utf-8"
     try:
+        data = _decoded(data, record.http_headers, max_bytes) if record.is_http else data
         page = page_of(data, html, declared) if is_html else Page(data.decode(declared or "utf-8"), {})
     except (Damaged, LookupError, ValueError) as error:
         return LostPage(f"the page cannot be read ({error})", len(data))
-    return Page(page.text, {name: value for name, value in place.items() if value} | page.metadata)
+    return page._replace(metadata={name: value for name, value in place.items() if value} | page.metadata)
+
+
+def _decoded(data: bytes, headers: Any, max_bytes: int) -> bytes:
+    """The body of a response without its codings, which some crawlers store and others only name.
+
+    Raises:
+        ValueError: it is not complete, too long, or has a coding that is not read.
+    """
+    transfer, content = ((headers.get(name) or "").lower() for name in ("Transfer-Encoding", "Content-Encoding"))
+    if "chunked" in transfer and _CHUNK_SIZE.match(data):
+        data = _unchunked(data)
+    for coding in reversed([part.strip() for part in content.split(",")]):
+        if coding in ("gzip", "x-gzip") and data.startswith(_GZIP):
+            data = _inflated(data, max_bytes, zlib.MAX_WBITS | 16)
+        elif coding == "deflate" and not _is_encoded(data, "utf-8"):
+            data = _inflated(data, max_bytes, zlib.MAX_WBITS if data[:1] == b"\x78" else -zlib.MAX_WBITS)
+        elif coding not in ("", "identity", "gzip", "x-gzip", "deflate") and not _is_encoded(data, "utf-8"):
+            raise ValueError(f"its Content-Encoding is {coding}, expected gzip or deflate")
+    return data
+
+
+def _unchunked(data: bytes) -> bytes:
+    """The content of the chunks of a body (RFC 9112, 7.1)."""
+    parts, at = [], 0
+    while match := _CHUNK_SIZE.match(data, at):
+        size, at = int(match[1], 16), match.end()
+        if size == 0:
+            return b"".join(parts)
+        parts.append(data[at : at + size])
+        at += size
+        at += 2 if data[at : at + 2] == b"\r\n" else 1
+    raise ValueError("its last chunk is missing")
+
+
+def _inflated(data: bytes, max_bytes: int, window: int) -> bytes:
+    inflate = zlib.decompressobj(window)
+    try:
+        out = inflate.decompress(data, max_bytes + 1)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
+    if len(out) > max_bytes:
+        raise ValueError("more bytes than max_document_mb")
+    if not inflate.eof:
+        raise ValueError("its packed content is cut off")
+    return out
 
 
 def metadata_json(page: Page) -> str | None:
