@@ -166,3 +166,67 @@ def test_damaged_best_weights_are_not_taken_over(run: Run) -> None:
     assert _began(stage) == (shorter.name, 4)
     assert checkpoint_problem(stage / "checkpoints/best") is None
     assert json.loads((stage / "checkpoints/best/state.json").read_text())["step"] > 4
+
+
+def test_an_edited_function_of_the_user_is_another_run(run: Run, world: Path) -> None:
+    """Its text is in no setting, only in the digest of its file; the control is the same text with another length."""
+    (world / "score.py").write_text("def letters(prompts, completions, **fields):\n    return [1.0 for _ in prompts]\n")
+    (world / "asks.jsonl").write_text("".join(json.dumps({"prompt": f"say {i}"}) + "\n" for i in range(8)))
+    asked = (
+        "stage.asks={ kind = 'corpus', sources = ['asks.jsonl'], format = 'prompts', holdout = { fraction = 0 } }",
+        "stage.tuned.data={ asks = 1.0 }",
+        "stage.tuned.objective={ kind = 'grpo', group = 2, max_new = 2, reward = 'score.py:letters' }",
+        "stage.tuned.optim={ lr = 1e-2, warmup = 2, schedule = 'constant' }",
+        "stage.tuned.batch=2",
+    )
+    first = run(*asked)
+    assert _began(run(*asked, "stage.tuned.duration='6 steps'")) == (first.name, 4)
+    (world / "score.py").write_text("def letters(prompts, completions, **fields):\n    return [2.0 for _ in prompts]\n")
+    assert _began(run(*asked)) == (None, 0)
+    assert _began(run(*asked, "stage.tuned.duration='6 steps'"))[0] != first.name
+
+
+def _new(later: str = "", model: str = "", loop: str = "") -> tuple[str, ...]:
+    """A stage from random weights of 4 steps of 2 rows of 40 tokens, or of 4 more in a later phase."""
+    phases = "{ name = 'a', duration = '4 steps' }"
+    if later:
+        phases += f", {{ name = 'b', duration = '4 steps', {later} }}"
+    return (
+        "stage.tuned={ kind = 'train', data = { notes = 1.0 }, tokenizer = 'bpe', batch = 2, precision = 'fp32', "
+        f"model = {{ depth = 1, width = 16, heads = 2, context = 40{model} }}, loop = {{ threads = 1{loop} }}, "
+        f"phases = [{phases}] }}",
+        *CONSTANT,
+    )
+
+
+LONGER = "context = 80, batch = 1"
+
+
+def test_learned_positions_of_another_number_are_another_model(run: Run) -> None:
+    """Rotated ones have no weights, which is the control."""
+    for model, goes_on in ((", family = 'gpt2'", False), ("", True)):
+        shorter = run(*_new(model=model))
+        assert _began(run(*_new(LONGER, model))) == ((shorter.name, 4) if goes_on else (None, 0))
+
+
+def test_a_run_whose_micro_batch_would_be_another_begins_anew(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its sums are rounded otherwise. Where the setting makes them alike, it goes on."""
+    shorter = run(*_new())
+    assert _began(run(*_new("batch = 8"), quiet=False)) == (None, 0)
+    assert "itsmicro-batchhas2rows,here8" in "".join(capsys.readouterr().err.split())
+    assert _began(run(*_new("batch = 7", loop=", micro_batch = 2"))) == (shorter.name, 4)
+
+
+def test_rows_of_another_length_are_measured_where_the_run_goes_on(run: Run) -> None:
+    run(*_new())
+    stage = run(*_new(LONGER))
+    assert [e["step"] for e in read_events(stage / "metrics.jsonl", "evaluation")] == [4, 6, 8]
+
+
+def test_evaluations_at_other_steps_and_the_best_weights_are_kept(run: Run) -> None:
+    shorter = run(*CONSTANT, "stage.tuned.evaluate.every=1")
+    best = json.loads((shorter / "checkpoints/best/state.json").read_text())
+    longer = run(*CONSTANT, "stage.tuned.duration='8 steps'", "stage.tuned.evaluate.every=4")
+    assert [e["step"] for e in read_events(longer / "metrics.jsonl", "evaluation")] == [0, 1, 2, 3, 4, 8]
+    found = json.loads((longer / "checkpoints/best/state.json").read_text())
+    assert found["best_step"] == 8 or (found["best_step"], found["best_val"]) == (best["best_step"], best["best_val"])

@@ -243,7 +243,8 @@ def test_sentences() -> None:
         "validation loss 7.61 → 7.6 in 6 updates: nothing was learned; 3 epochs of talk are 6 updates at batch 32: "
         "lower batch, or raise duration",
     )
-    assert verdict(Training(_losses(3.0, 1.0, 2.0), **common)) == (
+    assert verdict(Training(_losses(3.0, 1.0, 2.0), **common))[1].endswith("those of step 0 are kept as the best ones")
+    assert verdict(Training(_losses(3.0, 1.0, 2.0), best_step=100, **common)) == (
         "learned",
         "validation loss 3 → 2 in 200 updates: learned, but it was 1 at step 100: those weights are kept as the best "
         "ones",

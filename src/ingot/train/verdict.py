@@ -57,6 +57,7 @@ class Training:
         updates: number of steps.
         batch_rows: rows of a batch.
         epochs: corpus -> number of passes over it.
+        best_step: the step whose weights are kept as the best ones.
         rewards: (mean, standard deviation) of the rewards of steps; empty unless the objective samples.
     """
 
@@ -66,6 +67,7 @@ class Training:
     fractions: Mapping[str, float] = field(default_factory=dict)
     batch_rows: int = 0
     epochs: Mapping[str, float] = field(default_factory=dict)
+    best_step: int = 0
     rewards: Sequence[tuple[float, float]] = ()
 
 
@@ -145,7 +147,8 @@ def _after_the_best(training: Training, found: Change, least: float) -> str:
     lost = Change(found.field, found.label, best[found.field], found.end, found.more_is_better)
     if lost.gain >= -least:
         return ""
-    return f", but it was {lost.start:.4g} at step {best['step']:,}: those weights are kept as the best ones"
+    kept = "those weights are" if best["step"] == training.best_step else f"those of step {training.best_step:,} are"
+    return f", but it was {lost.start:.4g} at step {best['step']:,}: {kept} kept as the best ones"
 
 
 def mean_error(deviation: float, n: int) -> float:

@@ -64,11 +64,12 @@ def run(job: Job) -> dict[str, Any]:
     ranks = mesh.current(settings.mesh.shards(mesh.current().size), settings.mesh.zero, device)
     if ranks.leads:
         _save_rows(job, data)
-    earlier = go_on(job, data, timeline, settings.evaluate.interval(timeline.steps)) if ranks.leads else {}
+    chosen = _chosen_execution(settings, timeline, ranks)
+    earlier = go_on(job, config, data, timeline, chosen.micro_batch) if ranks.leads else {}
     if "init" not in job.inputs and (message := unseen_start(tokenizer, data)):
         job.display.notify(message)
     fresh = not (job.out / EXECUTION_FILE).exists()  # neither resumed nor tuned
-    execution = _execution(job, settings, timeline, ranks)
+    execution = _execution(job, settings, chosen, ranks)
     ranks = replace(ranks, gathered=execution.product_dtype)
     model = _model(job, settings, config, execution, ranks)
     model.checkpointing = settings.loop.checkpointing
@@ -191,10 +192,14 @@ def _select_backend(
     return replace(execution, backend=ranks.first(lambda: model.backend.name))
 
 
-def _execution(job: Job, settings: TrainSettings, timeline: Timeline, ranks: mesh.Mesh) -> Execution:
+def _chosen_execution(settings: TrainSettings, timeline: Timeline, ranks: mesh.Mesh) -> Execution:
     """Execution settings for the longest rows of training, which may be much shorter than the context of `init`."""
     rows = -(-timeline.max_rows // ranks.size) * rows_per_draw(settings)
-    chosen = choose(settings.loop, settings.precision, timeline.context, rows)
+    return choose(settings.loop, settings.precision, timeline.context, rows)
+
+
+def _execution(job: Job, settings: TrainSettings, chosen: Execution, ranks: mesh.Mesh) -> Execution:
+    """The execution settings of a run that is resumed, or those chosen for a new one."""
     execution = ranks.first(lambda: resumed(job.out / EXECUTION_FILE, chosen, settings.loop))
     if ranks.size > 1:  # device and threads are this rank's
         execution = replace(execution, device=chosen.device, threads=chosen.threads)
@@ -359,7 +364,7 @@ def _loop(
         state[f"best_val_{engine.objective.needs.best_metric}"] = engine.state["best_val"]
     epochs = {name: round(value, 4) for name, value in timeline.epochs(data.source_size).items()}
     job.log.flush()
-    learned, sentence = verdict(_training(job.out / METRICS, timeline, epochs, fractions))
+    learned, sentence = verdict(_training(job.out / METRICS, timeline, epochs, fractions, engine.state["best_step"]))
     return {
         "verdict": learned,
         "verdict_sentence": sentence,
@@ -372,7 +377,7 @@ def _loop(
 
 
 def _training(
-    metrics: Path, timeline: Timeline, epochs: Mapping[str, float], fractions: Mapping[str, float]
+    metrics: Path, timeline: Timeline, epochs: Mapping[str, float], fractions: Mapping[str, float], best_step: int
 ) -> Training:
     """What the verdict follows from, from the log of all attempts."""
     events = read_events(metrics)
@@ -386,5 +391,6 @@ def _training(
         fractions=fractions,
         batch_rows=timeline.rows(timeline.steps),
         epochs=epochs,
+        best_step=best_step,
         rewards=mean_reward(e for e in events if e["event"] == "step"),
     )

@@ -31,8 +31,9 @@ from ingot.core.errors import UserError
 from ingot.core.events import METRICS, read_events
 from ingot.data.batches import Batch
 from ingot.distributed.checkpoint import BEST
+from ingot.model.config import ModelConfig
 from ingot.objectives.on_policy_settings import OnPolicySettings
-from ingot.stages.job import EXECUTION_FILE, TOKENIZER, Job, read_record
+from ingot.stages.job import EXECUTION_FILE, TOKENIZER, Job, read_config, read_record
 from ingot.stages.training.data import Data
 from ingot.stages.training.settings import TrainSettings
 from ingot.stages.training.timeline import Timeline
@@ -57,25 +58,24 @@ class _EarlierRun:
     stage: Path
     step: int
     same_rows: bool
-    """Whether both runs are measured on the same rows."""
-    same_evaluations: bool
-    """Whether this is so at the same steps, so that the best weights are the same."""
+    """Whether both runs are measured on the same rows, so that the best weights of one are those of the other."""
 
 
-def go_on(job: Job, data: Data, timeline: Timeline, evaluate_every: int) -> dict[str, Any]:
+def go_on(job: Job, config: ModelConfig, data: Data, timeline: Timeline, micro_batch: int) -> dict[str, Any]:
     """Give a stage without a checkpoint that of an earlier run. Returns facts for the log; none if it begins anew.
 
     Args:
-        evaluate_every: steps between evaluations of this run.
+        config: the trained model.
+        micro_batch: rows of a micro-batch, if this run begins anew.
     """
-    if checkpoint_steps(job.out / CHECKPOINTS) or not (earlier := _find(job, data, timeline, evaluate_every)):
+    if checkpoint_steps(job.out / CHECKPOINTS) or not (earlier := _find(job, config, data, timeline, micro_batch)):
         return {}
-    if not _adopt(earlier, job, evaluate_every):
+    if not _adopt(earlier, job):
         return {}
     return {"earlier_run": earlier.stage.name, "earlier_step": earlier.step}
 
 
-def _find(job: Job, data: Data, timeline: Timeline, evaluate_every: int) -> _EarlierRun | None:
+def _find(job: Job, config: ModelConfig, data: Data, timeline: Timeline, micro_batch: int) -> _EarlierRun | None:
     """The newest checkpoint of a stage beside this one that was the same run up to it.
 
     Where there is none, the user is told about a run that differs only in its length or its data, and where.
@@ -91,7 +91,10 @@ def _find(job: Job, data: Data, timeline: Timeline, evaluate_every: int) -> _Ear
             if (record := read_record(stage))["key"] == own["key"] or not _alike(own, record):
                 continue
             other_data, other, other_tokenizer = open_training_data(stage)
-        except UserError:
+            if not _is_same_model(config, read_config(stage)):
+                continue
+            other_micro_batch = read_json(stage / EXECUTION_FILE)["micro_batch"]
+        except (UserError, OSError):
             continue  # damaged, or its data is gone
         if other_tokenizer.fingerprint != tokenizer.fingerprint and (
             samples or other_tokenizer.vocab != tokenizer.vocab
@@ -99,11 +102,13 @@ def _find(job: Job, data: Data, timeline: Timeline, evaluate_every: int) -> _Ear
             continue  # another model, or other texts of the same ids
         same_data = _data(own) == _data(record)
         differs, difference = _first_difference((data, timeline), (other_data, other), max(steps), same_data)
+        if timeline.largest != other.largest and micro_batch != other_micro_batch:
+            differs, difference = 0, f"its micro-batch has {other_micro_batch:,} rows, here {micro_batch:,}"
         step = next((s for s in steps if s < differs and _usable(checkpoint_path(stage / CHECKPOINTS, s), differs)), 0)
         if step > (best.step if best else 0):
             settings = EvaluateSettings.model_validate(record["settings"]["evaluate"])
-            same_rows = same_data and own["settings"]["evaluate"]["tokens"] == settings.tokens
-            best = _EarlierRun(stage, step, same_rows, same_rows and settings.interval(other.steps) == evaluate_every)
+            same_sample = own["settings"]["evaluate"]["tokens"] == settings.tokens and other.context == timeline.context
+            best = _EarlierRun(stage, step, same_data and same_sample)
         elif not step and difference:
             why = f"starting at step 1: {stage.name} is the same but for its length or data, and {difference}"
     if why and not best:
@@ -111,8 +116,8 @@ def _find(job: Job, data: Data, timeline: Timeline, evaluate_every: int) -> _Ear
     return best
 
 
-def _adopt(earlier: _EarlierRun, job: Job, evaluate_every: int) -> bool:
-    """Copy the checkpoint, and the log up to it without evaluations that this run does not make.
+def _adopt(earlier: _EarlierRun, job: Job) -> bool:
+    """Copy the checkpoint, and the log up to it without evaluations on rows that this run does not measure.
 
     Returns whether it could be read.
     """
@@ -127,7 +132,7 @@ def _adopt(earlier: _EarlierRun, job: Job, evaluate_every: int) -> bool:
         # the checkpoint comes last: a run that is killed before it begins this anew
         with _copied(checkpoint_path(source, earlier.step), checkpoint_path(target, earlier.step), changes):
             for event in events:
-                if _continues(event, earlier, evaluate_every):
+                if _continues(event, earlier):
                     job.log.write(**{name: value for name, value in event.items() if name not in ("time", "attempt")})
             job.log.flush()
     except OSError:  # deleted just now by the run that wrote them, or damaged
@@ -136,21 +141,19 @@ def _adopt(earlier: _EarlierRun, job: Job, evaluate_every: int) -> bool:
     return True
 
 
-def _continues(event: Mapping[str, Any], earlier: _EarlierRun, evaluate_every: int) -> bool:
+def _continues(event: Mapping[str, Any], earlier: _EarlierRun) -> bool:
     """Whether an event belongs into the log of this run."""
     names = (*CONTINUED, *MEASURED) if earlier.same_rows else CONTINUED
     if event["event"] not in names or event["step"] > earlier.step:
         return False
-    if event["event"] == "parts":
-        return event["step"] == 0  # those of its end are not of this run's end
-    return event["event"] not in ("evaluation", "sample") or event["step"] % evaluate_every == 0
+    return event["event"] != "parts" or event["step"] == 0  # those of its end are not of this run's end
 
 
 def _copy_best(earlier: _EarlierRun, state: Mapping[str, Any], target: Path) -> bool:
     """Whether the best weights so far are known. They are copied if there are any."""
     source = earlier.stage / CHECKPOINTS / BEST
-    if not earlier.same_evaluations or state["best_val"] is None:
-        return earlier.same_evaluations
+    if not earlier.same_rows or state["best_val"] is None:
+        return earlier.same_rows
     try:
         if read_json(source / STATE)["best_step"] != state["best_step"]:
             return False  # better ones came later
@@ -161,8 +164,15 @@ def _copy_best(earlier: _EarlierRun, state: Mapping[str, Any], target: Path) -> 
 
 
 def _alike(own: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two records are of train stages with the same settings and inputs, but for what is compared by step."""
-    return all(own[name] == other[name] for name in ("kind", "version", "seed")) and _fixed(own) == _fixed(other)
+    """Whether two records are of train stages with the same settings and inputs, files that settings name included, but
+    for what is compared by step."""
+    same = all(own[name] == other.get(name) for name in ("kind", "version", "seed", "raw"))
+    return same and _fixed(own) == _fixed(other)
+
+
+def _is_same_model(own: ModelConfig, other: ModelConfig) -> bool:
+    """Whether two models have the same weights, if they are initialised alike: learned positions follow the context."""
+    return own == (other if own.positions == "learned" else other.model_copy(update={"context": own.context}))
 
 
 def _fixed(record: Mapping[str, Any]) -> dict[str, Any]:

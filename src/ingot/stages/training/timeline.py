@@ -168,6 +168,11 @@ class Timeline:
         return max(p.sizes.rows(p.steps) for p in self.phases)
 
     @property
+    def largest(self) -> tuple[int, int]:
+        """Tokens of the longest rows and rows of the largest step, which the micro-batch follows from."""
+        return self.context, self.max_rows
+
+    @property
     def fractions(self) -> list[float]:
         """Fraction of each source in the tokens of all phases."""
         total = self.tokens(self.steps)
