@@ -90,6 +90,8 @@ def test_all_mistakes_are_told_together(tmp_path: Path) -> None:
 def test_an_override_of_what_varies_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--set stage\.base\.depth: found in \[sweep\].*set sweep\.stage\.base\.depth"):
         _load(tmp_path, '"stage.base.depth" = [1, 2]', "stage.base.depth=3")
+    with pytest.raises(UserError, match=r"--set stage\.base\.optim\.lr: .* varies stage\.base\.optim; set sweep\."):
+        _load(tmp_path, '"stage.base.optim" = [{ lr = 1e-3 }, { lr = 2e-3 }]', "stage.base.optim.lr=3e-3")
     with pytest.raises(UserError, match=r"set sweep\.seeds to a list"):
         _load(tmp_path, "seeds = [1, 2]", "run.seed=3")
 

@@ -49,6 +49,14 @@ def test_a_ramp_begins_at_none_and_ends_at_the_fraction() -> None:
     assert chosen[200:].sum() == pytest.approx(200, abs=1)
 
 
+@pytest.mark.parametrize("fraction", [0.0, 1.0])
+def test_the_guard_does_not_take_samples_for_a_spike(tmp_path: Path, fraction: float) -> None:
+    """After losses of data near 0. A step on data, the control, is skipped."""
+    learner = _engine(tmp_path, on_policy=fraction)
+    learner.guard._losses.fill_(0.01)
+    assert bool(learner.step(_talk()).skipped) == (fraction == 0)
+
+
 @pytest.mark.parametrize("divergence", ["forward", "reverse", "jsd"])
 @pytest.mark.parametrize("micro", [3, 16])
 def test_the_gradient_of_a_sampled_step_is_that_of_the_formula(tmp_path: Path, divergence: str, micro: int) -> None:

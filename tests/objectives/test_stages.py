@@ -119,25 +119,25 @@ def test_2_2_a_reward_stage_keeps_its_scale_and_becomes_a_companion(work: Path) 
 
 
 @pytest.mark.parametrize(("objective", "released"), [("dpo", True), ("kto", False)])
-def test_a_reference_that_only_annotates_is_released_before_the_first_step(
+def test_a_reference_that_only_annotates_is_released_before_the_first_evaluation(
     work: Path, objective: str, released: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frozen: list[weakref.ref[Any]] = []
     alive: list[bool] = []
-    original = Engine.gradients
+    original = Engine.evaluate
 
     def load(*arguments: Any) -> Any:
         model = load_frozen(*arguments)
         frozen.append(weakref.ref(model))
         return model
 
-    def gradients(self: Engine, *arguments: Any) -> Any:
+    def evaluate(self: Engine, *arguments: Any) -> Any:
         alive.append(frozen[0]() is not None)
         return original(self, *arguments)
 
     monkeypatch.setattr("ingot.stages.training.build.load_frozen", load)
-    monkeypatch.setattr(Engine, "gradients", gradients)
-    graph = _of(f'"{objective}"', "stage.tuned.seed=5")
+    monkeypatch.setattr(Engine, "evaluate", evaluate)
+    graph = _of(f'"{objective}"', "stage.tuned.data={ preferences = 0.9, notes = 0.1 }", "stage.tuned.seed=5")
     stage = _run(graph)
     assert alive
     assert set(alive) == {not released}

@@ -83,6 +83,23 @@ def graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
     return load_graphs(Path("law.toml"), [], Path("runs"))
 
 
+def test_runs_whose_speed_is_not_known_are_fitted_and_say_nothing_of_time(graphs: list[Graph]) -> None:
+    """A run that was killed in its final evaluation makes no step in its last attempt."""
+    _finish(graphs)
+    results = [*Path("runs").glob("stages/train-*/result.json")]
+    for number, file in enumerate(results):
+        known = json.loads(file.read_text())
+        del known["tok_s"]
+        atomic_json(file, known)
+        if number == 0:
+            assert scaling_of(graphs).token_seconds
+    found = scaling_of(graphs)
+    assert len(found.runs) == 9
+    assert answer(found, 1e15, None, None).best.parameters > 0
+    with pytest.raises(UserError, match="--budget: found a time, but no run of the sweep whose speed is known"):
+        answer(found, None, 1e4, None)
+
+
 def test_the_law_is_found_and_a_larger_model_predicted(graphs: list[Graph]) -> None:
     _finish(graphs)
     found = scaling_of(graphs)

@@ -152,6 +152,16 @@ def test_a_loss_far_above_earlier_ones_is_a_spike_and_noise_is_none() -> None:
     assert not any(_decide([*noise[: WINDOW + DELAY - 1], 100.0])), "too few to compare with"
 
 
+def test_the_loss_of_samples_is_no_spike_and_is_not_compared_with() -> None:
+    """On-policy distillation trains on both; the same loss of data is a spike, before and after."""
+    watched, norm = Guard(True, True, "cpu"), torch.tensor(1.0)
+    assert not any(watched.rejects(torch.tensor(0.2), norm) for _ in range(WINDOW + DELAY))
+    for _ in range(2 * (WINDOW + DELAY)):
+        assert not watched.rejects(torch.tensor(5.0), norm, sampled=True)
+    assert watched.rejects(torch.tensor(5.0), norm)
+    assert watched.rejects(torch.tensor(torch.nan), norm, sampled=True)
+
+
 def test_a_loss_that_climbs_does_not_hide_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """From 4.2 to 115 in 50 steps. Without a delay, each loss is judged by the one before it."""
     climbing = [4.2] * 100 + [4.2 * (115 / 4.2) ** (step / 50) for step in range(1, 51)]

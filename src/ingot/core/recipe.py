@@ -108,9 +108,12 @@ def load_recipes(
     if "sweep" not in table:
         return [_recipe(path, table, kinds, None, unresolved)]
     swept = points(table.pop("sweep"), table)
-    if both := [name for o in overrides if (name := o.partition("=")[0].strip()) in swept[0].values]:
-        axis = "seeds" if both[0] == SEED else both[0]
-        raise UserError(f"--set {both[0]}: found in [sweep] too, which varies it; set sweep.{axis} to a list instead")
+    for override in overrides:
+        name = override.partition("=")[0].strip()
+        if axis := next((axis for axis in swept[0].values if f"{name}.".startswith(f"{axis}.")), None):
+            instead = "seeds" if axis == SEED else axis
+            where = f"--set {name}: found in [sweep] too, which varies {axis}"
+            raise UserError(f"{where}; set sweep.{instead} to a list instead")
     recipes, errors = [], dict[str, None]()  # an ordered set: several points repeat the same error
     for point in swept:
         try:

@@ -56,6 +56,11 @@ class Batch:
         return len(self.ids_BT)
 
     @property
+    def is_sampled(self) -> bool:
+        """Whether the model in training wrote its rows (`objectives/rollout.py`)."""
+        return "sampled_logps_BT" in self.columns
+
+    @property
     def context(self) -> int:
         """Number of inputs per row."""
         return self.ids_BT.shape[1]

@@ -52,7 +52,7 @@ class GKD(Distill):
         yield rollout.batch
 
     def loss(self, out: Any, batch: Batch, ctx: Context) -> dict[str, Term]:
-        if "sampled_logps_BT" not in batch.columns:
+        if not batch.is_sampled:
             return super().loss(out, batch, ctx)
         divergence = replace(self.divergence, vocab=ctx.tokenizer.vocab if ctx.tokenizer else None)
         teacher = self._teacher(batch, ctx)

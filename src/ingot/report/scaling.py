@@ -84,7 +84,8 @@ def scaling_of(graphs: list[Graph], stage: str | None = None) -> Scaling:
     for graph, node in nodes:
         if node.key in runs:
             result = reading.result(graph.stage(node).path)
-            seconds.setdefault(result["parameters"], []).append(1 / max(1, result["tok_s"]))
+            if speed := result.get("tok_s"):  # a run whose last attempt made no two steps has none
+                seconds.setdefault(result["parameters"], []).append(1 / speed)
             epochs = max((value for metric, value in result.items() if metric.startswith("epochs/")), default=0)
             unique = result["tokens"] / epochs if epochs else unique
     found, held_out = fit(list(runs.values())), _held_out(graphs, name)
@@ -110,6 +111,11 @@ def answer(scaling: Scaling, flops: float | None, seconds: float | None, served:
             "and lengths to [sweep]"
         )
     if seconds is not None:
+        if not scaling.token_seconds:
+            raise UserError(
+                "--budget: found a time, but no run of the sweep whose speed is known, expected one that made two "
+                "steps without a break; name FLOPs, such as 1e17"
+            )
         best = best_in_time(law, scaling.token_seconds, seconds)
         sizes = [best_in_time(sample, scaling.token_seconds, seconds).parameters for sample in samples]
         budget = figures.duration(seconds)

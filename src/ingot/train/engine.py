@@ -147,6 +147,11 @@ class Engine:
         if self._recorder:
             self.bit_flips.steps_apart = bit_flips.RECORDED_STEPS
 
+    def release_companions(self) -> None:
+        """Free the memory of frozen models that no step reads."""
+        self.companions = {}
+        self._context = self.context(1)
+
     # -- a step ----------------------------------------------------------------------------------------------------
 
     def step(self, raw: Batch) -> StepMetrics:
@@ -250,7 +255,7 @@ class Engine:
         loss, _, others = self.gradients(batch, inner, counts)
         self.bit_flips.before_update()
         norm = self.weights.norm()
-        skipped = self.guard.rejects(loss, norm) | self._overflowed(loss, norm)
+        skipped = self.guard.rejects(loss, norm, batch.is_sampled) | self._overflowed(loss, norm)
         regroup(self.model)
         self.optimizer.step(lr, self.plan.optim.clip, norm, skipped)
         return loss, others, norm, skipped

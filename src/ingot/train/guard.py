@@ -53,12 +53,16 @@ class Guard:
         self.active, self.spikes = active, active and spikes
         self._losses = torch.full((WINDOW + DELAY,), math.inf, dtype=torch.float64, device=device)
 
-    def rejects(self, loss: Tensor, norm: Tensor) -> Tensor:
-        """Whether the next update must not be applied: a boolean scalar on the device."""
+    def rejects(self, loss: Tensor, norm: Tensor, sampled: bool = False) -> Tensor:
+        """Whether the next update must not be applied: a boolean scalar on the device.
+
+        Args:
+            sampled: whether the model wrote the rows, whose loss says nothing about that of data.
+        """
         if not self.active:
             return torch.zeros((), dtype=torch.bool, device=loss.device)
         rejected = ~(torch.isfinite(loss) & torch.isfinite(norm))
-        if self.spikes:
+        if self.spikes and not sampled:
             largest = self._losses[:WINDOW].max()  # infinite until there are enough
             rejected = rejected | (loss > torch.maximum(FACTOR * largest, largest + NATS))
             newer = torch.cat([self._losses[1:], loss.double().reshape(1)])

@@ -131,9 +131,9 @@ def run(job: Job) -> dict[str, Any]:
         job.log.write("plan", **facts, **earlier)
         for phase in timeline.summary():
             job.log.write("phase", **phase)
-    beside = _parameters_beside(model, companions)
     del companions  # so that the engine can release them
     _annotate(job, engine, data, timeline)
+    beside = _parameters_beside(model, engine.companions)
     prediction = predict(settings, initial, data, execution.device, ranks.size, beside)
     prediction.log(job.log)
     result = _loop(job, settings, engine, data, timeline, tokenizer)
@@ -276,9 +276,9 @@ def _annotate(job: Job, engine: Engine, data: Data, timeline: Timeline) -> None:
     """
     if not engine.objective.needs.columns:
         return
-    epochs = timeline.epochs(data.source_size)
+    names = timeline.complete(data.source_size)
     sources = [source for source in data.train_sources if not source.replay]
-    complete = [source for source in sources if epochs[source.name] >= 1]
+    complete = [source for source in sources if source.name in names]
     splits = [("train", source) for source in complete]
     splits += [("val", source) for source in data.held_out if not source.replay]
     rows = sum(source.plan.rows * source.plan.group for _, source in splits)
@@ -287,7 +287,7 @@ def _annotate(job: Job, engine: Engine, data: Data, timeline: Timeline) -> None:
             directory, needs = job.out / "columns" / f"{source.name}-{split}", engine.objective.needs
             add_columns(needs.columns, engine.annotate, engine.mesh, source, directory, bar.advance)
     if not engine.objective.needs.companions_after_annotate and len(complete) == len(sources):
-        engine.companions = {}
+        engine.release_companions()
 
 
 def _facts(

@@ -66,7 +66,7 @@ class ForecastInputs:
     isolated: bool = False
     """Whether attention is masked between the documents of a row."""
     companions: int = 0
-    """Parameters of all companions: references, reward models."""
+    """Parameters of the companions that steps read: references, reward models."""
     held_out: Mapping[str, int] | None = None
     """Tokens of the held-out rows of each corpus; None before they are encoded."""
     here: bool = True
@@ -240,8 +240,7 @@ def _execution(
     narrow = _ELEMENT_BYTES[precision] / weight_bytes
     rest = 1 - _in_blocks(config) / config.parameters
     state = sharded_state(whole, config.depth, rest, shard, zero, narrow)
-    released = settings.objective.releases_companions and not settings.penalties and timeline.uses_all(inputs.sizes)
-    frozen = state_bytes(0 if released else inputs.companions, weight_bytes, moments=0)
+    frozen = state_bytes(inputs.companions, weight_bytes, moments=0)
     sampled = isinstance(settings.objective, OnPolicySettings)
     choice = {"device": device.name, "precision": precision, "optimizer": settings.optim.kind, "attention": attention}
     if not device.is_gpu:

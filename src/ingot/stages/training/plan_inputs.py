@@ -19,7 +19,7 @@ from ingot.stages.training.costs import costs
 from ingot.stages.training.data import Data, open_data
 from ingot.stages.training.forecast import ForecastInputs, forecast
 from ingot.stages.training.initial_layers import with_initial_layers
-from ingot.stages.training.phases import trained_config
+from ingot.stages.training.phases import build_timeline, trained_config
 from ingot.stages.training.settings import TrainSettings
 from ingot.tokenizer.byte_bpe import load_tokenizer
 from ingot.tokenizer.settings import MIN_VOCAB, TokenizerSettings
@@ -66,7 +66,7 @@ def forecast_inputs(node: Node, directory: Directory, device: Device, ranks: int
         ranks,
         data and data.source_size,
         _isolated(node),
-        _companion_parameters(node, directory, config),
+        _companion_parameters(node, directory, config, data),
         data and data.held_out_tokens,
         here,
     )
@@ -120,15 +120,20 @@ def _data(node: Node, directory: Directory, config: ModelConfig) -> Data | None:
     return open_data(node.settings, inputs, config, tokenizer)
 
 
-def _companion_parameters(node: Node, directory: Directory, config: ModelConfig) -> int:
-    """Parameters of all companions. A companion of unknown size counts like the model itself.
+def _companion_parameters(node: Node, directory: Directory, config: ModelConfig, data: Data | None) -> int:
+    """Parameters of the companions that steps read. A companion of unknown size counts like the model itself.
 
     A reference that is the base model of the adapter is not counted, because it is in memory already.
     """
     assert isinstance(node.settings, TrainSettings)
     roles = in_role(node.inputs, "companion")
+    if data and node.settings.objective.releases_companions:
+        complete = build_timeline(node.settings, config, data.source_size).complete(data.source_size)
+        if all(source.name in complete for source in data.train_sources if not source.replay):
+            for role in node.settings.objective.companions():
+                roles.pop(role, None)
     if node.settings.adapter and roles.get("reference") is node.inputs.get("init"):
-        del roles["reference"]
+        roles.pop("reference", None)
     return sum((_config_of(companion, directory) or config).parameters for companion in roles.values())
 
 

@@ -80,7 +80,7 @@ def predict(
     Args:
         initial: the initial model.
         device: "cpu" or "cuda".
-        companions: parameters of all companions.
+        companions: parameters of the companions that steps read.
     """
     inputs = ForecastInputs(
         initial,

@@ -221,9 +221,9 @@ class Timeline:
         last = {curve: phase.last for curve, phase in zip(self.curves, self.phases, strict=True)}
         return [curve.schedule.warmup for curve, step in last.items() if curve.schedule.warmup > step - curve.origin]
 
-    def uses_all(self, sizes: SourceSizes | None) -> bool:
-        """Whether the run is known to use every row of every source; sizes as in `epochs`, None if not known."""
-        return sizes is not None and min(self.epochs(sizes).values()) >= 1
+    def complete(self, sizes: SourceSizes) -> set[str]:
+        """The sources of which the run uses every row; sizes as in `epochs`, which are rounded sums."""
+        return {name for name, passes in self.epochs(sizes).items() if passes >= 1 - 1e-9}
 
     def epochs(self, sizes: SourceSizes) -> dict[str, float]:
         """How often the run uses each source, by its targets.
