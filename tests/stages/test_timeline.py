@@ -238,6 +238,18 @@ def test_D5_the_stages_curve_runs_through_phases_without_their_own():
     assert [plain.lr(s) for s in range(1, 120)] == [phased.lr(s) for s in range(1, 120)]
 
 
+def test_D5_a_phase_after_rate_0_names_its_own_peak():
+    """The default, the rate before it, would be 0; it was the stage's peak, without a word."""
+    phases = [
+        {"name": "x", "fraction": 0.5, "schedule": "linear", "min_ratio": 0},
+        {"name": "y", "fraction": 0.5, "schedule": "constant"},
+    ]
+    with pytest.raises(UserError, match="found 'y' without lr after a phase that ends at rate 0"):
+        _line(phases=phases)
+    line = _line(phases=[phases[0], {**phases[1], "lr": 1e-4}])
+    assert (line.lr(50), line.lr(51)) == (0, 1e-4)
+
+
 def test_D5_a_phase_warms_up_again_from_where_the_last_one_ended():
     phases = [
         {"name": "x", "fraction": 0.5, "lr": 1e-3, "warmup": 10},

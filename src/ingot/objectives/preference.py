@@ -32,7 +32,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ingot.core.errors import UserError
 from ingot.data.batches import Batch
 from ingot.model.losses import token_logps
 from ingot.objectives.settings import PreferenceSettings, UnpairedSettings
@@ -206,8 +205,6 @@ class Unpaired(Objective):
                 ctx.over(model, mismatched, answer_logps) for model in (ctx.model, ctx.companions["reference"])
             )
             kl_zero = max(0.0, float((policy - reference).mean()))
-        elif len(batch) == batch.group and not ctx.evaluating:
-            raise UserError("objective kto: a step of one pair has no answer of another prompt; set batch to 2 or more")
         ctx.metrics["kl_zero"] = kl_zero
         yield replace(batch, columns={**batch.columns, "kl_zero_B": np.full(len(batch), kl_zero)})
 

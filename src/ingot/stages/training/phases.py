@@ -233,6 +233,9 @@ def _curves(settings: TrainSettings, config: ModelConfig, phases: tuple[Phase, .
     """The learning-rate curve of each phase: the stage's, which spans all phases, or the phase's own.
 
     A phase's own curve starts at the rate at the end of the previous phase.
+
+    Raises:
+        UserError: that rate is 0, and the phase names no other.
     """
     whole = settings.adapter is None and settings.init_layers is None
     optim, finetuned = settings.optim, settings.init is not None and whole
@@ -243,6 +246,11 @@ def _curves(settings: TrainSettings, config: ModelConfig, phases: tuple[Phase, .
             curves.append(stage_curve)
             continue
         previous = curves[-1].lr(phase.first - 1) if curves else 0.0
+        if curves and not previous and own.lr is None:
+            raise UserError(
+                f"phases: found '{phase.name}' without lr after a phase that ends at rate 0, expected the peak of its "
+                "rates; set its lr"
+            )
         curve = schedule(own.curve(optim, first=not curves, lr=previous or None), phase.steps, config.width, finetuned)
         curves.append(Curve(replace(curve, start=previous), phase.first - 1))
     return tuple(curves)
