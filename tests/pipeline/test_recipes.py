@@ -262,13 +262,13 @@ duration = "10 steps"
 """
 
 
-@pytest.mark.slow
-def test_D13_shakespeare_500_steps(shakespeare: Path, tmp_path: Path, ingot) -> None:
+@pytest.mark.parametrize("steps", [pytest.param(2, marks=pytest.mark.slow), pytest.param(500, marks=pytest.mark.long)])
+def test_D13_shakespeare(steps: int, shakespeare: Path, tmp_path: Path, ingot) -> None:
     """1,115,394 ids, 65 symbols, the contiguous split, ln 65 at the start, at most 2.05 nats after 500 steps."""
     recipe = next(r for r in RECIPES if r.name == "shakespeare-char.toml")
     result = ingot(
         *("run", recipe, "--only", "base", "--set", f'stage.text.sources="{shakespeare}"'),
-        *("--set", 'stage.base.duration="500 steps"', "--set", "stage.base.evaluate.tokens=8192"),
+        *("--set", f'stage.base.duration="{steps} steps"', "--set", "stage.base.evaluate.tokens=8192"),
         cwd=tmp_path,
         env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},  # all cores
     )
@@ -278,8 +278,9 @@ def test_D13_shakespeare_500_steps(shakespeare: Path, tmp_path: Path, ingot) -> 
     assert (tokens["train_tokens"], tokens["val_tokens"]) == (1_003_854, 111_540)
     assert tokens["train_tokens"] + tokens["val_tokens"] == 1_115_394
     assert json.loads((run / "chars" / "result.json").read_text())["vocab"] == 65
-    steps = [json.loads(line) for line in (run / "base" / "metrics.jsonl").read_text().splitlines()]
-    first = next(e for e in steps if e["event"] == "step")
+    events = [json.loads(line) for line in (run / "base" / "metrics.jsonl").read_text().splitlines()]
+    first = next(e for e in events if e["event"] == "step")
     assert first["step"] == 1
     assert first["loss_nats"] == pytest.approx(math.log(65), abs=0.05)
-    assert json.loads((run / "base" / "result.json").read_text())["val_loss_nats"] <= 2.05
+    loss = json.loads((run / "base" / "result.json").read_text())["val_loss_nats"]
+    assert loss <= 2.05 or steps < 500

@@ -47,7 +47,7 @@ def test_D2_fixed_points():
     _judge(D2, ["ipo", "cdpo", "dpo as ipo", "dpo as cdpo"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_R1_a_reward_model_recovers_the_reward():
     _judge(R1, ["std 2"])
     _judge(R1, ["choices shuffled"], steps=40)

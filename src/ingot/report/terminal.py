@@ -197,7 +197,7 @@ def _train_progress(stage: Path, state: str) -> dict[str, Any]:
     validation = {**(reading.evaluations(stage) or [{}])[-1], **reading.result(stage)}
     last = steps[-1] if steps else {}
     return {
-        "step": last.get("step", 0),
+        "step": facts.get("steps", 0) if state == "HIT" else last.get("step", 0),  # not every step is logged
         "phase": last.get("phase"),
         "steps": facts.get("steps"),
         "loss_nats": last.get("loss_nats"),
