@@ -14,7 +14,8 @@ import torch
 
 from ingot import api
 from ingot.core.errors import UserError
-from ingot.pipeline.graph import Graph, load_graph
+from ingot.core.events import Display
+from ingot.pipeline.graph import Graph, import_graph, load_graph
 from ingot.pipeline.run import job_of, link, require_files
 from ingot.stages import child
 from ingot.stages.evaluation import judge
@@ -296,3 +297,24 @@ def test_edits_of_a_rule_and_what_does_not_fit(graph: Graph) -> None:
     made = load_graph(Path("verdicts.toml"), ["stage.verdict.by=['rules.py:broken']"], Path("runs"))
     with pytest.raises(UserError, match="ZeroDivisionError"):
         _run(made, "verdict")
+
+
+def test_an_imported_reward_model_is_refused_as_a_judge_and_its_import_names_the_lost_head(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages: list[str] = []
+    monkeypatch.setattr(Display, "notify", lambda self, message: messages.append(message))
+    made = import_graph("runs/verdicts/rewards", Path("runs"), name="trunk")
+    for name in ("trunk.tokenizer", "trunk"):
+        _run(made, name)
+    assert any("the reward head of runs/verdicts/rewards is left out" in message for message in messages), messages
+    trunk = str(made.stage(made.nodes["trunk"]).path)
+    recipe = Path("imported.toml")
+    recipe.write_text(f'{RECIPE}\n[stage.again]\nkind = "import"\npath = "runs/verdicts/rewards"\n')
+    for name in ("runs/verdicts/rewards", "again", trunk):
+        with pytest.raises(UserError, match=r"stage\.verdict\.by: '.*' is an import of a reward model, .* name it$"):
+            load_graph(recipe, [f"stage.verdict.by=['{name}']"], Path("runs"))
+    distill = f"stage.tuned.objective={{kind='distill', teacher='{trunk}'}}"
+    with pytest.raises(UserError, match="is a reward model, expected one that predicts text"):
+        load_graph(recipe, [distill, "stage.tuned.optim.lr=1e-3"], Path("runs"))
+    assert load_graph(recipe, ["stage.verdict.by=['runs/verdicts/tuned']"], Path("runs"))

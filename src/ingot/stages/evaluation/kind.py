@@ -17,6 +17,7 @@ from ingot.stages.training.kind import (
     LIKELIHOOD_FORMATS,
     check_format,
     check_held_out,
+    check_reward_head,
     companion,
     holds_out,
     importance,
@@ -134,6 +135,7 @@ def _judge_reads(settings: JudgeSettings, resolve: Resolve) -> dict[str, Node]:
     for name in settings.by:
         if not is_function(name):
             node = resolve.model(name, "by")
+            check_reward_head(node, "by", resolve)
             scores = scores_rows(node.settings)
             inputs[f"judge:{name}"] = companion("judge", name, tokenizer, "by", resolve) if scores else node
     return inputs

@@ -14,7 +14,7 @@ from ingot.core.errors import UserError
 from ingot.distributed import checkpoint
 from ingot.objectives.settings import scores_rows
 from ingot.stages.job import TOKENIZER, Job, read_record
-from ingot.stages.models.imports import HF, directory_of, unused_files
+from ingot.stages.models.imports import HF, directory_of, leaves_out_reward_head, unused_files
 from ingot.stages.models.lineage import CONVERSATIONS, trained_on_conversations
 from ingot.stages.models.load import adapter_settings, base_stage, load_model, load_with_adapter, save_description
 from ingot.stages.models.settings import ImportSettings
@@ -40,6 +40,8 @@ def import_model(job: Job) -> dict[str, Any]:
         job.display.notify(f"merged with the adapter in {settings.adapter}{trained}")
         if model.config.vocab != vocab:
             job.display.notify(f"embeddings of {vocab:,} ids became {model.config.vocab:,}, those of the adapter")
+    if leaves_out_reward_head(settings):
+        job.display.notify(f"the reward head of {settings.path} is left out; its language model is imported alone")
     if unused := unused_files(settings):
         job.display.notify(f"not used: {listed(unused)}")
     config, tensors = model.config, {n: p.detach() for n, p in model.named_parameters()}

@@ -11,7 +11,8 @@ from ingot.core.file_hashes import FileHashes
 from ingot.core.settings import Settings
 from ingot.model.adapter_config import PEFT_FILES
 from ingot.model.config import ModelConfig
-from ingot.stages.job import MODEL, read_config
+from ingot.objectives.settings import scores_rows
+from ingot.stages.job import MODEL, read_config, read_record
 from ingot.stages.models.settings import ImportSettings
 
 HF = "hf:"
@@ -113,6 +114,22 @@ def unused_files(settings: ImportSettings) -> list[str]:
 def read_model_config(path: str) -> ModelConfig:
     """The configuration of a directory's model, without the embedding rows that a larger tokenizer will add."""
     return (hf_config.read_config if path.startswith(HF) else read_config)(directory_of(path))
+
+
+def leaves_out_reward_head(settings: object) -> bool:
+    """Whether the settings are those of an import of a reward model, of which a language model without its head stays.
+
+    The directory may itself be an import of a reward run. A directory that cannot be read is reported by its own stage.
+    """
+    if not isinstance(settings, ImportSettings) or settings.path.startswith(HF):
+        return False
+    try:
+        record = read_record(directory_of(settings.path))
+        if record["kind"] == "import":
+            return leaves_out_reward_head(ImportSettings.model_validate(record["settings"]))
+    except (UserError, OSError, ValueError):
+        return False
+    return scores_rows(record["settings"])
 
 
 def import_digest(settings: Settings, hashes: FileHashes) -> str:

@@ -9,7 +9,7 @@ from ingot.core.file_hashes import FileHashes
 from ingot.model.config import ModelConfig, RopeScaling, max_context
 from ingot.objectives.settings import OBJECTIVES, DistillSettings, scores_rows
 from ingot.stages.kind import Kind, Node, Resolve
-from ingot.stages.models.imports import read_model_config
+from ingot.stages.models.imports import leaves_out_reward_head, read_model_config
 from ingot.stages.models.kind import LOADING_SOURCES, MODEL_SOURCES
 from ingot.stages.models.settings import ImportSettings
 from ingot.stages.tokenize.settings import TokenFilesSettings
@@ -80,6 +80,8 @@ def companion(role: str, name: str, tokenizer: Node, setting: str, resolve: Reso
         scores: whether it must be a reward model.
     """
     node = resolve.model(name, f"{setting} ({role})".strip())
+    if scores:
+        check_reward_head(node, setting, resolve)
     if scores and not scores_rows(node.settings):
         resolve.refuse(
             setting,
@@ -194,9 +196,19 @@ def _imported(node: Node) -> ModelConfig | None:
         return None  # the import stage reports it
 
 
+def check_reward_head(node: Node, setting: str, resolve: Resolve) -> None:
+    """Refuse the import of a reward model as one that scores: it has no reward head."""
+    if leaves_out_reward_head(node.settings):
+        resolve.refuse(
+            setting,
+            f"'{node.name}' is an import of a reward model, which leaves out the reward head, expected a train stage "
+            'with objective = "reward"; put that stage into this recipe and name it',
+        )
+
+
 def _check_predicts(node: Node, setting: str, resolve: Resolve) -> None:
     """Check that a model predicts text."""
-    if scores_rows(node.settings):
+    if scores_rows(node.settings) or leaves_out_reward_head(node.settings):
         resolve.refuse(setting, f"'{node.name}' is a reward model, expected one that predicts text; name one")
 
 
