@@ -56,6 +56,21 @@ def test_a_model_does_not_diverge_from_itself(make_store, family):
     assert comparison(model, other, store, 0.5, 3, context=4) != comparison(model, other, store, 0.5, 3)
 
 
+def test_conversations_beyond_the_context_are_counted_and_not_in_n(make_store):
+    documents = [list(range(1, 9)), list(range(1, 20)), list(range(1, 31))]
+    masks = [[0] * 4 + [1] * 4, [0] * 6 + [1] * 13, [0] * 20 + [1] * 10]
+    model = build(ModelSettings(depth=1, width=32, heads=2, context=T).resolve(V), seed=0)
+    found = likelihood(model, make_store(documents, masks, vocab=V), 0.5, rows_per_batch=3)
+    rows = {row["metric"]: row for row in found.rows()}
+    assert rows["left_out_conversations"]["value"] == 1
+    assert rows["left_out_tokens"]["value"] == 30 + 19 - (T + 1)
+    assert rows["response_loss_nats"]["n"] == (found.tokens > 0).sum() == 2
+    nothing = likelihood(model, make_store(documents[2:], masks[2:], vocab=V), 0.5, rows_per_batch=3)
+    assert [row["metric"] for row in nothing.rows()] == ["left_out_conversations", "left_out_tokens"]
+    whole = likelihood(model, make_store(documents[:1], masks[:1], vocab=V), 0.5, rows_per_batch=3)
+    assert [row["metric"] for row in whole.rows()] == ["response_loss_nats", "perplexity"]
+
+
 def test_ratio_is_of_sums_and_holds_its_value():
     r = ratio(np.array([1.0, 9.0]), np.array([1, 3]))
     assert (r["value"], r["n"]) == (2.5, 2)

@@ -95,7 +95,7 @@ def _row(
         chance = (scores.chance or 0.0) if other is None else 0.0
         values.append(value - chance)
         draws.append(value_draws - chance)
-    n = sum(len(scores.total) for scores, _ in differences)
+    n = sum(int((scores.count > 0).sum()) for scores, _ in differences)
     return {
         "model": model,
         "task": task,

@@ -39,10 +39,24 @@ class Likelihood:
     bytes: np.ndarray
     all_tokens: bool
     """Whether every token was predicted (text), or only the labelled ones (responses)."""
+    dropped: int = 0
+    """Conversations of which no response is within the context."""
+    dropped_tokens: int = 0
+    """Tokens of conversations beyond the context, those of dropped ones included."""
 
     def rows(self) -> Iterator[dict]:
-        """Table rows: metric, value, and a 95 % interval."""
-        loss = ratio(self.nats, self.tokens)
+        """Table rows: metric, value, and a 95 % interval over the documents with a predicted token.
+
+        Nothing but the number of dropped conversations and tokens where no token was predicted.
+        """
+        measured = self.tokens > 0
+        documents = int(measured.sum())
+        for metric, value in (("left_out_conversations", self.dropped), ("left_out_tokens", self.dropped_tokens)):
+            if value:
+                yield {"metric": metric, "value": value, "low": value, "high": value, "n": documents}
+        if not documents:
+            return
+        loss = ratio(self.nats[measured], self.tokens[measured])
         yield {"metric": "loss_nats" if self.all_tokens else "response_loss_nats", **loss}
         perplexity = {k: v if k == "n" else math.exp(min(v, MAX_EXPONENT)) for k, v in loss.items()}
         yield {"metric": "perplexity", **perplexity}
@@ -83,9 +97,10 @@ def likelihood(
         context: tokens of a window; default: the model's context.
     """
     model.eval()
-    rows = _held_out(store, overlap, context or model.config.context)
-    sums, tokens = _by_document(_nll(model), model, *rows, rows_per_batch, advance)
-    return Likelihood(sums, tokens, _sizes(store), all_tokens="mask" not in store.columns)
+    source, repeated = _held_out(store, overlap, context or model.config.context)
+    sums, tokens = _by_document(_nll(model), model, source, repeated, rows_per_batch, advance)
+    dropped = (source.plan.dropped, source.plan.dropped_tokens) if isinstance(source.plan, BestFit) else (0, 0)
+    return Likelihood(sums, tokens, _sizes(store), "mask" not in store.columns, *dropped)
 
 
 def by_itself(

@@ -64,7 +64,8 @@ def _evaluate(job: Job, settings: EvaluateStageSettings) -> dict[str, Any]:
             result = _likelihood(job, settings, name, corpus, store, loaded)
             table += [{"model": name, "task": corpus, **row} for row in result.rows()]
             chance = -math.log(loaded.tokenizer.vocab)
-            scores[name, corpus] = Scores(result.nats, result.tokens, "_nats", chance)
+            if result.tokens.any():
+                scores[name, corpus] = Scores(result.nats, result.tokens, "_nats", chance)
         subject = Subject(loaded.model, loaded.tokenizer, is_chat_model(stage.path, loaded.tokenizer))
         _samples(job, settings, name, subject)
         for task, results in _task_results(job, settings, name, subject, tasks):
@@ -119,7 +120,12 @@ def _likelihood(
     context = evaluation_context(settings.context, loaded.config)
     rows = row_count(store, settings.overlap, context)
     with job.display.bar(f"evaluate {model} on {corpus}", rows, "rows") as bar:
-        return likelihood(loaded.model, store, settings.overlap, rows_per_pass(context), bar.advance, context)
+        result = likelihood(loaded.model, store, settings.overlap, rows_per_pass(context), bar.advance, context)
+    if result.dropped_tokens:
+        message = f"{model} on {corpus}: {result.dropped_tokens:,} tokens beyond the context of {context} are left out"
+        count = f"{result.dropped:,} of {store.documents:,} conversations that have no response left"
+        job.display.notify(f"{message}, with {count}" if result.dropped else message)
+    return result
 
 
 def _task_results(
