@@ -24,6 +24,7 @@ from ingot.infer.streaming import TextGeneration, max_prompt_length, prompt_ids,
 from ingot.model.transformer import Transformer
 from ingot.tokenizer.byte_bpe import Tokenizer
 from ingot.tokenizer.chat import render, stop_ids
+from ingot.tokenizer.template_sandbox import ConversationRefused
 from ingot.train.settings import rows_per_pass
 
 MAX_PROGRAMS = 2
@@ -58,11 +59,22 @@ class Subject:
     chats: bool
     """Whether it was trained on conversations; questions are then sent as a user message."""
 
-    def prompt(self, text: str, chat: bool) -> Sequence[int]:
-        """The ids of a prompt; with `chat`, of a user message and the beginning of the reply."""
+    def prompt(self, text: str, chat: bool, system: str = "") -> Sequence[int]:
+        """The ids of a prompt; with `chat`, of a user message and the beginning of the reply.
+
+        A system message precedes it. Where a chat template has no place for one, the user message begins with it.
+        """
+        joined = f"{system}\n\n{text}" if system else text
         if not chat:
-            return prompt_ids(self.tokenizer, text)
-        return render([{"role": "user", "content": text}], self.tokenizer, generation_prompt=True)[0].tolist()
+            return prompt_ids(self.tokenizer, joined)
+        messages = [{"role": "user", "content": text}]
+        if system:
+            try:
+                with_system = [{"role": "system", "content": system}, *messages]
+                return render(with_system, self.tokenizer, generation_prompt=True)[0].tolist()
+            except ConversationRefused:
+                messages = [{"role": "user", "content": joined}]
+        return render(messages, self.tokenizer, generation_prompt=True)[0].tolist()
 
     def answer(self, text: str, chat: bool, prompt: str = "") -> Sequence[int]:
         """The ids of an answer; with `chat`, followed by the end of the turn.
@@ -76,18 +88,34 @@ class Subject:
             return (both[len(before) :] if joined else self.tokenizer.encode(text)).tolist()
         return [*self.tokenizer.encode(text.strip()).tolist(), stop_ids(self.tokenizer)[0]]
 
-    def nats(self, pairs: Sequence[tuple[str, str]], chat: bool, advance: Callable[[int], None]) -> list[float]:
-        """-ln p of the answer of each (prompt, answer) pair."""
-        requests = [(self.prompt(prompt, chat), self.answer(answer, chat, prompt)) for prompt, answer in pairs]
+    def nats(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        chat: bool,
+        advance: Callable[[int], None],
+        systems: Sequence[str] | None = None,
+    ) -> list[float]:
+        """-ln p of the answer of each (prompt, answer) pair; `systems` are the system messages of the prompts."""
+        requests = [
+            (self.prompt(prompt, chat, system), self.answer(answer, chat, prompt))
+            for (prompt, answer), system in zip(pairs, systems or [""] * len(pairs), strict=True)
+        ]
         return [-scored.logp for scored in score(self.model, requests, advance)]
 
     def generate(
-        self, prompts: Sequence[str], chat: bool, max_new: int, stop: Sequence[str], advance: Callable[[int], None]
+        self,
+        prompts: Sequence[str],
+        chat: bool,
+        max_new: int,
+        stop: Sequence[str],
+        advance: Callable[[int], None],
+        systems: Sequence[str] | None = None,
     ) -> list[str]:
-        """Greedy answers to prompts; a prompt that is too long loses its beginning."""
+        """Greedy answers to prompts after their system messages; a prompt that is too long loses its beginning."""
         sampling = sampling_for(self.tokenizer, max_new=max_new, temperature=0.0)
         room = max_prompt_length(int(self.model.config.context), max_new)
-        rows = [self.prompt(text, chat)[-room:] for text in prompts]
+        asked = zip(prompts, systems or [""] * len(prompts), strict=True)
+        rows = [self.prompt(text, chat, system)[-room:] for text, system in asked]
         size, texts = rows_per_pass(int(self.model.config.context)), []
         for start in range(0, len(rows), size):
             run = TextGeneration(
@@ -136,7 +164,7 @@ def _run_choices(
     subject: Subject, task: Task, items: Prompted, chat: bool, advance: Callable[[int], None]
 ) -> list[ItemResult]:
     pairs = [(prompt, choice) for item, prompt in items for choice in item.choices]
-    nats = iter(subject.nats(pairs, chat, lambda n: None))
+    nats = iter(subject.nats(pairs, chat, lambda n: None, [item.system for item, _ in items for _ in item.choices]))
     results = []
     for item, prompt in items:
         nats_C = np.array([next(nats) for _ in item.choices])
@@ -151,12 +179,15 @@ def _run_choices(
 def _run_generation(
     subject: Subject, task: Task, items: Prompted, chat: bool, advance: Callable[[int], None], sandbox: Mode
 ) -> list[ItemResult]:
-    texts = subject.generate([prompt for _, prompt in items], chat, task.head.max_new, task.head.stop, advance)
+    systems = [item.system for item, _ in items]
+    prompts = [prompt for _, prompt in items]
+    texts = subject.generate(prompts, chat, task.head.max_new, task.head.stop, advance, systems)
     context = int(subject.model.config.context)
     targets = [item.targets[0] if item.targets else "" for item, _ in items]
     targets = [target if target and len(subject.answer(target, chat)) <= context else "" for target in targets]
     with_target = [(prompt, target) for (_, prompt), target in zip(items, targets, strict=True) if target]
-    nats = iter(subject.nats(with_target, chat, lambda n: None))
+    of_target = [system for system, target in zip(systems, targets, strict=True) if target]
+    nats = iter(subject.nats(with_target, chat, lambda n: None, of_target))
     results = []
     with ThreadPoolExecutor(MAX_PROGRAMS) as pool:
         outcomes = pool.map(partial(_check, sandbox), (item for item, _ in items), texts)

@@ -59,6 +59,8 @@ class Item(Settings):
 
     prompt: str
     """The text to answer or to continue, without a blank at its end."""
+    system: str = ""
+    """A system message before the prompt; models that continue text get it as text, with an empty line after it."""
     kind: Literal["choice", "generate", "code"]
     """How it is evaluated."""
     choices: tuple[str, ...] = ()

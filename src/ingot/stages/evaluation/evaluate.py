@@ -16,7 +16,7 @@ from ingot.evaluate.likelihood import Likelihood, compressors, likelihood, row_c
 from ingot.evaluate.tasks import Task, load_task
 from ingot.infer.generate import generate
 from ingot.infer.streaming import sampling_for
-from ingot.stages.evaluation.exact_match import question_task
+from ingot.stages.evaluation.exact_match import question_task, with_room
 from ingot.stages.evaluation.forgetting import forgetting_rows
 from ingot.stages.evaluation.kind import QUESTIONS
 from ingot.stages.evaluation.settings import EvaluateStageSettings
@@ -52,8 +52,9 @@ def _evaluate(job: Job, settings: EvaluateStageSettings) -> dict[str, Any]:
     with_baselines: set[str] = set()  # stores and corpora whose baselines are in the table
     for stage in job.roles("model").values():
         evaluation_context(settings.context, read_config(stage.path))  # errors before hours of work
-    tasks = [question_task(corpus, settings.max_questions) for corpus in job.roles(QUESTIONS).values()]
-    tasks += [load_task(name) for name in settings.tasks]
+    notify, corpora = job.display.notify, job.roles(QUESTIONS).values()
+    questions = [question_task(corpus, settings.max_questions, notify) for corpus in corpora]
+    tasks = [load_task(name) for name in settings.tasks]
     for name, stage in job.roles("model").items():
         loaded = load_model(stage.path, job.display.notify, settings.device, exact=True)
         for data, store in _stores(job, stage, loaded):
@@ -68,7 +69,8 @@ def _evaluate(job: Job, settings: EvaluateStageSettings) -> dict[str, Any]:
                 scores[name, corpus] = Scores(result.nats, result.tokens, "_nats", chance)
         subject = Subject(loaded.model, loaded.tokenizer, is_chat_model(stage.path, loaded.tokenizer))
         _samples(job, settings, name, subject)
-        for task, results in _task_results(job, settings, name, subject, tasks):
+        of_model = [*(with_room(task, subject, notify) for task in questions), *tasks]
+        for task, results in _task_results(job, settings, name, subject, of_model):
             table += [{"model": name, "task": task.head.task, **row} for row in rows(task, results)]
             answers += [{"model": name, "task": task.head.task, **asdict(result)} for result in results]
             right = np.array([result.right for result in results])
