@@ -81,6 +81,16 @@ def test_two_names_of_one_stage_in_round_1_add_their_shares() -> None:
     assert stages["sample-2"]["data"] == {"preferences": 0.25, "pairs-1": 0.75}
 
 
+def test_a_limit_of_all_rounds_is_the_limit_of_each() -> None:
+    table = _table()
+    table["stage"]["reward"]["max_epochs"] = {"pairs*": 2.0, "preferences": 3.0}
+    stages = _unrolled(table)["stage"]
+    assert stages["reward-2"]["data"] == {"preferences": 1.0, "pairs-1": 0.25, "pairs-2": 0.25}
+    assert stages["reward-2"]["max_epochs"] == {"pairs-1": 2.0, "pairs-2": 2.0, "preferences": 3.0}
+    table["stage"]["policy"]["max_epochs"] = {"policy*": 2.0, "chat": 1.5}
+    assert _unrolled(table)["stage"]["policy-1"]["max_epochs"] == {"chat": 1.5}
+
+
 def test_a_setting_that_is_no_stage_keeps_its_word() -> None:
     stages = _unrolled(_table())["stage"]
     assert stages["reward-2"]["objective"] == "reward"

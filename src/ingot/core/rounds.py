@@ -12,8 +12,9 @@ name refers to:
     in a repeated stage         the same round, for a stage earlier in the list; the previous round, for the stage
                                 itself and those later in the list (in round 1: the stage that `start` gives)
     in any other stage          the last round
-    `pairs*`, in both           all rounds so far; a fraction is divided among them. Where there is no round yet: the
-                                stage that `start` gives, or nothing
+    `pairs*`, in both           all rounds so far; a fraction is divided among them, and each has a limit such as
+                                `max_epochs` by itself. Where there is no round yet: the stage that `start` gives, or
+                                nothing
 
 A file of human labels (`by = "better.jsonl"`) becomes one file a round: `better-1.jsonl` and so on.
 
@@ -134,19 +135,30 @@ class _Scope:
         resolved = {}
         for name, inner in value.items():
             fields = _fields(_matching(models, value), name)
-            if any(map(mark_of, fields)):
-                resolved[name] = self._stage_field(inner)
+            if marks := [*filter(None, map(mark_of, fields))]:
+                resolved[name] = self._stage_field(inner, marks[0].divided)
             else:
                 resolved[name] = self.resolve(inner, [m for field in fields for m in models_in(field.annotation)])
         return resolved
 
-    def _stage_field(self, value: Any) -> Any:
-        """The value of a field that names stages: a stage, a list of stages, or a table of fractions."""
+    def _stage_field(self, value: Any, divided: bool) -> Any:
+        """The value of a field that names stages: a stage, a list of stages, or a table of fractions or limits."""
         if isinstance(value, str):
             return self._one(value)
         if isinstance(value, list):
             return [stage for v in value for stage in (self._all(v) if isinstance(v, str) else [v])]
-        return self._fractions(value) if isinstance(value, Mapping) else value
+        if not isinstance(value, Mapping):
+            return value
+        return self._fractions(value) if divided else self._limits(value)
+
+    def _limits(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        resolved: dict[str, Any] = {}
+        for name, limit in table.items():
+            for stage in self._all(name):
+                before = resolved.get(stage, limit)  # in round 1 two names may refer to one stage: the lower limit
+                both = isinstance(limit, int | float) and isinstance(before, int | float)
+                resolved[stage] = min(limit, before) if both else limit
+        return resolved
 
     def _fractions(self, table: Mapping[str, Any]) -> dict[str, Any]:
         resolved: dict[str, Any] = {}

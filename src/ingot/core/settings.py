@@ -32,10 +32,11 @@ class Stage:
 
     Args:
         makes: the required output of such a stage (`stages/kind.py: Kind.makes`); "": any.
+        divided: whether the value of `name*` in a table is a fraction, which the rounds of a stage divide among them.
     """
 
-    def __init__(self, makes: str = ""):
-        self.makes = makes
+    def __init__(self, makes: str = "", divided: bool = True):
+        self.makes, self.divided = makes, divided
 
 
 STAGE = Stage()

@@ -169,7 +169,7 @@ class TrainSettings(Settings):
     temperature: float | None = Field(default=None, gt=0)
     """Multiply the fractions of `data` by size^(1 / temperature), sizes in tokens: 1 mixes by size, a large one as
     `data` says. Default: as `data` says."""
-    max_epochs: Annotated[dict[str, float], STAGE] = Field(default_factory=dict)
+    max_epochs: Annotated[dict[str, float], Stage(divided=False)] = Field(default_factory=dict)
     """Corpus -> how often its rows are used at most in the stage. Its fraction is lowered so far that it lasts; the
     others share the rest in proportion."""
     tokenizer: Annotated[str | None, Stage("tokenizer")] = None
