@@ -101,7 +101,7 @@ class Reward(Objective):
         rewards, lengths, head = [], [], ctx.modules["reward"]
         for batch in batches:
             rewards.append(ctx.over(ctx.model, batch, lambda out, rows: head(out.hidden, rows.columns["lengths_B"])))
-            lengths.append(np.asarray(batch.columns["lengths_B"]))
+            lengths.append(np.asarray(batch.labels_BT != batch.ignore).sum(1))  # of the answers, without their prompts
         return calibration(torch.cat(rewards).double().cpu().numpy(), np.concatenate(lengths))
 
     def companion(self, model: nn.Module, modules: nn.ModuleDict, result: Mapping[str, Any]) -> nn.Module:
@@ -118,9 +118,10 @@ def calibration(reward_B: np.ndarray, length_B: np.ndarray) -> dict[str, float]:
 
     Returns:
         `reward_mean` of the chosen answers and `reward_std` of all answers; `length_correlation` of rewards with
-        numbers of tokens; per non-empty bin of the predicted probability `calibration/LOW-HIGH/...`: the number of
-        `pairs`, the mean `predicted` probability, and the fraction in which the preferred answer was `chosen`;
-        `calibration_error`, the mean over pairs of |predicted - chosen| of their bin.
+        `length_B`, the tokens of the answers; per non-empty bin of the predicted probability
+        `calibration/LOW-HIGH/...`: the number of `pairs`, the mean `predicted` probability, and the fraction in which
+        the preferred answer was `chosen`; `calibration_error`, the mean over pairs of |predicted - chosen| of their
+        bin.
     """
     chosen_P, rejected_P = reward_B[0::2], reward_B[1::2]
     margin_P = chosen_P - rejected_P
