@@ -85,7 +85,7 @@ holdout = {{ fraction = 0.2, by = "document" }}
 [stage.prefer]
 {TRAIN.replace("old", "pairs")}
 init = "base"
-adapter = {{ rank = 2, dropout = 0.2 }}
+adapter = {{ rank = 2 }}
 objective = "dpo"
 duration = "2 steps"
 evaluate = {{ sample = false, tokens = 64 }}

@@ -76,6 +76,19 @@ ADAPTER = BeforeValidator(_table)
 """Annotation of a settings field `adapter`: accepts the short form."""
 
 
+def check_dropout(adapter: AdapterSettings | None, applies: bool) -> None:
+    """Check that an adapter has no dropout where training turns dropout off.
+
+    Raises:
+        ValueError: it has.
+    """
+    if adapter and adapter.dropout and not applies:
+        raise ValueError(
+            f"found adapter.dropout = {adapter.dropout:g} with an objective that compares the model with itself and so "
+            "turns dropout off, expected 0; leave it out"
+        )
+
+
 def linear_layers(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """Name -> (inputs, outputs) of the matrices inside blocks."""
     d, q, kv = config.width, config.heads * config.head_size, config.kv_heads * config.head_size

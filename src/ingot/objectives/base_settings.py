@@ -32,6 +32,11 @@ class MethodSettings(Settings):
         return frozenset()
 
     @property
+    def has_dropout(self) -> bool:
+        """Whether dropout is on in training, as `Needs.dropout` of the objective."""
+        return True
+
+    @property
     def stored_temperature(self) -> float | None:
         """Temperature of the `teacher` if an annotate stage may have stored its predictions; None: it may not."""
         return None

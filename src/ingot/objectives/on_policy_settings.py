@@ -46,6 +46,10 @@ class OnPolicySettings(MethodSettings):
     no_stop_reward: float | None = None
     """Reward of a completion without a stop token, in place of its score (OpenAI: -1); default: its score."""
 
+    @property
+    def has_dropout(self) -> bool:
+        return False
+
     def companions(self) -> dict[str, str | None]:
         reference: dict[str, str | None] = {"reference": self.reference} if self.uses_reference else {}
         return reference | {role: name for role, name in self._scorers() if not is_function(name)}

@@ -63,6 +63,10 @@ class PreferenceSettings(MethodSettings):
     reference: Companion = None
     """Stage of the frozen reference model. Default: `init`."""
 
+    @property
+    def has_dropout(self) -> bool:
+        return False
+
     def companions(self) -> dict[str, str | None]:
         return {} if self.loss in REFERENCE_FREE else super().companions()
 
@@ -97,6 +101,10 @@ class UnpairedSettings(MethodSettings):
     """Weight of rejected answers."""
     reference: Companion = None
     """Stage of the frozen reference model. Default: `init`."""
+
+    @property
+    def has_dropout(self) -> bool:
+        return False
 
 
 Temperature = Annotated[float, Field(ge=0.01, le=100)]

@@ -18,7 +18,7 @@ from ingot.core.errors import UserError, nearest
 from ingot.core.settings import EXECUTION, STAGE, Seed, Settings, Stage
 from ingot.data.mixtures import expanded
 from ingot.data.settings import PackingSettings
-from ingot.model.adapter_config import ADAPTER, AdapterSettings
+from ingot.model.adapter_config import ADAPTER, AdapterSettings, check_dropout
 from ingot.model.config import ModelSettings
 from ingot.objectives.settings import OBJECTIVES, LanguageModelSettings, ObjectiveSettings
 from ingot.optim.settings import OptimSettings, ScheduleKind
@@ -78,7 +78,6 @@ class RampSettings(Settings):
 
 RowLength = Annotated[int, Field(ge=2)]
 """Tokens of a row; at least 2, one input and one target."""
-
 
 RowOrder = Literal["shuffled", "stored"]
 """Order of a corpus's rows within an epoch."""
@@ -396,5 +395,6 @@ class TrainSettings(Settings):
         if not self.init and not (self.tokenizer and self.model):
             missing = "model; give its shape, model = { depth = 4 }" if self.tokenizer else "tokenizer; name its stage"
             raise ValueError(f"found neither init nor {missing} (or name the stage to start from in init)")
+        check_dropout(self.adapter, self.objective.has_dropout)
         self.companions()
         return self
