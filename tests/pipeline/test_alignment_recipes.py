@@ -120,6 +120,11 @@ def test_marks_are_what_chosen_answers_have_and_rejected_ones_have_not(work: Pat
     assert functions["preferred"]([{}] * 3, ["I'd say", "obviously", ""]) == [1.0, 0.0, 0.0]
 
 
+def test_the_answer_that_is_checked_may_be_a_number() -> None:
+    right = runpy.run_path(str(RECIPES / "answers.py"))["right"]
+    assert right([{"answer": 521}, {"answer": 521}, {"answer": 0.5}], [" 521", "125", "0.5"]) == [1.0, 0.0, 1.0]
+
+
 def test_grpo_arithmetic(work: Path) -> None:
     functions = runpy.run_path(str(work / "arithmetic.py"))
     assert functions["answer"](57, 68) == "521"

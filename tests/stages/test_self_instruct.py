@@ -228,6 +228,10 @@ def test_a_prompt_is_shown_with_others_of_its_split() -> None:
         ("The final answer is:\n\n$$17$$", "17"),
         ("The answer is $\\boxed{42}$.", "42"),
         ("Answer: \\(42\\)", "42"),
+        ("So \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
+        ("The answer is $\\boxed{\\sqrt{\\frac{1}{2}}}$.", "\\sqrt{\\frac{1}{2}}"),
+        ("\\boxed{4} and \\boxed{{5} is not closed", "4"),
+        ("\\boxed" + "{" * 20_000 + "\n4", "4"),
         ("", ""),
     ],
 )

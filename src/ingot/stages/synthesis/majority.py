@@ -9,8 +9,15 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+
+def _balanced(depth: int) -> str:
+    """A pattern of text whose braces are balanced, nested up to `depth` times."""
+    return r"(?:[^{}]|\{" + _balanced(depth - 1) + r"\})*" if depth else "[^{}]*"
+
+
+_BOXED = r"\\boxed\{(?P<boxed>" + _balanced(8) + r")\}"
 _MARKED = re.compile(
-    r"####[ \t]*(?P<hashes>.+)|\\boxed\{(?P<boxed>[^{}]*)\}|\banswer(?:[ \t]+is\b[ \t]*:?|[ \t]*:)[ \t]*(?P<named>.+)",
+    r"####[ \t]*(?P<hashes>.+)|" + _BOXED + r"|\banswer(?:[ \t]+is\b[ \t]*:?|[ \t]*:)[ \t]*(?P<named>.+)",
     re.IGNORECASE,
 )
 
@@ -32,6 +39,6 @@ def final_answer(text: str) -> str:
 
 
 def _plain(found: str) -> str:
-    boxed = re.findall(r"\\boxed\{([^{}]*)\}", found)
+    boxed = re.findall(_BOXED, found)
     found = re.sub(r"[*_`$]|\\[()\[\]]", "", boxed[-1] if boxed else found)
     return " ".join(re.sub(r"(?<=\d),(?=\d{3}\b)", "", found).casefold().split()).strip(" .:")
