@@ -44,5 +44,13 @@ def test_code_needs_bwrap_or_the_users_consent_to_less(work, monkeypatch):
         _startable(*code, "stage.card.sandbox='none'")
 
 
+def test_more_shots_than_a_task_has_examples_are_refused(work, monkeypatch):
+    monkeypatch.chdir(work)
+    tasks = 'stage.card.tasks=["cot-arithmetic"]'
+    _startable(tasks, "stage.card.shots=5")
+    with pytest.raises(UserError, match=r"^stage\.card: shots: found 6, expected at most 5, .* 'cot-arithmetic'; "):
+        _startable(tasks, "stage.card.shots=6")
+
+
 def _startable(*overrides: str) -> None:
     require_files([load_graph(Path("tiny.toml"), list(overrides), Path("runs"))], ["card"])

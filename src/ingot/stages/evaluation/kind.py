@@ -83,9 +83,19 @@ def _trained_on(settings: EvaluateStageSettings, resolve: Resolve) -> list[str]:
 
 
 def _evaluate_digest(settings: EvaluateStageSettings, hashes: FileHashes) -> str | None:
-    """Digest of the task files. Raises a UserError for an invalid task, and for code that may not or cannot run."""
+    """Digest of the task files.
+
+    Raises:
+        UserError: an invalid task, one with fewer examples than `shots`, or code that may not or cannot run.
+    """
     for name in settings.tasks:
-        if any(item.kind == "code" for item in load_task(name).items):
+        task = load_task(name)
+        if (settings.shots or 0) > len(task.examples):
+            raise UserError(
+                f"shots: found {settings.shots}, expected at most {len(task.examples)}, the number of examples of the "
+                f"task '{name}'; lower it, or evaluate that task in a stage of its own"
+            )
+        if any(item.kind == "code" for item in task.items):
             if not settings.run_code:
                 raise UserError(
                     f"tasks: '{name}' runs code that a model has written; allow it with run_code = true (each program "
