@@ -226,7 +226,7 @@ def test_a_reward_model_scores_prompt_answer_and_end_in_its_own_units(graph: Gra
     )
     node = graph.nodes["talk@bpe"]
     prompts = judge.open_prompts(
-        Input(node.name, node.key, graph.stage(node).path), base.tokenizer, base.config.context, settings
+        Input(node.name, node.key, graph.stage(node).path), base.tokenizer, base.config.context, settings, pytest.fail
     )
     for row, prompt in zip(answers["tuned"], prompts, strict=True):
         answer = base.tokenizer.encode(row["answer"]).tolist()
@@ -297,6 +297,18 @@ def test_edits_of_a_rule_and_what_does_not_fit(graph: Graph) -> None:
     made = load_graph(Path("verdicts.toml"), ["stage.verdict.by=['rules.py:broken']"], Path("runs"))
     with pytest.raises(UserError, match="ZeroDivisionError"):
         _run(made, "verdict")
+
+
+def test_prompts_that_fill_the_context_are_counted(graph: Graph) -> None:
+    table = {"models": ["a"], "against": "b", "data": "talk", "by": ["c"]}
+    settings, node, messages = JudgeSettings.model_validate(table), graph.nodes["talk@bpe"], list[str]()
+    tokenizer = load_model(graph.stage(graph.nodes["base"]).path, print, device="cpu").tokenizer
+    stage = Input(node.name, node.key, graph.stage(node).path)
+    every = judge.open_prompts(stage, tokenizer, 48, settings, pytest.fail)
+    context = max(len(prompt.ids) for prompt in every)
+    some = judge.open_prompts(stage, tokenizer, context, settings, messages.append)
+    (message,) = messages
+    assert message.startswith(f"talk: {len(every) - len(some)} of {len(every)} held-out prompts are left out")
 
 
 def test_an_imported_reward_model_is_refused_as_a_judge_and_its_import_names_the_lost_head(

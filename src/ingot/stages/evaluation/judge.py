@@ -68,7 +68,7 @@ def run(job: Job) -> dict[str, Any]:
     models = {settings.against: job.inputs["against"], **job.roles("model")}
     base = load_model(models[settings.against].path, job.display.notify, settings.device, exact=True)
     context = min(read_config(stage.path).context for stage in models.values())
-    prompts = open_prompts(job.inputs["data"], base.tokenizer, context, settings)
+    prompts = open_prompts(job.inputs["data"], base.tokenizer, context, settings, job.display.notify)
     answers = {name: _answer(job, settings, name, stage, base, prompts) for name, stage in models.items()}
     table = [row for name, written in answers.items() for row in _answer_metrics(name, written, settings)]
     scores: dict[str, dict[str, np.ndarray]] = {}
@@ -94,7 +94,9 @@ def run(job: Job) -> dict[str, Any]:
     return {f"{r['model']}/{r['task']}/{r['metric']}": r["value"] for r in table}
 
 
-def open_prompts(data: Input, tokenizer: Tokenizer, context: int, settings: JudgeSettings) -> list[Prompt]:
+def open_prompts(
+    data: Input, tokenizer: Tokenizer, context: int, settings: JudgeSettings, notify: Callable[[str], None]
+) -> list[Prompt]:
     """The prompts of the held-out documents: the tokens before the first target. A pair gives one prompt.
 
     Args:
@@ -102,6 +104,7 @@ def open_prompts(data: Input, tokenizer: Tokenizer, context: int, settings: Judg
         tokenizer: its tokenizer.
         context: the shortest context of all models.
         settings: the stage; at most `prompts`, evenly spaced.
+        notify: receives how many prompts fill the context.
 
     Raises:
         UserError: every prompt is longer than the context.
@@ -118,6 +121,12 @@ def open_prompts(data: Input, tokenizer: Tokenizer, context: int, settings: Judg
         raise UserError(
             f"data: found no held-out prompt in '{settings.data}' that is shorter than the context of {context:,} "
             "tokens; raise its holdout.fraction, or name another corpus"
+        )
+    held_out = store.documents // store.group
+    if too_long := held_out - len(prompts):
+        notify(
+            f"{settings.data}: {too_long:,} of {held_out:,} held-out prompts are left out, because they fill the "
+            f"context of {context:,} tokens"
         )
     size = min(settings.prompts, len(prompts))
     return [prompts[n * len(prompts) // size] for n in range(size)]
