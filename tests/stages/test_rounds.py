@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ingot.core.errors import UserError
+from ingot.core.events import Display
 from ingot.corpus.documents import read_documents
 from ingot.pipeline.graph import load_graph, load_graphs
 from ingot.pipeline.run import job_of, link, require_files
@@ -222,7 +223,10 @@ def test_sampling_goes_on_after_a_kill_to_the_byte(work: Path, monkeypatch: pyte
     _build(["sample-1"])
 
 
-def test_people_fill_a_file_and_the_same_command_goes_on(work: Path) -> None:
+def test_people_fill_a_file_and_the_same_command_goes_on(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[str] = []
+    monkeypatch.setattr(Display, "notify", lambda self, message: messages.append(message))
+
     def state() -> tuple[str, str]:
         graph = _graph("people.toml")
         found = status(graph, graph.nodes["people"])
@@ -243,6 +247,9 @@ def test_people_fill_a_file_and_the_same_command_goes_on(work: Path) -> None:
     assert state()[0] == "RUN"
     _build(["people"], "people.toml")
     pairs = [json.loads(row["text"]) for row in _documents("people")]
+    left_over = len(_documents("sample-1")) - 2 * len(rows)
+    assert left_over > 0
+    assert any(f"; {left_over:,} answers that people did not compare, because" in message for message in messages)
     sides = {(p["chosen"][0]["content"], p["rejected"][0]["content"]) for p in pairs}
     wanted = {(r["a"], r["b"]) if r["better"] == "a" else (r["b"], r["a"]) for r in rows if r["better"] != "tie"}
     assert sides == wanted

@@ -41,7 +41,9 @@ def run(job: Job) -> dict[str, Any]:
     assert isinstance(settings, LabelSettings)
     groups = list(_groups(job.inputs["samples"].path))
     tokenizer = load_tokenizer(job.inputs["tokenizer"].path / TOKENIZER) if "tokenizer" in job.inputs else None
+    left_over = 0
     if settings.label_file:
+        left_over = sum(len(group) - 2 * len([*_comparisons(group)]) for group in groups)
         scored_groups = _scores_of_people(settings.label_file, groups)
     else:
         scored_groups = _scores(job, settings, groups, tokenizer)
@@ -80,11 +82,13 @@ def run(job: Job) -> dict[str, Any]:
         "prompts with equal scores": ties,
         "prompts with a best score below min_score": low,
         "answers without a score": unscored,
+        "answers that people did not compare, because they are equal or the last of an odd number": left_over,
     }
     dropped = "".join(f"; {number:,} {name}" for name, number in reasons.items() if number)
     job.display.notify(f"{sum(written.values()):,} {what} from {answers:,} answers to {len(groups):,} prompts{dropped}")
     counts = {"documents": sum(written.values()), "train_documents": written["train"], "val_documents": written["val"]}
     counts |= {"prompts": len(groups), "ties": ties, "below_min_score": low, "unscored": unscored}
+    counts |= {"uncompared": left_over} if settings.label_file else {}
     return counts | {"score": _mean(scores), "best_score": _mean(chosen), "worst_score": _mean(rejected)}
 
 
