@@ -314,6 +314,22 @@ def test_an_adapter_upon_an_import_names_its_directory(tmp_path: Path, monkeypat
     assert {t.dtype for t in _tensors(tmp_path / "adapter").values()} == {torch.bfloat16}
 
 
+def test_an_adapter_upon_the_stage_of_a_run_names_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PEFT cannot load the directory of a stage."""
+    said: list[str] = []
+    stage = _at("base").absolute()
+    for file in ("old.txt", "pairs.jsonl"):
+        (tmp_path / file).write_text(Path(file).read_text())
+    text = RECIPE.replace('init = "base"', f'init = "{stage}"').replace('model = "base"', f'model = "{stage}"')
+    (tmp_path / "small.toml").write_text(text.split("[stage.again]")[0])
+    monkeypatch.chdir(tmp_path)
+    for name in load_graph(Path("small.toml"), ["stage.tuned.duration='1 steps'"], Path("runs")).needed(["tuned"]):
+        _run(tmp_path, name.name)
+    export_peft(_at("tuned"), tmp_path / "adapter", "float32", False, said.append)
+    assert "`ingot export " in said[0]
+    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"] is None
+
+
 def test_what_is_no_adapter_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"base: found no adapter, expected a stage with one; .*--to hf"):
         export_peft(_at("base"), tmp_path / "no", "float32", False, print)

@@ -121,12 +121,11 @@ def export_peft(
     record = read_record(base)
     unchanged = record["kind"] == "import" and not (record["settings"]["adapter"] or record["settings"]["tokenizer"])
     path = record["settings"]["path"] if unchanged else ""
-    if path.startswith(HF):
-        path = str(directory_of(path).resolve())
-    else:
+    hf = str(directory_of(path).resolve()) if path.startswith(HF) else None  # PEFT cannot load the directory of a run
+    if hf is None:
         notify(f"the base model of the adapter is {record['name']}; `ingot export {base} DIR --to hf` writes it")
     with atomic_directory(to) as directory:
-        peft.write(directory, loaded.model, settings, path or None, dtype)
+        peft.write(directory, loaded.model, settings, hf, dtype)
     return sorted(to.iterdir())
 
 
