@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from ingot.core.errors import UserError
+from ingot.core.events import Display
 from ingot.core.recipe import load_recipe
 from ingot.evaluate.likelihood import comparison
 from ingot.pipeline.graph import Graph, load_graph
@@ -126,6 +127,17 @@ def _same(one: Path, two: Path) -> bool:
     """Whether two directories hold the same tensors, to the bit."""
     a, b = ({k: v for file in path.glob("*.safetensors") for k, v in load_file(file).items()} for path in (one, two))
     return bool(a) and a.keys() == b.keys() and all(torch.equal(v, b[name]) for name, v in a.items())
+
+
+def test_samples_that_repeat_rows_are_named(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[str] = []
+    monkeypatch.setattr(Display, "notify", lambda self, message: messages.append(message))
+    more = load_graph(Path("keep.toml"), ["stage.worth.samples=200"], Path("runs"))
+    _run(more, "worth", "repeated")
+    assert any(m.startswith("old: 200 samples are drawn from ") and "so rows repeat" in m for m in messages), messages
+    messages.clear()
+    _run(graph, "worth", "once")
+    assert not messages
 
 
 def test_2_7_a_fisher_stage_keeps_f_and_theta(graph: Graph) -> None:

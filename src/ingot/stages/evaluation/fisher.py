@@ -65,6 +65,12 @@ def _accumulate(job: Job, settings: FisherSettings, loaded: LoadedModel, fisher:
     sources = _sources(job, loaded, evaluation_context(settings.context, loaded.config))
     weights = [settings.data[source.name] / source.plan.row_targets for source in sources]  # per row, not per token
     order = Order(tuple(source.plan.rows for source in sources), tuple(weights), job.seed)
+    for source, drawn in zip(sources, order.drawn_after(settings.samples), strict=True):
+        if drawn > source.plan.rows:
+            job.display.notify(
+                f"{source.name}: {drawn:,} samples are drawn from {source.plan.rows:,} rows, so rows repeat; lower "
+                "samples, or add documents"
+            )
     done = _resume(job, fisher)
     device, saved = resolve_device(settings.device), time.monotonic()
     with job.display.bar(f"fisher of {job.inputs['model'].name}", settings.samples, "rows", done=done) as bar:
