@@ -23,6 +23,8 @@ holdout = { fraction = 0.5, by = "document" }
 kind = "evaluate"
 models = ["base"]
 data = ["long"]
+exact_match = ["long"]
+max_questions = 6
 """
 
 
@@ -45,4 +47,5 @@ def test_what_exceeds_the_context_is_named_and_counted(world: Path, monkeypatch:
     assert dropped > 0
     assert table["left_out_tokens"]["value"] > dropped
     (message,) = [m for m in messages if "base on long" in m]
+    assert table["accuracy"]["n"] == 6
     assert f"with {dropped:,} of {dropped + table['response_loss_nats']['n']:,} conversations" in message
