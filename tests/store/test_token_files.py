@@ -193,6 +193,22 @@ def test_damaged_files_are_refused(
         read_tokens(file, format, 9, "t")
 
 
+def test_arrays_and_wider_ids_are_not_read_as_ids_of_16_bits(tmp_path: Path) -> None:
+    file = tmp_path / "x.bin"
+    ids = np.random.default_rng(0).integers(0, 100_000, 40)
+    with file.open("wb") as out:
+        np.save(out, ids.astype(np.uint16))
+    with pytest.raises(UserError, match=r"x.bin: found the header of NumPy's .npy, expected ids alone"):
+        read_tokens(file, "nanogpt", None, "t")
+    for wide in (ids.astype("<u4"), (ids % 99).astype("<u4"), ids.astype("<i8")):
+        wide.tofile(file)
+        with pytest.raises(UserError, match=r"x.bin: found ids of 32 bits or more .*, expected ids of 16 bits; write"):
+            read_tokens(file, "nanogpt", None, "t")
+    for narrow in (ids % (1 << 16), ids % 4, ids % 2, ids * 0, np.arange(16) % 2):  # the last has too few to tell
+        narrow.astype("<u2").tofile(file)
+        assert np.array_equal(read_tokens(file, "nanogpt", None, "t").ids, narrow)
+
+
 def test_conversations_are_not_written(tmp_path: Path) -> None:
     with StoreWriter(tmp_path / "store", tokenizer="t", vocab=9, content="chat"):
         pass

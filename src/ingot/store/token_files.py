@@ -35,6 +35,10 @@ _MEGATRON_U2_VOCAB = 65_500
 """Megatron stores ids of a smaller vocabulary as u2, others as i4."""
 _OWN = "ingot-"
 """Begins the name of a tokenizer in datatrove's metadata; its fingerprint follows."""
+_NUMPY = b"\x93NUMPY"
+_WIDE_SAMPLE, _WIDE_IDS, _WIDE_UPPER = 1 << 20, 16, 4
+"""Values of 16 bits that are looked at for wider ids, the fewest that tell, and the bound of upper halves: vocabularies
+of up to 262,144."""
 _COPY = "the file is cut off or damaged: copy it again"
 
 
@@ -110,10 +114,29 @@ def _read_nanogpt(file: Path, eot: int | None, tokenizer: str) -> Tokens:
         header = start.read(8)
     if header in [struct.pack("<2i", *pair) for pair in _LLM_C.values()]:
         raise UserError(f'{file}: found the header of llm.c, expected ids alone; set format = "llm.c"')
+    if header.startswith(_NUMPY):
+        raise UserError(
+            f"{file}: found the header of NumPy's .npy, expected ids alone; write them with "
+            "numpy.load(FILE).astype(numpy.uint16).tofile(NEW)"
+        )
     if file.with_suffix(".idx").exists():
         raise UserError(f'{file}: found Megatron\'s .idx beside it, expected ids alone; set format = "megatron"')
     ids = _mapped(file, "<u2")
+    if _has_wider_ids(ids):
+        raise UserError(
+            f"{file}: found ids of 32 bits or more (every second value of 16 bits is 0, or nearly), expected ids of 16 "
+            "bits; write them as numpy.uint16, or choose a format with larger ids, such as megatron"
+        )
     return Tokens(ids, _ends_by_eot(ids, eot))
+
+
+def _has_wider_ids(ids: np.ndarray) -> bool:
+    """Whether values of 16 bits look like the halves of wider ids, lower half first."""
+    sample = ids[:_WIDE_SAMPLE]
+    if len(ids) % 2 or len(sample) < 2 * _WIDE_IDS:
+        return False
+    lower, upper = int(sample[::2].max()), int(sample[1::2].max())
+    return upper < _WIDE_UPPER and lower > upper << 8  # ids of 16 bits from a tiny vocabulary have equal halves
 
 
 def _write_nanogpt(store: Store, path: Path, tokenizer: str) -> None:
