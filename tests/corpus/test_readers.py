@@ -175,6 +175,30 @@ def test_rows_of_an_array_that_are_no_documents_are_named_by_row(tmp_path):
     assert "found a JSON number, expected an object" in bad[1].reason
 
 
+@pytest.mark.parametrize("block", [3, 1 << 20])
+def test_a_name_twice_in_an_object_costs_its_row_alone(tmp_path, block):
+    """Python's decoder keeps the last value, so the first text would be lost without a word."""
+    rows = [
+        '{"text": "first", "id": 1, "text": "last"}',
+        '{"text": "a", "meta": {"x": [{"k\\u0065y": 1, "key": 2}]}}',
+        '{"text": "b", "meta": {"x": 1, "y": {"x": 1}}}',
+        '{"text": "c \\"text\\": 1, \\"text\\": 2"}',
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    (tmp_path / "a.json").write_text(f"[{', '.join(rows)}]")
+    (tmp_path / "object.json").write_text(f'{{"data": [{", ".join(rows)}]}}')
+    for name in ("a.jsonl", "a.json", "object.json"):
+        with patch.object(packing, "BLOCK", block):
+            found, bad = read(tmp_path / name)
+        assert [text for text, _ in found] == ["b", 'c "text": 1, "text": 2']
+        assert [b.reason.split(",")[0] for b in bad] == ["names 'text' twice", "names 'key' twice"]
+        assert [b.row or b.line for b in bad] == [1, 2]
+    talk = '[{"role": "user", "content": "a", "content": "b"}, {"role": "assistant", "content": "c"}]'
+    (tmp_path / "b.jsonl").write_text(json.dumps({"prompt": talk, "completion": "d"}))
+    with pytest.raises(UserError, match="field 'prompt': names 'content' twice"):
+        read(tmp_path / "b.jsonl", format="chat")
+
+
 def test_a_row_without_an_end_is_not_read_for_ever(tmp_path):
     (tmp_path / "a.json").write_bytes(b'[{"text": "a"}, {"text": "' + b"x" * 5000)
     with patch.object(packing, "BLOCK", 100):

@@ -8,6 +8,7 @@ parsed at once, because exports of 10 GB are common.
 import codecs
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -17,7 +18,23 @@ from ingot.corpus.readers.packing import Damaged
 
 _BLANKS = re.compile(r"[ \t\n\r]*")
 _AFTER = tuple(",] \t\n\r}")
+
+
+class RepeatedName(BadRow):
+    """An object has a name twice; a decoder of Python keeps the last value and drops the others."""
+
+
+def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(members)
+    if len(found) < len(members):
+        name = next(name for name, times in Counter(name for name, _ in members).items() if times > 1)
+        raise RepeatedName(f"names '{shortened(name)}' twice, expected each name once in an object; remove one")
+    return found
+
+
 _DECODER = json.JSONDecoder()
+_ROW_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+"""Raises RepeatedName; costs 3 % of the time to read a row."""
 
 
 class Layout(NamedTuple):
@@ -48,7 +65,7 @@ def scan(file: TextFile, names: Collection[str]) -> Layout:
     Raises:
         Damaged: not valid JSON, or an object that looks like rows in an arrangement that is not known.
     """
-    stream = _JSONStream(file)
+    stream = _JSONStream(file, _DECODER)
     if stream.peek() == "[":
         return Layout("array")
     if stream.peek() != "{":
@@ -87,7 +104,9 @@ def json_rows(file: TextFile, layout: Layout) -> Iterator[Row]:
 def parse(data: bytes, offset: int) -> Any:
     """The value of a JSON line, or a `BadRow`. `offset` is the byte of the line in its file."""
     try:
-        value = json.loads(data.removeprefix(codecs.BOM_UTF8).decode())  # joined files have one in each part
+        value = _ROW_DECODER.decode(data.removeprefix(codecs.BOM_UTF8).decode())  # joined files have one in each part
+    except RepeatedName as error:
+        return error
     except UnicodeDecodeError as error:
         return BadRow(not_utf8(f"byte {offset + error.start}", error))
     except json.JSONDecodeError as error:
@@ -193,8 +212,8 @@ def _has_rows(value: Any) -> bool:
 class _JSONStream:
     """Parses JSON values one by one and reads the file as needed."""
 
-    def __init__(self, file: TextFile):
-        self._file, self._blocks = file, file.blocks()
+    def __init__(self, file: TextFile, decoder: json.JSONDecoder = _ROW_DECODER):
+        self._file, self._blocks, self._values = file, file.blocks(), decoder
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
         self._text, self._at = "", 0
         self._read = self._dropped = 0  # bytes read, characters removed from the front of `_text`
@@ -270,7 +289,7 @@ class _JSONStream:
         self.peek()
         while True:
             try:
-                value, end = _DECODER.raw_decode(self._text, self._at)
+                value, end = self._decoded()
             except json.JSONDecodeError as error:
                 position = self._position(error.pos)
                 if self._read_more():
@@ -286,6 +305,13 @@ class _JSONStream:
             has_surrogate = "\\ud" in self._text[self._at : end].lower()
             self._at = end
             return _reject_surrogates(value) if has_surrogate else value
+
+    def _decoded(self) -> tuple[Any, int]:
+        """The value at the current position of the buffer, and the index after it."""
+        try:
+            return self._values.raw_decode(self._text, self._at)
+        except RepeatedName as error:
+            return error, _DECODER.raw_decode(self._text, self._at)[1]
 
     def _read_more(self) -> bool:
         """Double the buffered text, so that a long value is not parsed again for every block. False at the end."""

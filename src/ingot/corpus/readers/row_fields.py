@@ -5,7 +5,7 @@ from typing import Any
 
 from ingot.corpus.readers.fields import NAMES, ROLES, FieldUses, Format, Role, described, is_empty, quoted
 from ingot.corpus.readers.files import BadRow
-from ingot.corpus.readers.json_files import parse
+from ingot.corpus.readers.json_files import RepeatedName, parse
 from ingot.corpus.readers.messages import (
     LOSS_FLAGS,
     Messages,
@@ -221,12 +221,13 @@ def _parse_list(value: Any, name: str, or_text: bool) -> Any:
         or_text: return the string unchanged too, unless it is a list of messages.
 
     Raises:
-        BadRow: a string that begins like a list is not valid JSON, without `or_text`.
+        BadRow: a string that begins like a list is not valid JSON, without `or_text`; one of its objects has a name
+            twice.
     """
     if not isinstance(value, str) or not value.lstrip().startswith("["):
         return value
     parsed = parse(value.encode(), 1)
-    if not or_text:
+    if not or_text or isinstance(parsed, RepeatedName):
         if isinstance(parsed, BadRow):
             raise BadRow(f"field '{name}': {parsed}")
         return parsed
