@@ -6,6 +6,7 @@ import io
 import json
 import re
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,29 @@ def test_configuration_is_text_and_one_row_is_a_row(tmp_path):
         read(top / "two.json", format="chat")
     with pytest.raises(UserError, match=r"a JSON object without rows"):
         read(top / "config.json", format="chat")
+
+
+def test_members_beside_the_list_of_rows_are_named_or_refused(tmp_path):
+    pair = {"prompt": "a", "response": "b"}
+    file = tmp_path / "a.json"
+    others = {"version": "1", "empty": "", "none": [None], "tags": ["x"], "c": 3, "d": {"e": 4}, "f": 5, "g": 6}
+    file.write_text(json.dumps({**others, "data": [pair, pair]}))
+    with pytest.warns(Notice) as notices:
+        assert len(read(file, format="chat")[0]) == 2
+    (notice,) = (str(notice.message) for notice in notices)
+    assert notice.endswith("only the rows of 'data' are read, not 'version', 'tags', 'c', 'd', 'f', ... beside them")
+    for name, value in {"system_prompt": "s", "input": ["x"], "tools": {"name": "t"}, "defaultPrompt": "p"}.items():
+        file.write_text(json.dumps({"data": [pair], name: value}))
+        with pytest.raises(UserError, match=f"member '{name}' beside the rows of 'data' is .*, which would be lost"):
+            read(file, format="chat")
+        assert len(read(file, format="chat", metadata=[name])[0]) == 1
+        assert len(read(file, field="prompt")[0]) == 1
+    file.write_text(json.dumps({"data": [pair], "prompts": 1, "input": "7"}))
+    assert len(read(file, format="chat")[0]) == 1
+    file.write_text(json.dumps({"data": [pair], "system": ""}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(read(file, format="chat")[0]) == 1
 
 
 def test_csv_quotes_line_ends_and_bad_rows(tmp_path):

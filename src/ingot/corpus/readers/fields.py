@@ -164,6 +164,11 @@ def is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, str) and value.strip() in ("", "[]", "{}", "null"))
 
 
+def has_text(value: Any) -> bool:
+    """Whether the value holds a text that is no number."""
+    return any(isinstance(leaf, str) and not is_empty(leaf) and not _is_number(leaf) for leaf in _leaves(value))
+
+
 def described(names: Mapping[str, Any]) -> str:
     """The field names of a row for an error message; a null is named, because it looks like a missing field."""
     shown = (f"{quoted(name)} with the value null" if value is None else quoted(name) for name, value in names.items())

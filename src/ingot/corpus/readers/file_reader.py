@@ -17,6 +17,7 @@ from ingot.corpus.documents import SCHEMA
 from ingot.corpus.funnel import Quarantined
 from ingot.corpus.readers import json_files, row_formats, tables, web
 from ingot.corpus.readers.content import Kind, content_kind, identify, not_text
+from ingot.corpus.readers.fields import MEANINGS, meaning, quoted
 from ingot.corpus.readers.files import UTF8, BadRow, Row, TextFile, not_utf8, row_too_long
 from ingot.corpus.readers.locate import InputFile
 from ingot.corpus.readers.packing import Damaged, unpacked
@@ -25,6 +26,10 @@ from ingot.corpus.readers.tables import LostRows
 from ingot.corpus.settings import CorpusSettings, Source
 
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 1024, 8 << 20
+MAX_OTHERS = 5
+"""Members of a JSON object beside its rows that a remark names."""
+_OF_EVERY_ROW = frozenset({"system", "prompt", "input", "tools"})
+"""Meanings of such members that say something about each row."""
 
 RAW = pa.schema([SCHEMA.field(name) for name in ("text", "source", "path", "offset", "group", "extra")])
 
@@ -159,8 +164,20 @@ class FileReader:
                 return
             self.remarks.append("a JSON object without rows, read as one text")
             yield from self._text(file)
-        else:
-            yield from self._rows(json_files.json_rows(file, layout))
+            return
+        others = {name: has_text for name, has_text in layout.others.items() if name not in self._metadata}
+        lost = None if text else next((n for n, t in others.items() if t and meaning(n) in _OF_EVERY_ROW), None)
+        if lost is not None:
+            what = MEANINGS[str(meaning(lost))].what
+            self._reject(
+                f"member {quoted(lost)} beside the rows of {quoted(layout.field)} is {what}, which would be lost here; "
+                "write it into the rows, or list it in `metadata` to leave it out"
+            )
+            return
+        if others:
+            named = ", ".join(map(quoted, [*others][:MAX_OTHERS])) + (", ..." if len(others) > MAX_OTHERS else "")
+            self.remarks.append(f"only the rows of {quoted(layout.field)} are read, not {named} beside them")
+        yield from self._rows(json_files.json_rows(file, layout))
 
     def _text(self, file: TextFile) -> Iterator[Raw]:
         """The complete file as one document, or cut at ends of lines into documents of at most `max_bytes`."""

@@ -9,10 +9,11 @@ import codecs
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from ingot.core.errors import shortened
+from ingot.corpus.readers.fields import has_text, is_empty
 from ingot.corpus.readers.files import BadRow, Row, TextFile, not_utf8, row_too_long
 from ingot.corpus.readers.packing import Damaged
 
@@ -44,6 +45,8 @@ class Layout(NamedTuple):
     """The elements of the top-level array; those of one list in an object; the top-level values; nowhere."""
     field: str = ""
     """The name of the list in the object."""
+    others: Mapping[str, bool] = {}
+    """The first members beside the list that are not empty -> whether they hold text. They are not read."""
 
 
 def jsonl_rows(file: TextFile) -> Iterator[Row]:
@@ -79,7 +82,7 @@ def scan(file: TextFile, names: Collection[str]) -> Layout:
         following = stream.peek()
     except Damaged:
         if len(shape.tables) == 1:  # its complete rows are read before the damage
-            return Layout("table", shape.tables[0])
+            return Layout("table", shape.tables[0], shape.others)
         raise
     if following == "{":
         return Layout("values")
@@ -132,12 +135,17 @@ def _reject_surrogates(value: Any) -> Any:
     return value
 
 
+_MAX_OTHERS = 1000
+
+
 class _Shape:
     """What is in a JSON object, in little memory: it may have a million members."""
 
     def __init__(self) -> None:
         self.tables: list[str] = []
         """Names of the lists of objects or of lists."""
+        self.others: dict[str, bool] = {}
+        """As in `Layout`."""
         self._names: list[str] = []
         self._members = 0
         self._nested = ""
@@ -154,13 +162,16 @@ class _Shape:
         self._numbers &= name.isdigit()
         self._names += [name] if len(self._names) < 8 else []
         if stream.peek() != "[":
-            self._add_value(name, stream.value())
+            self._add_value(name, value := stream.value())
+            self._add_other(name, value)
             return
         length = 0
         for value in stream.elements():
             if length == 0 and isinstance(value, dict | list):
                 self.tables.append(name)
                 self._pandas = "columns" in self._names and isinstance(value, list)
+            if name not in self.tables:
+                self._add_other(name, value)
             length += 1
         self._lists |= {length} if len(self._lists) < 2 else set()
 
@@ -173,12 +184,16 @@ class _Shape:
         else:
             self._others = True
 
+    def _add_other(self, name: str, value: Any) -> None:
+        if len(self.others) < _MAX_OTHERS and not self.others.get(name) and not is_empty(value):
+            self.others[name] = has_text(value)
+
     def layout(self) -> Layout:
         """Where the rows are. Raises Damaged."""
         if len(self.tables) > 1 or self._pandas:
             raise Damaged(f"a JSON object with several lists of rows ({self.names()}), {_EXPECTED}")
         if self.tables:
-            return Layout("table", self.tables[0])
+            return Layout("table", self.tables[0], self.others)
         if self._nested:
             raise Damaged(f"a JSON object with rows inside '{self._nested}', {_EXPECTED}")
         if self._members == 1 and self._objects and not self._numbered:
