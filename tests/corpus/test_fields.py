@@ -307,6 +307,9 @@ def test_prompts_keep_what_an_answer_is_checked_with():
     [
         ({"score_chosen": 3, "score_rejected": 7}, "'score_chosen' is lower than that of the rejected answer"),
         ({"chosen_rating": "1.5", "rejected_rating": "4"}, "'chosen_rating' is lower"),
+        ({"chosen-rating": 3, "rejected-rating": 7}, "'chosen-rating' is lower than that of the rejected answer"),
+        ({"chosenScore": "3", "rejectedScore": "7"}, "'chosenScore' is lower than that of the rejected answer"),
+        ({"scoreMargin": -0.5}, "'scoreMargin' is negative"),
         ({"margin": -0.5}, "'margin' is negative"),
         ({"label": 1}, "field 'label' is a label"),
         ({"preference": "B"}, "field 'preference' is a label"),
@@ -318,6 +321,7 @@ def test_labels_that_may_contradict_a_pair_are_named(beside, words):
 
 def test_scores_that_agree_with_a_pair_are_kept():
     beside = {"score_chosen": 7.0, "score_rejected": 3, "margin": 4, "chosen_length": 1, "rejected_length": 2}
+    beside |= {"chosenRating": 7, "rejectedRating": 3}
     found = parse("pairs", {"prompt": "q", "chosen": "a", "rejected": "b", **beside})
     assert json.loads(found.extra or "") == beside
 

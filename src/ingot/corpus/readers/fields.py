@@ -132,7 +132,7 @@ def meaning(name: str) -> str | None:
     `toolCalls` is `tool_calls`, `option_a` and `choice2` are choices, `supporting_context` is an input, `prompt_id` is
     metadata. Images, reasoning and tools count anywhere in the name, except before metadata such as `image_id`.
     """
-    words = _words(name)
+    words = [*words_of(name)]
     if found := _lookup("_".join(words)):
         return found
     while len(words) > 1 and (words[-1].isdigit() or len(words[-1]) == 1):
@@ -147,9 +147,10 @@ def meaning(name: str) -> str | None:
     return strong if strong and found in (None, "part") else found
 
 
-def _words(name: str) -> list[str]:
+@functools.lru_cache(maxsize=4096)
+def words_of(name: str) -> tuple[str, ...]:
     """`toolCalls_2` as `tool`, `calls`, `2`."""
-    return re.findall(r"[a-z]+|\d+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())
+    return (*re.findall(r"[a-z]+|\d+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()),)
 
 
 def _lookup(name: str) -> str | None:
@@ -237,7 +238,7 @@ class FieldUses:
 
     def _use_of(self, name: str, value: Any, place: Place, where: str) -> str:
         means = meaning(name)
-        if means is None and isinstance(value, bool) and "loss" in map(_lookup, _words(name)):  # `train_on_turn`
+        if means is None and isinstance(value, bool) and "loss" in map(_lookup, words_of(name)):  # `train_on_turn`
             means = "loss"
         if means == "metadata":
             return "metadata"

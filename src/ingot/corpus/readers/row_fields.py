@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ingot.corpus.readers.fields import NAMES, ROLES, FieldUses, Format, Role, described, is_empty, quoted
+from ingot.corpus.readers.fields import NAMES, ROLES, FieldUses, Format, Role, described, is_empty, quoted, words_of
 from ingot.corpus.readers.files import BadRow
 from ingot.corpus.readers.json_files import RepeatedName, parse
 from ingot.corpus.readers.messages import (
@@ -158,11 +158,13 @@ class RowFields:
 
     def check_order(self) -> None:
         """Raise BadRow if a margin, or scores of both answers, say that the rejected answer is the better one."""
+        by_words = {words_of(name): value for name, value in self._row.items()}
         for name, value in self._row.items():
-            score, words = _number(value), {*name.lower().split("_")}
+            score, words = _number(value), words_of(name)
             if score is None or name in self.uses.metadata:
                 continue
-            other = _number(self._row.get(name.replace("chosen", "rejected"))) if words & _SCORES else None
+            partner = tuple("rejected" if word == "chosen" else word for word in words)
+            other = _number(by_words.get(partner)) if partner != words and not _SCORES.isdisjoint(words) else None
             if other is not None and score < other:
                 raise BadRow(f"field {quoted(name)} is lower than that of the rejected answer; swap the two answers")
             if "margin" in words and score < 0:
