@@ -21,7 +21,11 @@ def test_corpus(finished, capsys):
     shown = capsys.readouterr().out
     assert '<script>alert("owned")</script>' in shown
     assert "line 43" in shown
-    assert "field text: document, " in shown
+    counts = data["funnel"]
+    read = counts["in"]["documents"] - counts["quarantined"]["documents"]
+    assert counts["kept"]["documents"] < read, "of the documents read some are dropped"
+    (field,) = (field for field in counts["fields"] if field["field"] == "text")
+    assert f"field text: document, {field['rows']:,} of {read:,} rows" in shown
 
 
 def test_store(finished, capsys):

@@ -82,8 +82,9 @@ def print_corpus(data: dict[str, Any]) -> None:
     for entry in data["contamination"]:
         place = f"{entry['path']}, document at {entry['offset']:,}"
         out.print(Text(f"contaminated: {place} contains {entry['item']}"), soft_wrap=True)
+    read = total["documents"] - funnel["quarantined"]["documents"]  # fields are counted before anything is dropped
     for entry in funnel.get("fields", []):
-        rows = f"{entry['rows']:,} of {funnel['kept']['documents']:,} rows"
+        rows = f"{entry['rows']:,} of {read:,} rows"
         out.print(Text(f"field {entry['field']}: {entry['use']}, {rows}"), soft_wrap=True)
     for sample in data["dropped"]:
         out.print(
