@@ -85,6 +85,14 @@ def test_a_how_to_is_a_page_whose_recipe_is_legal(page: Path, tmp_path: Path) ->
         assert all(graph.nodes for graph in load_graphs(tmp_path / "recipe.toml", [], tmp_path / "runs"))
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_table_begins_with_its_head(page: Path) -> None:
+    """A row below an empty line is no part of the table above."""
+    lines = ["", *re.sub(r"```.*?```", "", page.read_text(), flags=re.S).splitlines(), ""]
+    first = [n for n, line in enumerate(lines) if line.startswith("|") and not lines[n - 1].startswith("|")]
+    assert [lines[n] for n in first if not re.match(r"\| ?:?--", lines[n + 1])] == []
+
+
 def test_index_and_site_have_every_page() -> None:
     pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
     pages = {page for page in pages if not page.startswith("archive/")} - {"index.md"}

@@ -10,11 +10,12 @@ import pytest
 
 from ingot.core.errors import UserError
 from ingot.core.events import Display, EventLog
+from ingot.corpus import holdout
 from ingot.corpus.build import build
 from ingot.corpus.documents import SCHEMA, iter_texts, read_documents
 from ingot.corpus.readers import locate, read
 from ingot.corpus.readers.python_library import library_files
-from ingot.corpus.settings import DOCS, STDLIB
+from ingot.corpus.settings import DOCS, STDLIB, HoldoutSettings
 from ingot.corpus.spool import SPOOL
 from tests.corpus.corpus_helpers import funnel, jsonl, make, settings
 
@@ -203,8 +204,15 @@ def test_a_held_out_share_of_the_text_far_from_the_wanted_is_named(tmp_path, cap
     build(settings(source, holdout={"fraction": 0.1, "by": by}), out, Display(), log)
     log.close()
     said = capsys.readouterr()
-    assert ("% of the text is held out, expected 10.0%" in said.err + said.out) == notified
+    notice = (
+        "% of the text is held out, expected 10.0%, because few documents are drawn, or they differ in size; "
+        'by = "characters" takes that into account'
+    )
+    assert (notice in said.err + said.out) == notified
     assert "% of the text)" in said.err + said.out
+    notice = holdout.share_notice(HoldoutSettings(fraction=0.1, by=by), 3, 10, divisible=False)
+    assert notice is not None
+    assert notice.endswith("few documents are drawn, or they differ in size; another fraction may come closer")
 
 
 def test_an_empty_split_is_refused_with_the_way_out(tmp_path):
@@ -212,6 +220,15 @@ def test_an_empty_split_is_refused_with_the_way_out(tmp_path):
     with pytest.raises(UserError, match=r'leaves no held-out document of 1; use by = "characters"'):
         make(tmp_path / "out", tmp_path / "a.txt", holdout={"fraction": 0.01})
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["metrics.jsonl"]
+    (tmp_path / "b.txt").write_text("b")
+    chats = jsonl(tmp_path / "a.jsonl", [{"prompt": "a", "completion": "b"}])  # no conversation is cut
+    for source, table in (
+        (tmp_path / "b.txt", {"holdout": {"fraction": 0.5, "by": "characters"}}),
+        (chats, {"format": "chat", "holdout": {"fraction": 0.01}}),
+        (chats, {"format": "chat", "holdout": {"fraction": 0.01, "by": "characters"}}),
+    ):
+        with pytest.raises(UserError, match=r"leaves no .* document of 1; choose another fraction, or add documents"):
+            make(tmp_path / "out", source, **table)
 
 
 def test_repeat_writes_training_documents_again_at_the_end(tmp_path):

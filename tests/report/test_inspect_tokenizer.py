@@ -4,9 +4,11 @@ import json
 
 import pytest
 
+from ingot.core.artifact import atomic_json
 from ingot.core.errors import UserError
 from ingot.report.html.panels import panel
 from ingot.report.inspect.tokenizer import SENTENCE, merges, print_tokenizer, tokenizer
+from ingot.tokenizer.byte_bpe import Char
 
 
 def test_facts_and_pieces(finished, capsys):
@@ -20,6 +22,14 @@ def test_facts_and_pieces(finished, capsys):
     assert "bpe: byte-bpe, 300 ids, 16 special tokens; encodes any text" in out
     assert f"{len(data['pieces'])} tokens" in out
     assert "script Latin" in out
+
+
+@pytest.mark.parametrize(("alphabet", "words"), [("abc", "encodes exactly, but its own"), (None, "encodes any")])
+def test_characters_encode_no_others(tmp_path, capsys, alphabet, words):
+    Char(alphabet).save(tmp_path / "tokenizer.json")
+    atomic_json(tmp_path / "inputs.json", {"name": "letters", "kind": "tokenizer", "settings": {}, "inputs": {}})
+    print_tokenizer(tokenizer(tmp_path))
+    assert f"special tokens; {words}" in capsys.readouterr().out
 
 
 def test_any_stage_with_a_tokenizer_will_do(finished):

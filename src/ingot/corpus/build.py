@@ -67,7 +67,8 @@ def build(settings: CorpusSettings, out: Path, display: Display, log: EventLog) 
             train = _train_characters(settings, spool, verdicts) if settings.holdout.by in holdout.BY_SIZE else None
             tally = _write_kept(settings, _kept_documents(spool, verdicts, loaded, funnel, audit), train, out)
             _check_nonempty(settings, funnel)
-            holdout.check_split(settings.holdout, tally["train_documents"], tally["val_documents"])
+            is_text = settings.format == "text"
+            holdout.check_split(settings.holdout, tally["train_documents"], tally["val_documents"], is_text)
     except UserError:
         _remove_old(out)
         spool.remove()
@@ -95,7 +96,7 @@ def build(settings: CorpusSettings, out: Path, display: Display, log: EventLog) 
         )
     for notice in _field_notices(funnel, settings.format):
         display.notify(notice)
-    if notice := holdout.share_notice(settings.holdout, result["val_bytes"], result["bytes"]):
+    if notice := holdout.share_notice(settings.holdout, result["val_bytes"], result["bytes"], is_text):
         display.notify(notice)
     if warning := _quality_warning(funnel):
         display.notify(warning)

@@ -101,12 +101,13 @@ def _cut(document: pa.Table, characters: int) -> pa.Table:
     return pa.Table.from_pylist([{**row, "text": t, "bytes": len(t.encode())} for t in halves], document.schema)
 
 
-def check_split(holdout: HoldoutSettings, train: int, val: int) -> None:
+def check_split(holdout: HoldoutSettings, train: int, val: int, divisible: bool) -> None:
     """Refuse a split without training or without validation documents.
 
     Args:
         holdout: the settings of the split.
         train, val: number of documents in each split.
+        divisible: whether documents can be cut.
 
     Raises:
         UserError: one of them is 0 although the settings hold out a part.
@@ -114,22 +115,27 @@ def check_split(holdout: HoldoutSettings, train: int, val: int) -> None:
     if holdout.fraction == 0 or (train and val):
         return
     empty, total = ("held-out" if train else "training"), train + val
+    advice = "choose another fraction, or add documents"
+    if divisible and holdout.by not in BY_SIZE:
+        advice = 'use by = "characters" (it can cut a document) or another fraction'
     raise UserError(
-        f'holdout: fraction = {holdout.fraction:g} by = "{holdout.by}" leaves no {empty} document of {total}; '
-        'use by = "characters" (it can cut a document) or another fraction'
+        f'holdout: fraction = {holdout.fraction:g} by = "{holdout.by}" leaves no {empty} document of {total}; {advice}'
     )
 
 
-def share_notice(holdout: HoldoutSettings, held_out: int, total: int) -> str | None:
+def share_notice(holdout: HoldoutSettings, held_out: int, total: int, divisible: bool) -> str | None:
     """One line if less than half or more than twice the wanted fraction of the text is held out.
 
     Args:
         holdout: the settings of the split.
         held_out, total: bytes of the documents held out, and of all that were kept.
+        divisible: whether documents can be cut.
     """
     if not total or holdout.fraction / 2 <= held_out / total <= holdout.fraction * 2:
         return None
+    by_size = divisible and holdout.by not in BY_SIZE
+    advice = 'by = "characters" takes that into account' if by_size else "another fraction may come closer"
     return (
-        f"holdout: {held_out / total:.1%} of the text is held out, expected {holdout.fraction:.1%}, because documents "
-        f'differ in size; by = "characters" takes that into account'
+        f"holdout: {held_out / total:.1%} of the text is held out, expected {holdout.fraction:.1%}, because few "
+        f"{'groups' if holdout.by == 'group' else 'documents'} are drawn, or they differ in size; {advice}"
     )

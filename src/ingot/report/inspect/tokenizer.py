@@ -135,6 +135,7 @@ def _facts(stage: Path, tokenizer: Tokenizer) -> dict[str, Any]:
         "roles": dict(tokenizer.special_tokens_map),
         "template": tokenizer.template,
         "lossless": tokenizer.lossless,
+        "encodes_any_text": tokenizer.lossless and getattr(tokenizer, "alphabet", None) is None,
         "report": reading.read_json(stage / "report.json"),
     }
 
@@ -178,7 +179,9 @@ def print_tokenizer(data: dict[str, Any]) -> None:
 
 def _print_facts(data: dict[str, Any]) -> None:
     out, report = console(), data["report"]
-    lossless = "encodes any text" if data["lossless"] else "cannot encode every text"
+    lossless = "cannot encode every text"
+    if data["lossless"]:
+        lossless = "encodes any text" if data["encodes_any_text"] else "encodes exactly, but its own characters alone"
     specials = f"{len(data['specials'])} special tokens"
     line = f"{data['stage']}: {data['type']}, {data['vocab']:,} ids, {specials}; {lossless}"
     out.print(Text(line, "bold"), soft_wrap=True)
