@@ -11,6 +11,8 @@ from ingot.core.errors import UserError
 from ingot.pipeline.graph import load_graph
 from ingot.report.plan import plan_rows
 from ingot.stages.models.load import load_model
+from ingot.stages.tokenize.export import export_tokens
+from ingot.store.reader import Store
 
 AGAIN = """
 [run]
@@ -76,6 +78,21 @@ def test_training_on_files_of_another_tool_is_training_on_the_store(
         refused = ingot(*command, cwd=work)
         assert (refused.returncode, found in refused.stderr) == (2, True), refused.stderr
         assert not Path("new").exists()
+
+
+def test_a_store_is_read_again_with_the_tokenizer_exported_beside_it(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """datatrove's metadata name the tokenizer, and the exported one is another file."""
+    monkeypatch.chdir(work)
+    stage = Path(package.run("tiny.toml", only=["clean@bpe"])["clean@bpe"].directory)
+    export_tokens(stage, Path("out"), "datatrove", print)
+    recipe(work, "datatrove", "ds")
+    Path("again.toml").write_text(Path("again.toml").read_text().replace("runs/tiny/bpe", "out"))
+    again = Path(package.run("again.toml", only=["clean"])["clean"].directory)
+    first, second = (Store.open(directory / "train") for directory in (stage, again))
+    assert first.tokenizer != second.tokenizer
+    assert first.ids.read(0, first.tokens).tolist() == second.ids.read(0, second.tokens).tolist()
 
 
 def test_the_plan_and_the_key_follow_the_content_of_the_files(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from ingot.store.token_formats import TokenFormat, files_beside
 from ingot.store.token_import import import_tokens
 from ingot.store.writer import IDENTITY, StoreWriter
 from ingot.tokenizer.byte_bpe import ByteBPE, Char
+from ingot.tokenizer.hf_files import export_tokenizer, import_tokenizer
 from tests.tokenizer.text_helpers import SOURCES
 
 FORMATS = get_args(TokenFormat)
@@ -191,6 +192,24 @@ def test_damaged_files_are_refused(
     damage(tmp_path)
     with pytest.raises(UserError, match=found):
         read_tokens(file, format, 9, "t")
+
+
+def test_an_export_is_read_with_the_tokenizer_that_is_exported_with_it(
+    store: Store, bpe: ByteBPE, display: Display, log: EventLog, tmp_path: Path
+) -> None:
+    """Its file is that of another program, so its fingerprint differs; every id stands for the same bytes."""
+    write_store(store, tmp_path / "train", "datatrove", bpe.eot, bpe.vocabulary_digest)
+    export_tokenizer(bpe, tmp_path / "tokenizer")
+    exported = import_tokenizer(tmp_path / "tokenizer")
+    assert exported.fingerprint != bpe.fingerprint
+    files = {"train": [tmp_path / "train.ds"], "val": []}
+    for tokenizer in (exported, bpe):
+        import_tokens(files, "datatrove", tokenizer, tmp_path / tokenizer.fingerprint, display, log)
+        again = Store.open(tmp_path / tokenizer.fingerprint / "train", tokenizer=tokenizer.fingerprint)
+        assert np.array_equal(again.ids.read(0, again.tokens), store.ids.read(0, store.tokens))
+    swapped = ByteBPE([*bpe.tokens[:-2], bpe.tokens[-2] + b"~", bpe.tokens[-1]], bpe.pattern)
+    with pytest.raises(UserError, match=f"found tokenizer {bpe.vocabulary_digest}, expected .*; name the tokenizer"):
+        import_tokens(files, "datatrove", swapped, tmp_path / "out", display, log)
 
 
 def test_arrays_and_wider_ids_are_not_read_as_ids_of_16_bits(tmp_path: Path) -> None:

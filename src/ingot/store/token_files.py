@@ -13,7 +13,7 @@ Sources: karpathy/nanoGPT `data/*/prepare.py`, karpathy/llm.c `dev/data/data_com
 """
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ _MEGATRON_TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _MEGATRON_U2_VOCAB = 65_500
 """Megatron stores ids of a smaller vocabulary as u2, others as i4."""
 _OWN = "ingot-"
-"""Begins the name of a tokenizer in datatrove's metadata; its fingerprint follows."""
+"""Begins the name of a tokenizer in datatrove's metadata; the digest of its vocabulary, or its fingerprint, follows."""
 _NUMPY = b"\x93NUMPY"
 _WIDE_SAMPLE, _WIDE_IDS, _WIDE_UPPER = 1 << 20, 16, 4
 """Values of 16 bits that are looked at for wider ids, the fewest that tell, and the bound of upper halves: vocabularies
@@ -49,14 +49,14 @@ class Tokens(NamedTuple):
     ends: np.ndarray
 
 
-def read_tokens(file: Path, format: TokenFormat, eot: int | None, tokenizer: str) -> Tokens:
+def read_tokens(file: Path, format: TokenFormat, eot: int | None, *tokenizer: str) -> Tokens:
     """The tokens of a file.
 
     Args:
         file: the file with the ids.
         format: its format.
         eot: id of the end of text, after which a document ends where the format records none.
-        tokenizer: fingerprint of the tokenizer.
+        tokenizer: digests by which a file may name its tokenizer: that of the vocabulary, and the fingerprint.
 
     Raises:
         UserError: a file is missing, cut off, of another format, or made by another tokenizer.
@@ -109,7 +109,7 @@ def _written(store: Store, file: Path, dtype: str, header: bytes = b"") -> None:
             out.write(store.ids.read(start, min(store.tokens, start + CHUNK)).astype(dtype, copy=False).tobytes())
 
 
-def _read_nanogpt(file: Path, eot: int | None, tokenizer: str) -> Tokens:
+def _read_nanogpt(file: Path, eot: int | None, tokenizer: Sequence[str]) -> Tokens:
     with file.open("rb") as start:
         header = start.read(8)
     if header in [struct.pack("<2i", *pair) for pair in _LLM_C.values()]:
@@ -148,7 +148,7 @@ def _write_nanogpt(store: Store, path: Path, tokenizer: str) -> None:
     _written(store, path.with_suffix(".bin"), "<u2")
 
 
-def _read_llm_c(file: Path, eot: int | None, tokenizer: str) -> Tokens:
+def _read_llm_c(file: Path, eot: int | None, tokenizer: Sequence[str]) -> Tokens:
     with file.open("rb") as start:
         header = start.read(12)
     magic, version, count = struct.unpack("<3i", header.ljust(12, b"\0"))
@@ -171,7 +171,7 @@ def _write_llm_c(store: Store, path: Path, tokenizer: str) -> None:
     _written(store, path.with_suffix(".bin"), dtype, header)
 
 
-def _read_megatron(file: Path, eot: int | None, tokenizer: str) -> Tokens:
+def _read_megatron(file: Path, eot: int | None, tokenizer: Sequence[str]) -> Tokens:
     index = file.with_suffix(".idx")
     if not regular(index).exists():
         raise MissingFile(f"{file}: found no {index.name} beside it, expected Megatron's index; copy it too")
@@ -216,7 +216,7 @@ def _write_megatron(store: Store, path: Path, tokenizer: str) -> None:
         out.write(np.arange(len(ends) + 1, dtype="<i8").tobytes())
 
 
-def _read_datatrove(file: Path, eot: int | None, tokenizer: str) -> Tokens:
+def _read_datatrove(file: Path, eot: int | None, tokenizer: Sequence[str]) -> Tokens:
     index, metadata, loss = (Path(f"{file}.{name}") for name in ("index", "metadata", "loss"))
     if loss.exists():
         raise UserError(f"{loss}: marks ids that are not trained on, which is not read; tokenize without it")
@@ -229,10 +229,10 @@ def _read_datatrove(file: Path, eot: int | None, tokenizer: str) -> Tokens:
     ids = _mapped(file, f"<u{size}")
     if len(ids) != count:
         raise UserError(f"{file}: found {len(ids):,} ids of {size} bytes, expected {count:,} by its index; {_COPY}")
-    if name.startswith(_OWN) and name != _OWN + tokenizer:
+    if name.startswith(_OWN) and name.removeprefix(_OWN) not in tokenizer:
         raise UserError(
-            f"{metadata}: found tokenizer {name.removeprefix(_OWN)}, expected {tokenizer}; name the tokenizer that "
-            "made the file"
+            f"{metadata}: found tokenizer {name.removeprefix(_OWN)}, expected {' or '.join(tokenizer)}; name the "
+            "tokenizer that made the file"
         )
     return Tokens(ids, ends)
 
@@ -251,23 +251,23 @@ def _write_datatrove(store: Store, path: Path, tokenizer: str) -> None:
     path.with_suffix(".ds.metadata").write_text(f"{_OWN}{tokenizer}|{size}\n{store.tokens}\n{store.tokens:,} T")
 
 
-_READERS: dict[TokenFormat, Callable[[Path, int | None, str], Tokens]] = {
+_READERS: dict[TokenFormat, Callable[[Path, int | None, Sequence[str]], Tokens]] = {
     "nanogpt": _read_nanogpt,
     "llm.c": _read_llm_c,
     "megatron": _read_megatron,
     "datatrove": _read_datatrove,
 }
-"""(file, id of the end of text, fingerprint of the tokenizer) -> its tokens."""
+"""(file, id of the end of text, digests of the tokenizer) -> its tokens."""
 _WRITERS: dict[TokenFormat, Callable[[Store, Path, str], None]] = {
     "nanogpt": _write_nanogpt,
     "llm.c": _write_llm_c,
     "megatron": _write_megatron,
     "datatrove": _write_datatrove,
 }
-"""(store, path without suffix, fingerprint of the tokenizer) writes the files."""
+"""(store, path without suffix, digest of the tokenizer) writes the files."""
 
 
-def write_store(store: Store, path: Path, format: TokenFormat, eot: int | None) -> list[str]:
+def write_store(store: Store, path: Path, format: TokenFormat, eot: int | None, vocabulary: str = "") -> list[str]:
     """Write a store of texts in another format.
 
     Args:
@@ -275,6 +275,8 @@ def write_store(store: Store, path: Path, format: TokenFormat, eot: int | None) 
         path: the files to write, without suffix.
         format: the format.
         eot: id of the end of text.
+        vocabulary: digest of the tokenizer's vocabulary, which the exported tokenizer has too; "": its fingerprint is
+            written instead.
 
     Returns:
         What the files do not say, as messages.
@@ -287,7 +289,7 @@ def write_store(store: Store, path: Path, format: TokenFormat, eot: int | None) 
             f"{store.path}: found documents of format {store.content}, expected text, because token files do not say "
             "which ids are trained on"
         )
-    _WRITERS[format](store, path, store.tokenizer)
+    _WRITERS[format](store, path, vocabulary or store.tokenizer)
     if files_beside(path, format) or _has_borders(store, eot):
         return []
     return [f"{path.name}: the format records no documents, and not every one of them ends in the end of text"]

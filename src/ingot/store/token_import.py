@@ -41,8 +41,9 @@ def import_tokens(
         UserError: as `read_tokens`, or an id outside the vocabulary.
     """
     result: dict[str, Any] = {}
+    digests = (tokenizer.vocabulary_digest, tokenizer.fingerprint)
     for split in SPLITS:
-        opened = [(file, read_tokens(file, format, tokenizer.eot, tokenizer.fingerprint)) for file in files[split]]
+        opened = [(file, read_tokens(file, format, tokenizer.eot, *digests)) for file in files[split]]
         for file, tokens in opened:
             check_ids(file, tokens, tokenizer.vocab)
             _notify_start(file, tokens, tokenizer, display)

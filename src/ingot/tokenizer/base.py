@@ -65,6 +65,11 @@ class Tokenizer(ABC):
         return digest_json(self.definition())
 
     @property
+    def vocabulary_digest(self) -> str:
+        """Digest of the bytes of all ids. Tokenizers whose files differ share it where every id means the same."""
+        return digest_json([self.token_bytes(token).hex() for token in range(self.vocab)])
+
+    @property
     def eot(self) -> int | None:
         """The id that ends a document, or None."""
         return self.specials.get(self.special_tokens_map.get("eos_token", ""))

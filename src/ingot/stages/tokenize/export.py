@@ -40,7 +40,9 @@ def export_tokens(stage: Path, to: Path, format: TokenFormat, notify: Callable[[
     with atomic_directory(to) as directory:
         for split in SPLITS:
             store = Store.open(stage / split, tokenizer=tokenizer.fingerprint)
-            for message in write_store(store, directory / split, format, tokenizer.eot) if store.tokens else []:
-                notify(message)
+            if store.tokens:
+                messages = write_store(store, directory / split, format, tokenizer.eot, tokenizer.vocabulary_digest)
+                for message in messages:
+                    notify(message)
         export_tokenizer(tokenizer, directory)
     return sorted(to.iterdir())
