@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from ingot.corpus.documents import DocumentWriter
 from ingot.corpus.scores import sorting
-from ingot.corpus.scores.selection import NO_PHASE, decide, interval
+from ingot.corpus.scores.selection import NO_PHASE, decide, interval, tie
 from ingot.corpus.scores.settings import Bounds, Phase, Sorting
 from ingot.corpus.scores.sorting import SortedDocuments, sorted_rows
 
@@ -39,6 +39,28 @@ def test_ranges_that_adjoin_share_no_document_and_leave_none_out(n: int) -> None
     ranges = [Bounds(between=(a, b)) for a, b in itertools.pairwise(cuts)]
     total = np.sum([interval(bounds, scores).contains(scores) for bounds in ranges], axis=0)
     assert (total == 1).all()
+
+
+def test_a_quantile_among_equal_scores_is_named() -> None:
+    equal, mixed = np.full(100, 0.5, np.float32), np.repeat(np.arange(4, dtype=np.float32), 25)
+    for bounds, kept in ((Bounds(top=0.5), 100), (Bounds(bottom=0.5), 0), (Bounds(between=(0.1, 0.6)), 0)):
+        assert interval(bounds, equal).contains(equal).sum() == kept
+        found = tie(bounds, equal)
+        assert found is not None
+        assert (found.kept, found.asked, found.equal, found.documents) == (kept, 50, 100, 100)
+    found = tie(Bounds(top=0.1), mixed)
+    assert found is not None
+    assert found.message("a") == (
+        "a: top = 0.1 keeps 25 of 100 documents, expected 10, because 25 of them have the score 3 and equal scores are "
+        "kept or dropped together; choose another fraction or score"
+    )
+    for bounds in (Bounds(top=0.5), Bounds(top=0.48), Bounds(top=1), Bounds(min=0.5)):
+        assert tie(bounds, mixed) is None
+    assert all(tie(Bounds(top=q / 100), _scores(n)) is None for q in range(1, 100) for n in (1, 7, 100))
+    assert tie(Bounds(top=0.5), equal[:0]) is None
+    phases = [Phase(name="p", where={"a": Bounds(top=0.1)}), Phase(name="rest")]
+    decision = decide({"a": mixed}, np.ones(100, bool), {"a": Bounds(bottom=0.9)}, phases)
+    assert [*decision.ties] == ["a", "p.a"]
 
 
 def test_thresholds_do_not_depend_on_the_order_of_documents_nor_on_held_out_ones() -> None:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from ingot.evaluate import likelihood
 from ingot.pipeline.graph import load_graph
 from ingot.pipeline.run import job_of
 from ingot.stages import child
-from ingot.stages.selection import partial, score
+from ingot.stages.selection import partial, score, select
 from ingot.store.reader import Store
 
 RUNS = Path("runs")
@@ -355,3 +356,27 @@ def test_nothing_left_is_an_error_that_says_why(world: Path) -> None:
     with pytest.raises(UserError, match=r"kept no training document of \d+ \(quality_low \d+\); relax the bounds"):
         child.run(job_of(graph, graph.nodes["phased"], quiet=True))
     assert not graph.stage(graph.nodes["phased"]).is_done()
+
+
+def test_equal_scores_at_a_quantile_are_named(
+    world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read = select._columns
+
+    def equal(corpus: Path, settings: Any) -> pa.Table:
+        table = read(corpus, settings)
+        at = table.column_names.index("score_quality")
+        return table.set_column(at, "score_quality", pa.array([0.5] * len(table), pa.float32()))
+
+    monkeypatch.setattr(select, "_columns", equal)
+    for bound in ("top", "bottom"):
+        where = f"stage.phased.where={{ quality = {{ {bound} = 0.5 }} }}"
+        graph = load_graph(Path("recipe.toml"), [where], RUNS)
+        job = job_of(graph, graph.nodes["phased"], quiet=False)
+        if bound == "top":
+            child.run(job)
+            found = r"quality: top = 0.5 keeps (\d+) of \1 documents, expected \d+, because \1 of them have the score"
+            assert re.search(found, capsys.readouterr().err)
+        else:
+            with pytest.raises(UserError, match=r"\(quality_high \d+; of quality, \d+ are equal: 0.5\); relax"):
+                child.run(job)

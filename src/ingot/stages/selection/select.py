@@ -37,6 +37,8 @@ from ingot.stages.job import Job
 from ingot.stages.selection.settings import SelectSettings
 
 HISTOGRAM_BINS = 40
+MAX_TIES = 10
+"""Rules with many equal scores that the run names; a rule per language may be a hundred."""
 _SORTED = ".sorted"
 
 
@@ -56,7 +58,10 @@ def run(job: Job) -> dict[str, Any]:
     dropped, counts = _numbers(reasons), split_counts(splits[kept], sizes[kept])
     if not counts["train_documents"]:
         counted = ", ".join(f"{reason} {number:,}" for reason, number in dropped.items())
+        counted += "".join(f"; of {rule}, {t.equal:,} are equal: {t.score:g}" for rule, t in decision.ties.items())
         raise UserError(f"kept no training document of {len(kept):,} ({counted}); relax the bounds")
+    for rule, tie in [*decision.ties.items()][:MAX_TIES]:
+        job.display.notify(tie.message(rule))
     order = None
     if settings.sort:
         clusters = table["cluster"].to_numpy()
