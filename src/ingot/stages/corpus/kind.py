@@ -23,7 +23,7 @@ def _keep_out(settings: CorpusSettings, files: list[str]) -> CorpusSettings:
 
 CORPUS = Kind(
     CorpusSettings,
-    13,
+    14,
     "ingot.stages.corpus.build:build",
     ("corpus", "stages/corpus"),
     makes="documents",

@@ -112,7 +112,7 @@ def _task_files(settings: EvaluateStageSettings) -> list[str]:
 
 EVALUATE = Kind(
     EvaluateStageSettings,
-    10,
+    11,
     "ingot.stages.evaluation.evaluate:run",
     (
         *MODEL_SOURCES,

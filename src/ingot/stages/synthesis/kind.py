@@ -83,7 +83,7 @@ def _label_facts(settings: LabelSettings) -> dict[str, Any]:
 
 LABEL = Kind(
     LabelSettings,
-    6,
+    7,
     "ingot.stages.synthesis.label:run",
     (
         *MODEL_SOURCES,
