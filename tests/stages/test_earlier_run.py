@@ -31,7 +31,8 @@ def run() -> Callable[..., Path]:
     seed = f"stage.tuned.seed={next(SEEDS)}"
 
     def call(*changes: str, quiet: bool = True) -> Path:
-        graph = load_graph(Path("grid.toml"), [seed, *changes], RUNS)
+        whole = [change for change in changes if change.startswith("stage.tuned={")]  # which has no seed
+        graph = load_graph(Path("grid.toml"), [*whole, seed, *(c for c in changes if c not in whole)], RUNS)
         for node in graph.needed(["tuned"]):
             child.run(job_of(graph, node, quiet))
         return graph.stage(graph.nodes["tuned"]).path
@@ -210,11 +211,26 @@ def test_learned_positions_of_another_number_are_another_model(run: Run) -> None
 
 
 def test_a_run_whose_micro_batch_would_be_another_begins_anew(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its sums are rounded otherwise. Where the setting makes them alike, it goes on."""
-    shorter = run(*_new())
+    """Its sums are rounded otherwise. A step that is one pass in both goes on, with this run's micro-batch."""
+    shorter = run(*_new(loop=", micro_batch = 1"))
     assert _began(run(*_new("batch = 8"), quiet=False)) == (None, 0)
-    assert "itsmicro-batchhas2rows,here8" in "".join(capsys.readouterr().err.split())
-    assert _began(run(*_new("batch = 7", loop=", micro_batch = 2"))) == (shorter.name, 4)
+    assert "itspasseshave1rows,here2" in "".join(capsys.readouterr().err.split())
+    stage = run(*_new("batch = 7", loop=", micro_batch = 1"))
+    assert _began(stage) == (shorter.name, 4)
+    other = run(*_new("batch = 6"))
+    assert _began(other)[0] is None or _began(other)[0] != shorter.name
+
+
+def test_a_step_of_one_pass_is_the_same_whatever_later_ones_need(run: Run) -> None:
+    longer = _new("batch = 8")
+    from_start = run(*longer)
+    expected = _weights(from_start, "00000008")
+    shutil.rmtree(from_start)
+    shorter = run(*_new())
+    stage = run(*longer)
+    assert _began(stage) == (shorter.name, 4)
+    assert json.loads((stage / "execution.json").read_text())["micro_batch"] == 8
+    assert _weights(stage, "00000008") == expected
 
 
 def test_rows_of_another_length_are_measured_where_the_run_goes_on(run: Run) -> None:

@@ -35,6 +35,7 @@ from ingot.model.config import ModelConfig
 from ingot.objectives.on_policy_settings import OnPolicySettings
 from ingot.stages.job import EXECUTION_FILE, TOKENIZER, Job, read_config, read_record
 from ingot.stages.training.data import Data
+from ingot.stages.training.phases import rows_per_draw
 from ingot.stages.training.settings import TrainSettings
 from ingot.stages.training.timeline import Timeline
 from ingot.stages.training.trace import open_training_data
@@ -59,6 +60,8 @@ class _EarlierRun:
     step: int
     same_rows: bool
     """Whether both runs are measured on the same rows, so that the best weights of one are those of the other."""
+    micro_batch: int
+    """Rows of a micro-batch of this run."""
 
 
 def go_on(job: Job, config: ModelConfig, data: Data, timeline: Timeline, micro_batch: int) -> dict[str, Any]:
@@ -102,18 +105,44 @@ def _find(job: Job, config: ModelConfig, data: Data, timeline: Timeline, micro_b
             continue  # another model, or other texts of the same ids
         same_data = _data(own) == _data(record)
         differs, difference = _first_difference((data, timeline), (other_data, other), max(steps), same_data)
-        if timeline.largest != other.largest and micro_batch != other_micro_batch:
-            differs, difference = 0, f"its micro-batch has {other_micro_batch:,} rows, here {micro_batch:,}"
+        alike = timeline.largest == other.largest  # then the micro-batch of the other run is taken over
+        if not alike:
+            each = rows_per_draw(TrainSettings.model_validate(own["settings"]))
+            theirs, ours = (
+                _pass_rows(line, rows, differs - 1, each)
+                for line, rows in ((other, other_micro_batch), (timeline, micro_batch))
+            )
+            if theirs != ours:
+                differs, difference = 0, f"its passes have {_listed(theirs)} rows, here {_listed(ours)}"
         step = next((s for s in steps if s < differs and _usable(checkpoint_path(stage / CHECKPOINTS, s), differs)), 0)
         if step > (best.step if best else 0):
             settings = EvaluateSettings.model_validate(record["settings"]["evaluate"])
             same_sample = own["settings"]["evaluate"]["tokens"] == settings.tokens and other.context == timeline.context
-            best = _EarlierRun(stage, step, same_data and same_sample)
+            rows = other_micro_batch if alike else micro_batch
+            best = _EarlierRun(stage, step, same_data and same_sample, rows)
         elif not step and difference:
             why = f"starting at step 1: {stage.name} is the same but for its length or data, and {difference}"
     if why and not best:
         job.display.notify(why)
     return best
+
+
+def _pass_rows(timeline: Timeline, micro_batch: int, last: int, each: int) -> list[int]:
+    """Rows of a forward pass in each phase up to a step: sums of other passes are rounded otherwise.
+
+    Args:
+        micro_batch: rows of a micro-batch of the longest rows (`Execution.rows`).
+        each: rows of a pass for each row that is drawn.
+    """
+    return [
+        min(timeline.rows(min(phase.last, last)) * each, micro_batch * (timeline.context // phase.context))
+        for phase in timeline.phases
+        if phase.first <= last
+    ]
+
+
+def _listed(rows: list[int]) -> str:
+    return " and ".join(f"{n:,}" for n in rows)
 
 
 def _adopt(earlier: _EarlierRun, job: Job) -> bool:
@@ -127,7 +156,8 @@ def _adopt(earlier: _EarlierRun, job: Job) -> bool:
         changes = {} if _copy_best(earlier, state, target) else {"best_step": 0, "best_val": None}
         if not earlier.same_rows:
             changes["evaluated"] = None
-        shutil.copyfile(earlier.stage / EXECUTION_FILE, job.out / EXECUTION_FILE)
+        execution = read_json(earlier.stage / EXECUTION_FILE)
+        atomic_json(job.out / EXECUTION_FILE, {**execution, "micro_batch": earlier.micro_batch})
         events = read_events(earlier.stage / METRICS)
         # the checkpoint comes last: a run that is killed before it begins this anew
         with _copied(checkpoint_path(source, earlier.step), checkpoint_path(target, earlier.step), changes):
