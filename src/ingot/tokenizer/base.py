@@ -9,6 +9,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ class Tokenizer(ABC):
         """Digest of the definition."""
         return digest_json(self.definition())
 
-    @property
+    @cached_property
     def vocabulary_digest(self) -> str:
         """Digest of the bytes of all ids. Tokenizers whose files differ share it where every id means the same."""
         return digest_json([self.token_bytes(token).hex() for token in range(self.vocab)])

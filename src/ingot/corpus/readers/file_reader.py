@@ -142,7 +142,8 @@ class FileReader:
                 self._reject(problem, offset=offset, bytes=size)
                 continue
             assert isinstance(page, web.Page)
-            guessed.update([page.guessed] if page.guessed else [])
+            if page.guessed:
+                guessed[page.guessed] += 1
             self._count_fields(dict.fromkeys(page.metadata, "metadata"))
             yield self._raw(page.text, offset, web.metadata_json(page))
         for name, pages in guessed.most_common():

@@ -130,9 +130,9 @@ def records(path: Path, packing: str | None, html: Html, max_bytes: int, skipped
         from fastwarc.warc import ArchiveIterator, WarcRecordType
     except ImportError:
         raise Damaged(f"is a WARC archive; {_INSTALL}") from None
-    response, conversion = WarcRecordType.response, WarcRecordType.conversion
+    response = WarcRecordType.response
     unread = [(name, getattr(WarcRecordType, name)) for name in ("resource", "revisit", "continuation")]
-    kinds = functools.reduce(operator.or_, (kind for _, kind in unread), response | conversion)
+    kinds = functools.reduce(operator.or_, (kind for _, kind in unread), response | WarcRecordType.conversion)
     with path.open("rb") as file:
         try:
             for record in ArchiveIterator(file, record_types=kinds, parse_http=True):

@@ -133,8 +133,9 @@ def decide(
     for name, bounds in where.items():
         values = scores[name]
         for group, rows in _groups(bounds, is_train, languages):
-            rule = intervals[f"{name}{group}"] = interval(bounds, values[is_train & rows])
-            ties[f"{name}{group}"] = tie(bounds, values[is_train & rows])
+            trained = values[is_train & rows]
+            rule = intervals[f"{name}{group}"] = interval(bounds, trained)
+            ties[f"{name}{group}"] = tie(bounds, trained)
             open_ = rows & (reasons == None)  # noqa: E711 - each element is compared
             reasons[open_ & np.isnan(values)] = f"{name}_missing"
             reasons[open_ & (values < rule.low)] = f"{name}_low"

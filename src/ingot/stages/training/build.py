@@ -276,9 +276,7 @@ def _annotate(job: Job, engine: Engine, data: Data, timeline: Timeline) -> None:
     """
     if not engine.objective.needs.columns:
         return
-    names = timeline.complete(data.source_size)
-    sources = [source for source in data.train_sources if not source.replay]
-    complete = [source for source in sources if source.name in names]
+    complete, all_are = data.complete(timeline)
     splits = [("train", source) for source in complete]
     splits += [("val", source) for source in data.held_out if not source.replay]
     rows = sum(source.plan.rows * source.plan.group for _, source in splits)
@@ -286,7 +284,7 @@ def _annotate(job: Job, engine: Engine, data: Data, timeline: Timeline) -> None:
         for split, source in splits:
             directory, needs = job.out / "columns" / f"{source.name}-{split}", engine.objective.needs
             add_columns(needs.columns, engine.annotate, engine.mesh, source, directory, bar.advance)
-    if not engine.objective.needs.companions_after_annotate and len(complete) == len(sources):
+    if not engine.objective.needs.companions_after_annotate and all_are:
         engine.release_companions()
 
 

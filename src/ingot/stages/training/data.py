@@ -43,6 +43,13 @@ class Data:
         merged = {s: source for _, sources in sorted(self.train.items()) for s, source in sources.items()}
         return [source for _, source in sorted(merged.items())]
 
+    def complete(self, timeline: Timeline) -> tuple[list[Source], bool]:
+        """The sources of the objective, without replayed ones, of which a run uses every row; and whether all are."""
+        epochs = timeline.epochs(self.source_size)
+        own = [source for source in self.train_sources if not source.replay]
+        complete = [source for source in own if epochs[source.name] >= 1 - 1e-9]  # epochs are rounded sums
+        return complete, len(complete) == len(own)
+
     @property
     def held_out_tokens(self) -> dict[str, int]:
         """Corpus -> tokens of its held-out rows, padding included, as a forward pass has them."""

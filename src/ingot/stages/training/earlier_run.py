@@ -135,7 +135,7 @@ def _pass_rows(timeline: Timeline, micro_batch: int, last: int, each: int) -> li
         each: rows of a pass for each row that is drawn.
     """
     return [
-        min(timeline.rows(min(phase.last, last)) * each, micro_batch * (timeline.context // phase.context))
+        timeline.pass_rows(phase, micro_batch, timeline.rows(min(phase.last, last)) * each)
         for phase in timeline.phases
         if phase.first <= last
     ]

@@ -194,10 +194,9 @@ def training_flops(settings: TrainSettings, config: ModelConfig, timeline: Timel
 
 def _micro_batch(settings: TrainSettings, timeline: Timeline, phase: Phase, ranks: int) -> int:
     """Rows of a forward pass in a phase. The setting applies to the longest rows; of shorter rows there are more."""
-    longest_rows = timeline.context
     each = rows_per_draw(settings)
-    rows = settings.loop.micro_batch_rows(longest_rows, math.ceil(timeline.max_rows * each / ranks))
-    return min(math.ceil(timeline.rows(phase.last) * each / ranks), rows * (longest_rows // phase.context))
+    rows = settings.loop.micro_batch_rows(timeline.context, math.ceil(timeline.max_rows * each / ranks))
+    return timeline.pass_rows(phase, rows, math.ceil(timeline.rows(phase.last) * each / ranks))
 
 
 def _batch(settings: TrainSettings, timeline: Timeline, inputs: ForecastInputs) -> dict[str, Any]:

@@ -128,12 +128,12 @@ def _companion_parameters(node: Node, directory: Directory, config: ModelConfig,
     assert isinstance(node.settings, TrainSettings)
     roles = in_role(node.inputs, "companion")
     if data and node.settings.objective.releases_companions:
-        complete = build_timeline(node.settings, config, data.source_size).complete(data.source_size)
-        if all(source.name in complete for source in data.train_sources if not source.replay):
+        _, all_are = data.complete(build_timeline(node.settings, config, data.source_size))
+        if all_are:
             for role in node.settings.objective.companions():
                 roles.pop(role, None)
     if node.settings.adapter and roles.get("reference") is node.inputs.get("init"):
-        roles.pop("reference", None)
+        del roles["reference"]
     return sum((_config_of(companion, directory) or config).parameters for companion in roles.values())
 
 

@@ -187,6 +187,10 @@ class Timeline:
         phase = self.phase(step)
         return phase.sizes.rows(step - phase.first + 1)
 
+    def pass_rows(self, phase: Phase, micro_batch: int, rows: int) -> int:
+        """Rows of a forward pass: `micro_batch` of the longest rows, more of shorter ones; at most `rows`."""
+        return min(rows, micro_batch * (self.context // phase.context))
+
     def at(self, step: int) -> tuple[Phase, np.ndarray, np.ndarray]:
         """Phase, sources and row numbers of a step (both int64, shape (rows,)), for rows of the phase's context."""
         phase = self.phase(step)
@@ -220,10 +224,6 @@ class Timeline:
         """Length of each warmup that is longer than the phases of its curve."""
         last = {curve: phase.last for curve, phase in zip(self.curves, self.phases, strict=True)}
         return [curve.schedule.warmup for curve, step in last.items() if curve.schedule.warmup > step - curve.origin]
-
-    def complete(self, sizes: SourceSizes) -> set[str]:
-        """The sources of which the run uses every row; sizes as in `epochs`, which are rounded sums."""
-        return {name for name, passes in self.epochs(sizes).items() if passes >= 1 - 1e-9}
 
     def epochs(self, sizes: SourceSizes) -> dict[str, float]:
         """How often the run uses each source, by its targets.
